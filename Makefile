@@ -1,0 +1,89 @@
+# Two commands set everything up: `make run` and `make test`. Both need only Python 3.11+ and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := .stamps
+PROTOS := $(shell find proto -name '*.proto')
+KERNELS := $(shell find services/worker/kernels -name '*.[ch]' -o -name build.py)
+ARGS ?=
+PYTEST_ARGS ?=
+USERS ?= 20
+RUN_TIME ?= 1m
+MINUTES ?= 30
+FAULT_EVERY ?= 20s
+SEED ?= 0
+
+.DEFAULT_GOAL := help
+.PHONY: help run install proto kernels test lint format reference bench eval loadtest soak constraints clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+run: $(STAMPS)/serve ## Serve the bundled model at http://127.0.0.1:8000 (ARGS="--workers 2 ..." are passed on)
+	@exec $(BIN)/ryzanstein up $(ARGS)
+
+install: $(STAMPS)/dev ## Set up everything for development
+
+proto: $(STAMPS)/dev ## Generate the gRPC stubs from proto/
+	$(BIN)/python proto/build_stubs.py
+
+kernels: $(STAMPS)/dev ## Compile the worker's kernels
+	$(BIN)/python services/worker/kernels/build.py
+
+test: $(STAMPS)/dev ## Set up and run the whole test suite with coverage
+	$(BIN)/pytest --cov $(PYTEST_ARGS)
+
+lint: $(STAMPS)/dev ## Linters, types, import rules, docstring coverage
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	cd clients/python && ../../$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/interrogate services
+
+format: $(STAMPS)/dev ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+reference: $(STAMPS)/dev ## Write the generated pages of docs/reference anew
+	$(BIN)/python docs/reference/build.py
+
+bench: $(STAMPS)/dev ## Every bench that fits a quarter of an hour, in rounds; results in bench/results/ (ARGS="--only router")
+	$(BIN)/python -m bench.suite $(ARGS)
+
+eval: $(STAMPS)/dev ## Quality of the bundled model in bfloat16 against float32 (ARGS="--model ... --dtype ... --limit 8")
+	$(BIN)/python -m bench.evaluate $(ARGS)
+
+loadtest: $(STAMPS)/loadtest ## Users against a local stack (USERS=20 RUN_TIME=1m); the report is in loadtest/reports/
+	$(BIN)/python -m loadtest.run --users $(USERS) --run-time $(RUN_TIME) $(ARGS)
+
+soak: $(STAMPS)/dev ## Load and faults for long (MINUTES=30 FAULT_EVERY=20s SEED=0); fails when a client saw anything
+	$(BIN)/python -m bench.soak --minutes $(MINUTES) --fault-every $(FAULT_EVERY) --seed $(SEED) $(ARGS)
+
+constraints: ## Write constraints.txt anew: the newest versions that pyproject.toml allows
+	rm -rf $(VENV).new && $(PYTHON) -m venv $(VENV).new
+	$(VENV).new/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	{ head -1 constraints.txt; $(VENV).new/bin/pip freeze --exclude-editable | sed 's/+cpu//'; } > constraints.new
+	mv constraints.new constraints.txt && rm -rf $(VENV).new
+
+clean: ## Remove what the targets made
+	rm -rf $(VENV) $(STAMPS) generated build dist
+
+# The installation is remade when what it is made from changed. The stubs come with it (build hook).
+$(STAMPS)/serve: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_stubs.py build_hook.py | $(BIN)/pip
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve]'
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/loadtest: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_stubs.py build_hook.py | $(BIN)/pip
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,loadtest]'
+	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/serve
+
+$(STAMPS)/dev: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_stubs.py build_hook.py | $(BIN)/pip
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/serve
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'Ryzanstein needs Python 3.11 or newer (PYTHON=/path/to/python3.11 make ...)' >&2; exit 1; }
+	@echo 'Setting up $(VENV) (once; downloads the dependencies) ...'
+	@$(PYTHON) -m venv $(VENV) || { echo 'python3-venv is missing: apt install python3-venv' >&2; exit 1; }

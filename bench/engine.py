@@ -1,0 +1,210 @@
+"""How fast a worker's engine is, without gRPC and gateway: the scheduler and its ranks, driven offline.
+
+    python -m bench.engine /tmp/llama-100m --ranks 2 --batches 1,4,16,64
+
+For each batch size: prefill tokens/s, decode tokens/s and where a decode step's time goes. `plan` is what the
+scheduler costs in the server process; `forward`, `communication`, `sample` and `wait` are rank 0's own times; the
+rest of a step is the hand-off between the processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench.reading import Reading, higher, lower, write_readings
+from bench.stats import median
+from services.worker.scheduling.config import SchedulerConfig
+from services.worker.scheduling.kv_events import KvEventLog
+from services.worker.scheduling.plan import SamplingParams, StepPlan, StepResult
+from services.worker.scheduling.request import Request
+from services.worker.scheduling.scheduler import Scheduler
+from services.worker.supervision.rank_group import GroupStarted, RankGroup, RankGroupConfig
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One batch size. Times of a decode step are medians in microseconds."""
+
+    batch: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    step_us: float
+    plan_us: float
+    forward_us: float
+    communication_us: float
+    sample_us: float
+    wait_us: float
+    largest_step_over_median: float
+
+
+@dataclass
+class _Step:
+    plan: StepPlan
+    cost_us: float = 0.0
+    result: StepResult | None = None
+    returned: float = 0.0
+
+
+@dataclass
+class OfflineEngine:
+    """The scheduler and a rank group, with nothing around them."""
+
+    group: RankGroup
+    scheduler: Scheduler
+    steps: dict[int, _Step] = field(default_factory=dict)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def pump(self) -> None:
+        """Hand out plans while there is room."""
+        while True:
+            began = time.perf_counter()
+            plan = self.scheduler.plan()
+            if plan is None:
+                break
+            self.group.submit(plan)
+            self.steps[plan.step] = _Step(plan, (time.perf_counter() - began) * 1e6)
+        if self.scheduler.idle:
+            self._idle.set()
+
+    def on_result(self, result: StepResult) -> None:
+        """Apply a result and plan on."""
+        began = time.perf_counter()
+        self.scheduler.apply(result)
+        step = self.steps[result.step]
+        step.result, step.returned = result, began
+        step.cost_us += (time.perf_counter() - began) * 1e6
+        self.pump()
+
+    async def run(self, requests: list[Request]) -> list[_Step]:
+        """Run the requests to their end; returns their steps in order."""
+        self.steps.clear()
+        self._idle.clear()
+        for request in requests:
+            self.scheduler.submit(request)
+        self.pump()
+        await self._idle.wait()
+        return [self.steps[number] for number in sorted(self.steps)]
+
+
+def make_requests(batch: int, prompt_tokens: int, output_tokens: int, vocab: int, seed: int) -> list[Request]:
+    """Random prompts that share nothing."""
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(vocab) for _ in range(prompt_tokens)] for _ in range(batch)]
+    return [Request(prompt, len(prompt), SamplingParams(), max_tokens=output_tokens) for prompt in prompts]
+
+
+def summarise(batch: int, prompt_tokens: int, steps: list[_Step], started: float) -> Measured:
+    """Split a run into prefill (steps with a chunk of several rows) and decode (all others)."""
+    last_prefill = max((i for i, s in enumerate(steps) if any(c.n_tokens > 1 for c in s.plan.chunks)), default=0)
+    decode = [step for step in steps[last_prefill + 2 :] if len(step.plan.chunks) == batch]
+    durations = [
+        (later.returned - earlier.returned) * 1e6
+        for earlier, later in zip(steps[last_prefill + 1 :], steps[last_prefill + 2 :], strict=False)
+        if len(later.plan.chunks) == batch
+    ]
+    times = [step.result.times for step in decode if step.result is not None]
+    step_us = median(durations)
+    return Measured(
+        batch=batch,
+        prefill_tokens_per_s=batch * prompt_tokens / (steps[last_prefill].returned - started),
+        decode_tokens_per_s=batch * 1e6 / step_us if step_us else 0.0,
+        step_us=step_us,
+        plan_us=median([step.cost_us for step in decode]),
+        forward_us=median([t.forward for t in times]),
+        communication_us=median([t.communication for t in times]),
+        sample_us=median([t.sample for t in times]),
+        wait_us=median([t.wait for t in times]),
+        largest_step_over_median=max(durations, default=0.0) / step_us if step_us else 0.0,
+    )
+
+
+def make_engine(group: RankGroup, started: GroupStarted) -> OfflineEngine:
+    """A scheduler of the sizes that the ranks report."""
+    config = SchedulerConfig(
+        n_blocks=started.n_blocks,
+        block_tokens=group.config.block_size,
+        max_model_len=group.config.max_model_len,
+        max_running=group.config.max_slots,
+        max_in_flight=group.config.depth,
+    )
+    engine = OfflineEngine(group, Scheduler(config, KvEventLog()))
+    group.on_result = engine.on_result
+    return engine
+
+
+async def measure(
+    config: RankGroupConfig, batches: list[int], prompt_tokens: int, output_tokens: int, rounds: int
+) -> tuple[GroupStarted, list[Measured]]:
+    """Start the ranks once, warm up, then measure each batch size `rounds` times and keep the median round."""
+    group = RankGroup(config)
+    started = await group.start()
+    engine = make_engine(group, started)
+    measured = []
+    try:
+        await engine.run(make_requests(4, prompt_tokens, 8, started.model.vocab_size, seed=1))
+        for batch in batches:
+            runs = []
+            for turn in range(rounds):
+                requests = make_requests(batch, prompt_tokens, output_tokens, started.model.vocab_size, 1_000 + turn)
+                began = time.perf_counter()
+                runs.append(summarise(batch, prompt_tokens, await engine.run(requests), began))
+            measured.append(sorted(runs, key=lambda run: run.decode_tokens_per_s)[len(runs) // 2])
+    finally:
+        await group.stop()
+    return started, measured
+
+
+def readings(measured: list[Measured], where: str) -> list[Reading]:
+    """Everything that was measured, as data."""
+    found = []
+    for m in measured:
+        name = f"{where}, {m.batch} at once"
+        parts = ("step", "plan", "forward", "communication", "sample")
+        found += [higher(f"{name}/{at}", getattr(m, f"{at}_tokens_per_s"), "tokens/s") for at in ("prefill", "decode")]
+        found += [lower(f"{name}/{part}", getattr(m, f"{part}_us"), "us") for part in parts]
+        found.append(lower(f"{name}/largest step over median", m.largest_step_over_median, "x"))
+    return found
+
+
+def main(
+    model: Annotated[Path, typer.Argument(help="A checkpoint folder.")],
+    ranks: int = 1,
+    dtype: str = "bfloat16",
+    batches: str = "1,4,16,64",
+    prompt_tokens: int = 128,
+    output_tokens: int = 64,
+    rounds: int = 3,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
+) -> None:
+    """Measure the engine on MODEL."""
+    sizes = [int(size) for size in batches.split(",")]
+    config = RankGroupConfig(
+        model_path=str(model),
+        ranks=ranks,
+        dtype=dtype,
+        kv_tokens=max(sizes) * (prompt_tokens + output_tokens + 32),
+        max_slots=max(*sizes, 4),
+        max_model_len=prompt_tokens + output_tokens + 1,
+    )
+    started, measured = asyncio.run(measure(config, sizes, prompt_tokens, output_tokens, rounds))
+    if json_file:
+        write_readings(json_file, readings(measured, f"engine/{model.name}, {ranks} ranks, {dtype}"))
+    table = Table(title=f"{model.name}, {ranks} ranks, {dtype}: medians; started in {started.seconds:.1f} s")
+    for column in asdict(measured[0]):
+        table.add_column(column, justify="right")
+    for row in measured:
+        table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value) for value in asdict(row).values()))
+    Console(width=180).print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

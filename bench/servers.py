@@ -1,0 +1,99 @@
+"""Starts the servers that are compared, and knows what each one costs to have."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import time
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+
+PEERS = Path(__file__).with_name("peers.toml")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One entry of peers.toml."""
+
+    name: str
+    command: str
+    ready: str
+    format: str = "safetensors"
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def read_peers(path: Path = PEERS) -> dict[str, Peer]:
+    """All known peers by name."""
+    return {name: Peer(name, **entry) for name, entry in tomllib.loads(path.read_text()).items()}
+
+
+@dataclass
+class Server:
+    """A started peer."""
+
+    peer: Peer
+    url: str
+    process: asyncio.subprocess.Process
+    start_s: float = 0.0
+
+    def memory_mib(self) -> float:
+        """Proportional set size of the whole process tree: shared pages count once."""
+        total = 0
+        for process in self._tree():
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_full_info().pss
+        return total / 2**20
+
+    async def stop(self) -> None:
+        """SIGINT, then SIGKILL to whatever is left of the tree."""
+        tree = self._tree()
+        self.process.send_signal(signal.SIGINT)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(30):
+                await self.process.wait()
+        for process in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def _tree(self) -> list[psutil.Process]:
+        try:
+            root = psutil.Process(self.process.pid)
+        except psutil.NoSuchProcess:
+            return []
+        return [root, *root.children(recursive=True)]
+
+
+async def start(peer: Peer, home: str, model: str, ranks: int, log: Path, timeout_s: float = 300) -> Server:
+    """Start a peer and wait until it says it is ready; raises RuntimeError when it ends or stays silent."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    cores = len(os.sched_getaffinity(0))
+    words = {"home": home, "model": model, "port": port, "threads": cores, "ranks": ranks}
+    command = [word.format(**words) for word in shlex.split(peer.command)]
+    environment = {name: value.format(**words) for name, value in peer.env.items()}
+    began = time.perf_counter()
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command, env={**os.environ, **environment}, stdout=output, stderr=asyncio.subprocess.STDOUT
+        )
+    server = Server(peer, f"http://127.0.0.1:{port}", process)
+    async with httpx.AsyncClient(trust_env=False, timeout=2) as client:
+        while time.perf_counter() - began < timeout_s:
+            if process.returncode is not None:
+                raise RuntimeError(f"{peer.name} ended with status {process.returncode}; see {log}")
+            with contextlib.suppress(httpx.HTTPError):
+                if (await client.get(server.url + peer.ready)).status_code == httpx.codes.OK:
+                    server.start_s = time.perf_counter() - began
+                    return server
+            await asyncio.sleep(0.05)
+    await server.stop()
+    raise RuntimeError(f"{peer.name} was not ready after {timeout_s:.0f} s; see {log}")

@@ -1,0 +1,151 @@
+"""Constant streaming load: clients that ask one thing after another and never try again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import httpx
+
+from bench.soaking.texts import Answer
+
+_TIMEOUT_S = 120
+_OPENINGS = (
+    "def fibonacci(n):\n",
+    "import os\n",
+    "class Stack:\n    def push(self, item):\n",
+    "for line in open(path):\n    ",
+    "The module ",
+    "async def main():\n",
+    '    """Return ',
+    "if __name__ == ",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request whose undisturbed answer is always the same."""
+
+    prompt: str
+    temperature: float
+    seed: int
+    tokens: int
+
+
+@dataclass
+class Served:
+    """What one client got for a case; times are of the monotonic clock."""
+
+    case: int
+    began: float
+    arrivals: list[float] = field(default_factory=list)
+    ended: float = 0.0
+    answer: Answer = field(default_factory=Answer)
+    error: str = ""
+
+    @property
+    def ttft(self) -> float:
+        """Seconds until the first message."""
+        return self.arrivals[0] - self.began
+
+    @property
+    def longest_pause(self) -> float:
+        """Seconds that the client waited in vain, the wait for the first message included."""
+        times = [self.began, *self.arrivals]
+        return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
+
+
+def make_cases(count: int, tokens: int, seed: int) -> list[Case]:
+    """Half greedy, half sampled; no two prompts alike."""
+    rng = random.Random(seed)
+    return [
+        Case(
+            prompt=f"{_OPENINGS[i % len(_OPENINGS)]}  # {rng.randrange(10_000)}-{i}\n",
+            temperature=0.9 if i % 2 else 0.0,
+            seed=rng.randrange(2**31),
+            tokens=tokens,
+        )
+        for i in range(count)
+    ]
+
+
+async def ask(client: httpx.AsyncClient, index: int, case: Case) -> Served:
+    """Stream one answer; what goes wrong is in `error`."""
+    body = {
+        "prompt": case.prompt,
+        "max_tokens": case.tokens,
+        "temperature": case.temperature,
+        "seed": case.seed,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "stream": True,
+    }
+    served, text, ids, finish = Served(index, time.monotonic()), "", [], ""
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != httpx.codes.OK:
+                served.error = f"{response.status_code}: {(await response.aread()).decode(errors='replace')[:300]}"
+            async for choice in _choices(response):
+                served.arrivals.append(time.monotonic())
+                text += choice["text"]
+                ids += choice.get("token_ids") or []
+                finish = choice["finish_reason"] or finish
+    except (httpx.HTTPError, StreamError) as error:
+        served.error = repr(error)
+    served.ended = time.monotonic()
+    served.answer = Answer(text, tuple(ids), finish)
+    if not served.error and not served.arrivals:
+        served.error = "the stream was empty"
+    return served
+
+
+class StreamError(Exception):
+    """The server ended a stream with an error, or without its end mark."""
+
+
+async def _choices(response: httpx.Response) -> Any:
+    async for line in response.aiter_lines():
+        if line == "data: [DONE]":
+            return
+        if line.startswith("data: "):
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise StreamError(event["error"]["message"])
+            yield event["choices"][0]
+    if response.status_code == httpx.codes.OK:
+        raise StreamError("the stream ended before [DONE]")
+
+
+def open_client(url: str, concurrency: int) -> httpx.AsyncClient:
+    """One connection per client of the load."""
+    limits = httpx.Limits(max_connections=concurrency)
+    return httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, limits=limits, trust_env=False)
+
+
+async def references(client: httpx.AsyncClient, cases: Sequence[Case], concurrency: int) -> list[Answer]:
+    """The undisturbed answers; raises RuntimeError when one of them fails."""
+    limit = asyncio.Semaphore(concurrency)
+
+    async def one(index: int, case: Case) -> Answer:
+        async with limit:
+            served = await ask(client, index, case)
+        if served.error:
+            raise RuntimeError(f"no reference for case {index}: {served.error}")
+        return served.answer
+
+    return await asyncio.gather(*(one(index, case) for index, case in enumerate(cases)))
+
+
+async def keep_asking(
+    client: httpx.AsyncClient, cases: Sequence[Case], rng: random.Random, until: float, report: Callable[[Served], None]
+) -> None:
+    """One client: ask random cases until the clock passes `until`, and finish the last one."""
+    while time.monotonic() < until:
+        index = rng.randrange(len(cases))
+        report(await ask(client, index, cases[index]))

@@ -1,0 +1,92 @@
+"""Runs the benches: each a process of its own, one after the other, in rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.make_checkpoint import SHAPES, write_checkpoint
+from bench.reading import Reading, read_readings
+from bench.servers import read_peers, start
+from bench.suite.machine import PROJECT
+from bench.suite.steps import RANDOM_100M, SHAPE, Step, turned
+from services.cli.benchmarks.results import Metric
+from services.cli.stack.options import BUNDLED_MODEL
+
+STEP_S = 300.0  # ten times what the slowest bench of the set takes
+
+
+class BenchError(RuntimeError):
+    """A bench did not end well; the message holds its last words."""
+
+
+async def run_round(steps: tuple[Step, ...], number: int, folder: Path) -> list[Reading]:
+    """One reading of everything; raises :class:`BenchError`.
+
+    `folder` keeps what is made once: checkpoints, logs.
+    """
+    found: list[Reading] = []
+    for step in turned(steps, number):
+        print(f"round {number + 1}: {step.name}", file=sys.stderr, flush=True)
+        found += await _serving(step, folder) if step.served else await _run(step, (), folder)
+    return found
+
+
+async def _serving(step: Step, folder: Path) -> list[Reading]:
+    """Run against an installation of the bundled model that is there for this step only."""
+    server = await start(read_peers()["ryzanstein"], sys.prefix, str(BUNDLED_MODEL), 2, folder / "serve.log")
+    try:
+        return await _run(step, ("--url", server.url), folder)
+    finally:
+        await server.stop()
+
+
+async def _run(step: Step, more: tuple[str, ...], folder: Path) -> list[Reading]:
+    arguments = [_checkpoint(folder) if word == RANDOM_100M else word for word in (*step.arguments, *more)]
+    with tempfile.NamedTemporaryFile(suffix=".json") as handed:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", step.module, *arguments, "--json", handed.name),
+            cwd=PROJECT,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # so that it can be ended with whatever it has started
+        )
+        try:
+            async with asyncio.timeout(STEP_S):
+                output, _ = await process.communicate()
+        except TimeoutError as error:
+            raise BenchError(f"{step.name} did not end within {STEP_S:g} s") from error
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if process.returncode:
+            raise BenchError(f"{step.name} ended with status {process.returncode}:\n{output.decode()[-2000:]}")
+        return read_readings(Path(handed.name))
+
+
+def _checkpoint(folder: Path) -> str:
+    """Random weights of the shape; made once."""
+    checkpoint = folder / f"random-{SHAPE}"
+    if not checkpoint.exists():
+        write_checkpoint(SHAPES[SHAPE], checkpoint)
+    return str(checkpoint)
+
+
+def gather(rounds: Sequence[Sequence[Reading]]) -> dict[str, Metric]:
+    """A metric per name, in the order of the names; raises ValueError when a round lacks one."""
+    by_name: dict[str, list[Reading]] = {}
+    for readings in rounds:
+        for reading in readings:
+            by_name.setdefault(reading.name, []).append(reading)
+    if short := [name for name, readings in by_name.items() if len(readings) != len(rounds)]:
+        raise ValueError(f"not measured once in every round: {', '.join(short)}")
+    return {
+        name: Metric(unit=found[0].unit, better=found[0].better, samples=tuple(reading.value for reading in found))
+        for name, found in sorted(by_name.items(), key=lambda entry: entry[0].partition("/")[0])
+    }

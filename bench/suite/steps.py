@@ -1,0 +1,55 @@
+"""Which benches `make bench` runs, and how large: one round takes about a minute and a half on two cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.cli.stack.options import BUNDLED_MODEL
+
+RANDOM_100M = "{random-100m}"  # replaced by a checkpoint that is made once per run
+SHAPE = "100m"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One bench: a module that takes `--json FILE`."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...] = ()
+    served: bool = False  # takes `--url` of an installation that runs for this step alone
+
+
+def _serve(concurrency: int, requests: int) -> Step:
+    sizes = ("--concurrency", str(concurrency), "--requests", str(requests), "--output-tokens", "64")
+    return Step(f"serve-{concurrency}", "bench.serve", sizes, served=True)
+
+
+_ENGINE = ("--ranks", "2", "--rounds", "1", "--batches")
+
+STEPS = (
+    Step("scheduler", "bench.scheduler"),
+    Step("coordinator", "bench.coordinator", ("--workers", "100", "--blocks", "5000", "--events", "500")),
+    Step("collectives", "bench.collectives"),
+    Step("engine-tiny", "bench.engine", (str(BUNDLED_MODEL), *_ENGINE, "1,16")),
+    Step("engine-100m", "bench.engine", (RANDOM_100M, *_ENGINE, "1,16")),
+    Step("router", "bench.router", ("--workers", "100", "--rate", "200", "--seconds", "3")),
+    Step("gateway", "bench.gateway", ("--rounds", "1", "--streams", "200")),
+    Step("start", "bench.start", ("--rounds", "1")),
+    _serve(1, 4),
+    _serve(16, 64),
+)
+
+
+def chosen(names: list[str]) -> tuple[Step, ...]:
+    """The steps of these names, all for no names; raises ValueError for one that does not exist."""
+    known = {step.name: step for step in STEPS}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"no bench called {', '.join(unknown)}; there are {', '.join(known)}")
+    return tuple(known[name] for name in names) if names else STEPS
+
+
+def turned(steps: tuple[Step, ...], number: int) -> tuple[Step, ...]:
+    """Another step goes first in every round, so that drift of the machine hits all alike."""
+    cut = number % len(steps)
+    return steps[cut:] + steps[:cut]

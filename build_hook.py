@@ -1,0 +1,32 @@
+"""Hatchling's build hook: what is generated from `proto/` and compiled from C comes with every installation."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_STUBS = "proto/build_stubs.py"
+_KERNELS = "services/worker/kernels/build.py"
+
+
+class GeneratedFiles(BuildHookInterface):  # type: ignore[type-arg]
+    """Stubs and kernels exist before the wheel or the editable installation is made."""
+
+    PLUGIN_NAME = "custom"
+
+    def dependencies(self) -> list[str]:
+        """A C compiler, on a machine that has none."""
+        return list(self._run(_KERNELS)["required_packages"]())
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Generate and compile for any kind of build."""
+        self._run(_STUBS)["build_stubs"](Path(self.root))
+        self._run(_KERNELS)["build_kernels"]()
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+    def _run(self, script: str) -> dict[str, Any]:
+        return runpy.run_path(str(Path(self.root) / script))

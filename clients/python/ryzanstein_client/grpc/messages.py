@@ -1,0 +1,92 @@
+"""From calls to protobuf messages and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ryzanstein.v1 import inference_pb2, worker_pb2
+
+from ryzanstein_client.results import Chunk, Embeddings, Model, TokenLogprob, Usage
+from ryzanstein_client.settings import Message, Options, Settings
+
+_SEED_MASK = (1 << 64) - 1
+
+
+class Messages:
+    """Builds requests with a client's settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def generate(
+        self, prompt: str | Sequence[int], model: str | None, options: Options
+    ) -> inference_pb2.GenerateRequest:
+        """Of a completion."""
+        request = inference_pb2.GenerateRequest(model=self._model(model), options=self._options(options))
+        if isinstance(prompt, str):
+            request.prompt = prompt
+        else:
+            request.prompt_ids.ids.extend(prompt)
+        return request
+
+    def chat(self, messages: Sequence[Message], model: str | None, options: Options) -> inference_pb2.ChatRequest:
+        """Of a chat."""
+        turns = [inference_pb2.ChatMessage(role=message.role, content=message.content) for message in messages]
+        return inference_pb2.ChatRequest(model=self._model(model), messages=turns, options=self._options(options))
+
+    def embed(self, inputs: str | Sequence[str], model: str | None) -> inference_pb2.EmbedRequest:
+        """Of embeddings."""
+        texts = [inputs] if isinstance(inputs, str) else inputs
+        return inference_pb2.EmbedRequest(model=self._model(model), input=texts)
+
+    def tokenize(self, text: str, model: str | None, *, add_special_tokens: bool) -> inference_pb2.TokenizeRequest:
+        """Of token ids."""
+        return inference_pb2.TokenizeRequest(model=self._model(model), text=text, add_special_tokens=add_special_tokens)
+
+    def detokenize(self, token_ids: Sequence[int], model: str | None) -> inference_pb2.DetokenizeRequest:
+        """Of text."""
+        return inference_pb2.DetokenizeRequest(model=self._model(model), ids=token_ids)
+
+    def _options(self, options: Options) -> inference_pb2.GenerationOptions:
+        fields = dict(self._settings.complete_options(options))
+        if isinstance(stop := options.get("stop"), str):
+            fields["stop"] = [stop]
+        if (seed := options.get("seed")) is not None:
+            fields["seed"] = seed & _SEED_MASK  # the contract's seeds have no sign; the bits are the same
+        return inference_pb2.GenerationOptions(**fields)  # type: ignore[arg-type]  # Options has the contract's names
+
+    def _model(self, model: str | None) -> str:
+        return self._settings.model if model is None else model
+
+
+def chunk_of(found: inference_pb2.GenerateResponse) -> Chunk:
+    """A message of a stream."""
+    finished = bool(found.finish_reason)
+    return Chunk(
+        text=found.text,
+        logprobs=tuple(map(_logprob, found.logprobs)),
+        token_ids=tuple(found.ids),
+        finish_reason=found.finish_reason if finished else None,
+        usage=_usage(found.usage) if finished else None,
+        request_id=found.request_id,
+    )
+
+
+def _logprob(found: worker_pb2.TokenLogprobs) -> TokenLogprob:
+    pairs = zip(found.top_ids, found.top_logprobs, strict=True)
+    top = tuple(TokenLogprob(logprob, token_id=token_id) for token_id, logprob in pairs)
+    return TokenLogprob(found.logprob, token_id=found.token_id, top=top)
+
+
+def _usage(found: inference_pb2.Usage) -> Usage:
+    return Usage(found.prompt_tokens, found.completion_tokens, found.cached_tokens)
+
+
+def embeddings_of(found: inference_pb2.EmbedResponse) -> Embeddings:
+    """Vectors."""
+    return Embeddings(tuple(tuple(row.values) for row in found.data), _usage(found.usage))
+
+
+def models_of(found: inference_pb2.ListModelsResponse) -> tuple[Model, ...]:
+    """The served models."""
+    return tuple(Model(model.id, model.created, model.max_model_len) for model in found.models)

@@ -1,0 +1,144 @@
+"""The REST client for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import httpx
+
+from ryzanstein_client.attempts import persist_async
+from ryzanstein_client.rest import transport
+from ryzanstein_client.rest.frames import FrameReader
+from ryzanstein_client.rest.requests import Request, Requests, StreamRequest
+from ryzanstein_client.results import Chunk, Completion, Embeddings, Model
+from ryzanstein_client.retries import Call, RetryBudget
+from ryzanstein_client.settings import Message, Options, Settings
+from ryzanstein_client.streams import AsyncStream
+
+Answer = TypeVar("Answer")
+
+
+class AsyncClient:
+    """:class:`ryzanstein_client.Client` for asyncio. `timeout_s` is exact."""
+
+    def __init__(self, base_url: str = "http://127.0.0.1:8000", settings: Settings | None = None) -> None:
+        self._settings = settings or Settings()
+        self._requests = Requests(self._settings)
+        self._budget = RetryBudget(self._settings.retries)
+        self._http = httpx.AsyncClient(**transport.client_options(base_url, self._settings))
+
+    async def complete(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> Completion:
+        """Continue a text or token ids."""
+        return await self._persist(self._requests.complete(prompt, model, options), timeout_s)
+
+    def stream_completion(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncStream:
+        """Continue a text or token ids; chunks as they come."""
+        return self._stream(self._requests.stream_completion(prompt, model, options), timeout_s)
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> Completion:
+        """Answer a conversation."""
+        return await self._persist(self._requests.chat(messages, model, options), timeout_s)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncStream:
+        """Answer a conversation; chunks as they come."""
+        return self._stream(self._requests.stream_chat(messages, model, options), timeout_s)
+
+    async def embed(
+        self, inputs: str | Sequence[str], *, model: str | None = None, timeout_s: float | None = None
+    ) -> Embeddings:
+        """Vectors of texts."""
+        return await self._persist(self._requests.embed(inputs, model), timeout_s)
+
+    async def tokenize(
+        self, text: str, *, model: str | None = None, add_special_tokens: bool = True, timeout_s: float | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of a text."""
+        request = self._requests.tokenize(text, model, add_special_tokens=add_special_tokens)
+        return await self._persist(request, timeout_s)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, model: str | None = None, timeout_s: float | None = None
+    ) -> str:
+        """The text of token ids, special tokens included."""
+        return await self._persist(self._requests.detokenize(token_ids, model), timeout_s)
+
+    async def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
+        """The models that are served now."""
+        return await self._persist(self._requests.models(), timeout_s)
+
+    async def aclose(self) -> None:
+        """Close all connections; what still runs on them is cancelled."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _call(self, timeout_s: float | None) -> Call:
+        limit = self._settings.timeout_s if timeout_s is None else timeout_s
+        return Call(self._settings.retries, self._budget, limit)
+
+    async def _persist(self, request: Request[Answer], timeout_s: float | None) -> Answer:
+        async def attempt(left_s: float) -> Answer:
+            with transport.httpx_errors():
+                response = await self._http.request(
+                    request.method,
+                    request.path,
+                    content=request.body,
+                    timeout=transport.timeout(self._settings, left_s),
+                )
+            transport.check(response)
+            return request.read(response.content)
+
+        return await persist_async(attempt, self._call(timeout_s))
+
+    def _stream(self, request: StreamRequest, timeout_s: float | None) -> AsyncStream:
+        async def source(call: Call) -> AsyncGenerator[Chunk, None]:
+            limits = transport.timeout(self._settings, call.remaining())
+            sent = self._http.stream("POST", request.path, content=request.body, timeout=limits)
+            reader = FrameReader(request.read)
+            with transport.httpx_errors():
+                async with sent as response:
+                    if not response.is_success:
+                        await response.aread()
+                        transport.check(response)
+                    async for data in response.aiter_bytes():
+                        for chunk in reader.feed(data):
+                            yield chunk
+            yield reader.last()
+
+        return AsyncStream(source, lambda: self._call(timeout_s))

@@ -1,0 +1,123 @@
+"""The REST API's requests as values, each with the function that reads its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ryzanstein_client.rest import answers, frames
+from ryzanstein_client.results import Completion, Embeddings, Model
+from ryzanstein_client.settings import Message, Options, Settings
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[Answer]):
+    """A request with one answer."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    body: bytes
+    read: Callable[[bytes], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRequest:
+    """A request whose answer is a stream."""
+
+    path: str
+    body: bytes
+    read: Callable[[str], frames.Frame]
+
+
+class Requests:
+    """Builds requests with a client's settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def complete(self, prompt: str | Sequence[int], model: str | None, options: Options) -> Request[Completion]:
+        """POST /v1/completions."""
+        body = self.completion_body(prompt, model, options)
+        return _post("/v1/completions", body, answers.read_completion)
+
+    def stream_completion(self, prompt: str | Sequence[int], model: str | None, options: Options) -> StreamRequest:
+        """POST /v1/completions, streamed."""
+        body = self.completion_body(prompt, model, options) | _STREAMED
+        return StreamRequest("/v1/completions", msgspec.json.encode(body), frames.text_frame)
+
+    def chat(self, messages: Sequence[Message], model: str | None, options: Options) -> Request[Completion]:
+        """POST /v1/chat/completions."""
+        return _post("/v1/chat/completions", self.chat_body(messages, model, options), answers.read_chat)
+
+    def stream_chat(self, messages: Sequence[Message], model: str | None, options: Options) -> StreamRequest:
+        """POST /v1/chat/completions, streamed."""
+        body = self.chat_body(messages, model, options) | _STREAMED
+        return StreamRequest("/v1/chat/completions", msgspec.json.encode(body), frames.chat_frame)
+
+    def embed(self, inputs: str | Sequence[str], model: str | None) -> Request[Embeddings]:
+        """POST /v1/embeddings. base64 is a third of the size and exact."""
+        body = {**self._model(model), "input": inputs, "encoding_format": "base64"}
+        return _post("/v1/embeddings", body, answers.read_embeddings)
+
+    def tokenize(self, text: str, model: str | None, *, add_special_tokens: bool) -> Request[tuple[int, ...]]:
+        """POST /tokenize."""
+        body = {**self._model(model), "prompt": text, "add_special_tokens": add_special_tokens}
+        return _post("/tokenize", body, answers.read_tokens)
+
+    def detokenize(self, token_ids: Sequence[int], model: str | None) -> Request[str]:
+        """POST /detokenize."""
+        return _post("/detokenize", {**self._model(model), "tokens": list(token_ids)}, answers.read_text)
+
+    def models(self) -> Request[tuple[Model, ...]]:
+        """GET /v1/models."""
+        return Request("GET", "/v1/models", b"", answers.read_models)
+
+    def completion_body(self, prompt: str | Sequence[int], model: str | None, options: Options) -> dict[str, Any]:
+        """The body of a completion."""
+        return {
+            **self._model(model),
+            "prompt": prompt if isinstance(prompt, str) else list(prompt),
+            **self._settings.complete_options(options),
+        }
+
+    def chat_body(self, messages: Sequence[Message], model: str | None, options: Options) -> dict[str, Any]:
+        """The body of a chat, whose names for two options differ."""
+        fields: dict[str, Any] = dict(self._settings.complete_options(options))
+        if "max_tokens" in fields:
+            fields["max_completion_tokens"] = fields.pop("max_tokens")
+        if "logprobs" in fields:
+            fields["top_logprobs"] = fields.pop("logprobs")
+            fields["logprobs"] = True
+        return {**self._model(model), "messages": [asdict(message) for message in messages], **fields}
+
+    def _model(self, model: str | None) -> dict[str, str]:
+        name = self._settings.model if model is None else model
+        return {"model": name} if name else {}
+
+
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def _post(path: str, body: Mapping[str, Any], read: Callable[[bytes], Answer]) -> Request[Answer]:
+    return Request("POST", path, msgspec.json.encode(body), read)
+
+
+def headers(settings: Settings) -> dict[str, str]:
+    """Headers of every request."""
+    key = {"authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+    return {"content-type": "application/json", **key}
+
+
+def check_url(url: str, schemes: Sequence[str]) -> str:
+    """The URL without a slash at its end; raises ValueError when it is none of these schemes."""
+    parts = urlsplit(url)
+    if parts.scheme not in schemes or not parts.netloc:
+        allowed = " or ".join(f"{scheme}://host:port" for scheme in schemes)
+        raise ValueError(f"{url!r} must be {allowed}")
+    return url.rstrip("/")

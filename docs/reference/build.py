@@ -1,0 +1,210 @@
+"""Write the reference pages that are made from the code: `python docs/reference/build.py` (or `make reference`).
+
+configuration.md from the settings classes, metrics.md from what the services register, grpc.md from the contracts in
+proto/, openapi.json from the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections import Counter as Tally
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import httpx
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from grpc_tools import protoc
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from ryzanstein.v1 import worker_pb2
+
+from services.common.metrics import new_registry
+from services.common.settings import ServiceSettings
+from services.gateway.main import running_gateway
+from services.gateway.settings import GatewaySettings
+from services.gateway.telemetry import GatewayMetrics
+from services.kv_coordinator.metrics import CoordinatorMetrics
+from services.kv_coordinator.settings import CoordinatorSettings
+from services.kv_coordinator.subscriptions import Counters as EventCounters
+from services.router.metrics import RouterMetrics
+from services.router.settings import RouterSettings
+from services.worker.scheduling.config import Counters as SchedulerCounters
+from services.worker.server.block_puller import PullTotals
+from services.worker.server.metrics import WorkerMetrics
+from services.worker.server.settings import WorkerSettings
+from services.worker.server.transfer_metrics import TransferMetrics
+
+HERE = Path(__file__).resolve().parent
+PROTO = HERE.parents[1] / "proto"
+_SERVICE, _METHOD, _MESSAGE, _FIELD = 6, 2, 4, 2  # field numbers in descriptor.proto: the path of a comment
+
+SERVICES: tuple[tuple[str, type[ServiceSettings]], ...] = (
+    ("Gateway", GatewaySettings),
+    ("Router", RouterSettings),
+    ("KV-cache coordinator", CoordinatorSettings),
+    ("Worker", WorkerSettings),
+)
+
+
+def configuration() -> str:
+    """Every environment variable of every service, with default and meaning."""
+    lines = ["# Configuration", "", "Made by `make reference`. Every service reads environment variables at start."]
+    lines += _settings_table("All services", ServiceSettings, frozenset())
+    for title, settings in SERVICES:
+        lines += _settings_table(title, settings, frozenset(ServiceSettings.model_fields))
+    return "\n".join(lines) + "\n"
+
+
+def _settings_table(title: str, settings: type[ServiceSettings], without: frozenset[str]) -> Iterator[str]:
+    yield from ("", f"## {title}", "", "| variable | default | meaning |", "|---|---|---|")
+    for name, field in settings.model_fields.items():
+        if name in without:
+            continue
+        meaning = field.description or name.replace("_", " ").capitalize()
+        if get_origin(field.annotation) is Literal:
+            meaning += f" (one of {', '.join(get_args(field.annotation))})"
+        yield f"| `RYZANSTEIN_{name.upper()}` | {_default(field)} | {meaning} |"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "made at start" if field.default_factory else "required"
+    value = ",".join(field.default) if isinstance(field.default, tuple) else field.default
+    return f"`{value}`" if value != "" else "empty"
+
+
+def metrics() -> str:
+    """Every metric of every service."""
+    router, coordinator, process = new_registry(), new_registry(), new_registry()
+    RouterMetrics(router, None)
+    CoordinatorMetrics(coordinator, EventCounters())
+    worker = WorkerMetrics(SchedulerCounters(), worker_pb2.WorkerState).registry
+    worker.register(TransferMetrics(PullTotals(), Tally()))
+    lines = [
+        "# Metrics",
+        "",
+        "Made by `make reference`. The gateway serves them at `/metrics` on its own port, every service on",
+        "`RYZANSTEIN_METRICS_PORT`. Histograms come as `_bucket`, `_sum` and `_count`.",
+    ]
+    common = frozenset(family.name for family in process.collect())
+    lines += _metrics_table("All services", process, frozenset())
+    registries = (GatewayMetrics().registry, router, coordinator, worker)
+    for (title, _), registry in zip(SERVICES, registries, strict=True):
+        lines += _metrics_table(title, registry, common)
+    return "\n".join(lines) + "\n"
+
+
+def _metrics_table(title: str, registry: CollectorRegistry, without: frozenset[str]) -> Iterator[str]:
+    yield from ("", f"## {title}", "", "| metric | type | labels | meaning |", "|---|---|---|---|")
+    # A metric with labels has no samples to read them from before its first value.
+    known = {
+        collector._name: collector._labelnames
+        for collector in registry._collector_to_names
+        if isinstance(collector, MetricWrapperBase)
+    }
+    for family in registry.collect():
+        if family.name not in without:
+            labels = ", ".join(f"`{label}`" for label in known.get(family.name) or _sampled_labels(family))
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            yield f"| `{name}` | {family.type} | {labels} | {family.documentation} |"
+
+
+def _sampled_labels(family: Metric) -> list[str]:
+    return sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+
+
+def grpc_reference() -> str:
+    """Services, methods and messages with their comments."""
+    lines = ["# gRPC contracts", "", "Made by `make reference` from `proto/ryzanstein/v1`."]
+    for file in _descriptors():
+        comments = {tuple(place.path): _comment(place) for place in file.source_code_info.location}
+        lines += ["", f"## {file.name}"]
+        lines += _services(file, comments)
+        lines += _messages(file, comments)
+    return "\n".join(lines) + "\n"
+
+
+def _descriptors() -> list[FileDescriptorProto]:
+    sources = sorted(str(path.relative_to(PROTO)) for path in PROTO.rglob("*.proto") if "google" not in path.parts)
+    with tempfile.NamedTemporaryFile() as out:
+        include = [f"--proto_path={PROTO}", f"--proto_path={files('grpc_tools') / '_proto'}"]
+        status = protoc.main(
+            ["protoc", *include, "--include_source_info", f"--descriptor_set_out={out.name}", *sources]
+        )
+        if status != 0:
+            raise RuntimeError(f"protoc failed with status {status}")
+        return list(FileDescriptorSet.FromString(Path(out.name).read_bytes()).file)
+
+
+def _comment(place: object) -> str:
+    leading, trailing = getattr(place, "leading_comments", ""), getattr(place, "trailing_comments", "")
+    return " ".join((leading or trailing).split())
+
+
+def _services(file: FileDescriptorProto, comments: dict[tuple[int, ...], str]) -> Iterator[str]:
+    for s, service in enumerate(file.service):
+        yield from ("", f"### service {service.name}", "", comments.get((_SERVICE, s), ""), "")
+        yield from ("| method | request | response | |", "|---|---|---|---|")
+        for m, method in enumerate(service.method):
+            request = ("stream " if method.client_streaming else "") + _short(method.input_type)
+            response = ("stream " if method.server_streaming else "") + _short(method.output_type)
+            yield f"| `{method.name}` | {request} | {response} | {comments.get((_SERVICE, s, _METHOD, m), '')} |"
+
+
+def _messages(file: FileDescriptorProto, comments: dict[tuple[int, ...], str]) -> Iterator[str]:
+    for m, message in enumerate(file.message_type):
+        yield from ("", f"### {message.name}", "", comments.get((_MESSAGE, m), ""), "")
+        if not message.field:
+            continue
+        yield from ("| field | type | |", "|---|---|---|")
+        for f, field in enumerate(message.field):
+            yield f"| `{field.name}` | {_type(field)} | {comments.get((_MESSAGE, m, _FIELD, f), '')} |"
+
+
+def _type(field: FieldDescriptorProto) -> str:
+    name = _short(field.type_name) or FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+    return f"repeated {name}" if field.label == FieldDescriptorProto.LABEL_REPEATED else name
+
+
+def _short(name: str) -> str:
+    return name.removeprefix(".ryzanstein.v1.")
+
+
+def openapi() -> str:
+    """The document of a gateway that was started for it."""
+
+    async def fetch() -> object:
+        settings = GatewaySettings(gateway_port=0, router_addresses=("127.0.0.1:1",), route_unknown_s=0.1)
+        async with running_gateway(settings) as gateway, httpx.AsyncClient(trust_env=False) as client:
+            return (await client.get(f"http://{settings.host}:{gateway.http.port}/openapi.json")).json()
+
+    return json.dumps(asyncio.run(fetch()), indent=1, sort_keys=True) + "\n"
+
+
+PAGES = {"configuration.md": configuration, "metrics.md": metrics, "grpc.md": grpc_reference, "openapi.json": openapi}
+
+
+def main() -> int:
+    """Write every page; with `--check`, only say which ones are not current."""
+    stale = [name for name, make in PAGES.items() if not _is_current(HERE / name, make())]
+    if "--check" in sys.argv:
+        return bool(stale)
+    for name in stale:
+        (HERE / name).write_text(PAGES[name]())
+    return 0
+
+
+def _is_current(page: Path, text: str) -> bool:
+    return page.exists() and page.read_text() == text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

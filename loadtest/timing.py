@@ -1,0 +1,49 @@
+"""What a user of a stream feels: the wait for the first text, the pace of the rest, the longest stall."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class AnswerTimes:
+    """One streamed answer, in milliseconds."""
+
+    total: float
+    first: float  # TTFT: from the request to the first text
+    per_token: float  # TPOT: mean over the tokens after the first message
+    longest_pause: float  # between two messages
+
+
+class AnswerClock:
+    """Takes the time of every message of a stream; it runs from its making."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._arrivals: list[float] = []
+
+    def arrived(self) -> None:
+        """A message with text is here."""
+        self._arrivals.append(self._clock() - self._began)
+
+    @property
+    def messages(self) -> int:
+        """How many came."""
+        return len(self._arrivals)
+
+    def times(self, tokens: int) -> AnswerTimes:
+        """Of the answer as it is now, which has `tokens` tokens; without a message the wait goes on until now."""
+        total = self._clock() - self._began
+        first = self._arrivals[0] if self._arrivals else total
+        last = self._arrivals[-1] if self._arrivals else total
+        pauses = [later - earlier for earlier, later in pairwise(self._arrivals)]
+        return AnswerTimes(
+            total=total * 1e3,
+            first=first * 1e3,
+            per_token=(last - first) * 1e3 / max(tokens - 1, 1),
+            longest_pause=max(pauses, default=0.0) * 1e3,
+        )

@@ -1,0 +1,119 @@
+"""`ryzanstein bench compare`: which metrics moved further than they vary.
+
+A metric has moved when its medians differ by more than the larger of the two spreads. With five rounds on each side and
+nothing changed, chance alone does that to one metric in five hundred (normal noise), which three rounds would do to one
+in thirty. It says nothing of a machine that became slower between the two runs; measure both on the same day.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from services.cli.benchmarks.results import Better, Metric, Results, read_results, readable
+from services.cli.errors import CommandError
+
+
+class Verdict(StrEnum):
+    """What became of a metric."""
+
+    WORSE = "worse"
+    BETTER = "better"
+    SAME = "same"
+    GONE = "gone"
+    NEW = "new"
+
+
+_STYLES = {Verdict.WORSE: "red", Verdict.BETTER: "green", Verdict.GONE: "yellow", Verdict.NEW: "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One metric in both files; None where a file does not have it."""
+
+    name: str
+    before: Metric | None
+    after: Metric | None
+    verdict: Verdict
+
+
+def judge(before: Metric, after: Metric) -> Verdict:
+    """Whether the medians differ by more than the larger spread, and in which direction."""
+    shift = after.median - before.median
+    if abs(shift) <= max(before.spread, after.spread):
+        return Verdict.SAME
+    return Verdict.BETTER if (shift > 0) == (after.better is Better.HIGHER) else Verdict.WORSE
+
+
+def compare(before: Results, after: Results) -> list[Change]:
+    """Every metric of either file, in the order of the newer one; raises :class:`CommandError` for another unit."""
+    changes = []
+    for name in [*after.metrics, *(name for name in before.metrics if name not in after.metrics)]:
+        old, new = before.metrics.get(name), after.metrics.get(name)
+        if old is None or new is None:
+            changes.append(Change(name, old, new, Verdict.NEW if old is None else Verdict.GONE))
+            continue
+        if (old.unit, old.better) != (new.unit, new.better):
+            raise CommandError(f"{name}: {old.unit}, {old.better} is better, became {new.unit}, {new.better} is better")
+        changes.append(Change(name, old, new, judge(old, new)))
+    return changes
+
+
+def run(before_file: Path, after_file: Path, *, everything: bool) -> bool:
+    """Print what moved; returns whether anything became worse."""
+    before, after = _read(before_file), _read(after_file)
+    changes = compare(before, after)
+    console = Console()
+    for what, old, new in _differences(before, after):
+        console.print(f"not measured on the same: {what} was {old}, is {new}", style="yellow", highlight=False)
+    shown = [change for change in changes if everything or change.verdict is not Verdict.SAME]
+    if shown:
+        console.print(_table(shown, before, after))
+    counts = {verdict: sum(change.verdict is verdict for change in changes) for verdict in Verdict}
+    console.print(", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n), highlight=False)
+    return counts[Verdict.WORSE] > 0
+
+
+def _read(path: Path) -> Results:
+    results = read_results(path)
+    if results.rounds < 2:
+        raise CommandError(f"{path} holds one round: without a spread nothing can be told from noise")
+    return results
+
+
+def _differences(before: Results, after: Results) -> list[tuple[str, str, str]]:
+    """Facts of the machine and versions that are not equal; the commits are meant to differ."""
+    old, new = before.machine | before.versions, after.machine | after.versions
+    return [
+        (name, old.get(name, "-"), new.get(name, "-")) for name in sorted(old | new) if old.get(name) != new.get(name)
+    ]
+
+
+def _table(changes: list[Change], before: Results, after: Results) -> Table:
+    table = Table(title=f"{before.commit} ({before.taken}) to {after.commit} ({after.taken})", title_justify="left")
+    table.add_column("metric", overflow="fold")
+    for column in ("before", "after", "unit", "change", "noise"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for change in changes:
+        old, new = change.before, change.after
+        known = new or old
+        assert known is not None
+        moved = (f"{_share(new.median - old.median, old):+.1%}", f"{_noise(old, new):.1%}") if old and new else ("", "")
+        medians = [readable(metric.median) if metric else "-" for metric in (old, new)]
+        style = _STYLES.get(change.verdict, "")
+        table.add_row(change.name, *medians, known.unit, *moved, change.verdict.value, style=style)
+    return table
+
+
+def _share(difference: float, of: Metric) -> float:
+    """Of the older median; a median of zero has no shares."""
+    return difference / of.median if of.median else 0.0
+
+
+def _noise(old: Metric, new: Metric) -> float:
+    return abs(_share(max(old.spread, new.spread), old))

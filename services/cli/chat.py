@@ -1,0 +1,103 @@
+"""`ryzanstein chat`: a conversation in the terminal, over the public REST API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+import httpx
+from rich.console import Console
+from rich.prompt import Prompt
+
+from services.cli.errors import CommandError
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The turns so far, and where they are answered."""
+
+    url: str
+    model: str
+    temperature: float
+    max_tokens: int
+    api_key: str = ""
+    messages: list[dict[str, str]] = field(default_factory=list)
+    session: str = field(default_factory=lambda: uuid4().hex)
+
+    def ask(self, text: str) -> Iterator[str]:
+        """Send one user turn, yield the answer as it arrives and remember both."""
+        self.messages.append({"role": "user", "content": text})
+        answer: list[str] = []
+        body = {
+            "model": self.model,
+            "messages": self.messages,
+            "stream": True,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+        }
+        headers = {"x-session-id": self.session} | ({"authorization": f"Bearer {self.api_key}"} if self.api_key else {})
+        with httpx.stream(
+            "POST", f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=120, trust_env=False
+        ) as response:
+            if response.status_code != httpx.codes.OK:
+                self.messages.pop()
+                raise CommandError(error_message(response.read()))
+            for delta in _deltas(response.iter_lines()):
+                answer.append(delta)
+                yield delta
+        self.messages.append({"role": "assistant", "content": "".join(answer)})
+
+
+def _deltas(lines: Iterator[str]) -> Iterator[str]:
+    """Text deltas of a chat stream; raises :class:`CommandError` for an error event."""
+    for line in lines:
+        data = line.removeprefix("data: ")
+        if data == line or data == "[DONE]":
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            raise CommandError(event["error"]["message"])
+        for choice in event["choices"]:
+            if content := choice["delta"].get("content"):
+                yield content
+
+
+def error_message(body: bytes) -> str:
+    """The message of an OpenAI-shaped error body, else the body itself."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return body.decode(errors="replace")
+
+
+def first_model(url: str) -> str:
+    """The first model that the gateway serves; raises :class:`CommandError` when it does not answer."""
+    try:
+        response = httpx.get(f"{url}/v1/models", timeout=5, trust_env=False)
+    except httpx.HTTPError as error:
+        raise CommandError(f"{url} does not answer: {error}") from error
+    if response.status_code != httpx.codes.OK:
+        raise CommandError(error_message(response.content))
+    models = response.json()["data"]
+    if not models:
+        raise CommandError(f"{url} serves no model")
+    return str(models[0]["id"])
+
+
+def run(conversation: Conversation) -> None:
+    """Ask and answer until Ctrl-D."""
+    console = Console()
+    console.print(f"Talking to [bold]{conversation.model}[/]; Ctrl-D ends.")
+    while True:
+        try:
+            text = Prompt.ask("[bold cyan]you", console=console)
+        except EOFError:
+            console.print()
+            return
+        if not text.strip():
+            continue
+        for delta in conversation.ask(text):
+            console.print(delta, end="", markup=False, highlight=False, soft_wrap=True)
+        console.print()

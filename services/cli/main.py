@@ -1,0 +1,199 @@
+"""The `ryzanstein` command: wires the subcommands, turns their errors into one line and exit status 1."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import typer
+from rich.console import Console
+
+from services.cli.errors import CommandError
+from services.cli.stack.options import BUNDLED_MODEL, StackOptions
+from services.cli.stack.state import read_state
+
+_DOWN_S = 60.0
+
+
+class Dtype(StrEnum):
+    """Number formats that a model can be served in."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class Policy(StrEnum):
+    """Placement policies of the router."""
+
+    COST = "cost"
+    ROUND_ROBIN = "round_robin"
+    WEIGHTED = "weighted"
+    LEAST_LOADED = "least_loaded"
+    SESSION_HASH = "session_hash"
+
+
+class Commands(typer.core.TyperGroup):
+    """Prints a :class:`CommandError` as one line on stderr."""
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except CommandError as error:
+            Console(stderr=True).print(
+                f"ryzanstein: {error}", style="red", highlight=False, markup=False, soft_wrap=True
+            )
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")]
+
+
+@app.callback()
+def describe() -> None:
+    """Serve language models, talk to them, and see how they do."""
+
+
+@app.command()
+def up(
+    model: Annotated[str, typer.Option(help="A checkpoint folder or a hub id.")] = str(BUNDLED_MODEL),
+    workers: Annotated[int, typer.Option(min=1, max=64, help="How many workers.")] = 1,
+    tensor_parallel: Annotated[int, typer.Option(min=1, max=16, help="Ranks per worker.")] = 2,
+    dtype: Annotated[Dtype, typer.Option(help="Number format of weights and activations.")] = Dtype.AUTO,
+    kv_tokens: Annotated[int, typer.Option(min=0, help="KV cache per worker in tokens; 0: chosen by the worker.")] = 0,
+    port: Port = 8000,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the public gRPC API; 0: off.")] = 0,
+    redis: Annotated[str, typer.Option(metavar="URL", help="Your Redis; default: an embedded one.")] = "",
+    policy: Annotated[Policy, typer.Option(help="How the router places requests.")] = Policy.COST,
+    fallback_model: Annotated[str, typer.Option(help="Served when the asked model has no worker.")] = "",
+    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until everything is ready.")] = 120.0,
+) -> None:
+    """Start a whole installation on this machine; Ctrl-C stops it."""
+    from services.cli import up as command  # the other commands start faster without it
+
+    options = StackOptions(
+        model=model,
+        workers=workers,
+        tensor_parallel=tensor_parallel,
+        dtype=dtype.value,
+        kv_tokens=kv_tokens,
+        port=port,
+        grpc_port=grpc_port,
+        redis_url=redis,
+        policy=policy.value,
+        fallback_model=fallback_model,
+    )
+    command.run(options, start_timeout)
+
+
+@app.command()
+def down(port: Port = 8000) -> None:
+    """Stop the installation on PORT and wait until it is gone."""
+    pid = read_state(port).pid
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + _DOWN_S
+    while _runs(pid):
+        if time.monotonic() > deadline:
+            raise CommandError(f"the installation on port {port} (pid {pid}) did not stop in {_DOWN_S:.0f} s")
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    """A zombie has stopped: its parent just has not asked yet."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@app.command()
+def status(
+    port: Port = 8000,
+    router: Annotated[str, typer.Option(metavar="HOST:PORT", help="A router elsewhere.")] = "",
+    coordinator: Annotated[str, typer.Option(metavar="HOST:PORT", help="Its KV coordinator.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show workers, load, KV use and sessions."""
+    from services.cli import status as command
+
+    if not router:
+        state = read_state(port)
+        router, coordinator = state.router, state.coordinator
+    command.show(router, coordinator, as_json=as_json)
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option(help="Base URL of a gateway.")] = "http://127.0.0.1:8000",
+    model: Annotated[str, typer.Option(help="Default: the first one served.")] = "",
+    temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.7,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    api_key: Annotated[str, typer.Option(envvar="RYZANSTEIN_API_KEY")] = "",
+) -> None:
+    """Talk to a served model."""
+    from services.cli import chat as command
+
+    url = url.rstrip("/")
+    conversation = command.Conversation(url, model or command.first_model(url), temperature, max_tokens, api_key)
+    command.run(conversation)
+
+
+@app.command(
+    "train-tiny", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def train_tiny(context: typer.Context) -> None:
+    """Train the bundled model from scratch (options: ryzanstein train-tiny --help)."""
+    command = [sys.executable, "-m", "services.trainer", "train", *context.args]
+    raise typer.Exit(subprocess.call(command, env=os.environ))
+
+
+bench = typer.Typer(no_args_is_help=True, help="Measure parts of the system on this machine.")
+app.add_typer(bench, name="bench")
+
+
+@bench.command("compare")
+def bench_compare(
+    before: Annotated[Path, typer.Argument(help="An earlier file of `make bench`.")],
+    after: Annotated[Path, typer.Argument(help="A later one.")],
+    everything: Annotated[bool, typer.Option("--all", help="Also what did not move.")] = False,
+) -> None:
+    """Show what moved further than it varies; exit status 1 when anything became worse."""
+    from services.cli.benchmarks import comparison
+
+    if comparison.run(before, after, everything=everything):
+        raise typer.Exit(1)
+
+
+@bench.command("collectives")
+def bench_collectives(
+    ranks: Annotated[int, typer.Option(min=2, max=16, help="Tensor-parallel ranks.")] = 2,
+    model: Annotated[str, typer.Option(help="Checkpoint folder whose decode steps are measured.")] = "",
+    share: Annotated[
+        float, typer.Option(min=0, max=0.999, help="Instead of --model: communication's share of a decode step.")
+    ] = 0.0,
+    batch: Annotated[int, typer.Option(min=1, max=256, help="Sequences in a decode step.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="All-reduces per size.")] = 300,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Compare all-reduces with gloo's, and predict what more ranks bring."""
+    if model and share:
+        raise CommandError("give --model or --share, not both")
+    if model and not Path(model, "config.json").is_file():
+        raise CommandError(f"--model {model}: no config.json there")
+    options = ["--repeats", str(repeats), "--batch", str(batch), *(["--json"] if as_json else [])]
+    options += ["--model", model] if model else ["--share", str(share)] if share else []
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    # As in a worker: idle OpenMP threads must not take the cores from the other ranks.
+    defaults = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    launch = ["-m", "services.worker.supervision.launch", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [sys.executable, *launch, "-m", "services.worker.ranks.bench_collectives", *options]
+    raise typer.Exit(subprocess.call(command, env={**defaults, **os.environ}))

@@ -1,0 +1,101 @@
+"""Which processes make up a local installation: a pure function of the options."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.cli.stack.options import StackOptions, free_port
+from services.cli.stack.probes import Probe, grpc_serving, http_ready, redis_ready
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process: how it is started, how it is known to be ready, how long it may take to stop."""
+
+    name: str
+    command: tuple[str, ...]
+    address: str
+    ready: Probe
+    env: dict[str, str] = field(default_factory=dict)
+    stop_s: float = 5.0
+
+
+def lay_out(
+    options: StackOptions, run_dir: Path, redis_server: Path, pick_port: Callable[[], int] = free_port
+) -> tuple[ProcessSpec, ...]:
+    """The processes in the order they are started; they stop in the opposite order."""
+    specs: list[ProcessSpec] = []
+    redis_url = options.redis_url
+    if not redis_url:
+        socket = run_dir / "redis.sock"
+        redis_url = f"unix://{socket}"
+        specs.append(_redis(redis_server, socket, redis_url))
+    coordinator, router = f"{HOST}:{pick_port()}", f"{HOST}:{pick_port()}"
+    shared = {"RYZANSTEIN_REDIS_URL": redis_url, "RYZANSTEIN_HOST": HOST, "RYZANSTEIN_NAMESPACE": f"up-{options.port}"}
+    specs += [_worker(options, index, pick_port(), shared) for index in range(options.workers)]
+    specs.append(
+        _service(
+            "kv-coordinator",
+            "services.kv_coordinator",
+            coordinator,
+            shared | {"RYZANSTEIN_COORDINATOR_PORT": _port(coordinator)},
+        )
+    )
+    specs.append(
+        _service(
+            "router",
+            "services.router",
+            router,
+            shared
+            | {
+                "RYZANSTEIN_ROUTER_PORT": _port(router),
+                "RYZANSTEIN_COORDINATOR_ADDRESS": coordinator,
+                "RYZANSTEIN_POLICY": options.policy,
+            },
+        )
+    )
+    specs.append(_gateway(options, router, shared))
+    return tuple(specs)
+
+
+def _port(address: str) -> str:
+    return address.rpartition(":")[2]
+
+
+def _redis(executable: Path, socket: Path, url: str) -> ProcessSpec:
+    command = (str(executable), "--port", "0", "--unixsocket", str(socket), "--save", "", "--appendonly", "no")
+    return ProcessSpec("redis", command, url, redis_ready(url))
+
+
+def _service(name: str, module: str, address: str, env: dict[str, str], stop_s: float = 5.0) -> ProcessSpec:
+    return ProcessSpec(name, (sys.executable, "-m", module), address, grpc_serving(address), env, stop_s)
+
+
+def _worker(options: StackOptions, index: int, port: int, shared: dict[str, str]) -> ProcessSpec:
+    env = shared | {
+        "RYZANSTEIN_WORKER_ID": f"worker-{index}",
+        "RYZANSTEIN_WORKER_PORT": str(port),
+        "RYZANSTEIN_MODEL": options.model,
+        "RYZANSTEIN_TENSOR_PARALLEL": str(options.tensor_parallel),
+        "RYZANSTEIN_DTYPE": options.dtype,
+        "OMP_NUM_THREADS": str(options.threads_per_rank),
+    }
+    if options.kv_tokens:
+        env["RYZANSTEIN_KV_TOKENS"] = str(options.kv_tokens)
+    return _service(f"worker-{index}", "services.worker.server", f"{HOST}:{port}", env, stop_s=15.0)
+
+
+def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> ProcessSpec:
+    env = shared | {
+        "RYZANSTEIN_GATEWAY_PORT": str(options.port),
+        "RYZANSTEIN_GRPC_PORT": str(options.grpc_port),
+        "RYZANSTEIN_ROUTER_ADDRESSES": router,
+        "RYZANSTEIN_FALLBACK_MODEL": options.fallback_model,
+    }
+    url = f"http://{HOST}:{options.port}"
+    return ProcessSpec("gateway", (sys.executable, "-m", "services.gateway"), url, http_ready(f"{url}/readyz"), env)

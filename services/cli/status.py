@@ -1,0 +1,96 @@
+"""`ryzanstein status`: workers, load, KV use and sessions, as the router and the coordinator see them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+from rich.table import Table
+from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, routing_pb2, routing_pb2_grpc, worker_pb2
+
+from services.cli.errors import CommandError
+from services.common.rpc import open_channel
+
+_TIMEOUT_S = 2.0
+
+
+def show(router: str, coordinator: str, *, as_json: bool) -> None:
+    """Print the state of an installation; raises :class:`CommandError` when its router does not answer."""
+    workers = asyncio.run(_list_workers(router))
+    index = asyncio.run(_index(coordinator)) if coordinator else None
+    if as_json:
+        print(json.dumps(_as_json(workers, index), indent=2))  # noqa: T201
+        return
+    console = Console()
+    console.print(_workers_table(workers))
+    if index is not None:
+        console.print(
+            f"KV coordinator: {index.blocks} distinct prefix blocks known, {index.entries} entries, "
+            f"{index.resyncs} resyncs"
+        )
+    elif coordinator:
+        console.print("KV coordinator: [red]does not answer[/]; placement goes on without prefix credit")
+
+
+async def _list_workers(router: str) -> routing_pb2.ListWorkersResponse:
+    async with open_channel(router) as channel:
+        try:
+            return await routing_pb2_grpc.RouterStub(channel).ListWorkers(
+                routing_pb2.ListWorkersRequest(), timeout=_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise CommandError(f"the router at {router} does not answer: {error.details()}") from error
+
+
+async def _index(coordinator: str) -> kv_pb2.StatsResponse | None:
+    async with open_channel(coordinator) as channel:
+        try:
+            return await kv_pb2_grpc.KvCoordinatorStub(channel).Stats(kv_pb2.StatsRequest(), timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return None
+
+
+def _as_json(workers: routing_pb2.ListWorkersResponse, index: kv_pb2.StatsResponse | None) -> dict[str, Any]:
+    def plain(message: Any) -> dict[str, Any]:  # any protobuf message
+        return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+    return {"router": plain(workers), "kv_coordinator": plain(index) if index is not None else None}
+
+
+def _workers_table(listed: routing_pb2.ListWorkersResponse) -> Table:
+    table = Table(title=f"Workers (router {listed.router_id}, policy {listed.policy})", title_justify="left")
+    for column in (
+        "worker",
+        "model",
+        "phase",
+        "takes work",
+        "running",
+        "waiting",
+        "prefill queue",
+        "KV used",
+        "KV cached",
+        "ms/step",
+        "sessions",
+    ):
+        table.add_column(column)
+    for view in listed.workers:
+        state = view.state
+        total = max(state.kv_blocks_total, 1)
+        table.add_row(
+            view.worker_id,
+            view.model,
+            worker_pb2.Phase.Name(state.phase).removeprefix("PHASE_").lower(),
+            "[green]yes" if view.eligible else f"[red]no: {view.why_not}",
+            str(state.running),
+            str(state.waiting),
+            str(state.queued_prefill_tokens),
+            f"{state.kv_blocks_used / total:.0%}",
+            f"{state.kv_blocks_cached / total:.0%}",
+            f"{state.decode_step_ms:.1f}",
+            str(view.sessions),
+        )
+    return table

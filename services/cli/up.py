@@ -1,0 +1,131 @@
+"""`ryzanstein up`: a whole installation on this machine, in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+
+import grpc
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
+
+from services.cli.errors import CommandError
+from services.cli.stack.options import StackOptions, check
+from services.cli.stack.supervisor import Stack
+from services.common.rpc import open_channel
+
+
+class StartProgress:
+    """A live table of the processes while they start; plain lines where there is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._states: dict[str, str] = {}
+        self._live: Live | None = None
+
+    def __enter__(self) -> StartProgress:
+        if self._console.is_terminal:
+            self._live = Live(self._table(), console=self._console, transient=True, refresh_per_second=10)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def report(self, name: str, state: str) -> None:
+        """Show the new state of one process."""
+        self._states[name] = state
+        if self._live:
+            self._live.update(self._table())
+        else:
+            self._console.print(f"{name}: {state}", highlight=False)
+
+    def _table(self) -> Table:
+        table = Table(box=None, show_header=False)
+        for name, state in self._states.items():
+            table.add_row(name, f"[green]{state}" if state.startswith("ready") else f"[yellow]{state} …")
+        return table
+
+
+def run(options: StackOptions, start_timeout_s: float) -> None:
+    """Start, tell the user what runs where, supervise until Ctrl-C or SIGTERM, stop everything."""
+    check(options)
+    asyncio.run(_run(options, start_timeout_s, Console()))
+
+
+async def _run(options: StackOptions, start_timeout_s: float, console: Console) -> None:
+    began = time.monotonic()
+    progress = StartProgress(console)
+    stack = Stack(options, progress.report)
+    task = asyncio.ensure_future(_start_and_supervise(stack, progress, console, began, start_timeout_s))
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(signum, task.cancel)
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    finally:
+        console.print("Stopping …", highlight=False)
+        await stack.stop()
+    console.print("Stopped; nothing is left running.", highlight=False)
+
+
+async def _start_and_supervise(
+    stack: Stack, progress: StartProgress, console: Console, began: float, start_timeout_s: float
+) -> None:
+    with progress:
+        await stack.start(start_timeout_s)
+    elapsed = time.monotonic() - began
+    card = await _model_card(stack.address_of("worker-0"))
+    console.print(_processes_table(stack), _startup_table(card))
+    console.print(f"Logs: {stack.folder / 'logs'}", highlight=False, soft_wrap=True)
+    console.print(_how_to_call(card.model, stack.options.port, elapsed), highlight=False, soft_wrap=True)
+    await stack.supervise()
+
+
+async def _model_card(address: str) -> worker_pb2.ModelCard:
+    async with open_channel(address) as channel:
+        try:
+            return await worker_pb2_grpc.WorkerStub(channel).GetModelCard(worker_pb2.GetModelCardRequest(), timeout=5)
+        except grpc.aio.AioRpcError as error:
+            raise CommandError(f"the worker does not answer: {error.details()}") from error
+
+
+def _processes_table(stack: Stack) -> Table:
+    table = Table(title="What runs where", title_justify="left")
+    for column in ("service", "pid", "address", "ready after"):
+        table.add_column(column, overflow="fold")
+    for process in stack.processes:
+        table.add_row(
+            process.spec.name,
+            str(process.pid),
+            process.spec.address,
+            f"{process.ready_after_s:.1f} s",
+        )
+    return table
+
+
+def _startup_table(card: worker_pb2.ModelCard) -> Table:
+    table = Table(title="Worker start (slowest rank)", title_justify="left")
+    table.add_column("phase")
+    table.add_column("ms", justify="right")
+    for phase in card.startup:
+        table.add_row(phase.name, f"{phase.ms:.0f}")
+    for name, size in sorted(card.memory_bytes.items()):
+        table.add_row(f"memory: {name}", f"{size / 2**20:.0f} MiB", style="dim")
+    return table
+
+
+def _how_to_call(model: str, port: int, elapsed_s: float) -> str:
+    body = f'{{"model": "{model}", "prompt": "def fibonacci(n):", "max_tokens": 64}}'
+    return (
+        f"\nReady in {elapsed_s:.1f} s at http://127.0.0.1:{port} (OpenAI-compatible; docs at /docs). Try it:\n\n"
+        f"curl http://127.0.0.1:{port}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
+        "Ctrl-C stops everything.\n"
+    )

@@ -1,0 +1,107 @@
+"""One long-running task per leased worker: what routers and the coordinator do with leases."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+from services.common.leases import LEASE_TTL_S, Lease, LeaseWatcher
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Follower:
+    lease: Lease
+    task: asyncio.Task[None]
+    missing_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerHooks:
+    """What a service does about a worker.
+
+    `follow` runs until cancelled and handles the worker being unreachable itself; `connected` says whether its
+    stream is alive; `lost` is called after the task has ended because the worker is gone.
+    """
+
+    follow: Callable[[Lease], Coroutine[None, None, None]]
+    connected: Callable[[str], bool]
+    lost: Callable[[str], None]
+
+
+def _same_place(old: Lease, new: Lease) -> bool:
+    return (old.address, old.model) == (new.address, new.model)
+
+
+class Followers:
+    """Starts, restarts and ends the task of every worker as leases come and go.
+
+    A worker whose lease is missing while its stream is alive is kept for `LEASE_TTL_S`: a Redis that restarts empty
+    must not take the whole fleet away for the second until every worker has beaten again. While Redis is away
+    nobody is added or lost.
+    """
+
+    def __init__(self, watcher: LeaseWatcher, hooks: FollowerHooks) -> None:
+        self._watcher = watcher
+        self._hooks = hooks
+        self._followers: dict[str, _Follower] = {}
+        self._read = asyncio.Event()
+        self.joined = self.left = 0  # since the start
+
+    @property
+    def leases_read(self) -> bool:
+        """Whether Redis has answered once."""
+        return self._read.is_set()
+
+    async def wait_read(self, at_most_s: float) -> None:
+        """Return when Redis has answered once and its workers are known, or after `at_most_s` without it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(at_most_s):
+                await self._read.wait()
+
+    async def run(self) -> None:
+        """Follow until cancelled; an unexpected error of one task ends all, loudly."""
+        async with asyncio.TaskGroup() as group, contextlib.aclosing(self._watcher.watch()) as watch:
+            async for leases in watch:
+                if leases is not None:
+                    await self._reconcile(group, leases)
+                    self._read.set()
+
+    async def _reconcile(self, group: asyncio.TaskGroup, leases: dict[str, Lease]) -> None:
+        for worker_id, lease in leases.items():
+            follower = self._followers.get(worker_id)
+            if follower is not None and not _same_place(follower.lease, lease):
+                await self._end(worker_id)
+                follower = None
+            if follower is None:
+                log.info("worker %s joins", worker_id, extra={"worker_id": worker_id, "address": lease.address})
+                task = group.create_task(self._hooks.follow(lease), name=f"follow {worker_id}")
+                self._followers[worker_id] = _Follower(lease, task)
+                self.joined += 1
+            else:
+                follower.lease, follower.missing_since = lease, None
+        for worker_id in [w for w in self._followers if w not in leases]:
+            if self._is_gone(worker_id):
+                await self._end(worker_id)
+
+    def _is_gone(self, worker_id: str) -> bool:
+        follower = self._followers[worker_id]
+        if not self._hooks.connected(worker_id):
+            return True
+        now = time.monotonic()
+        if follower.missing_since is None:
+            follower.missing_since = now
+        return now - follower.missing_since >= LEASE_TTL_S
+
+    async def _end(self, worker_id: str) -> None:
+        follower = self._followers.pop(worker_id)
+        self.left += 1
+        follower.task.cancel()
+        await asyncio.wait([follower.task])
+        log.info("worker %s leaves", worker_id, extra={"worker_id": worker_id})
+        self._hooks.lost(worker_id)

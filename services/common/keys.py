@@ -1,0 +1,48 @@
+"""Names of everything kept in Redis. Redis holds leases and hints, never truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+
+
+@dataclass(frozen=True, slots=True)
+class RedisKeys:
+    """Keys of one installation, all under ``rz:{namespace}:``."""
+
+    namespace: str
+
+    @property
+    def workers(self) -> str:
+        """Sorted set: worker id -> time of its last beat, seconds since the epoch."""
+        return f"rz:{self.namespace}:workers"
+
+    @property
+    def worker_events(self) -> str:
+        """Channel told a worker's id whenever its lease is new, changed or given up."""
+        return f"rz:{self.namespace}:worker-events"
+
+    def worker(self, worker_id: str) -> str:
+        """A worker's lease: JSON, expires with the lease."""
+        return f"rz:{self.namespace}:worker:{worker_id}"
+
+    def session(self, tenant: str, session: str) -> str:
+        """Which worker holds a session. The session's own name is not stored."""
+        digest = sha256(session.encode()).hexdigest()[:32]
+        return f"rz:{self.namespace}:sess:{tenant or '-'}:{digest}"
+
+    def quota(self, tenant: str, month: str) -> str:
+        """Tokens a tenant has used in `month` (yyyymm)."""
+        return f"rz:{self.namespace}:quota:{tenant}:{month}"
+
+    def response(self, digest: str) -> str:
+        """A cached response of a deterministic request."""
+        return f"rz:{self.namespace}:resp:{digest}"
+
+    def api_key(self, digest: str) -> str:
+        """Hash of an API key -> its tenant as JSON."""
+        return f"rz:{self.namespace}:key:{digest}"
+
+    def rate_limit_prefix(self) -> str:
+        """Prefix of the rate-limit windows."""
+        return f"rz:{self.namespace}:rl"

@@ -1,0 +1,121 @@
+"""`/metrics`, `/livez` and `/readyz` of one process, on a port of their own.
+
+The server runs in a thread: a scrape never holds the event loop up. `/livez` on the other hand asks the event loop
+for a sign of life, so that a stuck process is restarted; it asks nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, make_wsgi_app
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+LIVENESS_TIMEOUT_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+def new_registry() -> CollectorRegistry:
+    """A registry that also shows the process: CPU time, memory, file descriptors, start."""
+    # They are a second series for every counter and histogram, which nothing reads.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    return registry
+
+
+class Totals(Collector):
+    """A counter that somebody else counts: `read` gives the totals by the value of the label.
+
+    It is called from another thread and must only read.
+    """
+
+    def __init__(
+        self, name: str, help_text: str, label: str, read: Callable[[], Mapping[str, int]], registry: CollectorRegistry
+    ) -> None:
+        self._name = name
+        self._help = help_text
+        self._label = label
+        self._read = read
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        family = CounterMetricFamily(self._name, self._help, labels=[self._label])
+        for value, total in self._read().items():
+            family.add_metric([value], total)
+        yield family
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _QuietHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class's name
+        """Probes and scrapes every few seconds are not worth a line."""
+
+
+def _answers(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the event loop runs a callback in time."""
+    ran = threading.Event()
+    try:
+        loop.call_soon_threadsafe(ran.set)
+    except RuntimeError:  # the loop is closed: the process is ending
+        return False
+    return ran.wait(LIVENESS_TIMEOUT_S)
+
+
+@contextmanager
+def serve_metrics(host: str, port: int, registry: CollectorRegistry, ready: Callable[[], bool]) -> Iterator[None]:
+    """Serve while the block runs; to be entered on the event loop. Port 0 serves nothing.
+
+    `ready` is called from another thread and must only read. Raises OSError when the port is taken.
+    """
+    if port == 0:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    metrics: WSGIApplication = make_wsgi_app(registry)
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        def answer(ok: bool) -> Iterable[bytes]:
+            status, body = ("200 OK", b"ok\n") if ok else ("503 Service Unavailable", b"no\n")
+            start_response(status, [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))])
+            return [body]
+
+        match environ["PATH_INFO"]:
+            case "/metrics":
+                return metrics(environ, start_response)
+            case "/livez":
+                return answer(_answers(loop))
+            case "/readyz":
+                return answer(ready())
+        start_response("404 Not Found", [("Content-Length", "0")])
+        return []
+
+    server = make_server(host, port, app, _Server6 if ":" in host else _Server, _QuietHandler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()

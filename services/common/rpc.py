@@ -1,0 +1,93 @@
+"""gRPC between services: one set of options, one way to start a server."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+# Pings find a peer that stands still, or whose machine vanished without closing its connections; a dead process is
+# noticed at once. The ping time-out is what ends a connection; by default it is a minute, whatever the keepalive says.
+_COMMON: list[tuple[str, int | str]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_timeout_ms", 4_000),
+    ("grpc.http2.ping_timeout_ms", 4_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_KEEPALIVE_MS = (4_000, 5_000)
+_CLIENT: list[tuple[str, int | str]] = [
+    *_COMMON,
+    # A restarted peer is tried again quickly.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Channels to the same address share nothing, so that closing one never touches another.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+]
+_SMALL: list[tuple[str, int | str]] = [("grpc.http2.bdp_probe", 0)]
+_SERVER: list[tuple[str, int | str]] = [
+    *_COMMON,
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent sharing
+]
+
+
+def open_channel(address: str, *, small_messages: bool = False) -> grpc.aio.Channel:
+    """A channel to ``host:port`` or ``unix:/path``; connects on first use.
+
+    `small_messages`: what comes back is far below 64 KiB, so that the bandwidth needs no probing. A probe is a ping and
+    its answer for almost every message that arrives: half of what following a worker's state costs.
+    """
+    small = _SMALL if small_messages else []
+    return grpc.aio.insecure_channel(address, options=[*_CLIENT, *small, _keepalive()])
+
+
+def new_server() -> grpc.aio.Server:
+    """A server with the project's options; add servicers, bind with :func:`bind`, then start it."""
+    return grpc.aio.server(options=[*_SERVER, _keepalive()])
+
+
+def _keepalive() -> tuple[str, int]:
+    """When to ping an idle peer: never in step, a thousand pings at once stop everything else for 60 ms."""
+    return "grpc.keepalive_time_ms", random.randint(*_KEEPALIVE_MS)
+
+
+def bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    """Listen on `host`:`port` (0 picks a free one); returns the port, raises OSError when it is taken."""
+    try:
+        bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {host}:{port}: {error}") from error
+    if bound == 0:
+        raise OSError(f"cannot listen on {host}:{port}: the address is in use or not ours")
+    return bound
+
+
+class Health:
+    """grpc.health.v1 of one server: `SERVING` only while the service can do its work."""
+
+    def __init__(self, server: grpc.aio.Server, service_names: Sequence[str]) -> None:
+        self._servicer = health.aio.HealthServicer()
+        self._names = ("", *service_names)
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+
+    async def set_serving(self, serving: bool) -> None:
+        """Tell every watcher."""
+        for name in self._names:
+            await self.set_status(name, serving)
+
+    async def set_status(self, name: str, serving: bool) -> None:
+        """Tell the watchers of one name, which need not be a service: a probe may ask for `liveness`."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._servicer.set(name, status)

@@ -1,0 +1,21 @@
+"""Ending background tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+_AGAIN_S = 0.5
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they have ended.
+
+    Once is not enough: `asyncio.wait_for` before Python 3.12, which redis-py uses, swallows a cancellation that
+    arrives together with its result.
+    """
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_AGAIN_S)

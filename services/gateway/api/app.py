@@ -1,0 +1,113 @@
+"""The FastAPI app: models, health, metrics, administration and the API's documentation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Header, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from google.protobuf.json_format import MessageToDict
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+
+from services.gateway.api.generate import permitted_model
+from services.gateway.api.openapi import document
+from services.gateway.errors import ApiError
+from services.gateway.telemetry import GatewayMetrics
+from services.gateway.tenants.tenant import Gate, Tenant
+from services.gateway.text.codec import ServedModel
+from services.gateway.upstream.catalog import Catalog
+from services.gateway.upstream.router import RouterClient
+
+
+def _model_json(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.card.created,
+        "owned_by": "ryzanstein",
+        "max_model_len": model.max_len,
+    }
+
+
+async def _api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body(), error.status, headers=dict(error.headers))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    shaped = ApiError(error.status_code, message, "invalid_request_error", code="not_found")
+    return JSONResponse(shaped.body(), error.status_code, headers=error.headers)
+
+
+async def _tenant(request: Request, authorization: Annotated[str, Header(include_in_schema=False)] = "") -> Tenant:
+    gate: Gate = request.app.state.gate
+    return await gate.identify(authorization)
+
+
+Caller = Annotated[Tenant, Depends(_tenant)]
+
+
+def new_app(
+    catalog: Catalog, router: RouterClient, gate: Gate, metrics: GatewayMetrics, ready: Callable[[], bool]
+) -> FastAPI:
+    """Build the app."""
+    app = FastAPI(title="Ryzanstein", docs_url="/docs", redoc_url=None, openapi_url="/openapi.json")
+    app.state.gate = gate
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+
+    @app.get("/v1/models", summary="The models served now", tags=["models"])
+    async def models(tenant: Caller) -> dict[str, Any]:
+        visible = [model for model in catalog.available() if not tenant.models or model.name in tenant.models]
+        return {"object": "list", "data": [_model_json(model) for model in visible]}
+
+    @app.get("/v1/models/{name:path}", summary="One model", tags=["models"])
+    async def model(name: str, tenant: Caller) -> dict[str, Any]:
+        return _model_json(permitted_model(catalog, name, tenant))
+
+    @app.get("/admin/workers", summary="The workers as the routers see them", tags=["administration"])
+    async def workers(tenant: Caller) -> dict[str, Any]:
+        if not tenant.admin:
+            raise ApiError(403, "This needs an administrator's key.", "permission_error", code="forbidden")
+        return {"workers": [MessageToDict(view, preserving_proto_field_name=True) for view in router.fleet.workers]}
+
+    _add_probes(app, catalog, metrics, ready)
+    app.openapi = lambda: document(app)  # type: ignore[method-assign]  # FastAPI's documented way
+    return app
+
+
+def _add_probes(app: FastAPI, catalog: Catalog, metrics: GatewayMetrics, ready: Callable[[], bool]) -> None:
+    @app.get(
+        "/health",
+        summary="Whether requests can be served, and for which models",
+        tags=["health"],
+        responses={503: {"description": "No model has a worker"}},
+    )
+    async def health(response: Response) -> dict[str, Any]:
+        names = [model.name for model in catalog.available()]
+        response.status_code = 200 if names else 503
+        return {"status": "ok" if names else "unavailable", "models": names}
+
+    @app.get("/livez", summary="Whether the process answers", tags=["health"])
+    async def livez() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get(
+        "/readyz",
+        summary="Whether the gateway should get traffic",
+        tags=["health"],
+        responses={503: {"description": "Not yet"}},
+    )
+    async def readyz(response: Response) -> dict[str, str]:
+        response.status_code = 200 if ready() else 503
+        return {"status": "ok" if ready() else "not ready"}
+
+    @app.get("/metrics", summary="Prometheus metrics", tags=["health"], response_class=PlainTextResponse)
+    async def prometheus() -> Response:
+        text = await asyncio.to_thread(generate_latest, metrics.registry)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)

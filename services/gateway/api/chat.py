@@ -1,0 +1,162 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from services.gateway.api.decode import BodyDecoder
+from services.gateway.api.logprobs import LogprobWriter
+from services.gateway.api.run import Choice, Job
+from services.gateway.api.sampling import check_token_ids, sampling_options
+from services.gateway.api.schema import ChatBody, Message
+from services.gateway.errors import invalid
+from services.gateway.generation.output import Chunk, Generation, Usage, usage_json
+from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
+from services.gateway.generation.request import Caller, new_id
+from services.gateway.settings import GatewaySettings
+from services.gateway.text.codec import ServedModel
+
+_encode = msgspec.json.encode
+
+
+class ChatDialect:
+    """Writes chat completions. The frames of plain text are built once, around the text."""
+
+    def __init__(self, request_id: str, model: ServedModel, body: ChatBody) -> None:
+        options = body.stream_options
+        self._common = {"id": request_id, "created": int(time.time()), "model": model.name}
+        self._with_ids = body.return_token_ids
+        self._usage_field = options is not None and options.include_usage
+        self._logprobs = LogprobWriter(model, body.top_logprobs or 0) if body.logprobs else None
+        start = _encode({"id": request_id, "object": "chat.completion.chunk"} | self._common)[:-1]
+        self._head = b"data: " + start + b',"choices":[{"index":'
+        self._delta = b',"delta":{"content":'
+        self._tail = b'},"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
+
+    @property
+    def _usage_null(self) -> bytes:
+        return b',"usage":null' if self._usage_field else b""
+
+    def opening(self, index: int, generation: Generation) -> bytes:
+        """See :class:`Dialect`."""
+        return self._frame(index, {"role": "assistant", "content": ""}, None, None, {})
+
+    def frame(self, index: int, chunk: Chunk) -> bytes:
+        """See :class:`Dialect`."""
+        if chunk.finish is None and not self._with_ids and not chunk.tokens:
+            if not chunk.text:
+                return b""
+            return b"%b%d%b%b%b" % (self._head, index, self._delta, _encode(chunk.text), self._tail)
+        extra: dict[str, Any] = {"token_ids": chunk.ids} if self._with_ids else {}
+        logprobs = self._logprobs.chat(chunk.tokens) if self._logprobs and chunk.tokens else None
+        delta = {"content": chunk.text} if chunk.text or chunk.finish is None else {}
+        return self._frame(index, delta, logprobs, chunk.finish, extra)
+
+    def _frame(
+        self, index: int, delta: dict[str, Any], logprobs: object, finish: str | None, extra: dict[str, Any]
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **extra}
+        usage = {"usage": None} if self._usage_field else {}
+        return (
+            b"data: "
+            + _encode({"object": "chat.completion.chunk", **self._common, "choices": [choice], **usage})
+            + b"\n\n"
+        )
+
+    def usage_frame(self, usage: Usage) -> bytes:
+        """See :class:`Dialect`."""
+        chunk = {"object": "chat.completion.chunk", **self._common, "choices": [], "usage": usage_json(usage)}
+        return b"data: " + _encode(chunk) + b"\n\n"
+
+    def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
+        """See :class:`Dialect`."""
+        return {
+            "object": "chat.completion",
+            **self._common,
+            "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
+            "usage": usage_json(usage),
+        }
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": self._logprobs.chat(choice.tokens) if self._logprobs else None,
+            "finish_reason": choice.finish,
+        } | ({"token_ids": choice.ids} if self._with_ids else {})
+
+
+def render(model: ServedModel, messages: Sequence[Message], body: ChatBody) -> str:
+    """The conversation as the model's template writes it; raises :class:`ApiError` (400)."""
+    if model.template is None:
+        message = f"The model `{model.name}` has no chat template; use /v1/completions."
+        raise invalid(message, "model", "no_chat_template")
+    if body.add_generation_prompt and body.continue_final_message:
+        message = "`continue_final_message` needs `add_generation_prompt` to be false."
+        raise invalid(message, "continue_final_message", "invalid_value")
+    turns = [template_message(message) for message in messages]
+    variables = body.chat_template_kwargs or {}
+    if reserved := {"messages", "add_generation_prompt"} & variables.keys():
+        raise invalid(f"`chat_template_kwargs` may not set {', '.join(sorted(reserved))}.", "chat_template_kwargs")
+    text = model.template.render(turns, add_generation_prompt=body.add_generation_prompt, **variables)
+    return _open_end(text, turns[-1]["content"]) if body.continue_final_message else text
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """A message as templates expect it: `content` is one text."""
+    extra = {"name": message.name, "tool_call_id": message.tool_call_id}
+    return {"role": message.role, "content": message.text()} | {k: v for k, v in extra.items() if v is not None}
+
+
+def _open_end(text: str, final: str) -> str:
+    """Cut what the template writes after the final message, so that the model continues it."""
+    at = text.rfind(final.strip())
+    if at < 0:
+        raise invalid("The chat template changes the final message: it cannot be continued.", "continue_final_message")
+    return text[: at + len(final.strip())]
+
+
+class ChatEndpoint:
+    """Turns bodies into jobs."""
+
+    def __init__(self, pipeline: Pipeline, settings: GatewaySettings) -> None:
+        self._pipeline = pipeline
+        self._settings = settings
+        self._decoder = BodyDecoder(ChatBody)
+
+    def decode(self, data: bytes) -> ChatBody:
+        """Validate a body."""
+        return self._decoder.decode(data)
+
+    async def prepare(self, body: ChatBody, model: ServedModel, caller: Caller) -> Job:
+        """A job for a body; raises :class:`ApiError`."""
+        if body.top_logprobs is not None and not body.logprobs:
+            raise invalid("`top_logprobs` needs `logprobs` to be true.", "top_logprobs", "invalid_value")
+        check_token_ids(body, model.card.vocab_size)
+        text = render(model, body.messages, body)
+        ids = await model.encode(text, add_special_tokens=False)
+        check_prompt(model, ids, "messages")
+        asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+        options = sampling_options(
+            body,
+            max_tokens=fit_max_tokens(model, len(ids), asked, "messages", None),
+            max_stops=self._settings.max_stop_strings,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        )
+        request_id = new_id("chatcmpl")
+        request = await self._pipeline.prepare(request_id, model, ids, options, caller)
+        n = body.n or 1
+        if n > self._settings.max_choices:
+            raise invalid(f"`n` may be at most {self._settings.max_choices}.", "n", "invalid_value")
+        return Job(
+            generations=[self._pipeline.generate(request.choice(index)) for index in range(n)],
+            dialect=ChatDialect(request_id, model, body),
+            stream=bool(body.stream),
+            include_usage=body.stream_options is not None and body.stream_options.include_usage,
+            billed=lambda generation: generation.usage,
+            per_prompt=n,
+        )

@@ -1,0 +1,224 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from services.gateway.api.decode import BodyDecoder
+from services.gateway.api.logprobs import LogprobWriter
+from services.gateway.api.run import Choice, Job
+from services.gateway.api.sampling import check_token_ids, sampling_options
+from services.gateway.api.schema import CompletionBody
+from services.gateway.errors import invalid
+from services.gateway.generation.output import Chunk, Generation, Usage, usage_json
+from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
+from services.gateway.generation.request import Caller, SamplingOptions, new_id
+from services.gateway.settings import GatewaySettings
+from services.gateway.text.codec import ServedModel
+
+_encode = msgspec.json.encode
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, as text where it came as text."""
+
+    ids: list[int]
+    text: str | None
+
+
+def split_prompts(value: str | list[str | int | list[int]], field: str) -> list[str | list[int]]:
+    """Texts and token-id lists of a body's prompt or input; raises :class:`ApiError` (400)."""
+    if isinstance(value, str):
+        return [value]
+    if not value:
+        raise invalid(f"`{field}` is empty.", field, "invalid_value")
+    if all(isinstance(item, int) for item in value):
+        return [[item for item in value if isinstance(item, int)]]
+    prompts = [item for item in value if not isinstance(item, int)]
+    if len(prompts) != len(value):
+        raise invalid(f"`{field}` mixes token ids with texts or lists.", field, "invalid_value")
+    return prompts
+
+
+async def encode_prompts(
+    model: ServedModel, prompts: Sequence[str | list[int]], field: str, *, add_special_tokens: bool = True
+) -> list[Prompt]:
+    """Tokenize; raises :class:`ApiError` (400)."""
+    encoded = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            found = Prompt(await model.encode(prompt, add_special_tokens=add_special_tokens), prompt)
+        else:
+            found = Prompt(prompt, None)
+        check_prompt(model, found.ids, field)
+        encoded.append(found)
+    return encoded
+
+
+class CompletionDialect:
+    """Writes text completions."""
+
+    def __init__(
+        self, request_id: str, model: ServedModel, body: CompletionBody, prompts: Sequence[Prompt], per_prompt: int
+    ) -> None:
+        options = body.stream_options
+        self._common = {
+            "id": request_id, "object": "text_completion", "created": int(time.time()), "model": model.name,
+        }  # fmt: skip
+        self._model = model
+        self._prompts = prompts
+        self._per_prompt = per_prompt
+        self._echo = bool(body.echo)
+        self._silent = body.max_tokens == 0  # only the prompt is scored: what was generated is not shown
+        self._with_ids = body.return_token_ids
+        self._usage_field = options is not None and options.include_usage
+        self._scored = body.logprobs is not None
+        self._prompt_scored = body.prompt_logprobs is not None
+        self._writer = LogprobWriter(model, max(body.logprobs or 0, body.prompt_logprobs or 0))
+        self._head = b"data: " + _encode(self._common)[:-1] + b',"choices":[{"index":'
+        usage = b',"usage":null' if self._usage_field else b""
+        self._tail = b',"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
+
+    def opening(self, index: int, generation: Generation) -> bytes:
+        """See :class:`Dialect`."""
+        if not self._echo:
+            return b""
+        logprobs = self._echo_logprobs(index, generation) if self._scored else None
+        return self._frame(index, self._prompt_text(index), logprobs, None, {})
+
+    def frame(self, index: int, chunk: Chunk) -> bytes:
+        """See :class:`Dialect`."""
+        if self._silent:
+            return b"" if chunk.finish is None else self._frame(index, "", None, "length", {})
+        if chunk.finish is None and not self._with_ids and not chunk.tokens:
+            if not chunk.text:
+                return b""
+            return b'%b%d,"text":%b%b' % (self._head, index, _encode(chunk.text), self._tail)
+        extra: dict[str, Any] = {"token_ids": chunk.ids} if self._with_ids else {}
+        logprobs = self._writer.completion(chunk.tokens, self._shift(index)) if chunk.tokens else None
+        return self._frame(index, chunk.text, logprobs, chunk.finish, extra)
+
+    def _frame(self, index: int, text: str, logprobs: object, finish: str | None, extra: dict[str, Any]) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish, **extra}
+        usage = {"usage": None} if self._usage_field else {}
+        return b"data: " + _encode({**self._common, "choices": [choice], **usage}) + b"\n\n"
+
+    def usage_frame(self, usage: Usage) -> bytes:
+        """See :class:`Dialect`."""
+        return b"data: " + _encode({**self._common, "choices": [], "usage": usage_json(usage)}) + b"\n\n"
+
+    def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
+        """See :class:`Dialect`."""
+        written = [
+            self._choice(index, choice, generation)
+            for index, (choice, generation) in enumerate(zip(choices, generations, strict=True))
+        ]
+        return {**self._common, "choices": written, "usage": usage_json(usage)}
+
+    def _choice(self, index: int, choice: Choice, generation: Generation) -> dict[str, Any]:
+        text = "" if self._silent else choice.text
+        tokens = [] if self._silent else choice.tokens
+        logprobs = self._writer.completion(tokens, self._shift(index)) if self._scored else None
+        if self._echo:
+            text = self._prompt_text(index) + text
+            if logprobs is not None:
+                echoed = self._echo_logprobs(index, generation)
+                logprobs = {key: echoed[key] + values for key, values in logprobs.items()}
+        written: dict[str, Any] = {
+            "index": index, "text": text, "logprobs": logprobs,
+            "finish_reason": "length" if self._silent else choice.finish,
+        }  # fmt: skip
+        if self._prompt_scored:
+            written["prompt_logprobs"] = self._writer.prompt(generation.prompt_logprobs)
+        if self._with_ids:
+            written["token_ids"] = [] if self._silent else choice.ids
+            written["prompt_token_ids"] = self._prompts[index // self._per_prompt].ids
+        return written
+
+    def _prompt_text(self, index: int) -> str:
+        prompt = self._prompts[index // self._per_prompt]
+        return self._model.decode(prompt.ids) if prompt.text is None else prompt.text
+
+    def _shift(self, index: int) -> int:
+        return len(self._prompt_text(index)) if self._echo else 0
+
+    def _echo_logprobs(self, index: int, generation: Generation) -> dict[str, Any]:
+        return self._writer.echo(self._prompts[index // self._per_prompt].ids, generation.prompt_logprobs)
+
+
+class CompletionEndpoint:
+    """Turns bodies into jobs."""
+
+    def __init__(self, pipeline: Pipeline, settings: GatewaySettings) -> None:
+        self._pipeline = pipeline
+        self._settings = settings
+        self._decoder = BodyDecoder(CompletionBody)
+
+    def decode(self, data: bytes) -> CompletionBody:
+        """Validate a body."""
+        return self._decoder.decode(data)
+
+    async def prepare(self, body: CompletionBody, model: ServedModel, caller: Caller) -> Job:
+        """A job for a body; raises :class:`ApiError`."""
+        n = body.n or 1
+        _check(body, n)
+        check_token_ids(body, model.card.vocab_size)
+        pieces = split_prompts(body.prompt, "prompt")
+        if n * len(pieces) > self._settings.max_choices:
+            message = (
+                f"The request asks for {n * len(pieces)} sequences; at most {self._settings.max_choices} are allowed."
+            )
+            raise invalid(message, "n" if n > 1 else "prompt", "invalid_value")
+        prompts = await encode_prompts(model, pieces, "prompt", add_special_tokens=body.add_special_tokens)
+        request_id = new_id("cmpl")
+        generations = []
+        for position, prompt in enumerate(prompts):
+            options = self._options(body, model, prompt)
+            own_id = request_id if len(prompts) == 1 else f"{request_id}-p{position}"
+            request = await self._pipeline.prepare(own_id, model, prompt.ids, options, caller)
+            generations += [self._pipeline.generate(request.choice(index)) for index in range(n)]
+        return Job(
+            generations=generations,
+            dialect=CompletionDialect(request_id, model, body, prompts, n),
+            stream=bool(body.stream),
+            include_usage=body.stream_options is not None and body.stream_options.include_usage,
+            billed=_billed_prompt if body.max_tokens == 0 else lambda generation: generation.usage,
+            per_prompt=n,
+        )
+
+    def _options(self, body: CompletionBody, model: ServedModel, prompt: Prompt) -> SamplingOptions:
+        asked = _DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+        if body.max_tokens is None:
+            asked = fit_max_tokens(model, len(prompt.ids), None, "prompt", _DEFAULT_MAX_TOKENS)
+        prompt_logprobs = body.prompt_logprobs
+        if prompt_logprobs is None and body.echo:
+            prompt_logprobs = body.logprobs
+        return sampling_options(
+            body,
+            # A worker generates at least one token: with max_tokens=0 it is thrown away.
+            max_tokens=fit_max_tokens(model, len(prompt.ids), asked, "prompt", None),
+            max_stops=self._settings.max_stop_strings,
+            logprobs=body.logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+
+def _billed_prompt(generation: Generation) -> Usage:
+    return Usage(generation.usage.prompt_tokens, 0, generation.usage.cached_tokens)
+
+
+def _check(body: CompletionBody, n: int) -> None:
+    if body.suffix:
+        raise invalid("`suffix` is not supported.", "suffix", "unsupported_field")
+    if body.best_of is not None and body.best_of != n:
+        raise invalid(f"`best_of` is only supported with the value of `n` ({n}).", "best_of", "unsupported_field")
+    if body.max_tokens == 0 and not (body.echo or body.prompt_logprobs is not None):
+        message = "`max_tokens` must be at least 1, or 0 together with `echo` or `prompt_logprobs`."
+        raise invalid(message, "max_tokens", "invalid_value")

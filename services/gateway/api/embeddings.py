@@ -1,0 +1,130 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from array import array
+from collections.abc import Sequence
+
+from services.gateway.api.completions import encode_prompts, split_prompts
+from services.gateway.api.decode import BodyDecoder
+from services.gateway.api.generate import caller_of, permitted_model
+from services.gateway.api.http import BodyLimits, Exchange, UntilDisconnect
+from services.gateway.api.schema import EmbeddingBody
+from services.gateway.errors import interrupted, invalid, too_long
+from services.gateway.generation.output import Generation, Usage
+from services.gateway.generation.pipeline import Pipeline
+from services.gateway.generation.request import Caller, SamplingOptions, new_id
+from services.gateway.tenants.tenant import Gate, Tenant
+from services.gateway.text.codec import ServedModel
+from services.gateway.upstream.catalog import Catalog
+
+_MAX_INPUTS = 2048  # OpenAI's
+_AT_ONCE = 64  # more would only queue at the workers and hold memory here
+
+
+class Embedder:
+    """Texts or ids to vectors, for REST and gRPC."""
+
+    def __init__(self, pipeline: Pipeline, gate: Gate) -> None:
+        self._pipeline = pipeline
+        self._gate = gate
+
+    async def inputs(self, value: str | list[str | int | list[int]], model: ServedModel) -> list[list[int]]:
+        """Token ids of each input; raises :class:`ApiError` (400)."""
+        pieces = split_prompts(value, "input")
+        if len(pieces) > _MAX_INPUTS:
+            raise invalid(f"`input` may hold at most {_MAX_INPUTS} entries.", "input", "invalid_value")
+        inputs = [prompt.ids for prompt in await encode_prompts(model, pieces, "input")]
+        longest = max(map(len, inputs))
+        if longest > model.max_len:
+            raise too_long(model.max_len, longest, 0, "input")
+        return inputs
+
+    async def embed_for(
+        self,
+        tenant: Tenant,
+        model: ServedModel,
+        inputs: Sequence[list[int]],
+        *,
+        session: str = "",
+        traceparent: str = "",
+    ) -> list[list[float]]:
+        """One vector per input, admitted and accounted for; raises :class:`ApiError`."""
+        tokens = sum(map(len, inputs))
+        admission = await self._gate.admit(tenant, tokens)
+        try:
+            return await self._embed(model, inputs, caller_of(tenant, session, None, traceparent))
+        finally:
+            await admission.settle(Usage(tokens))
+
+    async def _embed(self, model: ServedModel, inputs: Sequence[list[int]], caller: Caller) -> list[list[float]]:
+        request_id, slots = new_id("embd"), asyncio.Semaphore(_AT_ONCE)
+
+        async def one(index: int, ids: list[int]) -> list[float]:
+            options = SamplingOptions(max_tokens=1, temperature=0)
+            async with slots:
+                request = await self._pipeline.prepare(f"{request_id}-{index}", model, ids, options, caller, embed=True)
+                return await _vector(self._pipeline.generate(request))
+
+        tasks = [asyncio.create_task(one(index, ids)) for index, ids in enumerate(inputs)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+class EmbeddingEndpoint:
+    """POST /v1/embeddings."""
+
+    def __init__(self, embedder: Embedder, catalog: Catalog, gate: Gate, limits: BodyLimits) -> None:
+        self._embedder = embedder
+        self._catalog = catalog
+        self._gate = gate
+        self._limits = limits
+        self._decoder = BodyDecoder(EmbeddingBody)
+
+    async def serve(self, exchange: Exchange) -> None:
+        """See :class:`Endpoint`."""
+        tenant = await self._gate.identify(exchange.header(b"authorization"))
+        body = self._decoder.decode(await exchange.body(self._limits))
+        model = permitted_model(self._catalog, body.model, tenant)
+        exchange.model = model.name
+        if body.dimensions not in (None, model.card.hidden_size):
+            message = f"`dimensions` must be the model's own size, {model.card.hidden_size}."
+            raise invalid(message, "dimensions", "unsupported_field")
+        inputs = await self._embedder.inputs(body.input, model)
+        async with UntilDisconnect(exchange):
+            vectors = await self._embedder.embed_for(
+                tenant, model, inputs, session=body.user or "", traceparent=exchange.traceparent
+            )
+            as_base64 = body.encoding_format == "base64"
+            await exchange.send_json(200, _answer(model, vectors, sum(map(len, inputs)), as_base64=as_base64))
+
+
+async def _vector(generation: Generation) -> list[float]:
+    try:
+        while True:
+            chunk = await generation.next()
+            if chunk.embedding:
+                return chunk.embedding
+            if chunk.finish is not None:
+                raise interrupted("The worker sent no embedding.")
+    finally:
+        generation.close()
+
+
+def _answer(model: ServedModel, vectors: list[list[float]], tokens: int, *, as_base64: bool) -> dict[str, object]:
+    data = [
+        {"object": "embedding", "index": index, "embedding": _base64(vector) if as_base64 else vector}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "model": model.name, "data": data, "usage": usage}
+
+
+def _base64(vector: list[float]) -> str:
+    """Little-endian float32, as OpenAI's clients read it."""
+    return base64.b64encode(array("f", vector).tobytes()).decode()

@@ -1,0 +1,106 @@
+"""The outermost ASGI callable: hot routes go to their endpoints, everything else to the FastAPI app."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+from fastapi import FastAPI
+from starlette.routing import Match
+
+from services.common.logs import request_id_var
+from services.gateway.api.http import ASGIMessage, Exchange, Receive, Scope, Send
+from services.gateway.errors import ApiError
+from services.gateway.observation import CLIENT_GONE, Observer
+
+log = logging.getLogger(__name__)
+
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Endpoint(Protocol):
+    """A route that is served without FastAPI."""
+
+    async def serve(self, exchange: Exchange) -> None:
+        """Answer; raises :class:`ApiError` while the answer has not begun."""
+
+
+class Front:
+    """Dispatches requests and turns errors into answers."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        endpoints: Mapping[str, Endpoint],
+        sockets: Mapping[str, ASGIApp],
+        observer: Observer,
+    ) -> None:
+        self._app = app
+        self._endpoints = endpoints
+        self._sockets = sockets
+        self._observer = observer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] == "http":
+            endpoint = self._endpoints.get(scope["path"])
+            if endpoint is not None:
+                await self._serve(endpoint, Exchange(scope, receive, send))
+            else:
+                await self._pass_on(scope, receive, send)
+            return
+        if scope["type"] == "websocket" and scope["path"] in self._sockets:
+            await self._sockets[scope["path"]](scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Everything but the hot routes; paths that do not exist are one route."""
+        matching = (getattr(r, "path", "") for r in self._app.routes if r.matches(scope)[0] is not Match.NONE)
+        observed, status = self._observer.begin(next(matching, "other")), CLIENT_GONE
+
+        async def send_on(message: ASGIMessage) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        finally:
+            observed.end(status, "")
+
+    async def _serve(self, endpoint: Endpoint, exchange: Exchange) -> None:
+        route = exchange.scope["path"]
+        observed = self._observer.begin(route, f"POST {route}", exchange.header(b"traceparent"))
+        request_id = exchange.header(b"x-request-id")[:128] or f"{random.getrandbits(64):016x}"
+        request_id_var.set(request_id)
+        exchange.response_headers.append((b"x-request-id", request_id.encode()))
+        try:
+            observed.attach()
+            exchange.traceparent = observed.traceparent
+            await self._answer(endpoint, exchange)
+        finally:
+            status = exchange.status if exchange.complete else CLIENT_GONE
+            observed.end(exchange.failure or status, exchange.model)
+
+    async def _answer(self, endpoint: Endpoint, exchange: Exchange) -> None:
+        try:
+            if exchange.scope["method"] != "POST":
+                message = f"{exchange.scope['method']} is not allowed here; use POST."
+                raise ApiError(
+                    405, message, "invalid_request_error", code="method_not_allowed", headers=(("allow", "POST"),)
+                )
+            await endpoint.serve(exchange)
+        except ApiError as error:
+            await exchange.send_error(error)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("request failed")
+            if exchange.status:
+                exchange.failure = 500
+                raise  # the server closes the connection: the client must not take the answer for whole
+            await exchange.send_error(ApiError(500, "The gateway failed to serve the request.", "server_error"))

@@ -1,0 +1,148 @@
+"""The endpoints that generate: from bytes to a finished answer, with admission and fallback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from services.gateway.api.http import BodyLimits, Exchange
+from services.gateway.api.run import Job, run
+from services.gateway.api.schema import SamplingBody
+from services.gateway.errors import NO_WORKERS, ApiError, unknown_model
+from services.gateway.generation.request import Caller
+from services.gateway.telemetry import GatewayMetrics
+from services.gateway.tenants.tenant import Gate, Tenant
+from services.gateway.text.codec import ServedModel
+from services.gateway.upstream.catalog import Catalog
+
+Body = TypeVar("Body", bound=SamplingBody)
+FALLBACK_HEADER = "x-ryzanstein-fallback-model"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A job and the model it runs on, which is another one than `asked` when that one has no worker."""
+
+    job: Job
+    model: ServedModel
+    asked: ServedModel
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether another model answers than the one asked for."""
+        return self.model is not self.asked
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Generic[Body]):
+    """A body and who sent it."""
+
+    body: Body
+    tenant: Tenant
+    session: str = ""
+    traceparent: str = ""
+
+
+class Preparer(Protocol[Body]):
+    """What differs between completions and chat."""
+
+    def decode(self, data: bytes) -> Body:
+        """Validate a body; raises :class:`ApiError`."""
+
+    async def prepare(self, body: Body, model: ServedModel, caller: Caller) -> Job:
+        """Make a job of it; raises :class:`ApiError`."""
+
+
+def permitted_model(catalog: Catalog, name: str, tenant: Tenant) -> ServedModel:
+    """The model if the tenant may use it; raises :class:`ApiError` as if it did not exist otherwise."""
+    model = catalog.get(name)
+    if tenant.models and model.name not in tenant.models:
+        raise unknown_model(model.name, sorted(tenant.models))
+    return model
+
+
+def caller_of(tenant: Tenant, session: str, priority: int | None, traceparent: str = "") -> Caller:
+    """On whose behalf a request runs; nobody gets a better priority than the tenant's own."""
+    effective = tenant.priority if priority is None else max(priority, tenant.priority)
+    return Caller(tenant.name, effective, tenant.weight, session, traceparent)
+
+
+class JobMaker(Generic[Body]):
+    """From a body to a job: the same for REST, WebSocket and gRPC."""
+
+    def __init__(
+        self, preparer: Preparer[Body], catalog: Catalog, fallback_model: str, metrics: GatewayMetrics
+    ) -> None:
+        self._preparer = preparer
+        self._catalog = catalog
+        self._fallback_model = fallback_model
+        self._fallbacks = metrics.fallbacks
+        self.decode = preparer.decode
+
+    async def make(self, ask: Ask[Body]) -> Made:
+        """A job on the model asked for, or on the fallback model when that one has no worker; raises ApiError."""
+        asked = permitted_model(self._catalog, ask.body.model, ask.tenant)
+        served = asked in self._catalog.available()
+        return await self._make(ask, asked, (None if served else self._fallback(ask.tenant)) or asked)
+
+    async def fall_back(self, ask: Ask[Body], made: Made, error: ApiError) -> Made:
+        """The same job on the fallback model, after `made` has failed with `error` before its first token.
+
+        Raises the error when it is not for want of workers, or there is no other model to fall back to.
+        """
+        fallback = self._fallback(ask.tenant)
+        if error.code != NO_WORKERS or fallback is None or fallback is made.model:
+            raise error
+        return await self._make(ask, made.asked, fallback)
+
+    def _fallback(self, tenant: Tenant) -> ServedModel | None:
+        """The fallback model, if there is one with a worker that the tenant may use."""
+        if tenant.models and self._fallback_model not in tenant.models:
+            return None
+        return next((model for model in self._catalog.available() if model.name == self._fallback_model), None)
+
+    async def _make(self, ask: Ask[Body], asked: ServedModel, model: ServedModel) -> Made:
+        body = ask.body
+        session = ask.session or body.session_id or body.user or ""
+        job = await self._preparer.prepare(body, model, caller_of(ask.tenant, session, body.priority, ask.traceparent))
+        if model is not asked:
+            self._fallbacks.labels(asked.name).inc()
+        return Made(job, model, asked)
+
+
+class GenerateEndpoint(Generic[Body]):
+    """Serves one generating route."""
+
+    def __init__(self, maker: JobMaker[Body], gate: Gate, limits: BodyLimits) -> None:
+        self._maker = maker
+        self._gate = gate
+        self._limits = limits
+
+    async def serve(self, exchange: Exchange) -> None:
+        """Answer; raises :class:`ApiError` while the answer has not begun."""
+        tenant = await self._gate.identify(exchange.header(b"authorization"))
+        body = self._maker.decode(await exchange.body(self._limits))
+        ask = Ask(body, tenant, exchange.header(b"x-session-id"), exchange.traceparent)
+        made = await self._maker.make(ask)
+        try:
+            await self._run(exchange, tenant, made)
+        except ApiError as error:
+            if exchange.status:
+                raise
+            await self._run(exchange, tenant, await self._maker.fall_back(ask, made, error))
+
+    async def _run(self, exchange: Exchange, tenant: Tenant, made: Made) -> None:
+        job = made.job
+        try:
+            admission = await self._gate.admit(tenant, job.reserved_tokens())
+        except ApiError:
+            job.close()
+            raise
+        exchange.model = made.model.name
+        exchange.answer_headers = list(admission.headers)
+        if made.fell_back:
+            exchange.answer_headers.append((FALLBACK_HEADER.encode(), made.model.name.encode()))
+        try:
+            await run(exchange, job)
+        finally:
+            await admission.settle(job.usage())

@@ -1,0 +1,161 @@
+"""The OpenAPI document: FastAPI's own routes, and the hot ones from their msgspec structs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from services.gateway.api.schema import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
+
+_MODEL = "ryzanstein-tiny"
+_ERROR = {
+    "description": "Refused or failed; the message names the field and what is allowed",
+    "content": {
+        "application/json": {
+            "schema": {"$ref": "#/components/schemas/Error"},
+            "example": {
+                "error": {
+                    "message": "Invalid value for `temperature`: expected `float` >= 0.0.",
+                    "type": "invalid_request_error",
+                    "param": "temperature",
+                    "code": "invalid_value",
+                }
+            },
+        }
+    },
+}
+_SECURITY: list[dict[str, list[str]]] = [{}, {"key": []}]  # a key is needed only with tenancy
+_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        },
+        "usage": {"type": "object", "description": "What was generated before the failure"},
+    },
+}
+
+# path -> (summary, tag, body, example body, example answer)
+_ROUTES: dict[str, tuple[str, str, type[msgspec.Struct], dict[str, Any], dict[str, Any]]] = {
+    "/v1/chat/completions": (
+        "Continue a conversation; server-sent events with `stream`",
+        "generation",
+        ChatBody,
+        {"model": _MODEL, "messages": [{"role": "user", "content": "Name a colour."}], "max_completion_tokens": 32},
+        {
+            "id": "chatcmpl-0d6f8f2c9b1e4a57a3c1d2e4",
+            "object": "chat.completion",
+            "created": 1767225600,
+            "model": _MODEL,
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": "Blue.", "refusal": None},
+                    "logprobs": None,
+                    "finish_reason": "stop",
+                }
+            ],
+            "usage": {
+                "prompt_tokens": 12,
+                "completion_tokens": 3,
+                "total_tokens": 15,
+                "prompt_tokens_details": {"cached_tokens": 0},
+            },
+        },
+    ),
+    "/v1/completions": (
+        "Continue a text; server-sent events with `stream`",
+        "generation",
+        CompletionBody,
+        {"model": _MODEL, "prompt": "Once upon a time", "max_tokens": 16, "temperature": 0},
+        {
+            "id": "cmpl-0d6f8f2c9b1e4a57a3c1d2e4",
+            "object": "text_completion",
+            "created": 1767225600,
+            "model": _MODEL,
+            "choices": [{"index": 0, "text": " there was", "logprobs": None, "finish_reason": "length"}],
+            "usage": {"prompt_tokens": 4, "completion_tokens": 16, "total_tokens": 20},
+        },
+    ),
+    "/v1/embeddings": (
+        "Embed texts or token ids",
+        "generation",
+        EmbeddingBody,
+        {"model": _MODEL, "input": ["first text", "second text"]},
+        {
+            "object": "list",
+            "model": _MODEL,
+            "data": [{"object": "embedding", "index": 0, "embedding": [0.01, -0.02]}],
+            "usage": {"prompt_tokens": 5, "total_tokens": 5},
+        },
+    ),
+    "/tokenize": (
+        "Token ids of a text or a conversation",
+        "tokens",
+        TokenizeBody,
+        {"model": _MODEL, "prompt": "Hello"},
+        {"count": 1, "max_model_len": 2048, "tokens": [9906], "token_strs": None},
+    ),
+    "/detokenize": (
+        "Text of token ids",
+        "tokens",
+        DetokenizeBody,
+        {"model": _MODEL, "tokens": [9906]},
+        {"prompt": "Hello"},
+    ),
+}
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The whole document."""
+    description = "OpenAI-compatible serving whose token streams outlive their workers."
+    whole = get_openapi(title=app.title, version="1.0.0", description=description, routes=app.routes)
+    bodies = [route[2] for route in _ROUTES.values()]
+    schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
+    declared = whole.setdefault("components", {})
+    declared.setdefault("schemas", {}).update(components, Error=_ERROR_SCHEMA)
+    declared["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    _document_errors(whole)
+    for (path, (summary, tag, _body, example, answer)), schema in zip(_ROUTES.items(), schemas, strict=True):
+        whole["paths"][path] = {"post": _operation(summary, tag, schema, example, answer)}
+    return whole
+
+
+def _document_errors(whole: dict[str, Any]) -> None:
+    """FastAPI documents its own validation errors, which cannot occur here, and none of ours."""
+    for name in ("HTTPValidationError", "ValidationError"):
+        whole["components"]["schemas"].pop(name, None)
+    for path, operations in whole["paths"].items():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            if operation["tags"] != ["health"]:
+                operation["security"] = _SECURITY
+                codes = ("401", "403") if path == "/admin/workers" else ("401", "404", "503")
+                operation["responses"] |= dict.fromkeys(codes, _ERROR)
+
+
+def _operation(
+    summary: str, tag: str, schema: dict[str, Any], example: dict[str, Any], answer: dict[str, Any]
+) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}, "example": answer}}
+    if tag == "generation":
+        content["text/event-stream"] = {"example": "data: {...}\n\ndata: [DONE]\n\n"}
+    codes = ("400", "401", "404", "405", "408", "413", "429", "500", "503")
+    return {
+        "summary": summary,
+        "tags": [tag],
+        "security": _SECURITY,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}},
+        "responses": {"200": {"description": "The answer", "content": content}, **dict.fromkeys(codes, _ERROR)},
+    }

@@ -1,0 +1,172 @@
+"""Runs the sequences of one request and writes the answer: whole, or as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from services.gateway.api.http import Exchange, UntilDisconnect
+from services.gateway.errors import ApiError
+from services.gateway.generation.output import Chunk, Generation, ScoredToken, Usage
+from services.gateway.generation.tokens import Finish
+
+_DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(slots=True)
+class Choice:
+    """A whole sequence."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    tokens: list[ScoredToken] = field(default_factory=list)
+    finish: Finish = Finish.STOP
+
+
+class Dialect(Protocol):
+    """How one endpoint writes its answers."""
+
+    def opening(self, index: int, generation: Generation) -> bytes:
+        """Frames before a choice's first chunk; may be empty."""
+
+    def frame(self, index: int, chunk: Chunk) -> bytes:
+        """The frame of a chunk; may be empty when there is nothing to say yet."""
+
+    def usage_frame(self, usage: Usage) -> bytes:
+        """The last frame, when the client asked for usage."""
+
+    def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
+        """The whole answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request ready to run."""
+
+    generations: list[Generation]
+    dialect: Dialect
+    stream: bool
+    include_usage: bool
+    billed: Callable[[Generation], Usage]
+    per_prompt: int = 1  # choices that share a prompt: it is counted once
+
+    def usage(self) -> Usage:
+        """What the request has used so far."""
+        total = Usage()
+        for index, generation in enumerate(self.generations):
+            usage = self.billed(generation)
+            total += usage if index % self.per_prompt == 0 else Usage(0, usage.completion_tokens, 0)
+        return total
+
+    def reserved_tokens(self) -> int:
+        """The most that the request can use."""
+        prompts = self.generations[:: self.per_prompt]
+        return sum(len(generation.request.prompt_ids) for generation in prompts) + sum(
+            generation.request.options.max_tokens for generation in self.generations
+        )
+
+    def close(self) -> None:
+        """Stop whatever still runs."""
+        for generation in self.generations:
+            generation.close()
+
+
+async def run(exchange: Exchange, job: Job) -> None:
+    """Run a job to its end or to the client's; raises :class:`ApiError` while the answer has not begun."""
+    try:
+        async with UntilDisconnect(exchange):
+            if job.stream:
+                await _stream(exchange, job)
+            else:
+                choices = await _collect(job)
+                await exchange.send_json(200, job.dialect.body(choices, job.generations, job.usage()))
+    finally:
+        job.close()
+
+
+async def _collect(job: Job) -> list[Choice]:
+    choices = [Choice() for _ in job.generations]
+    async with aclosing(_chunks(job.generations)) as chunks:
+        async for index, chunk in chunks:
+            choice = choices[index]
+            choice.text += chunk.text
+            choice.ids += chunk.ids
+            choice.tokens += chunk.tokens
+            if chunk.finish is not None:
+                choice.finish = chunk.finish
+    return choices
+
+
+async def _stream(exchange: Exchange, job: Job) -> None:
+    unopened, running, tail = set(range(len(job.generations))), len(job.generations), b""
+    try:
+        async with aclosing(_chunks(job.generations)) as chunks:
+            async for index, chunk in chunks:
+                frame = job.dialect.frame(index, chunk)
+                if index in unopened:
+                    unopened.discard(index)
+                    frame = job.dialect.opening(index, job.generations[index]) + frame
+                if not exchange.status:
+                    await exchange.start_events()
+                running -= chunk.finish is not None
+                if not running:
+                    tail = frame  # goes out with the end of the stream: one write less
+                elif frame:
+                    await exchange.send_events(frame)
+    except ApiError as error:
+        if not exchange.status:
+            raise
+        # The status line has gone out: the error is an event, and the stream ends without a finish_reason.
+        exchange.failure = error.status
+        tail = b"data: " + msgspec.json.encode(error.body()) + b"\n\n"
+    else:
+        tail += job.dialect.usage_frame(job.usage()) if job.include_usage else b""
+    await exchange.send_events(tail + _DONE, last=True)
+
+
+async def _chunks(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """Chunks of all sequences as they come, with the index of their sequence."""
+    if len(generations) == 1:
+        generation = generations[0]
+        while True:
+            chunk = await generation.next()
+            yield 0, chunk
+            if chunk.finish is not None:
+                return
+    else:
+        async with aclosing(_merged(generations)) as merged:
+            async for item in merged:
+                yield item
+
+
+async def _merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Chunk], None]:
+    ready: asyncio.Queue[tuple[int, Chunk | ApiError]] = asyncio.Queue(maxsize=len(generations))
+
+    async def pump(index: int, generation: Generation) -> None:
+        try:
+            finished = False
+            while not finished:
+                chunk = await generation.next()
+                finished = chunk.finish is not None
+                await ready.put((index, chunk))
+        except ApiError as error:
+            await ready.put((index, error))
+
+    pumps = [asyncio.create_task(pump(index, generation)) for index, generation in enumerate(generations)]
+    try:
+        running = len(generations)
+        while running:
+            index, item = await ready.get()
+            if isinstance(item, ApiError):
+                raise item
+            running -= item.finish is not None
+            yield index, item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

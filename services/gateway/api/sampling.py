@@ -1,0 +1,65 @@
+"""From a body's sampling fields to the pipeline's options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.gateway.api.schema import SamplingBody
+from services.gateway.errors import invalid
+from services.gateway.generation.request import SamplingOptions
+
+
+def stop_strings(body: SamplingBody, limit: int) -> tuple[str, ...]:
+    """The stop strings; raises :class:`ApiError` (400) when there are too many."""
+    stops: Sequence[str] = () if body.stop is None else [body.stop] if isinstance(body.stop, str) else body.stop
+    if len(stops) > limit:
+        raise invalid(f"`stop` may hold at most {limit} strings, got {len(stops)}.", "stop", "invalid_value")
+    return tuple(stops)
+
+
+def check_token_ids(body: SamplingBody, vocab_size: int) -> None:
+    """Refuse ids outside of the vocabulary; raises :class:`ApiError` (400)."""
+    for field, ids in (("logit_bias", body.logit_bias or ()), ("stop_token_ids", body.stop_token_ids or ())):
+        worst = max(ids, default=0)
+        if worst >= vocab_size:
+            message = f"`{field}` names token {worst}; ids of this model are 0 to {vocab_size - 1}."
+            raise invalid(message, field, "invalid_value")
+
+
+def sampling_options(
+    body: SamplingBody,
+    *,
+    max_tokens: int,
+    max_stops: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingOptions:
+    """The options of a body; raises :class:`ApiError` (400)."""
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        message = f"`min_tokens` ({min_tokens}) is larger than the number of tokens to generate ({max_tokens})."
+        raise invalid(message, "min_tokens", "invalid_value")
+    return SamplingOptions(
+        max_tokens=max_tokens,
+        temperature=_or(body.temperature, 1.0),
+        top_p=_or(body.top_p, 1.0),
+        top_k=max(0, body.top_k or 0),
+        min_p=_or(body.min_p, 0.0),
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        presence_penalty=_or(body.presence_penalty, 0.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        logit_bias=body.logit_bias or {},
+        seed=body.seed,
+        min_tokens=min_tokens,
+        stop=stop_strings(body, max_stops),
+        include_stop=body.include_stop_str_in_output,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        skip_special_tokens=body.skip_special_tokens,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

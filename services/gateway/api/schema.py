@@ -1,0 +1,142 @@
+"""The request bodies of the REST API. Validation and the OpenAPI document are both made from these structs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+TokenId = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+NonEmpty = Annotated[str, Meta(min_length=1)]
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """How a stream reports."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields that completions and chat share. null means the default everywhere."""
+
+    model: Annotated[str, Meta(description="A model of /v1/models; may be left out when there is only one")] = ""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy")] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=0xFFFFFFFF, description="0 and -1 are off")] | None = None
+    min_p: Probability | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    logit_bias: dict[TokenId, Bias] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    stop: NonEmpty | list[NonEmpty] | None = None
+    include_stop_str_in_output: bool = False
+    stop_token_ids: list[TokenId] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    return_token_ids: Annotated[bool, Meta(description="Adds token_ids to each choice")] = False
+    user: Annotated[str, Meta(description="Keeps a user's requests on one worker when session_id is absent")] | None = (
+        None
+    )
+    session_id: Annotated[str, Meta(max_length=512, description="Requests of a session stay on one worker")] | None = (
+        None
+    )
+    priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
+    metadata: Annotated[dict[str, str], Meta(description="Accepted, not used")] | None = None
+
+
+class CompletionBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions."""
+
+    prompt: Annotated[
+        str | list[str | TokenId | list[TokenId]],
+        Meta(description="A text, token ids, or a batch of either"),
+    ]
+    max_tokens: Annotated[int, Meta(ge=0, description="Default 16")] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Meta(ge=1, description="Only the value of n")] | None = None
+    suffix: Annotated[str, Meta(description="Not supported: refused unless empty")] | None = None
+    add_special_tokens: bool = True
+
+
+class TextPart(Struct, forbid_unknown_fields=True):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_call_id: str | None = None
+
+    def text(self) -> str:
+        """The content as one text."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    """Only plain text is produced."""
+
+    type: Literal["text"]
+
+
+class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=1, description="Default: what fits; use max_completion_tokens")] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None
+    store: Annotated[bool, Meta(description="Accepted, not used")] | None = None
+    service_tier: Annotated[str, Meta(description="Accepted, not used")] | None = None
+
+
+class EmbeddingBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings."""
+
+    input: str | list[str | TokenId | list[TokenId]]
+    model: str = ""
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, description="Only the model's own size")] | None = None
+    user: str | None = None
+
+
+class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize: a prompt or messages."""
+
+    model: str = ""
+    prompt: str | UnsetType = UNSET
+    messages: list[Message] | UnsetType = UNSET
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /detokenize."""
+
+    tokens: list[TokenId]
+    model: str = ""

@@ -1,0 +1,72 @@
+"""The one error type that reaches clients, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+NO_WORKERS = "no_workers"  # the code that lets the fallback model answer
+
+
+@dataclass(eq=False)  # not frozen: contextlib sets __traceback__ on exceptions
+class ApiError(Exception):
+    """A refused or failed request: HTTP status and the fields of OpenAI's error object."""
+
+    status: int
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    usage: dict[str, Any] | None = field(default=None)  # what was generated before the failure
+
+    def __str__(self) -> str:
+        return self.message
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error} if self.usage is None else {"error": error, "usage": self.usage}
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request itself is wrong."""
+    return ApiError(400, message, "invalid_request_error", param, code)
+
+
+def unknown_model(model: str, known: list[str]) -> ApiError:
+    """404: no worker serves the model."""
+    served = ", ".join(f"`{name}`" for name in known) or "none yet"
+    message = f"The model `{model}` does not exist. Models served here: {served}."
+    return ApiError(404, message, "invalid_request_error", "model", "model_not_found")
+
+
+def too_long(limit: int, prompt_tokens: int, max_tokens: int, param: str) -> ApiError:
+    """400: prompt and requested output exceed the model's context."""
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, you requested {prompt_tokens + max_tokens} "
+        f"tokens ({prompt_tokens} in the prompt, {max_tokens} for the completion)."
+    )
+    return invalid(message, param, "context_length_exceeded")
+
+
+def overloaded(message: str, retry_after_s: float = 1.0) -> ApiError:
+    """429: no worker could take the request in time."""
+    return ApiError(429, message, "overloaded_error", code="overloaded", retry_after_s=retry_after_s)
+
+
+def unavailable(message: str, retry_after_s: float = 2.0) -> ApiError:
+    """503: there is no worker at all, or the service is ending."""
+    return ApiError(503, message, "service_unavailable_error", code=NO_WORKERS, retry_after_s=retry_after_s)
+
+
+def resumes_exhausted(retry_after_s: float) -> ApiError:
+    """503: so many requests lost their worker that the others cannot take them all on in time."""
+    message = "The request was interrupted, and too many others are being resumed already."
+    return ApiError(503, message, "service_unavailable_error", code="resume_budget", retry_after_s=retry_after_s)
+
+
+def interrupted(message: str, code: str = "generation_failed") -> ApiError:
+    """500: workers failed under the request and it may not be retried any further."""
+    return ApiError(500, message, "server_error", code=code)

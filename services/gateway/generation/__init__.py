@@ -1,0 +1,1 @@
+"""The one pipeline behind REST, WebSocket and gRPC."""

@@ -1,0 +1,191 @@
+"""A sequence as text: detokenized, cut at stop strings, with logprobs that stay beside their text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from ryzanstein.v1 import worker_pb2
+
+from services.gateway.errors import ApiError
+from services.gateway.generation.request import GenerationRequest
+from services.gateway.generation.tokens import Finish, TokenBatch, TokenSource
+from services.gateway.telemetry import GatewayMetrics
+from services.gateway.text.stops import StopBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A generated token, its logprobs and where its text begins in the sequence."""
+
+    logprobs: worker_pb2.TokenLogprobs
+    offset: int
+
+
+@dataclass(slots=True)
+class Chunk:
+    """What a step added. With `finish` it is the last one."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    tokens: list[ScoredToken] = field(default_factory=list)
+    finish: Finish | None = None
+    embedding: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens that a request used."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+
+class Generation:
+    """One sequence. `next` until a chunk with `finish`; `close` in any case."""
+
+    def __init__(self, request: GenerationRequest, source: TokenSource, metrics: GatewayMetrics) -> None:
+        options = request.options
+        self.request = request
+        self.completion_tokens = 0
+        self.prompt_logprobs: list[worker_pb2.TokenLogprobs] = []
+        self._source = source
+        self._metrics = metrics
+        self._created = self._last = perf_counter()
+        self._waiting = False  # for a first batch
+        self._begun = False
+        self._closed = False
+        self._detokenizer = request.model.new_detokenizer(
+            continues=bool(request.prompt_ids), skip_special_tokens=options.skip_special_tokens
+        )
+        self._stops = StopBuffer(options.stop, include=options.include_stop) if options.stop else None
+        self._push = self._detokenizer.push
+        self._scored: list[ScoredToken] = []  # whose text is still held back
+        self._sent_chars = 0
+        self._token_offset = 0  # where the text of the next token begins
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens used so far."""
+        return Usage(len(self.request.prompt_ids), self.completion_tokens, self._source.cached_tokens)
+
+    async def next(self) -> Chunk:
+        """The next chunk; raises :class:`ApiError` (with the usage so far) when the sequence cannot be completed."""
+        if not self._begun:
+            self._set_waiting(True)
+        try:
+            batch = await self._source.next()
+        except ApiError as error:
+            if self.completion_tokens:
+                error.usage = usage_json(self.usage)
+            raise
+        self._measure()
+        if batch.prompt_logprobs:
+            self.prompt_logprobs = list(batch.prompt_logprobs)
+        return self._read(batch)
+
+    def close(self) -> None:
+        """Stop the work if it is not done; count what it used."""
+        self._source.close()
+        if self._closed:
+            return
+        self._closed = True
+        self._set_waiting(False)
+        if not self._begun:
+            return
+        request, usage = self.request, self.usage
+        self._metrics.count_tokens(
+            request.model.name,
+            request.caller.tenant,
+            (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
+        )
+
+    def _measure(self) -> None:
+        now = perf_counter()
+        if self._begun:
+            self._metrics.inter_token.observe(now - self._last)
+        else:
+            self._begun = True
+            self._set_waiting(False)
+            self._metrics.observe_ttft(self.request.model.name, now - self._created)
+        self._last = now
+
+    def _set_waiting(self, waiting: bool) -> None:
+        if waiting is not self._waiting:
+            self._waiting = waiting
+            self._metrics.waiting.inc(1 if waiting else -1)
+
+    def _read(self, batch: TokenBatch) -> Chunk:
+        chunk = Chunk(finish=batch.finish, embedding=list(batch.embedding))
+        parts: list[str] = []
+        last = len(batch.ids) - 1
+        for position, token_id in enumerate(batch.ids):
+            # A stop token ends the sequence and is not part of its text, unless asked for.
+            silent = position == last and batch.finish is Finish.STOP and not self.request.options.include_stop
+            stopped = self._read_token(token_id, silent, parts)
+            chunk.ids.append(token_id)
+            if batch.logprobs:
+                self._score(batch.logprobs[position], parts)
+            if stopped:
+                self._source.close(complete=True)
+                chunk.finish = Finish.STOP
+                break
+        else:
+            if chunk.finish is not None:
+                parts.append(self._flush())
+        chunk.text = "".join(parts)
+        self._sent_chars += len(chunk.text)
+        if self._scored:
+            chunk.tokens = self._release(final=chunk.finish is not None)
+        return chunk
+
+    def _read_token(self, token_id: int, silent: bool, parts: list[str]) -> bool:
+        """Append what the token adds to the text; True when it completed a stop string."""
+        self.completion_tokens += 1
+        text = "" if silent else self._push(token_id)
+        if self._stops is None or self.completion_tokens <= self.request.options.min_tokens:
+            parts.append(text)
+            return False
+        emitted = self._stops.push(text)
+        parts.append(emitted.text)
+        return emitted.stopped is not None
+
+    def _flush(self) -> str:
+        """The end of the text; a stop string can still be completed by what the detokenizer held back."""
+        rest = self._detokenizer.flush()
+        if self._stops is None:
+            return rest
+        emitted = self._stops.push(rest)
+        return emitted.text if emitted.stopped is not None else emitted.text + self._stops.flush()
+
+    def _score(self, logprobs: worker_pb2.TokenLogprobs, parts: list[str]) -> None:
+        self._scored.append(ScoredToken(logprobs, self._token_offset))
+        self._token_offset = self._sent_chars + sum(map(len, parts)) + (self._stops.held if self._stops else 0)
+
+    def _release(self, *, final: bool) -> list[ScoredToken]:
+        """Logprobs of the tokens whose text has been sent; at the end none beyond the text."""
+        if final:
+            released = [token for token in self._scored if token.offset <= self._sent_chars]
+            self._scored = []
+            return released
+        count = sum(token.offset < self._sent_chars for token in self._scored)
+        released, self._scored = self._scored[:count], self._scored[count:]
+        return released
+
+
+def usage_json(usage: Usage) -> dict[str, object]:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }

@@ -1,0 +1,99 @@
+"""What the pipeline works on: a validated request that no longer knows which API it came through."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ryzanstein.v1 import worker_pb2
+
+from services.gateway.text.codec import ServedModel
+
+_SEED_MASK = (1 << 64) - 1
+
+
+def new_id(prefix: str) -> str:
+    """A request id that no other gateway makes: unique, not secret, so the process's generator will do."""
+    return f"{prefix}-{random.getrandbits(96):024x}"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How tokens are chosen and when a sequence ends."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def to_proto(self) -> worker_pb2.Sampling:
+        """The worker's part of it."""
+        return worker_pb2.Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            # Without a seed of its own a request gets one here, so that another worker can continue it exactly.
+            seed=random.getrandbits(64) if self.seed is None else self.seed & _SEED_MASK,
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the same request always gives the same tokens."""
+        return self.temperature == 0 or self.seed is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """On whose behalf a request runs."""
+
+    tenant: str = ""
+    priority: int = 0
+    weight: int = 0
+    session: str = ""
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate, or one embedding to compute."""
+
+    request_id: str
+    model: ServedModel
+    prompt_ids: list[int]
+    options: SamplingOptions
+    caller: Caller
+    block_hashes: list[int]
+    embed: bool = False
+
+    def choice(self, index: int) -> GenerationRequest:
+        """The request of choice `index`: same prompt, a seed of its own that follows from the request's seed."""
+        if index == 0:
+            return self
+        seed = None if self.options.seed is None else self.options.seed + index
+        return replace(self, request_id=f"{self.request_id}-{index}", options=replace(self.options, seed=seed))

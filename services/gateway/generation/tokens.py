@@ -1,0 +1,45 @@
+"""The tokens of one sequence as the pipeline passes them on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from ryzanstein.v1 import worker_pb2
+
+
+class Finish(StrEnum):
+    """Why a sequence is complete, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(slots=True)
+class TokenBatch:
+    """Tokens that are ready together. With `finish` it is the last batch."""
+
+    ids: list[int]
+    logprobs: Sequence[worker_pb2.TokenLogprobs] = ()
+    finish: Finish | None = None
+    prompt_logprobs: Sequence[worker_pb2.TokenLogprobs] = ()
+    embedding: Sequence[float] = ()
+
+
+class TokenSource(Protocol):
+    """Where a sequence's tokens come from: workers, or the response cache."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in a prefix cache."""
+
+    async def next(self) -> TokenBatch:
+        """The next batch; raises :class:`ApiError` when the sequence cannot be completed."""
+
+    def close(self, *, complete: bool = False) -> None:
+        """No more is wanted: stop the work, at once. Harmless after the last batch.
+
+        `complete` when the text has ended, so that the outcome is a success and not a cancellation.
+        """

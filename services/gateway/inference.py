@@ -1,0 +1,259 @@
+"""The public gRPC service, over the same pipeline as REST."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+import msgspec
+from google.protobuf.message import Message
+from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
+
+from services.gateway.api.completions import encode_prompts
+from services.gateway.api.decode import explain
+from services.gateway.api.embeddings import Embedder
+from services.gateway.api.generate import FALLBACK_HEADER, Ask, JobMaker, Made, permitted_model
+from services.gateway.api.schema import ChatBody, CompletionBody, SamplingBody
+from services.gateway.errors import ApiError
+from services.gateway.generation.output import Usage
+from services.gateway.observation import CLIENT_GONE, Observer
+from services.gateway.tenants.tenant import Gate, Tenant
+from services.gateway.upstream.catalog import Catalog
+
+Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T", bound=msgspec.Struct)
+B = TypeVar("B", bound=SamplingBody)
+
+SERVICE = "ryzanstein.v1.Inference"
+_STATUS = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+@dataclass(slots=True)
+class _Call:
+    """What is known of a call while it runs."""
+
+    context: Context
+    traceparent: str
+    model: str = ""
+    answering: bool = False  # from the first response on
+
+    async def begin_answer(self, made: Made) -> None:
+        """Say which model answers, if it is not the one asked for."""
+        if made.fell_back:
+            await self.context.send_initial_metadata(((FALLBACK_HEADER, made.model.name),))
+        self.answering = True
+
+
+@dataclass(frozen=True)
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """`ryzanstein.v1.Inference`. Errors are status codes whose details are the message of the REST error."""
+
+    catalog: Catalog
+    gate: Gate
+    completions: JobMaker[CompletionBody]
+    chat: JobMaker[ChatBody]
+    embedder: Embedder
+    observer: Observer
+
+    async def Generate(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Continue a text or token ids."""
+        async with self._call("Generate", context) as call:
+            tenant = await self._tenant(context)
+            prompt = list(request.prompt_ids.ids) if request.HasField("prompt_ids") else request.prompt
+            body = _body({"model": request.model, "prompt": prompt}, request.options, CompletionBody)
+            ask = Ask(body, tenant, request.options.session_id, call.traceparent)
+            async for response in self._answer(self.completions, ask, call):
+                yield response
+
+    async def Chat(  # noqa: N802
+        self, request: inference_pb2.ChatRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Continue a conversation."""
+        async with self._call("Chat", context) as call:
+            tenant = await self._tenant(context)
+            messages = [{"role": turn.role, "content": turn.content} for turn in request.messages]
+            body = _chat_body({"model": request.model, "messages": messages}, request.options)
+            ask = Ask(body, tenant, request.options.session_id, call.traceparent)
+            async for response in self._answer(self.chat, ask, call):
+                yield response
+
+    async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:  # noqa: N802
+        """Vectors of texts."""
+        async with self._call("Embed", context) as call:
+            tenant = await self._tenant(context)
+            model = permitted_model(self.catalog, request.model, tenant)
+            call.model = model.name
+            inputs = await self.embedder.inputs(list(request.input), model)
+            vectors = await self.embedder.embed_for(tenant, model, inputs, traceparent=call.traceparent)
+            data = [inference_pb2.Embedding(values=vector) for vector in vectors]
+            usage = inference_pb2.Usage(prompt_tokens=sum(map(len, inputs)))
+            return inference_pb2.EmbedResponse(data=data, usage=usage)
+        raise AssertionError("unreachable: errors abort the call")
+
+    async def Tokenize(  # noqa: N802
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        """Ids of a text."""
+        async with self._call("Tokenize", context) as call:
+            model = permitted_model(self.catalog, request.model, await self._tenant(context))
+            call.model = model.name
+            ids = await model.encode(request.text, add_special_tokens=request.add_special_tokens)
+            return inference_pb2.TokenizeResponse(ids=ids)
+        raise AssertionError("unreachable: errors abort the call")
+
+    async def Detokenize(  # noqa: N802
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        """Text of ids."""
+        async with self._call("Detokenize", context) as call:
+            model = permitted_model(self.catalog, request.model, await self._tenant(context))
+            call.model = model.name
+            if request.ids:
+                await encode_prompts(model, [list(request.ids)], "ids")
+            text = model.decode(list(request.ids), skip_special_tokens=False)
+            return inference_pb2.DetokenizeResponse(text=text)
+        raise AssertionError("unreachable: errors abort the call")
+
+    async def ListModels(  # noqa: N802
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        """The models served now."""
+        async with self._call("ListModels", context):
+            tenant = await self._tenant(context)
+            models = [
+                inference_pb2.Model(id=model.name, created=model.card.created, max_model_len=model.max_len)
+                for model in self.catalog.available()
+                if not tenant.models or model.name in tenant.models
+            ]
+            return inference_pb2.ListModelsResponse(models=models)
+        raise AssertionError("unreachable: errors abort the call")
+
+    @asynccontextmanager
+    async def _call(self, name: str, context: Context) -> AsyncIterator[_Call]:
+        observed = self.observer.begin(name, name, _metadata(context, "traceparent"))
+        observed.attach()  # gRPC gives every call a task of its own
+        call, status = _Call(context, observed.traceparent), CLIENT_GONE
+        try:
+            yield call
+            status = 200
+        except ApiError as error:
+            status = error.status
+            await _abort(context, error)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            status = 500
+            raise
+        finally:
+            observed.end(status, call.model)
+
+    async def _tenant(self, context: Context) -> Tenant:
+        return await self.gate.identify(_metadata(context, "authorization"))
+
+    async def _answer(
+        self, maker: JobMaker[B], ask: Ask[B], call: _Call
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        made = await maker.make(ask)
+        try:
+            async for response in self._stream(ask.tenant, made, call):
+                yield response
+        except ApiError as error:
+            if call.answering:
+                raise
+            made = await maker.fall_back(ask, made, error)
+            async for response in self._stream(ask.tenant, made, call):
+                yield response
+
+    async def _stream(self, tenant: Tenant, made: Made, call: _Call) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        job, call.model = made.job, made.model.name
+        generation, index = job.generations[0], 0
+        try:
+            admission = await self.gate.admit(tenant, job.reserved_tokens())
+        except ApiError:
+            job.close()
+            raise
+        try:
+            finish = None
+            while finish is None:
+                chunk = await generation.next()
+                if not call.answering:
+                    await call.begin_answer(made)
+                finish = chunk.finish
+                response = inference_pb2.GenerateResponse(
+                    request_id=generation.request.request_id,
+                    first_index=index,
+                    text=chunk.text,
+                    ids=chunk.ids,
+                    logprobs=[token.logprobs for token in chunk.tokens],
+                    finish_reason=finish or "",
+                )
+                if finish is not None:
+                    response.usage.CopyFrom(_usage(job.usage()))
+                index += len(chunk.ids)
+                yield response
+        finally:
+            job.close()
+            await admission.settle(job.usage())
+
+
+def _usage(usage: Usage) -> inference_pb2.Usage:
+    return inference_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+    )
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    """The fields that are set, by name."""
+    return {
+        field.name: dict(value) if field.message_type else list(value) if field.is_repeated else value
+        for field, value in message.ListFields()
+    }
+
+
+def _body(fields: dict[str, Any], options: inference_pb2.GenerationOptions, kind: type[T]) -> T:
+    """Validated like a REST body; raises :class:`ApiError`."""
+    given = _fields(options)
+    if "seed" in given:
+        given["seed"] -= (given["seed"] >> 63) << 64  # REST seeds are signed; the bits are the same
+    try:
+        return msgspec.convert({**given, **fields}, kind)
+    except msgspec.ValidationError as error:
+        raise explain(error, kind) from error
+
+
+def _chat_body(fields: dict[str, Any], options: inference_pb2.GenerationOptions) -> ChatBody:
+    """Chat names its logprobs differently."""
+    if options.HasField("logprobs"):
+        fields |= {"logprobs": True, "top_logprobs": options.logprobs}
+    return _body(fields, options, ChatBody)
+
+
+def _metadata(context: Context, name: str) -> str:
+    value = dict(context.invocation_metadata() or ()).get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+async def _abort(context: Context, error: ApiError) -> None:
+    """End the call with the error's status; always raises."""
+    retry_after = None if error.retry_after_s is None else str(max(1, round(error.retry_after_s)))
+    facts = (("retry-after", retry_after), ("param", error.param), ("code", error.code))
+    trailing = tuple((key, value) for key, value in facts if value is not None)
+    code = _STATUS.get(error.status, grpc.StatusCode.INTERNAL)
+    await context.abort(code, error.message, trailing_metadata=trailing)

@@ -1,0 +1,1 @@
+"""Token streams over WebSocket."""

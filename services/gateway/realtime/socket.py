@@ -1,0 +1,193 @@
+"""One WebSocket connection: reads messages, and sends whatever its generations have produced meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+from prometheus_client import Gauge
+
+from services.gateway.api.generate import Ask, JobMaker
+from services.gateway.api.http import Receive, Scope, Send
+from services.gateway.errors import ApiError, invalid
+from services.gateway.observation import ObservedRequest, Observer
+from services.gateway.realtime.protocol import Auth, Cancel, ClientMessage, Ping, Resume, Start, failure, read
+from services.gateway.realtime.recording import Recording, Recordings, start_recording
+from services.gateway.tenants.tenant import Gate, Tenant
+
+_MAX_REPLIES = 256
+
+
+@dataclass(slots=True)
+class _Followed:
+    recording: Recording
+    position: int  # chunks sent
+    model: str  # as told to the client
+
+
+@dataclass(frozen=True)
+class StreamSocket:
+    """The ASGI callable of /v1/stream; see :mod:`services.gateway.realtime.protocol`."""
+
+    gate: Gate
+    makers: Mapping[str, JobMaker[Any]]  # by kind
+    recordings: Recordings
+    observer: Observer
+    connections: Gauge
+    max_generations: int
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        await receive()  # websocket.connect
+        await send({"type": "websocket.accept"})
+        headers = dict(scope["headers"])
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
+        session = headers.get(b"x-session-id", b"").decode("latin-1")
+        traceparent = headers.get(b"traceparent", b"").decode("latin-1")
+        connection = _Connection(self, send, authorization, session, traceparent)
+        self.connections.inc()
+        sender = asyncio.create_task(connection.send_all())
+        try:
+            while (message := await receive())["type"] != "websocket.disconnect":
+                await connection.handle(message.get("text") or message.get("bytes") or b"")
+        finally:
+            self.connections.dec()
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+            connection.release()
+
+
+class _Connection:
+    def __init__(self, socket: StreamSocket, send: Send, authorization: str, session: str, traceparent: str) -> None:
+        self._traceparent = traceparent
+        self._socket = socket
+        self._send = send
+        self._authorization = authorization
+        self._session = session
+        self._followed: dict[str, _Followed] = {}
+        self._replies: list[dict[str, Any]] = []
+        self._news = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._broken = False  # nothing can be sent any more
+
+    def release(self) -> None:
+        """The connection is gone; its generations stay resumable for a while."""
+        for followed in self._followed.values():
+            self._socket.recordings.release(followed.recording)
+
+    # --- receiving -------------------------------------------------------------------------------------------------
+
+    async def handle(self, data: bytes | str) -> None:
+        """Act on a client's message; errors become messages."""
+        name = ""
+        try:
+            message = read(data)
+            name = getattr(message, "id", "")
+            await self._act(message)
+        except ApiError as error:
+            self._reply(failure(name, error))
+        # A client that asks and does not read is not read from.
+        if len(self._replies) > _MAX_REPLIES and not self._broken:
+            self._drained.clear()
+            await self._drained.wait()
+
+    async def _act(self, message: ClientMessage) -> None:
+        match message:
+            case Auth(key=key):
+                self._authorization = f"Bearer {key}"
+            case Ping():
+                self._reply({"type": "pong"})
+            case Start():
+                await self._start(message)
+            case Resume():
+                await self._resume(message)
+            case Cancel(id=name):
+                if name not in self._followed:
+                    raise invalid(f"No generation `{name}` is running on this connection.", "id", "unknown_generation")
+                await self._followed[name].recording.cancel()
+
+    async def _start(self, message: Start) -> None:
+        observed = self._socket.observer.begin(message.kind, f"stream {message.kind}", self._traceparent)
+        try:
+            self._check_name(message.id)
+            tenant = await self._socket.gate.identify(self._authorization)
+            recording = await self._record(message, tenant, observed)
+        except ApiError as error:
+            observed.end(error.status, "")
+            raise
+        self._follow(message.id, recording, 0)
+
+    async def _record(self, message: Start, tenant: Tenant, observed: ObservedRequest) -> Recording:
+        maker = self._socket.makers[message.kind]
+        ask = Ask(maker.decode(bytes(message.request)), tenant, self._session, observed.traceparent)
+        made = await maker.make(ask)
+        if len(made.job.generations) != 1:
+            made.job.close()
+            raise invalid("A generation is one sequence: one prompt, and `n` of 1.", "n", "invalid_value")
+        recording = await start_recording(self._socket.gate, tenant, made, partial(maker.fall_back, ask), observed)
+        self._socket.recordings.add(recording)
+        return recording
+
+    async def _resume(self, message: Resume) -> None:
+        self._check_name(message.id)
+        tenant = await self._socket.gate.identify(self._authorization)
+        recording = self._socket.recordings.take(message.token, tenant)
+        self._follow(message.id, recording, recording.position_of(message.first))
+
+    def _check_name(self, name: str) -> None:
+        if name in self._followed:
+            raise invalid(f"The generation `{name}` is already running on this connection.", "id", "duplicate_id")
+        if len(self._followed) >= self._socket.max_generations:
+            limit = self._socket.max_generations
+            raise invalid(f"At most {limit} generations may run on one connection.", "id", "too_many_generations")
+
+    def _follow(self, name: str, recording: Recording, position: int) -> None:
+        self._followed[name] = _Followed(recording, position, recording.model)
+        recording.follow(self._news.set)
+        self._reply(recording.beginning(name))
+
+    # --- sending ---------------------------------------------------------------------------------------------------
+
+    def _reply(self, message: dict[str, Any]) -> None:
+        self._replies.append(message)
+        self._news.set()
+
+    async def send_all(self) -> None:
+        """Send until cancelled. A send waits while the client does not read: what comes meanwhile is sent together."""
+        try:
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                replies, self._replies = self._replies, []
+                for reply in replies:
+                    await self._write(reply)
+                self._drained.set()
+                for name, followed in list(self._followed.items()):
+                    await self._advance(name, followed)
+        finally:
+            self._broken = True
+            self._drained.set()
+
+    async def _advance(self, name: str, followed: _Followed) -> None:
+        recording = followed.recording
+        if followed.model != recording.model:
+            followed.model = recording.model
+            await self._write(recording.beginning(name))
+        available, ended = len(recording.chunks), recording.ended
+        if available > followed.position:
+            message = recording.message(name, followed.position)
+            followed.position = available
+            if message["ids"] or message["text"]:
+                await self._write(message)
+        if ended:
+            self._followed.pop(name, None)
+            await self._write(recording.ending(name))
+            # The client may have lost the end together with its connection.
+            self._socket.recordings.release(recording)
+
+    async def _write(self, message: dict[str, Any]) -> None:
+        await self._send({"type": "websocket.send", "text": msgspec.json.encode(message).decode()})

@@ -1,0 +1,290 @@
+"""A token stream that outlives its workers.
+
+    ROUTE -> CONNECT -> PREFILL -> STREAM -> DONE
+      CONNECT/PREFILL fault        -> ROUTE, worker excluded
+      STREAM fault, handoff, stall -> attempt + 1 -> ROUTE with prompt + generated ids
+      client gone                  -> Cancel
+      budget, deadline, poison     -> ApiError
+
+Everything that must survive a worker is kept here or above: the accepted ids, the seed, and in the caller the
+detokenizer and the stop strings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ryzanstein.v1 import routing_pb2, worker_pb2
+
+from services.common.blockhash import wire_chain
+from services.gateway.errors import ApiError, interrupted, invalid, overloaded, resumes_exhausted, unavailable
+from services.gateway.generation.attempt import Attempt, Cause, Interruption, Rejection
+from services.gateway.generation.budget import BudgetExhaustedError, ResumeBudget
+from services.gateway.generation.request import GenerationRequest
+from services.gateway.generation.tokens import Finish, TokenBatch
+from services.gateway.spans import note
+from services.gateway.upstream.connection import WorkerConnection, WorkerPool, WorkerUnreachableError
+from services.gateway.upstream.router import NoWorkerError, Placement, RouterClient
+
+log = logging.getLogger(__name__)
+
+Result = routing_pb2.Outcome
+
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
+_POISON_REACH = 64  # tokens: deaths further apart than this have nothing to do with the request
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePolicy:
+    """What a request survives, and for how long a worker may be silent."""
+
+    max_faults: int = 3
+    max_handoffs: int = 32
+    poison_deaths: int = 2
+    deadline_s: float = 30.0
+    first_token_s: float = 120.0
+    stall_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """The parts that every stream shares."""
+
+    router: RouterClient
+    pool: WorkerPool
+    budget: ResumeBudget
+    policy: ResumePolicy
+    on_resume: Callable[[Cause], None] = field(default=lambda cause: None)
+
+
+@dataclass(slots=True)
+class _Running:
+    attempt: Attempt
+    connection: WorkerConnection
+    submitted_at: float
+    first_token_at: float = 0.0
+
+
+class ResumableStream:
+    """A :class:`TokenSource` over whatever workers there are."""
+
+    def __init__(self, request: GenerationRequest, upstream: Upstream) -> None:
+        self._request = request
+        self._upstream = upstream
+        self._sampling = request.options.to_proto()
+        self._generated: list[int] = []
+        self._running: _Running | None = None
+        self._attempts = 0
+        self._faults = 0
+        self._handoffs = 0
+        self._excluded: set[str] = set()
+        self._deaths: set[tuple[str, str]] = set()
+        self._died_at = 0  # tokens generated when the last worker died
+        self._resume_by = 0.0  # end of the search for another worker; 0 while there is none
+        self._done = False
+        self.cached_tokens = 0
+
+    async def next(self) -> TokenBatch:
+        """See :class:`TokenSource`."""
+        while True:
+            running = self._running or await self._start()
+            batch = await running.attempt.take()
+            end = running.attempt.end
+            if batch.ids:
+                self._accept(running, batch)
+            if isinstance(end, Finish):
+                batch.finish = end
+                self._finish(running)
+                return batch
+            if batch.ids:
+                return batch
+            if isinstance(end, Rejection):
+                self._reject(running, end.error)
+            elif isinstance(end, Interruption):
+                self._interrupted(running, end)
+
+    def close(self, *, complete: bool = False) -> None:
+        """See :class:`TokenSource`."""
+        running, self._running = self._running, None
+        if running is not None and not self._done:
+            running.connection.cancel(self._request.request_id)
+            self._report(running, Result.RESULT_OK if complete else Result.RESULT_CANCELLED)
+        self._done = True
+
+    # --- one attempt -----------------------------------------------------------------------------------------------
+
+    async def _start(self) -> _Running:
+        """ROUTE and CONNECT until an attempt is submitted."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                placement = await self._upstream.router.route(self._route_request())
+                connection = await self._upstream.pool.get(placement.ref)
+                if self._attempts:
+                    patience_s = self._resume_by - asyncio.get_running_loop().time()
+                    await self._upstream.budget.admit(placement.ref.worker_id, self._prefill_tokens(), patience_s)
+                self._running = self._submit(placement, connection)
+                return self._running
+            except WorkerUnreachableError as error:
+                self._unreachable(placement, error)
+            except BudgetExhaustedError as error:
+                raise self._failed(resumes_exhausted(error.retry_after_s)) from error
+            except NoWorkerError as error:
+                self._may_wait(error)
+                # Whoever failed may be back, under the same name, before anybody else turns up.
+                self._excluded.clear()
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _submit(self, placement: Placement, connection: WorkerConnection) -> _Running:
+        request, policy = self._request, self._upstream.policy
+        self._attempts += 1
+        attempt = Attempt(
+            self._attempts, len(self._generated), first_token_s=policy.first_token_s, stall_s=policy.stall_s
+        )
+        submit = worker_pb2.Submit(
+            request_id=request.request_id,
+            attempt=self._attempts,
+            prompt_ids=request.prompt_ids,
+            generated_ids=self._generated,
+            sampling=self._sampling,
+            tenant=request.caller.tenant,
+            priority=request.caller.priority,
+            cache_salt=request.caller.tenant,
+            embed=request.embed,
+            traceparent=request.caller.traceparent,
+            ticket=placement.ticket,
+            weight=request.caller.weight,
+            pull=placement.pull,
+        )
+        connection.submit(submit, attempt)
+        self._resume_by = 0.0  # the search is over
+        note("submitted", worker=placement.ref.worker_id, attempt=self._attempts, reason=placement.reason)
+        return _Running(attempt, connection, asyncio.get_running_loop().time())
+
+    def _route_request(self) -> routing_pb2.RouteRequest:
+        request, hashes = self._request, self._request.block_hashes
+        if self._generated:
+            ids = request.prompt_ids + self._generated
+            hashes = wire_chain(request.model.card.hash_root, request.caller.tenant, ids)
+        return routing_pb2.RouteRequest(
+            request_id=request.request_id,
+            model=request.model.name,
+            block_hashes=hashes,
+            prompt_tokens=self._prefill_tokens(),
+            max_tokens=max(1, request.options.max_tokens - len(self._generated)),
+            session=request.caller.session,
+            tenant=request.caller.tenant,
+            priority=request.caller.priority,
+            attempt=self._attempts + 1,
+            excluded_workers=sorted(self._excluded),
+        )
+
+    def _prefill_tokens(self) -> int:
+        return len(self._request.prompt_ids) + len(self._generated)
+
+    # --- how it goes on --------------------------------------------------------------------------------------------
+
+    def _accept(self, running: _Running, batch: TokenBatch) -> None:
+        self._generated += batch.ids
+        if self._deaths and len(self._generated) > self._died_at + _POISON_REACH:
+            self._deaths.clear()
+        if not running.first_token_at:
+            running.first_token_at = asyncio.get_running_loop().time()
+            self._faults = 0  # tokens are flowing again: the budget is for one outage, not for a whole stream
+            if running.attempt.number == 1:
+                self.cached_tokens = running.attempt.cached_tokens
+
+    def _finish(self, running: _Running) -> None:
+        self._done, self._running = True, None
+        self.cached_tokens = self.cached_tokens or running.attempt.cached_tokens
+        self._report(running, Result.RESULT_OK)
+
+    def _reject(self, running: _Running, error: worker_pb2.RequestError) -> None:
+        self._done, self._running = True, None
+        self._report(running, Result.RESULT_REJECTED, error.message)
+        if error.code == worker_pb2.RequestError.CODE_INTERNAL:
+            raise interrupted(error.message)
+        code = "context_length_exceeded" if error.code == worker_pb2.RequestError.CODE_TOO_LONG else None
+        raise invalid(error.message, error.field or None, code)
+
+    def _interrupted(self, running: _Running, end: Interruption) -> None:
+        """Prepare the next attempt, or raise when this request may not have one."""
+        self._running = None
+        ref = running.connection.ref
+        if end.cause is Cause.PROTOCOL:
+            running.connection.cancel(self._request.request_id)
+        self._report(running, Result.RESULT_HANDOFF if end.handoff else Result.RESULT_FAULT, end.detail)
+        if end.death:
+            self._deaths.add((ref.worker_id, ref.incarnation))
+            self._died_at = len(self._generated)
+        self._handoffs += end.handoff
+        self._count(end.cause, ref.worker_id, end.detail)
+
+    def _unreachable(self, placement: Placement, error: WorkerUnreachableError) -> None:
+        ref = placement.ref
+        self._upstream.router.report(
+            routing_pb2.Outcome(
+                request_id=self._request.request_id,
+                worker_id=ref.worker_id,
+                incarnation=ref.incarnation,
+                result=Result.RESULT_FAULT,
+                detail=str(error),
+            )
+        )
+        self._count(Cause.CONNECT, ref.worker_id, str(error))
+
+    def _count(self, cause: Cause, worker_id: str, detail: str) -> None:
+        # A worker that cannot be reached has cost nothing: only the deadline limits how many are tried.
+        self._faults += cause in (Cause.CONNECTION_LOST, Cause.STALL, Cause.PROTOCOL)
+        self._excluded.add(worker_id)
+        policy, now = self._upstream.policy, asyncio.get_running_loop().time()
+        self._resume_by = self._resume_by or now + policy.deadline_s
+        self._upstream.on_resume(cause)
+        log.info(
+            "request interrupted on %s after %d tokens: %s, %s", worker_id, len(self._generated), cause, detail,
+            extra={"request_id": self._request.request_id},
+        )  # fmt: skip
+        note("interrupted", worker=worker_id, cause=str(cause), tokens=len(self._generated))
+        if len(self._deaths) >= policy.poison_deaths:
+            raise self._failed(interrupted("Workers failed repeatedly while computing this request.", "poison"))
+        if now >= self._resume_by:
+            raise self._failed(unavailable(f"No worker could be reached in time, last: {detail}"))
+        if self._faults > policy.max_faults or self._handoffs > policy.max_handoffs:
+            raise self._failed(interrupted(f"The request was interrupted too often, last by {cause}: {detail}"))
+
+    def _may_wait(self, error: NoWorkerError) -> None:
+        """Return if a worker may still turn up for a request that had one; raise otherwise."""
+        if self._resume_by and asyncio.get_running_loop().time() < self._resume_by:
+            return
+        if error.pool_empty:
+            message = f"No worker serves the model `{self._request.model.name}` at the moment."
+            raise self._failed(unavailable(message, error.retry_after_s)) from error
+        message = f"All workers are busy: {error}"
+        raise self._failed(overloaded(message, error.retry_after_s)) from error
+
+    def _failed(self, error: ApiError) -> ApiError:
+        self._done = True
+        return error
+
+    def _report(self, running: _Running, result: routing_pb2.Outcome.Result, detail: str = "") -> None:
+        ttft_s = running.first_token_at - running.submitted_at if running.first_token_at else 0.0
+        ref = running.connection.ref
+        self._upstream.router.report(
+            routing_pb2.Outcome(
+                request_id=self._request.request_id,
+                worker_id=ref.worker_id,
+                incarnation=ref.incarnation,
+                result=result,
+                detail=detail,
+                ttft_ms=ttft_s * 1000,
+                prompt_tokens=len(self._request.prompt_ids),
+                cached_tokens=running.attempt.cached_tokens,
+                completion_tokens=len(self._generated),
+            )
+        )

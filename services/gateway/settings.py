@@ -1,0 +1,81 @@
+"""Settings of the gateway: environment variables with the prefix ``RYZANSTEIN_``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode
+
+from services.common.settings import ServiceSettings
+
+
+class GatewaySettings(ServiceSettings):
+    """Read once, at start."""
+
+    gateway_port: int = Field(default=8000, ge=0, le=65535, description="Port of REST, WebSocket, /health and /metrics")
+    grpc_port: int = Field(default=0, ge=0, le=65535, description="Port of the public gRPC service; 0 is off")
+    router_addresses: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=("127.0.0.1:50052",),
+        min_length=1,
+        description="Routers, comma-separated; the first that answers is used",
+    )
+    fallback_model: str = Field(
+        default="", description="Model that answers when a model has no worker left; empty: none"
+    )
+
+    max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, description="Largest request body")
+    header_timeout_s: float = Field(default=10.0, gt=0, description="A request's head must arrive within this time")
+    body_timeout_s: float = Field(default=30.0, gt=0, description="A request's body must arrive within this time")
+    send_timeout_s: float = Field(
+        default=60.0, gt=0, description="A client that lets an answer wait this long without reading is dropped"
+    )
+    max_stop_strings: int = Field(default=16, ge=4, description="Stop strings a request may name")
+    max_choices: int = Field(default=128, ge=1, description="Most sequences a request may ask for (prompts times n)")
+
+    log_prompts: bool = Field(
+        default=False, description="Write every prompt to the log; for debugging, never for users"
+    )
+
+    tenancy: bool = Field(default=False, description="Require API keys and apply their limits")
+    api_keys_file: str = Field(default="", description="JSON file of tenants by hashed key")
+    api_keys: str = Field(default="", description="The same JSON, inline")
+    redis_timeout_s: float = Field(default=0.05, gt=0, description="Longest wait for Redis at admission")
+    gateway_replicas: int = Field(default=1, ge=1, description="Gateways that share local limits and concurrency")
+    response_cache_ttl_s: int = Field(
+        default=0, ge=0, description="How long answers of deterministic requests are kept; 0: no cache"
+    )
+
+    refresh_s: float = Field(default=1.0, gt=0, description="How often the view of workers and models is renewed")
+    route_timeout_s: float = Field(
+        default=35.0, gt=0, description="Longest wait for a routing decision, its queue included"
+    )
+    route_unknown_s: float = Field(default=1.0, gt=0, description="Longest wait for a router that may be down")
+    connect_timeout_s: float = Field(default=2.0, gt=0, description="Longest wait for a worker's connection")
+    first_token_timeout_s: float = Field(
+        default=120.0, gt=0, description="A submitted request without output is stalled after"
+    )
+    stall_timeout_s: float = Field(
+        default=15.0, gt=0, description="A started request without further output is stalled after"
+    )
+    resume_deadline_s: float = Field(
+        default=30.0, gt=0, description="Longest search for a worker that continues a stream"
+    )
+    max_faults: int = Field(default=3, ge=0, description="Faults a request survives before it is given up")
+    max_handoffs: int = Field(default=32, ge=0, description="Handoffs a request follows before it is given up")
+    poison_deaths: int = Field(
+        default=2, ge=1, description="Workers that die under a request before it is held to be the cause"
+    )
+    resume_tokens_per_s: float = Field(default=200_000.0, gt=0, description="Re-prefill admitted per surviving worker")
+    stream_resume_window_s: float = Field(
+        default=30.0, ge=0, description="How long a WebSocket generation outlives its connection"
+    )
+    stream_max_generations: int = Field(default=64, ge=1, description="Generations at once on one WebSocket")
+    drain_timeout_s: float = Field(
+        default=30.0, ge=0, description="How long open requests may take when the gateway ends"
+    )
+
+    @field_validator("router_addresses", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

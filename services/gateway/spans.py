@@ -1,0 +1,38 @@
+"""One span per request, with the caller's W3C trace context before it and the worker's after it."""
+
+from __future__ import annotations
+
+from opentelemetry import context, trace
+from opentelemetry.trace import INVALID_SPAN, Span
+
+from services.common.tracing import remote_context
+
+
+class RequestTracer:
+    """Starts spans; with tracing off it only passes the caller's context on."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._tracer = trace.get_tracer("ryzanstein.gateway")
+
+    def begin(self, name: str, traceparent: str) -> Span:
+        """The span of a request, to be ended by the caller; `traceparent` may be empty or nonsense."""
+        if not self._enabled and not traceparent:
+            return INVALID_SPAN
+        caller = remote_context((("traceparent", traceparent),))
+        if not self._enabled:
+            return trace.get_current_span(caller)
+        return self._tracer.start_span(name, context=caller, kind=trace.SpanKind.SERVER)
+
+
+def attach(span: Span) -> None:
+    """Make a span the current one for the rest of this task; what it sends to other services carries the span."""
+    if span.get_span_context().is_valid:
+        context.attach(trace.set_span_in_context(span))
+
+
+def note(event: str, **attributes: str | int | float) -> None:
+    """An event on the current span, if there is one."""
+    span = trace.get_current_span()
+    if span.is_recording():
+        span.add_event(event, attributes)

@@ -1,0 +1,1 @@
+"""API keys, rate limits, quotas and the response cache."""

@@ -1,0 +1,148 @@
+"""Admission with tenancy on: keys, rate limits, monthly quotas, concurrency."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.common.keys import RedisKeys
+from services.gateway.errors import ApiError
+from services.gateway.generation.output import Usage
+from services.gateway.telemetry import GatewayMetrics
+from services.gateway.tenants.keys import KeyDirectory
+from services.gateway.tenants.limits import Concurrency, RateLimits, Reservation, Window
+from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
+from services.gateway.tenants.tenant import Tenant
+
+_QUOTA_KEPT_S = 40 * 24 * 3600
+_REQUESTS, _TOKENS = "requests", "tokens"
+
+
+@dataclass(slots=True)
+class _Admitted:
+    gate: TenantGate
+    tenant: Tenant
+    tokens: Reservation | None
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+    async def settle(self, usage: Usage) -> None:
+        """See :class:`Admission`."""
+        await self.gate.settle(self, usage)
+
+
+class TenantGate:
+    """A :class:`Gate` for tenants with keys and limits."""
+
+    def __init__(
+        self,
+        directory: KeyDirectory,
+        limits: RateLimits,
+        concurrency: Concurrency,
+        guard: RedisGuard,
+        keys: RedisKeys,
+        metrics: GatewayMetrics,
+        month: Callable[[], str] = lambda: time.strftime("%Y%m", time.gmtime()),
+    ) -> None:
+        self._directory = directory
+        self._limits = limits
+        self._concurrency = concurrency
+        self._guard = guard
+        self._keys = keys
+        self._metrics = metrics
+        self._month = month
+
+    async def identify(self, authorization: str) -> Tenant:
+        """See :class:`Gate`."""
+        return await self._directory.identify(authorization)
+
+    async def admit(self, tenant: Tenant, tokens: int) -> _Admitted:
+        """See :class:`Gate`."""
+        if not self._concurrency.enter(tenant):
+            message = f"Too many requests at once; this key may run {tenant.max_concurrent}."
+            raise self._refused("concurrency", message, "concurrency", 1.0)
+        try:
+            return await self._reserve(tenant, tokens)
+        except BaseException:
+            self._concurrency.leave(tenant)
+            raise
+
+    async def _reserve(self, tenant: Tenant, tokens: int) -> _Admitted:
+        (_, requests), (reservation, window), used = await asyncio.gather(
+            self._take(tenant, _REQUESTS, 1, tenant.requests_per_minute),
+            self._take(tenant, _TOKENS, tokens, tenant.tokens_per_minute),
+            self._used_this_month(tenant),
+        )
+        try:
+            self._check(tenant, tokens, requests, window, used)
+        except ApiError:
+            if reservation is not None:
+                await self._limits.give_back(tenant, _TOKENS, reservation, tokens, tenant.tokens_per_minute)
+            raise
+        headers = [*_headers(_REQUESTS, requests), *_headers(_TOKENS, window)]
+        return _Admitted(self, tenant, reservation, headers)
+
+    async def _take(
+        self, tenant: Tenant, kind: str, amount: int, limit: int
+    ) -> tuple[Reservation | None, Window | None]:
+        return await self._limits.take(tenant, kind, amount, limit) if limit else (None, None)
+
+    def _check(self, tenant: Tenant, tokens: int, requests: Window | None, window: Window | None, used: int) -> None:
+        if tenant.tokens_per_month and used + tokens > tenant.tokens_per_month:
+            message = (
+                f"The monthly quota of {tenant.tokens_per_month} tokens is used up ({used} used, {tokens} asked for)."
+            )
+            raise self._refused("insufficient_quota", message, "quota", None)
+        if requests is not None and requests.refused:
+            message = f"Rate limit reached: {requests.limit} requests per minute."
+            raise self._refused("rate_limit_exceeded", message, _REQUESTS, requests.reset_s)
+        if window is not None and window.refused:
+            message = f"Rate limit reached: {window.limit} tokens per minute, this request reserves {tokens}."
+            raise self._refused("rate_limit_exceeded", message, _TOKENS, window.reset_s)
+
+    def _refused(self, code: str, message: str, limit: str, retry_after_s: float | None) -> ApiError:
+        self._metrics.limited.labels(limit).inc()
+        return ApiError(429, message, limit, code=code, retry_after_s=retry_after_s)
+
+    async def settle(self, admitted: _Admitted, usage: Usage) -> None:
+        """Count what a request used."""
+        tenant, used = admitted.tenant, usage.prompt_tokens + usage.completion_tokens
+        self._concurrency.leave(tenant)
+        if (reservation := admitted.tokens) is not None:
+            unused = reservation.tokens - used
+            await self._limits.give_back(tenant, _TOKENS, reservation, unused, tenant.tokens_per_minute)
+        if tenant.tokens_per_month and used:
+            await self._count_month(tenant, used)
+
+    async def _used_this_month(self, tenant: Tenant) -> int:
+        """Tokens used; 0 while Redis is away: a quota is no reason to refuse everybody then."""
+        if not tenant.tokens_per_month:
+            return 0
+        client, key = self._guard.client, self._keys.quota(tenant.name, self._month())
+        try:
+            return int(await self._guard.run(lambda: client.get(key)) or 0)
+        except RedisAwayError:
+            return 0
+
+    async def _count_month(self, tenant: Tenant, used: int) -> None:
+        key = self._keys.quota(tenant.name, self._month())
+
+        async def count() -> None:
+            async with self._guard.client.pipeline(transaction=False) as pipe:
+                pipe.incrby(key, used)
+                pipe.expire(key, _QUOTA_KEPT_S)
+                await pipe.execute()
+
+        try:
+            await self._guard.run(count)
+        except RedisAwayError:
+            self._metrics.unaccounted.inc(used)
+
+
+def _headers(kind: str, window: Window | None) -> list[tuple[bytes, bytes]]:
+    if window is None:
+        return []
+    values = {"limit": str(window.limit), "remaining": str(window.remaining), "reset": f"{math.ceil(window.reset_s)}s"}
+    return [(f"x-ratelimit-{name}-{kind}".encode(), value.encode()) for name, value in values.items()]

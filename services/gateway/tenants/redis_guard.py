@@ -1,0 +1,59 @@
+"""Redis with a deadline and a circuit breaker: a gateway never waits for Redis for longer than this."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import redis.asyncio as redis
+from redis.exceptions import RedisError
+
+from services.gateway.telemetry import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 10.0
+
+
+class RedisAwayError(Exception):
+    """Redis does not answer: use the degraded mode."""
+
+
+class RedisGuard:
+    """Runs operations on Redis; after a failure none for a pause that doubles with each further failure."""
+
+    def __init__(self, client: redis.Redis, timeout_s: float, metrics: GatewayMetrics) -> None:
+        self.client = client
+        self._timeout_s = timeout_s
+        self._metrics = metrics
+        self._pause_s = 0.0
+        self._open_until = 0.0
+
+    async def run(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """The operation's result; raises :class:`RedisAwayError`."""
+        if time.monotonic() < self._open_until:
+            raise RedisAwayError("the breaker is open")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                result = await operation()
+        except (RedisError, OSError, TimeoutError) as error:
+            self._failed(error)
+            raise RedisAwayError(str(error)) from error
+        if self._pause_s:
+            log.info("Redis is back")
+            self._pause_s = 0.0
+        self._metrics.redis_up.set(1)
+        return result
+
+    def _failed(self, error: Exception) -> None:
+        if not self._pause_s:
+            log.warning("Redis is away, limits are local until it is back: %s", error or type(error).__name__)
+        self._pause_s = min(2 * self._pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self._open_until = time.monotonic() + self._pause_s
+        self._metrics.redis_up.set(0)

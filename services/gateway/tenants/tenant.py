@@ -1,0 +1,67 @@
+"""Who is calling, and what the caller may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from services.gateway.generation.output import Usage
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """A customer. Zero means unlimited everywhere."""
+
+    name: str = ""  # of a tenant from a key store: never empty
+    models: tuple[str, ...] = ()  # empty: all
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    tokens_per_month: int = 0
+    max_concurrent: int = 0
+    priority: int = 0  # the best (lowest) that its requests may ask for, and what they get by default
+    weight: int = 0
+    admin: bool = False
+
+
+class Admission(Protocol):
+    """A request that was let in."""
+
+    headers: list[tuple[bytes, bytes]]  # x-ratelimit-*
+
+    async def settle(self, usage: Usage) -> None:
+        """The request is over: give back what was reserved and not used. To be called exactly once."""
+
+
+class Gate(Protocol):
+    """Decides who may do what."""
+
+    async def identify(self, authorization: str) -> Tenant:
+        """The tenant of an Authorization header; raises :class:`ApiError` 401."""
+
+    async def admit(self, tenant: Tenant, tokens: int) -> Admission:
+        """Reserve a request of at most `tokens` tokens; raises :class:`ApiError` 429 or 403."""
+
+
+@dataclass(slots=True)
+class _Unlimited:
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+    async def settle(self, usage: Usage) -> None:
+        """Nothing was reserved."""
+
+
+class OpenGate:
+    """Everybody is the same nameless tenant without limits: tenancy is off."""
+
+    def __init__(self) -> None:
+        self._tenant = Tenant(admin=True)
+        self._admission = _Unlimited()
+
+    async def identify(self, authorization: str) -> Tenant:
+        """See :class:`Gate`."""
+        return self._tenant
+
+    async def admit(self, tenant: Tenant, tokens: int) -> Admission:
+        """See :class:`Gate`."""
+        return self._admission

@@ -1,0 +1,1 @@
+"""Between token ids and text: templates, tokenization, incremental detokenization, stop strings."""

@@ -1,0 +1,197 @@
+"""Incremental detokenization: the pieces, joined, are the decoding of all ids together.
+
+Text is held back while later ids can still change it: an unfinished UTF-8 sequence, or a run of sentencepiece byte
+tokens (which reads as text only if the whole run is valid).
+"""
+
+from __future__ import annotations
+
+import codecs
+from abc import ABC, abstractmethod
+
+from tokenizers import Tokenizer
+
+from services.gateway.text.pieces import ByteLevelScheme, SentencePieceScheme, read_scheme
+
+_REPLACEMENT = "\ufffd"
+_new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer(ABC):
+    """The text of one generated sequence, piece by piece."""
+
+    @abstractmethod
+    def push(self, token_id: int) -> str:
+        """The text that became certain with this id; may be empty."""
+
+    @abstractmethod
+    def flush(self) -> str:
+        """What was held back; nothing is pushed after it."""
+
+
+class ByteLevelDetokenizer(Detokenizer):
+    """Bytes through an incremental UTF-8 decoder; invalid bytes become U+FFFD as in Rust's lossy decoding."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._pieces = vocabulary.byte_pieces
+        self._decode = _new_utf8_decoder("replace").decode
+
+    def push(self, token_id: int) -> str:
+        """See :class:`Detokenizer`."""
+        return self._decode(self._pieces[token_id])
+
+    def flush(self) -> str:
+        """See :class:`Detokenizer`."""
+        return self._decode(b"", True)
+
+
+class SentencePieceDetokenizer(Detokenizer):
+    """Text tokens pass, runs of byte tokens wait for their end, the start of a text loses its leading space."""
+
+    def __init__(self, vocabulary: Vocabulary, scheme: SentencePieceScheme, *, continues: bool) -> None:
+        self._vocabulary = vocabulary
+        self._pieces = vocabulary.text_pieces
+        self._scheme = scheme
+        self._first = not continues
+        self._strip = 0 if continues else scheme.strip_start
+        self._run = bytearray()
+
+    def push(self, token_id: int) -> str:
+        """See :class:`Detokenizer`."""
+        if self._first:
+            token = self._vocabulary.token(token_id)
+            if token is None:
+                return ""
+            self._first = False
+            piece: str | int | None = self._scheme.first_piece(token)
+        else:
+            piece = self._pieces[token_id]
+        if piece is None:
+            return ""
+        if isinstance(piece, int):
+            self._run.append(piece)
+            return ""
+        return self._stripped(self._end_run() + piece)
+
+    def flush(self) -> str:
+        """See :class:`Detokenizer`."""
+        return self._stripped(self._end_run())
+
+    def _end_run(self) -> str:
+        if not self._run:
+            return ""
+        run, self._run = self._run, bytearray()
+        try:
+            return run.decode("utf-8")
+        except UnicodeDecodeError:
+            return _REPLACEMENT * len(run)
+
+    def _stripped(self, text: str) -> str:
+        while self._strip and text:
+            if text[0] != " ":
+                self._strip = 0
+                break
+            text = text[1:]
+            self._strip -= 1
+        return text
+
+
+class WindowDetokenizer(Detokenizer):
+    """For decoders we cannot read: decode a window of ids with and without the new ones, emit the difference."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special_tokens
+        self._window: list[int] = []
+        self._settled = 0  # window[:settled] has been emitted
+
+    def push(self, token_id: int) -> str:
+        """See :class:`Detokenizer`."""
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        return "" if text.endswith(_REPLACEMENT) else self._emit(text)
+
+    def flush(self) -> str:
+        """See :class:`Detokenizer`."""
+        return self._emit(self._decode(self._window))
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
+
+    def _emit(self, text: str) -> str:
+        emitted = self._decode(self._window[: self._settled])
+        if len(text) == len(emitted):
+            return ""  # a token without text is no context for the next one
+        self._window = self._window[self._settled :] if self._settled else self._window
+        self._settled = len(self._window)
+        return text[len(emitted) :]
+
+
+class _BytePieces(dict[int, bytes]):
+    """id -> bytes, filled on first use."""
+
+    def __init__(self, vocabulary: Vocabulary, scheme: ByteLevelScheme) -> None:
+        self._vocabulary = vocabulary
+        self._scheme = scheme
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._vocabulary.token(token_id)
+        piece = self[token_id] = b"" if token is None else self._scheme.piece(token)
+        return piece
+
+
+class _TextPieces(dict[int, str | int | None]):
+    """id -> text or byte value, filled on first use."""
+
+    def __init__(self, vocabulary: Vocabulary, scheme: SentencePieceScheme) -> None:
+        self._vocabulary = vocabulary
+        self._scheme = scheme
+
+    def __missing__(self, token_id: int) -> str | int | None:
+        token = self._vocabulary.token(token_id)
+        piece = self[token_id] = None if token is None else self._scheme.piece(token)
+        return piece
+
+
+class Vocabulary:
+    """The decoding side of one tokenizer, shared by all sequences of a model."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special_tokens
+        self._scheme = read_scheme(tokenizer)
+        self._special = frozenset(
+            token_id for token_id, added in tokenizer.get_added_tokens_decoder().items() if added.special
+        )
+        self.byte_pieces: dict[int, bytes] = {}
+        self.text_pieces: dict[int, str | int | None] = {}
+        if isinstance(self._scheme, ByteLevelScheme):
+            self.byte_pieces = _BytePieces(self, self._scheme)
+        elif isinstance(self._scheme, SentencePieceScheme):
+            self.text_pieces = _TextPieces(self, self._scheme)
+
+    def token(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it; None for unknown ids and skipped special tokens: they add no text."""
+        if self._skip_special and token_id in self._special:
+            return None
+        return self._tokenizer.id_to_token(token_id)
+
+    def new_detokenizer(self, *, continues: bool) -> Detokenizer:
+        """A detokenizer for one sequence; `continues` when text stands before it, whose end its start joins."""
+        if isinstance(self._scheme, ByteLevelScheme):
+            return ByteLevelDetokenizer(self)
+        if isinstance(self._scheme, SentencePieceScheme):
+            return SentencePieceDetokenizer(self, self._scheme, continues=continues)
+        return WindowDetokenizer(self._tokenizer, skip_special_tokens=self._skip_special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for on its own; special tokens as they are spelled."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._special or self._scheme is None:
+            return token.encode()
+        piece = self._scheme.piece(token)
+        if isinstance(piece, int):
+            return bytes([piece])
+        return piece if isinstance(piece, bytes) else piece.encode()

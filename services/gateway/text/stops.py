@@ -1,0 +1,62 @@
+"""Stop strings: no part of one is ever emitted before it is known not to be one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """Text that may be sent; `stopped` names the stop string that ended the sequence."""
+
+    text: str
+    stopped: str | None = None
+
+
+class StopBuffer:
+    """Holds text back while its end could be the start of a stop string."""
+
+    def __init__(self, stops: Sequence[str], *, include: bool) -> None:
+        self._stops = tuple(stops)
+        self._include = include
+        self._held = ""
+
+    @property
+    def held(self) -> int:
+        """How many characters are being held back."""
+        return len(self._held)
+
+    def push(self, text: str) -> Emitted:
+        """Add text; what is returned can no longer become part of a stop string, or ends the sequence."""
+        if not self._stops:
+            return Emitted(text)
+        text = self._held + text
+        found = self._earliest(text)
+        if found is not None:
+            start, stop = found
+            self._held = ""
+            return Emitted(text[: start + len(stop)] if self._include else text[:start], stop)
+        keep = self._possible_start(text)
+        self._held = text[len(text) - keep :]
+        return Emitted(text[: len(text) - keep])
+
+    def flush(self) -> str:
+        """What is held back, at the end of the sequence: it was no stop string after all."""
+        held, self._held = self._held, ""
+        return held
+
+    def _earliest(self, text: str) -> tuple[int, str] | None:
+        """The stop string whose occurrence ends first, as a stream read character by character would find it."""
+        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
+        return min(found, key=lambda hit: (hit[0] + len(hit[1]), hit[0]), default=None)
+
+    def _possible_start(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop string."""
+        longest = 0
+        for stop in self._stops:
+            for length in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest

@@ -1,0 +1,201 @@
+"""One long-lived bidirectional stream to a worker, shared by all requests that run there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+import grpc.aio
+from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
+
+from services.common.rpc import open_channel
+from services.gateway.upstream.channels import became_ready
+
+log = logging.getLogger(__name__)
+
+
+class WorkerUnreachableError(Exception):
+    """No connection to the worker; nothing was submitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRef:
+    """One process of one worker. A restarted worker is another one."""
+
+    worker_id: str
+    incarnation: str
+    address: str
+
+
+class Sink(Protocol):
+    """Where one attempt's outputs go. Called from the reader, so it must not block."""
+
+    deadline: float  # event-loop time at which the attempt counts as stalled
+
+    def deliver(self, output: worker_pb2.Output, now: float) -> bool:
+        """Take an output; True when it was the attempt's last."""
+
+    def lose(self, detail: str) -> None:
+        """The connection is gone."""
+
+    def stall(self) -> None:
+        """`deadline` has passed."""
+
+
+class WorkerConnection:
+    """Submits go up, outputs come down to their sinks; when the stream breaks every sink is told at once."""
+
+    def __init__(self, ref: WorkerRef, gateway_id: str) -> None:
+        self.ref = ref
+        self._sinks: dict[str, Sink] = {}
+        self._outbox: deque[worker_pb2.ConnectFrame] = deque()
+        self._outbox.append(worker_pb2.ConnectFrame(hello=worker_pb2.Hello(gateway_id=gateway_id)))
+        self._filled = asyncio.Event()
+        self._channel = open_channel(ref.address, small_messages=True)
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self.closed = False
+
+    @property
+    def open_requests(self) -> int:
+        """Requests whose end has not been seen."""
+        return len(self._sinks)
+
+    async def open(self, timeout_s: float) -> None:
+        """Connect; raises :class:`WorkerUnreachableError`."""
+        if not await became_ready(self._channel, timeout_s):
+            self.closed = True
+            await self._channel.close()
+            raise WorkerUnreachableError(f"{self.ref.worker_id} at {self.ref.address} cannot be reached")
+        call = worker_pb2_grpc.WorkerStub(self._channel).Connect()
+        self._filled.set()
+        self._tasks = (asyncio.create_task(self._read(call)), asyncio.create_task(self._write(call)))
+
+    def submit(self, submit: worker_pb2.Submit, sink: Sink) -> None:
+        """Start a request; raises :class:`WorkerUnreachableError` when the connection has broken meanwhile."""
+        if self.closed:
+            raise WorkerUnreachableError(f"the connection to {self.ref.worker_id} was lost")
+        self._sinks[submit.request_id] = sink
+        self._send(worker_pb2.ConnectFrame(submit=submit))
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request; its sink hears nothing more."""
+        self._sinks.pop(request_id, None)
+        if not self.closed:
+            self._send(worker_pb2.ConnectFrame(cancel=worker_pb2.Cancel(request_id=request_id)))
+
+    def expire(self, now: float) -> None:
+        """Tell every sink whose deadline has passed."""
+        for request_id, sink in [item for item in self._sinks.items() if item[1].deadline < now]:
+            self.cancel(request_id)
+            sink.stall()
+
+    async def close(self) -> None:
+        """End the stream; the worker cancels what is still running on it."""
+        self._fail("the gateway closed the connection")
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._channel.close()
+
+    def _send(self, frame: worker_pb2.ConnectFrame) -> None:
+        self._outbox.append(frame)
+        self._filled.set()
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[worker_pb2.ConnectFrame, worker_pb2.StepOutputs]) -> None:
+        # A broken stream is reported by the reader, which gets the status.
+        with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+            while True:
+                await self._filled.wait()
+                self._filled.clear()
+                while self._outbox:
+                    await call.write(self._outbox.popleft())
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[worker_pb2.ConnectFrame, worker_pb2.StepOutputs]) -> None:
+        reason = "the worker ended the stream"
+        sinks, clock = self._sinks, asyncio.get_running_loop().time
+        try:
+            async for step in call:
+                now = clock()
+                for output in step.outputs:
+                    sink = sinks.get(output.request_id)
+                    if sink is not None and sink.deliver(output, now):
+                        sinks.pop(output.request_id, None)
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        finally:
+            call.cancel()
+            self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        sinks, self._sinks = self._sinks, {}
+        if sinks:
+            log.warning("connection to %s lost with %d requests: %s", self.ref.worker_id, len(sinks), reason)
+        for sink in sinks.values():
+            sink.lose(reason)
+        current = asyncio.current_task()
+        for task in self._tasks:
+            if task is not current:
+                task.cancel()
+
+
+class WorkerPool:
+    """All worker connections of a gateway, opened on first use."""
+
+    def __init__(self, gateway_id: str, connect_timeout_s: float) -> None:
+        self._gateway_id = gateway_id
+        self._connect_timeout_s = connect_timeout_s
+        self._opening: dict[WorkerRef, asyncio.Task[WorkerConnection]] = {}
+
+    async def get(self, ref: WorkerRef) -> WorkerConnection:
+        """The connection to a worker; raises :class:`WorkerUnreachableError`."""
+        opening = self._opening.get(ref)
+        if opening is None or self._is_dead(opening):
+            opening = self._opening[ref] = asyncio.create_task(self._open(ref))
+        # Shielded: many requests wait for the same connection, one of them may be cancelled.
+        return await asyncio.shield(opening)
+
+    async def _open(self, ref: WorkerRef) -> WorkerConnection:
+        connection = WorkerConnection(ref, self._gateway_id)
+        await connection.open(self._connect_timeout_s)
+        return connection
+
+    @staticmethod
+    def _is_dead(opening: asyncio.Task[WorkerConnection]) -> bool:
+        if not opening.done():
+            return False
+        return opening.cancelled() or opening.exception() is not None or opening.result().closed
+
+    def _connections(self) -> list[WorkerConnection]:
+        return [task.result() for task in self._opening.values() if task.done() and not self._is_dead(task)]
+
+    async def keep(self, live: frozenset[WorkerRef]) -> None:
+        """Close broken connections, and idle ones to workers that are no longer `live`."""
+        for ref, opening in list(self._opening.items()):
+            if not opening.done():
+                continue
+            if opening.cancelled() or opening.exception() is not None:
+                del self._opening[ref]
+                continue
+            connection = opening.result()
+            if connection.closed or (ref not in live and connection.open_requests == 0):
+                del self._opening[ref]
+                await connection.close()
+
+    async def watch_stalls(self, every_s: float) -> None:
+        """Expire stalled requests until cancelled."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(every_s)
+            for connection in self._connections():
+                connection.expire(clock())
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await asyncio.gather(*(connection.close() for connection in self._connections()))
+        self._opening.clear()

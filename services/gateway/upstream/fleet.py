@@ -1,0 +1,48 @@
+"""The last known view of all workers, and the placement that needs no router."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from ryzanstein.v1 import routing_pb2, worker_pb2
+
+from services.gateway.upstream.connection import WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Workers as a router listed them."""
+
+    workers: tuple[routing_pb2.WorkerView, ...] = ()
+
+    def refs(self) -> frozenset[WorkerRef]:
+        """Every worker process."""
+        return frozenset(ref_of(view) for view in self.workers)
+
+    def models(self) -> set[str]:
+        """Models that some worker serves or is about to serve."""
+        return {view.model for view in self.workers}
+
+    def pick(self, model: str, key: str, excluded: Collection[str]) -> WorkerRef | None:
+        """Rendezvous hashing (Thaler and Ravishankar 1998): every gateway picks the same worker for the same key."""
+        eligible = [
+            view
+            for view in self.workers
+            if view.model == model
+            and view.worker_id not in excluded
+            and view.state.phase == worker_pb2.PHASE_SERVING
+            and view.breaker != routing_pb2.WorkerView.BREAKER_OPEN
+        ]
+        best = max(eligible, key=lambda view: _weight(key, view.worker_id), default=None)
+        return None if best is None else ref_of(best)
+
+
+def ref_of(view: routing_pb2.WorkerView) -> WorkerRef:
+    """The worker process of a view."""
+    return WorkerRef(view.worker_id, view.state.incarnation, view.address)
+
+
+def _weight(key: str, worker_id: str) -> bytes:
+    return blake2b(f"{key}\0{worker_id}".encode(), digest_size=8).digest()

@@ -1,0 +1,176 @@
+"""Client of the routers: decisions, the list of workers, and reports of what became of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2
+
+from services.common.rpc import open_channel
+from services.common.tracing import current_metadata
+from services.gateway.upstream.channels import became_ready
+from services.gateway.upstream.connection import WorkerRef
+from services.gateway.upstream.fleet import Fleet
+
+log = logging.getLogger(__name__)
+
+_DOWN_S = 1.0  # a router that failed is asked last for this long
+_MAX_REPORTS = 10_000  # kept while a router is away; older ones are worth nothing
+_LIST_TIMEOUT_S = 2.0
+
+
+class NoWorkerError(Exception):
+    """No worker can take the request. `pool_empty` when there is none at all."""
+
+    def __init__(self, message: str, *, pool_empty: bool, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.pool_empty = pool_empty
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request runs."""
+
+    ref: WorkerRef
+    ticket: worker_pb2.DispatchTicket | None
+    reason: str
+    pull: worker_pb2.PullHint | None = None  # another worker holds more of the prompt's KV
+
+
+@dataclass(slots=True)
+class _Endpoint:
+    address: str
+    channel: grpc.aio.Channel
+    stub: routing_pb2_grpc.RouterAsyncStub  # made once: it registers every method with its channel
+    down_until: float = 0.0
+    reports: deque[routing_pb2.Outcome] = field(default_factory=lambda: deque(maxlen=_MAX_REPORTS))
+    reported: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @staticmethod
+    def at(address: str) -> _Endpoint:
+        channel = open_channel(address, small_messages=True)
+        return _Endpoint(address, channel, routing_pb2_grpc.RouterStub(channel))
+
+
+class RouterClient:
+    """Asks one router, the others when it is away, and decides from the last list of workers when all are."""
+
+    def __init__(self, addresses: tuple[str, ...], *, route_timeout_s: float, unknown_timeout_s: float) -> None:
+        # Shuffled, so that gateways spread over the routers.
+        shuffled = random.sample(addresses, len(addresses))
+        self._endpoints = [_Endpoint.at(address) for address in shuffled]
+        self._route_timeout_s = route_timeout_s
+        self._unknown_timeout_s = unknown_timeout_s
+        self.fleet = Fleet()
+        self.answered = False  # whether any router did, last time
+
+    async def route(self, request: routing_pb2.RouteRequest) -> Placement:
+        """Decide where a request runs; raises :class:`NoWorkerError`."""
+        for endpoint in self._by_health():
+            if not await self._reachable(endpoint):
+                continue
+            try:
+                answer = await endpoint.stub.Route(request, timeout=self._route_timeout_s, metadata=current_metadata())
+            except grpc.aio.AioRpcError as error:
+                _raise_if_answered(error, endpoint.channel)
+                self._mark_down(endpoint, error)
+                continue
+            ref = WorkerRef(answer.worker_id, answer.incarnation, answer.address)
+            pull = answer.pull if answer.HasField("pull") else None
+            return Placement(ref, answer.ticket, answer.decision.reason, pull)
+        return self._route_alone(request)
+
+    def _route_alone(self, request: routing_pb2.RouteRequest) -> Placement:
+        key = request.session or (str(request.block_hashes[0]) if request.block_hashes else request.request_id)
+        ref = self.fleet.pick(request.model, key, request.excluded_workers)
+        if ref is None:
+            raise NoWorkerError("no router answers and no worker is known", pool_empty=True)
+        return Placement(ref, None, "no router: rendezvous hashing")
+
+    async def list_workers(self) -> Fleet | None:
+        """Renew and return the view of all workers; None when no router answers (the old view stays)."""
+        for endpoint in self._by_health():
+            if not await self._reachable(endpoint):
+                continue
+            try:
+                answer = await endpoint.stub.ListWorkers(routing_pb2.ListWorkersRequest(), timeout=_LIST_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                self._mark_down(endpoint, error)
+                continue
+            self.fleet, self.answered = Fleet(tuple(answer.workers)), True
+            return self.fleet
+        self.answered = False
+        return None
+
+    def report(self, outcome: routing_pb2.Outcome) -> None:
+        """Tell every router what became of a request; never waits."""
+        for endpoint in self._endpoints:
+            endpoint.reports.append(outcome)
+            endpoint.reported.set()
+
+    async def send_reports(self) -> None:
+        """Deliver reports until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for endpoint in self._endpoints:
+                group.create_task(_send_reports(endpoint))
+
+    async def close(self) -> None:
+        """Close all channels."""
+        await asyncio.gather(*(endpoint.channel.close() for endpoint in self._endpoints))
+
+    def _by_health(self) -> list[_Endpoint]:
+        now = time.monotonic()
+        return sorted(self._endpoints, key=lambda endpoint: endpoint.down_until > now)
+
+    async def _reachable(self, endpoint: _Endpoint) -> bool:
+        if endpoint.channel.get_state() is grpc.ChannelConnectivity.READY:
+            return True
+        if endpoint.down_until > time.monotonic():
+            return False
+        if await became_ready(endpoint.channel, self._unknown_timeout_s):
+            return True
+        self._mark_down(endpoint, "cannot connect")
+        return False
+
+    @staticmethod
+    def _mark_down(endpoint: _Endpoint, reason: object) -> None:
+        if endpoint.down_until <= time.monotonic() - 10 * _DOWN_S:  # one line per outage, not per request
+            log.warning("router %s does not answer: %s", endpoint.address, reason)
+        endpoint.down_until = time.monotonic() + _DOWN_S
+
+
+def _raise_if_answered(error: grpc.aio.AioRpcError, channel: grpc.aio.Channel) -> None:
+    """Turn a router's refusal into NoWorkerError; other errors mean that the router itself is in trouble."""
+    code, message = error.code(), error.details() or "no worker can take the request"
+    retry_after = dict(error.trailing_metadata() or ()).get("retry-after", "1")
+    # UNAVAILABLE is a router's word for an empty pool, and gRPC's for a lost connection.
+    answered = code is grpc.StatusCode.UNAVAILABLE and channel.get_state() is grpc.ChannelConnectivity.READY
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        raise NoWorkerError(message, pool_empty=False, retry_after_s=float(retry_after)) from error
+    if answered or code is grpc.StatusCode.NOT_FOUND:
+        raise NoWorkerError(message, pool_empty=True, retry_after_s=float(retry_after)) from error
+
+
+async def _send_reports(endpoint: _Endpoint) -> None:
+    while True:
+        await endpoint.reported.wait()
+        call = endpoint.stub.Report()
+        try:
+            while True:
+                await endpoint.reported.wait()
+                endpoint.reported.clear()
+                while endpoint.reports:
+                    await call.write(endpoint.reports.popleft())
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+            endpoint.reported.set()
+            await asyncio.sleep(_DOWN_S)
+        finally:
+            call.cancel()

@@ -1,0 +1,3 @@
+from services.kv_coordinator.main import main
+
+main()

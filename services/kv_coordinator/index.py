@@ -1,0 +1,168 @@
+"""Which prefix block lives on which worker: exact, and small enough for a large fleet.
+
+Workers evict leaves first, so what a worker holds of a chain is always its beginning. One mapping from block hash to a
+bitmask of workers and a binary search over the chain therefore give every worker's exact depth.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ryzanstein.v1 import kv_pb2
+
+# The mapping is split by the top bits of the hash. A dict of 100 million entries blocks for seconds when it grows;
+# 8,192 of 12,000 entries each never block for more than a millisecond or two, and each can be swept in one go. What
+# is left of the hash also fits an int of 32 bytes instead of 48.
+SHARD_BITS = 13
+_SHIFT = 64 - SHARD_BITS
+_KEY = (1 << _SHIFT) - 1
+
+
+@dataclass(slots=True)
+class Slot:
+    """A worker's bit. After a reset the worker gets another one and the old one is swept."""
+
+    number: int
+    worker_id: str
+    incarnation: str
+    blocks: int = 0
+    # Its entry in the next answer: a system prompt is held by everybody, and filling in one number of a thousand
+    # messages takes half as long as making them.
+    depth: kv_pb2.WorkerDepth = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.depth = kv_pb2.WorkerDepth(worker_id=self.worker_id, incarnation=self.incarnation)
+
+
+class BlockIndex:
+    """Single-threaded. Nothing it does takes longer than a few milliseconds, however large it is."""
+
+    def __init__(self) -> None:
+        self._shards: list[dict[int, int]] = [{} for _ in range(1 << SHARD_BITS)]
+        self._bits: list[int] = []  # 1 << number, shared by all entries that only this slot holds
+        self._slots: list[Slot | None] = []
+        self._free: list[int] = []
+        self._live = 0  # mask of slots whose entries count
+        self._dead = 0  # mask of slots to be swept
+        self.entries = 0  # (block, worker) pairs of live slots
+
+    def open_slot(self, worker_id: str, incarnation: str) -> Slot:
+        """A slot for a worker, without any blocks."""
+        if self._free:
+            number = self._free.pop()
+        else:
+            number = len(self._slots)
+            self._slots.append(None)
+            self._bits.append(1 << number)
+        slot = self._slots[number] = Slot(number, worker_id, incarnation)
+        self._live |= self._bits[number]
+        return slot
+
+    def close_slot(self, slot: Slot) -> None:
+        """Forget everything about a slot: at once for lookups; memory comes back with :meth:`sweep`."""
+        bit = self._bits[slot.number]
+        self._live &= ~bit
+        self._dead |= bit
+        self.entries -= slot.blocks
+        slot.blocks = 0
+
+    def store(self, slot: Slot, hashes: Iterable[int]) -> None:
+        """The worker holds these blocks now."""
+        shards, bit, added = self._shards, self._bits[slot.number], 0
+        for block in hashes:
+            shard = shards[block >> _SHIFT]
+            key = block & _KEY
+            holders = shard.get(key)
+            if holders is None:
+                shard[key] = bit
+            elif holders & bit:
+                continue
+            else:
+                shard[key] = holders | bit
+            added += 1
+        slot.blocks += added
+        self.entries += added
+
+    def remove(self, slot: Slot, hashes: Iterable[int]) -> None:
+        """The worker no longer holds these blocks."""
+        shards, bit, removed = self._shards, self._bits[slot.number], 0
+        for block in hashes:
+            shard = shards[block >> _SHIFT]
+            key = block & _KEY
+            holders = shard.get(key, 0)
+            if not holders & bit:
+                continue
+            removed += 1
+            if holders == bit:
+                del shard[key]
+            else:
+                shard[key] = holders ^ bit
+        slot.blocks -= removed
+        self.entries -= removed
+
+    def holders(self, block: int) -> int:
+        """Bitmask of the live slots that hold a block."""
+        return self._shards[block >> _SHIFT].get(block & _KEY, 0) & self._live
+
+    def depths(self, chain: Sequence[int]) -> list[tuple[int, int]]:
+        """Pairs of depth and bitmask of the slots that hold exactly that many leading blocks, depth > 0."""
+        if not chain:
+            return []
+        last = len(chain) - 1
+        first_holders, last_holders = self.holders(chain[0]), self.holders(chain[last])
+        groups = [(last + 1, last_holders)] if last_holders else []
+        spans = [(0, first_holders, last, last_holders)]
+        while spans:
+            low, low_holders, high, high_holders = spans.pop()
+            # These hold block `low` and not block `high`: their depth is in (low, high].
+            ending = low_holders & ~high_holders
+            if not ending:
+                continue
+            if high - low == 1:
+                groups.append((high, ending))
+                continue
+            middle = (low + high) // 2
+            middle_holders = self.holders(chain[middle])
+            spans.append((low, low_holders, middle, middle_holders))
+            spans.append((middle, middle_holders, high, high_holders))
+        return groups
+
+    def members(self, mask: int) -> Iterator[Slot]:
+        """The slots of a bitmask."""
+        while mask:
+            number = mask.bit_length() - 1
+            mask ^= self._bits[number]
+            slot = self._slots[number]
+            assert slot is not None
+            yield slot
+
+    def blocks(self) -> int:
+        """Distinct blocks, those included that are still to be swept."""
+        return sum(map(len, self._shards))
+
+    def needs_sweep(self) -> bool:
+        """Whether closed slots hold memory."""
+        return self._dead != 0
+
+    def sweep(self, slice_s: float) -> Iterator[None]:
+        """Remove the entries of closed slots, yielding after every `slice_s`; their numbers are free afterwards.
+
+        Slots that are closed during a sweep wait for the next one.
+        """
+        dead = self._dead
+        pause_at = time.perf_counter() + slice_s
+        for shard in self._shards:
+            for key, holders in [item for item in shard.items() if item[1] & dead]:
+                if left := holders & ~dead:
+                    shard[key] = left
+                else:
+                    del shard[key]
+            if time.perf_counter() >= pause_at:
+                yield
+                pause_at = time.perf_counter() + slice_s
+        self._dead &= ~dead
+        for number in [slot.number for slot in self.members(dead)]:
+            self._slots[number] = None
+            self._free.append(number)

@@ -1,0 +1,91 @@
+"""Wires the coordinator together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from ryzanstein.v1 import kv_pb2, kv_pb2_grpc
+
+from services.common.followers import FollowerHooks, Followers
+from services.common.heap import FleetHeap, freeze_started
+from services.common.keys import RedisKeys
+from services.common.leases import READ_TIMEOUT_S, LeaseWatcher
+from services.common.lifecycle import run_service
+from services.common.logs import configure_logging
+from services.common.metrics import new_registry, serve_metrics
+from services.common.redis_client import open_redis
+from services.common.rpc import Health, bind, new_server
+from services.common.tasks import end_tasks
+from services.common.tracing import tracing
+from services.kv_coordinator.hot import HotPrefixes, Pins
+from services.kv_coordinator.index import BlockIndex
+from services.kv_coordinator.metrics import CoordinatorMetrics
+from services.kv_coordinator.service import CoordinatorService
+from services.kv_coordinator.settings import CoordinatorSettings
+from services.kv_coordinator.subscriptions import Counters, Subscriptions
+
+SERVICE = kv_pb2.DESCRIPTOR.services_by_name["KvCoordinator"].full_name
+# While the index is swept, half of the time is left to events and lookups, in slices they do not notice.
+SWEEP_SLICE_S = 0.001
+REFRESH_S = 1.0
+STOP_GRACE_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+async def _sweep(index: BlockIndex) -> None:
+    while True:
+        await asyncio.sleep(REFRESH_S)
+        if index.needs_sweep():
+            for _ in index.sweep(SWEEP_SLICE_S):
+                await asyncio.sleep(SWEEP_SLICE_S)
+
+
+async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
+    """Run the coordinator until `stop`; raises OSError when a port is taken."""
+    index, counters, registry = BlockIndex(), Counters(), new_registry()
+    subscriptions = Subscriptions(index, counters)
+    redis = open_redis(settings.redis_url, READ_TIMEOUT_S)
+    followers = Followers(
+        LeaseWatcher(redis, RedisKeys(settings.namespace)),
+        FollowerHooks(subscriptions.follow, connected=subscriptions.connected, lost=subscriptions.lost),
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(tracing("kv-coordinator"))  # before a tracer is asked for
+        stack.push_async_callback(redis.aclose)
+        metrics = CoordinatorMetrics(registry, counters)
+        service = CoordinatorService(
+            index, subscriptions, counters, HotPrefixes(settings.hot_prefixes), Pins(settings.max_pins), metrics
+        )
+        server = new_server()
+        kv_pb2_grpc.add_KvCoordinatorServicer_to_server(service, server)
+        health = Health(server, [SERVICE])
+        await health.set_serving(True)  # "nothing is known" is a correct answer
+        port = bind(server, settings.host, settings.coordinator_port)
+        stack.enter_context(serve_metrics(settings.host, settings.metrics_port, registry, lambda: True))
+        await server.start()
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+        log.info("coordinator listens", extra={"port": port, "address": settings.advertised(port)})
+
+        heap = FleetHeap()
+        freeze_started()
+
+        async def refresh() -> None:
+            while True:
+                metrics.refresh(index, subscriptions)
+                heap.settle(followers.joined, followers.left)
+                await asyncio.sleep(REFRESH_S)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in (followers.run(), _sweep(index), refresh())]
+            await stop.wait()
+            await end_tasks(tasks)
+
+
+def main() -> None:
+    """Entry point of the process."""
+    settings = CoordinatorSettings()
+    configure_logging("kv-coordinator", settings.log_level)
+    run_service(lambda stop: serve(settings, stop))

@@ -1,0 +1,50 @@
+"""Prometheus metrics of the coordinator."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from services.common.metrics import Totals
+from services.kv_coordinator.index import BlockIndex
+from services.kv_coordinator.subscriptions import Counters, Subscriptions
+
+_BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
+
+
+class CoordinatorMetrics:
+    """All of them, in one registry."""
+
+    def __init__(self, registry: CollectorRegistry, counters: Counters) -> None:
+        self._lookups = Counter(
+            "ryzanstein_coordinator_lookups",
+            "Lookups, by whether any worker had anything",
+            ["result"],
+            registry=registry,
+        )
+        self._hits, self._misses = self._lookups.labels("hit"), self._lookups.labels("miss")
+        self._seconds = Histogram(
+            "ryzanstein_coordinator_lookup_seconds", "Time of a lookup", buckets=_BUCKETS, registry=registry
+        )
+        self._blocks = Gauge("ryzanstein_coordinator_blocks", "Distinct blocks", registry=registry)
+        self._entries = Gauge("ryzanstein_coordinator_entries", "Pairs of block and worker", registry=registry)
+        self._workers = Gauge("ryzanstein_coordinator_workers", "Workers, by state", ["state"], registry=registry)
+        Totals(
+            "ryzanstein_coordinator_events",
+            "KV events applied, gaps found in them, full dumps taken (resyncs)",
+            "kind",
+            lambda: {kind: getattr(counters, kind) for kind in ("events", "gaps", "resyncs")},
+            registry,
+        )
+
+    def looked_up(self, *, hit: bool, seconds: float) -> None:
+        """Count a lookup."""
+        (self._hits if hit else self._misses).inc()
+        self._seconds.observe(seconds)
+
+    def refresh(self, index: BlockIndex, subscriptions: Subscriptions) -> None:
+        """Bring the gauges up to date."""
+        self._blocks.set(index.blocks())
+        self._entries.set(index.entries)
+        synced = sum(s.synced and s.connected for s in subscriptions.by_worker.values())
+        self._workers.labels("synced").set(synced)
+        self._workers.labels("behind").set(len(subscriptions.by_worker) - synced)

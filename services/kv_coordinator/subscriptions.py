@@ -1,0 +1,139 @@
+"""Keeps the index in step with every worker's KV events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
+
+from services.common.leases import Lease
+from services.common.rpc import open_channel
+from services.kv_coordinator.index import BlockIndex, Slot
+
+RECONNECT_MIN_S, RECONNECT_MAX_S = 0.05, 1.0
+# Blocks applied between two turns of the event loop: about a millisecond. A full dump of a worker has 100,000.
+SLICE_BLOCKS = 2_000
+
+log = logging.getLogger(__name__)
+
+
+class ResyncNeeded(Exception):  # noqa: N818  # part of the protocol
+    """What has arrived does not continue what is known."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    events: int = 0
+    gaps: int = 0
+    resyncs: int = 0
+
+
+@dataclass(slots=True)
+class Subscription:
+    """One worker's part of the index and how far it goes."""
+
+    slot: Slot
+    next_seq: int = 0
+    synced: bool = False
+    connected: bool = False
+
+
+class Subscriptions:
+    """Follows every worker. Unknown and uncertain both mean: not held."""
+
+    def __init__(self, index: BlockIndex, counters: Counters) -> None:
+        self._index = index
+        self._counters = counters
+        self.by_worker: dict[str, Subscription] = {}
+
+    async def follow(self, lease: Lease) -> None:
+        """Keep a worker's events coming until cancelled."""
+        self.by_worker[lease.worker_id] = Subscription(self._index.open_slot(lease.worker_id, ""))
+        pause = RECONNECT_MIN_S
+        async with open_channel(lease.address) as channel:
+            while True:
+                if await self._subscribe(lease, channel):
+                    pause = RECONNECT_MIN_S
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, RECONNECT_MAX_S)
+
+    def lost(self, worker_id: str) -> None:
+        """The worker is gone."""
+        if subscription := self.by_worker.pop(worker_id, None):
+            self._index.close_slot(subscription.slot)
+
+    def connected(self, worker_id: str) -> bool:
+        """Whether its event stream is open."""
+        subscription = self.by_worker.get(worker_id)
+        return subscription is not None and subscription.connected
+
+    async def _subscribe(self, lease: Lease, channel: grpc.aio.Channel) -> bool:
+        """Apply events until the stream breaks or does not continue what is known; whether they were of use."""
+        subscription = self.by_worker[lease.worker_id]
+        request = worker_pb2.KvSyncRequest(
+            incarnation=subscription.slot.incarnation, next_seq=subscription.next_seq if subscription.synced else 0
+        )
+        try:
+            async for batch in worker_pb2_grpc.WorkerStub(channel).KvSync(request):
+                subscription.connected = True
+                await self._apply(lease, subscription, batch)
+        except grpc.aio.AioRpcError as error:
+            log.debug("event stream of %s broken: %s", lease.worker_id, error.details())
+        except ResyncNeeded as error:
+            log.warning("resync of %s: %s", lease.worker_id, error, extra={"worker_id": lease.worker_id})
+            self._counters.gaps += 1
+            self._restart(subscription, "")
+        heard, subscription.connected = subscription.connected, False
+        return heard and subscription.synced
+
+    async def _apply(self, lease: Lease, subscription: Subscription, batch: worker_pb2.KvEvents) -> None:
+        if batch.worker_id != lease.worker_id:
+            raise ResyncNeeded(f"{lease.address} answers as worker {batch.worker_id}")
+        events: Sequence[worker_pb2.KvEvent] = batch.events
+        if batch.reset:
+            self._counters.resyncs += 1
+            self._restart(subscription, batch.incarnation)
+            subscription.next_seq = batch.first_seq
+            subscription.synced = True
+        elif batch.incarnation != subscription.slot.incarnation:
+            raise ResyncNeeded("another incarnation without a reset")
+        elif batch.first_seq > subscription.next_seq:
+            raise ResyncNeeded(f"events {subscription.next_seq} to {batch.first_seq - 1} are missing")
+        else:
+            events = events[subscription.next_seq - batch.first_seq :]  # a replay may overlap
+        for event in events:
+            await self._apply_event(subscription, event)
+            subscription.next_seq += 1
+            self._counters.events += 1
+
+    async def _apply_event(self, subscription: Subscription, event: worker_pb2.KvEvent) -> None:
+        if event.cleared:
+            self._restart(subscription, subscription.slot.incarnation, keep_seq=True)
+        for part in _sliced(event.removed):
+            self._index.remove(subscription.slot, part)
+            if len(part) == SLICE_BLOCKS:
+                await asyncio.sleep(0)
+        for part in _sliced(event.stored):
+            self._index.store(subscription.slot, part)
+            if len(part) == SLICE_BLOCKS:
+                await asyncio.sleep(0)
+
+    def _restart(self, subscription: Subscription, incarnation: str, *, keep_seq: bool = False) -> None:
+        """Forget a worker's blocks; for lookups that is one bit, the memory is swept later."""
+        if subscription.slot.blocks or subscription.slot.incarnation != incarnation:
+            self._index.close_slot(subscription.slot)
+            subscription.slot = self._index.open_slot(subscription.slot.worker_id, incarnation)
+        if not keep_seq:
+            subscription.next_seq, subscription.synced = 0, False
+
+
+def _sliced(blocks: Sequence[int]) -> list[Sequence[int]]:
+    if len(blocks) <= SLICE_BLOCKS:
+        return [blocks] if blocks else []
+    return [blocks[start : start + SLICE_BLOCKS] for start in range(0, len(blocks), SLICE_BLOCKS)]

@@ -1,0 +1,118 @@
+"""Wires the router together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
+
+from services.common.followers import FollowerHooks, Followers
+from services.common.heap import FleetHeap, freeze_started
+from services.common.keys import RedisKeys
+from services.common.leases import READ_TIMEOUT_S, LeaseWatcher
+from services.common.lifecycle import run_service
+from services.common.logs import configure_logging
+from services.common.metrics import new_registry, serve_metrics
+from services.common.redis_client import open_redis
+from services.common.rpc import Health, bind, new_server, open_channel
+from services.common.tasks import end_tasks
+from services.common.tracing import tracing
+from services.router.breaker import BreakerLimits
+from services.router.fleet import Fleet
+from services.router.metrics import RouterMetrics
+from services.router.policies import make_policy
+from services.router.prefixes import Prefixes
+from services.router.routing import Routing
+from services.router.service import RouterService
+from services.router.sessions import Sessions
+from services.router.settings import RouterSettings
+
+SERVICE = routing_pb2.DESCRIPTOR.services_by_name["Router"].full_name
+# Waiting requests are tried again on any change, but not for each of a burst, and now and then for what only time
+# changes (breakers).
+DRAIN_PAUSE_S, DRAIN_EVERY_S = 0.005, 0.1
+REFRESH_S = 0.5
+# Running decisions end within the queue's time-out; streams are cancelled at once.
+STOP_GRACE_S = 2.0
+# Gateways decide alone as long as no router answers, and they may know workers when Redis does not say.
+FIRST_READ_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+async def _drain_queues(routing: Routing, changed: asyncio.Event) -> None:
+    while True:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_EVERY_S):
+                await changed.wait()
+        changed.clear()
+        routing.drain_queues()
+        await asyncio.sleep(DRAIN_PAUSE_S)
+
+
+async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
+    """Run the router until `stop`; raises OSError when a port is taken."""
+    keys, registry, changed = RedisKeys(settings.namespace), new_registry(), asyncio.Event()
+    lease_redis = open_redis(settings.redis_url, READ_TIMEOUT_S)
+    session_redis = open_redis(settings.redis_url, settings.redis_timeout_ms / 1000)
+    fleet = Fleet(settings.router_id, settings.saturation_s, BreakerLimits(), changed.set)
+    followers = Followers(
+        LeaseWatcher(lease_redis, keys), FollowerHooks(fleet.follow, connected=fleet.connected, lost=fleet.lost)
+    )
+
+    def ready() -> bool:
+        return followers.leases_read or fleet.has_live_workers()
+
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(tracing("router", settings.router_id))
+        stack.push_async_callback(lease_redis.aclose)
+        stack.push_async_callback(session_redis.aclose)
+        prefixes = None
+        if settings.coordinator_address:
+            channel = await stack.enter_async_context(open_channel(settings.coordinator_address, small_messages=True))
+            channel.get_state(try_to_connect=True)  # connecting takes longer than the first lookup may
+            prefixes = Prefixes(channel, settings.lookup_timeout_ms / 1000)
+        metrics = RouterMetrics(registry, prefixes)
+        routing = Routing(
+            fleet=fleet,
+            policy=make_policy(settings.policy, settings.decode_weight),
+            sessions=Sessions(session_redis, keys, settings.redis_timeout_ms / 1000),
+            prefixes=prefixes,
+            decode_weight=settings.decode_weight,
+            queue_size=settings.queue_size,
+            queue_timeout_s=settings.queue_timeout_s,
+        )
+        server = new_server()
+        routing_pb2_grpc.add_RouterServicer_to_server(RouterService(settings, fleet, routing, metrics), server)
+        health = Health(server, [SERVICE])
+        await health.set_serving(False)
+        port = bind(server, settings.host, settings.router_port)
+        stack.enter_context(serve_metrics(settings.host, settings.metrics_port, registry, ready))
+        heap = FleetHeap()
+        freeze_started()
+
+        async def refresh() -> None:
+            while True:
+                await health.set_serving(ready())
+                metrics.refresh(fleet, routing)
+                heap.settle(followers.joined, followers.left)
+                await asyncio.sleep(REFRESH_S)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in (followers.run(), _drain_queues(routing, changed), refresh())]
+            # A router that answered before it knows the workers would turn requests away that others could serve.
+            await followers.wait_read(FIRST_READ_S)
+            await server.start()
+            stack.push_async_callback(server.stop, STOP_GRACE_S)
+            log.info("router listens", extra={"port": port, "address": settings.advertised(port)})
+            await stop.wait()
+            await end_tasks(tasks)
+
+
+def main() -> None:
+    """Entry point of the process."""
+    settings = RouterSettings()
+    configure_logging("router", settings.log_level)
+    run_service(lambda stop: serve(settings, stop))

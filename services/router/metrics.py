@@ -1,0 +1,110 @@
+"""Prometheus metrics of the router."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from ryzanstein.v1 import routing_pb2
+
+from services.common.metrics import Totals
+from services.router.breaker import BreakerState
+from services.router.fleet import Fleet
+from services.router.prefixes import Prefixes
+from services.router.routing import Placement, Routing
+from services.router.snapshot import WhyNot
+
+_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1, 5, 10)
+_RESULTS = {value: name.removeprefix("RESULT_").lower() for name, value in routing_pb2.Outcome.Result.items()}
+
+
+class RouterMetrics:
+    """All of them, in one registry."""
+
+    def __init__(self, registry: CollectorRegistry, prefixes: Prefixes | None) -> None:
+        self.decisions = Counter(
+            "ryzanstein_router_decisions",
+            "Requests placed, by model and reason",
+            ["model", "reason"],
+            registry=registry,
+        )
+        self.refusals = Counter(
+            "ryzanstein_router_refusals", "Requests not placed, by status code", ["code"], registry=registry
+        )
+        self.seconds = Histogram(
+            "ryzanstein_router_decision_seconds",
+            "Time of a decision without waiting in the queue",
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self.queue_seconds = Histogram(
+            "ryzanstein_router_queue_seconds",
+            "Wait for an eligible worker, of requests that had to",
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(
+            "ryzanstein_router_prompt_tokens", "Prompt tokens of placed requests", ["model"], registry=registry
+        )
+        self.matched_tokens = Counter(
+            "ryzanstein_router_matched_tokens",
+            "Prompt tokens that the chosen worker had cached, by the coordinator's word",
+            ["model"],
+            registry=registry,
+        )
+        self.outcomes = Counter(
+            "ryzanstein_router_outcomes", "Reported by gateways, by result", ["result"], registry=registry
+        )
+        self.queued = Gauge(
+            "ryzanstein_router_queue_length", "Requests waiting for a worker", ["model"], registry=registry
+        )
+        self.workers = Gauge(
+            "ryzanstein_router_workers", "Workers by why they are not eligible", ["model", "state"], registry=registry
+        )
+        self.redis_up = Gauge("ryzanstein_router_redis_up", "Whether sessions are read from Redis", registry=registry)
+        self.breakers = Gauge(
+            "ryzanstein_router_breakers", "Circuit breakers of workers, by state", ["model", "state"], registry=registry
+        )
+        self.bindings = Counter(
+            "ryzanstein_router_session_bindings",
+            "Placed requests with a session, by what became of its binding to a worker",
+            ["result"],
+            registry=registry,
+        )
+        Totals(
+            "ryzanstein_router_lookups",
+            "Questions to the coordinator",
+            "result",
+            lambda: {kind: getattr(prefixes, kind) if prefixes else 0 for kind in ("answered", "failed")},
+            registry,
+        )
+
+    def placed(self, placed: Placement, seconds: float) -> None:
+        """Count a decision that took `seconds`, queue included."""
+        model, choice = placed.pool.model, placed.choice
+        assert choice is not None
+        self.decisions.labels(model, choice.reason).inc()
+        self.seconds.observe(seconds - placed.queued_s)
+        if placed.session is not None:
+            self.bindings.labels(placed.session).inc()
+        if placed.queued_s:
+            self.queue_seconds.observe(placed.queued_s)
+        self.prompt_tokens.labels(model).inc(placed.query.prompt_tokens)
+        if placed.query.matched_tokens is not None:
+            self.matched_tokens.labels(model).inc(float(placed.query.matched_tokens[choice.index]))
+
+    def reported(self, outcome: routing_pb2.Outcome) -> None:
+        """Count a report."""
+        self.outcomes.labels(_RESULTS.get(outcome.result, "unspecified")).inc()
+
+    def refresh(self, fleet: Fleet, routing: Routing) -> None:
+        """Bring the gauges up to date."""
+        for model, pool in fleet.pools.items():
+            tally = Tally(pool.snapshot().why_not.tolist())
+            for why in WhyNot:
+                self.workers.labels(model, why.text or "eligible").set(tally[why])
+            states = Tally(pool.breaker_states())
+            for state in BreakerState:
+                self.breakers.labels(model, state.value).set(states[state])
+            self.queued.labels(model).set(len(routing.queues.get(model, ())))
+        self.redis_up.set(routing.sessions.available())

@@ -1,0 +1,84 @@
+"""The default policy: the worker where the request ends soonest, sticky as long as that is cheap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.router.pulls import worthwhile_pulls
+from services.router.snapshot import Choice, Floats, Query, Snapshot, Terms, rendezvous
+
+# Most answers are shorter than their limit; beyond this the limit says nothing.
+MAX_COUNTED_OUTPUT = 256
+# The batch at which a decode step takes twice as long as for one request: reading the weights costs as much as
+# this many requests' attention and activations. Only ratios between near batch sizes depend on it.
+BATCH_DOUBLES_STEP = 64.0
+
+KEEP_FACTOR, KEEP_MS = 1.25, 50.0
+# A worker that has had more than its share of the recent work keeps its sessions only while it is the cheapest: the
+# slack above is there against moving to and fro, and must not become a standing privilege.
+FAIR_SHARE = 1.02
+# Costs this close are equal: they differ by less than the state's age, and a strict minimum would send everything
+# that arrives between two states to one worker.
+TIE_FACTOR, TIE_MS = 1.02, 1.0
+
+
+def cost_terms(snapshot: Snapshot, query: Query, decode_weight: float) -> Terms:
+    """Time to first token and a share of the decode time, if the request went to each worker."""
+    matched = query.matched_tokens if query.matched_tokens is not None else np.zeros(len(snapshot.worker_ids))
+    # At least one token is computed, however much is cached.
+    own = np.maximum(query.prompt_tokens - matched, 1.0)
+    ttft = (snapshot.queued_tokens + own) / snapshot.prefill_rate * 1000.0
+    pulled, source = np.zeros(len(matched)), -1
+    if (pulls := worthwhile_pulls(snapshot, query)) is not None:
+        pulled, source, ttft = pulls.tokens, pulls.source, ttft - pulls.saved_s * 1000.0
+    growth = (BATCH_DOUBLES_STEP + snapshot.load + 1.0) / (BATCH_DOUBLES_STEP + snapshot.step_batch)
+    itl = snapshot.step_ms * growth
+    output = min(query.max_tokens or MAX_COUNTED_OUTPUT, MAX_COUNTED_OUTPUT)
+    return Terms(matched, pulled, source, ttft, itl, ttft + decode_weight * output * itl)
+
+
+def cheapest(costs: Floats, snapshot: Snapshot, request_key: int) -> int:
+    """The lowest cost; ties go to a worker that differs from request to request, but not between routers."""
+    best = costs.min()
+    ties = np.flatnonzero(costs <= best * TIE_FACTOR + TIE_MS)
+    if len(ties) == 1:
+        return int(ties[0])
+    return int(ties[rendezvous(snapshot.identities[ties], request_key).argmax()])
+
+
+@dataclass(frozen=True)
+class CostPolicy:
+    """Affinity and load in one currency: milliseconds."""
+
+    decode_weight: float
+    uses_prefixes: ClassVar[bool] = True
+    uses_sessions: ClassVar[bool] = True
+
+    def choose(self, snapshot: Snapshot, query: Query, why_not: NDArray[np.uint8]) -> Choice | None:
+        """Keep the session's worker while it costs at most 1.25 times the minimum plus 50 ms.
+
+        A worker above its fair share has no such slack.
+        """
+        eligible = why_not == 0
+        if not eligible.any():
+            return None
+        terms = cost_terms(snapshot, query, self.decode_weight)
+        costs = np.where(eligible, terms.cost_ms, np.inf)
+        if not query.session_key:
+            return Choice(cheapest(costs, snapshot, query.request_key), "lowest cost", terms)
+        best = costs.min()
+        over = snapshot.share > FAIR_SHARE
+        bearable = costs <= np.where(over, TIE_FACTOR * best + TIE_MS, KEEP_FACTOR * best + KEEP_MS)
+        if not query.bindings_known:
+            affordable = np.flatnonzero(bearable)
+            scores = rendezvous(snapshot.identities[affordable], query.session_key)
+            return Choice(int(affordable[scores.argmax()]), "session hashed", terms)
+        if query.bound < 0:
+            return Choice(cheapest(costs, snapshot, query.request_key), "session bound", terms)
+        if bearable[query.bound]:
+            return Choice(query.bound, "session kept", terms)
+        return Choice(cheapest(costs, snapshot, query.request_key), "session rebound", terms)

@@ -1,0 +1,281 @@
+"""The workers that serve one model, as this router knows them now."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+from ryzanstein.v1 import worker_pb2
+
+from services.router.breaker import Breaker, BreakerLimits, BreakerState, ejected
+from services.router.snapshot import Floats, Snapshot, WhyNot, hash64
+
+# A dispatch the worker has not acknowledged for this long was never submitted: its gateway died or gave up.
+UNACKNOWLEDGED_S = 2.0
+# States come at least once a second; a worker that misses three is stopped or cut off.
+SILENT_S = 3.0
+# Over what time shares of work are compared: long against a request, short against a shift of load.
+WORK_HALF_LIFE_S = 20.0
+# Below this many requests per worker a step is hardly slower than for one, and unequal shares harm nobody.
+BUSY_LOAD = 4.0
+# Until a worker has measured itself, and nobody else of its pool has either.
+ASSUMED_PREFILL_RATE = 2000.0
+ASSUMED_STEP_MS = 20.0
+
+_PHASES = {
+    worker_pb2.PHASE_SERVING: WhyNot.ELIGIBLE,
+    worker_pb2.PHASE_RECOVERING: WhyNot.RECOVERING,
+    worker_pb2.PHASE_DRAINING: WhyNot.DRAINING,
+}
+
+
+class _Column(IntEnum):
+    WHY_NOT = 0
+    LAST_SEEN = 1
+    QUEUED = 2
+    REQUESTS = 3
+    RATE = 4
+    STEP_MS = 5
+    STEP_BATCH = 6
+    MAX_TOKENS = 7
+    UNACKED_TOKENS = 8
+    UNACKED = 9
+    WORK = 10  # given by this router, decaying with WORK_HALF_LIFE_S
+    KV_BYTES = 11
+    PULL_RATE = 12
+
+
+@dataclass(slots=True)
+class _Dispatch:
+    seq: int
+    tokens: int
+    expires_at: float
+
+
+@dataclass(slots=True)
+class Member:
+    """One worker. Its numbers are in its pool's table, in the row `index`."""
+
+    worker_id: str
+    address: str
+    breaker: Breaker
+    index: int
+    identity: int  # hash64 of the worker id
+    state: worker_pb2.WorkerState = field(default_factory=worker_pb2.WorkerState)
+    incarnation: str = ""
+    connected: bool = False
+    draining: bool = False  # asked to by this router: do not wait until the worker says so
+    dispatches: deque[_Dispatch] = field(default_factory=deque)  # not acknowledged yet
+
+
+class Pool:
+    """Members of one model and the table that decisions are made from. `clock` is monotonic, in seconds."""
+
+    def __init__(self, model: str, saturation_s: float, clock: Callable[[], float]) -> None:
+        self.model = model
+        self.members: dict[str, Member] = {}
+        self.saturation_s = saturation_s
+        self._clock = clock
+        self._table: Floats = np.zeros((len(_Column), 0))  # [columns, n_workers]
+        self._ids: tuple[str, ...] = ()
+        self._identities = np.zeros(0, dtype=np.uint64)
+        self._unexpired: deque[tuple[float, Member]] = deque()
+        self._tripped: dict[str, Member] = {}
+        self._work_since = clock()  # when a unit of work last weighed 1
+
+    def add(self, worker_id: str, address: str, limits: BreakerLimits) -> None:
+        """A worker joins, not connected yet."""
+        if worker_id in self.members:
+            self.remove(worker_id)
+        self.members[worker_id] = Member(worker_id, address, Breaker(limits), len(self._ids), hash64(worker_id))
+        row = np.zeros((len(_Column), 1))
+        row[_Column.WHY_NOT] = WhyNot.DISCONNECTED
+        self._table = np.concatenate([self._table, row], axis=1)
+        self._renumber()
+
+    def remove(self, worker_id: str) -> None:
+        """A worker leaves."""
+        member = self.members.pop(worker_id)
+        self._tripped.pop(worker_id, None)
+        self._table = np.delete(self._table, member.index, axis=1)
+        member.dispatches.clear()
+        self._renumber()
+
+    def _renumber(self) -> None:
+        self._ids = tuple(self.members)
+        self._identities = np.array([member.identity for member in self.members.values()], dtype=np.uint64)
+        for index, member in enumerate(self.members.values()):
+            member.index = index
+
+    def update(self, worker_id: str, state: worker_pb2.WorkerState, router_id: str) -> None:
+        """A worker has told its state."""
+        member = self.members[worker_id]
+        if state.incarnation != member.incarnation:
+            self._restarted(member)
+        member.state, member.incarnation, member.connected = state, state.incarnation, True
+        column = self._table[:, member.index]
+        column[_Column.LAST_SEEN] = self._clock()
+        column[_Column.QUEUED] = state.queued_prefill_tokens
+        column[_Column.REQUESTS] = state.running + state.waiting
+        column[_Column.RATE] = state.prefill_tokens_per_s
+        column[_Column.MAX_TOKENS] = state.max_request_tokens
+        column[_Column.KV_BYTES] = state.kv_bytes_per_token
+        column[_Column.PULL_RATE] = state.pull_bytes_per_s
+        if state.decode_step_ms > 0 and (state.running or not column[_Column.STEP_BATCH]):
+            # An idle worker keeps the pair of its last busy moment: alone, the time of a step says nothing.
+            column[_Column.STEP_MS], column[_Column.STEP_BATCH] = state.decode_step_ms, max(state.running, 1)
+        self._judge(member)
+        if member.dispatches and (acked := state.acked.get(router_id, 0)):
+            self._acknowledge(member, acked)
+
+    def _restarted(self, member: Member) -> None:
+        self._acknowledge(member, 1 << 64)
+        member.breaker = Breaker(member.breaker.limits)
+        member.draining = False
+        self._tripped.pop(member.worker_id, None)
+        self._table[[_Column.STEP_MS, _Column.STEP_BATCH], member.index] = 0.0
+
+    def disconnected(self, worker_id: str) -> None:
+        """Its state stream is broken: whatever it is doing, new requests go elsewhere."""
+        member = self.members[worker_id]
+        member.connected = False
+        self._judge(member)
+
+    def set_draining(self, worker_id: str, draining: bool) -> None:
+        """Whether this router has asked it to drain; ends by itself when the worker restarts."""
+        member = self.members[worker_id]
+        member.draining = draining
+        self._judge(member)
+
+    def _judge(self, member: Member) -> None:
+        verdict = _PHASES.get(member.state.phase, WhyNot.LOADING)
+        if member.draining:
+            verdict = WhyNot.DRAINING
+        self._table[_Column.WHY_NOT, member.index] = verdict if member.connected else WhyNot.DISCONNECTED
+
+    def book(self, worker_id: str, seq: int, tokens: int, output: float = 0.0) -> None:
+        """A request is on its way there, with `tokens` to prefill and about `output` to generate.
+
+        `seq` grows from dispatch to dispatch.
+        """
+        member, now = self.members[worker_id], self._clock()
+        self._table[_Column.WORK, member.index] += (tokens + output) * self._work_weight(now)
+        member.breaker.called(now)
+        member.dispatches.append(_Dispatch(seq, tokens, now + UNACKNOWLEDGED_S))
+        self._unexpired.append((now + UNACKNOWLEDGED_S, member))
+        self._table[[_Column.UNACKED_TOKENS, _Column.UNACKED], member.index] += (tokens, 1)
+
+    def _work_weight(self, now: float) -> float:
+        """New work weighs more and more instead of old work less and less; rescaled before that overflows."""
+        weight = math.exp2(min((now - self._work_since) / WORK_HALF_LIFE_S, 1000.0))
+        if weight > 1e9:
+            self._table[_Column.WORK] /= weight
+            self._work_since, weight = now, 1.0
+        return weight
+
+    def unbook(self, worker_id: str, seq: int) -> None:
+        """A dispatch that was booked went elsewhere after all."""
+        member = self.members.get(worker_id)
+        dispatch = next((d for d in member.dispatches if d.seq == seq), None) if member else None
+        if member is None or dispatch is None:
+            return
+        member.dispatches.remove(dispatch)
+        member.breaker.no_verdict(self._clock())
+        self._table[[_Column.UNACKED_TOKENS, _Column.UNACKED], member.index] -= (dispatch.tokens, 1)
+
+    def _acknowledge(self, member: Member, seq: int) -> None:
+        tokens = count = 0
+        while member.dispatches and member.dispatches[0].seq <= seq:
+            tokens += member.dispatches.popleft().tokens
+            count += 1
+        self._table[[_Column.UNACKED_TOKENS, _Column.UNACKED], member.index] -= (tokens, count)
+
+    def _expire(self, now: float) -> None:
+        while self._unexpired and self._unexpired[0][0] <= now:
+            _, member = self._unexpired.popleft()
+            while member.dispatches and member.dispatches[0].expires_at <= now:
+                self._acknowledge(member, member.dispatches[0].seq)
+
+    def fault(self, worker_id: str, incarnation: str) -> None:
+        """A request failed there; reports about an earlier incarnation are ignored."""
+        if member := self._incarnate(worker_id, incarnation):
+            member.breaker.fault(self._clock())
+            if member.breaker.state(self._clock()) is not BreakerState.CLOSED:
+                self._tripped[worker_id] = member
+
+    def success(self, worker_id: str, incarnation: str) -> None:
+        """A request ended well there."""
+        if member := self._incarnate(worker_id, incarnation):
+            member.breaker.success(self._clock())
+            if member.breaker.state(self._clock()) is BreakerState.CLOSED:
+                self._tripped.pop(worker_id, None)
+
+    def no_verdict(self, worker_id: str, incarnation: str) -> None:
+        """A request ended there for reasons that are not the worker's."""
+        if member := self._incarnate(worker_id, incarnation):
+            member.breaker.no_verdict(self._clock())
+
+    def _incarnate(self, worker_id: str, incarnation: str) -> Member | None:
+        member = self.members.get(worker_id)
+        return member if member is not None and member.incarnation == incarnation else None
+
+    def is_live(self, worker_id: str) -> bool:
+        """Whether its state stream is open and speaking."""
+        member = self.members[worker_id]
+        return member.connected and self._table[_Column.LAST_SEEN, member.index] >= self._clock() - SILENT_S
+
+    def breaker_states(self) -> list[BreakerState]:
+        """Of every member, now."""
+        now = self._clock()
+        return [member.breaker.state(now) for member in self.members.values()]
+
+    def snapshot(self) -> Snapshot:
+        """The pool at this moment."""
+        now = self._clock()
+        self._expire(now)
+        table = self._table.copy()
+        rate = _or_mean(table[_Column.RATE], ASSUMED_PREFILL_RATE)
+        queued = table[_Column.QUEUED] + table[_Column.UNACKED_TOKENS]
+        why_not = table[_Column.WHY_NOT].astype(np.uint8)
+        serving = why_not == WhyNot.ELIGIBLE
+        why_not[serving & (queued > self.saturation_s * rate)] = WhyNot.SATURATED
+        why_not[serving & (table[_Column.LAST_SEEN] < now - SILENT_S)] = WhyNot.SILENT
+        tripped = [(member.index, member.breaker) for member in self._tripped.values()]
+        for index in ejected(tripped, len(self._ids), now):
+            why_not[index] = why_not[index] or WhyNot.BREAKER
+        load = table[_Column.REQUESTS] + table[_Column.UNACKED]
+        return Snapshot(
+            worker_ids=self._ids,
+            identities=self._identities,
+            why_not=why_not,
+            queued_tokens=queued,
+            load=load,
+            share=_shares(table[_Column.WORK] / rate, load, why_not == WhyNot.ELIGIBLE),
+            prefill_rate=rate,
+            step_ms=_or_mean(table[_Column.STEP_MS], ASSUMED_STEP_MS),
+            step_batch=np.maximum(table[_Column.STEP_BATCH], 1.0),
+            max_request_tokens=table[_Column.MAX_TOKENS],
+            kv_bytes_per_token=table[_Column.KV_BYTES],
+            pull_bytes_per_s=table[_Column.PULL_RATE],
+        )
+
+
+def _shares(work: Floats, load: Floats, eligible: NDArray[np.bool_]) -> Floats:
+    """Work of each worker relative to the mean of those that get any; all 1 while the fleet is not busy."""
+    if not eligible.any() or load[eligible].mean() < BUSY_LOAD or not work[eligible].any():
+        return np.ones(len(work))
+    shares: Floats = work / work[eligible].mean()
+    return shares
+
+
+def _or_mean(values: Floats, default: float) -> Floats:
+    """Values that are not measured yet (0) are taken to be like the others'."""
+    unknown = values <= 0
+    if not unknown.any():
+        return values
+    return np.where(unknown, default if unknown.all() else values[~unknown].mean(), values)

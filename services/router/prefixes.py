@@ -1,0 +1,53 @@
+"""How much of a prompt each worker has cached, by the KV-cache coordinator's word."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import grpc
+import grpc.aio
+from ryzanstein.v1 import kv_pb2, kv_pb2_grpc
+
+from services.common.blockhash import HASH_BLOCK_TOKENS
+from services.common.tracing import current_metadata
+from services.router.breaker import Breaker, BreakerLimits
+
+_LIMITS = BreakerLimits(faults=3, window_s=10.0, open_min_s=0.5, open_max_s=5.0, probe_timeout_s=1.0)
+
+
+class CachedPrefix(NamedTuple):
+    """One worker's part of a prompt."""
+
+    worker_id: str
+    incarnation: str
+    tokens: int
+
+
+class Prefixes:
+    """Asks the coordinator. Unknown means nothing cached: a slow or absent coordinator costs affinity, no more."""
+
+    def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
+        self._stub = kv_pb2_grpc.KvCoordinatorStub(channel)
+        self._timeout_s = timeout_s
+        self._breaker = Breaker(_LIMITS)
+        self.answered = 0
+        self.failed = 0
+
+    async def lookup(self, hashes: Sequence[int]) -> list[CachedPrefix]:
+        """Workers that hold the beginning of the chain; empty when the coordinator does not answer in time."""
+        now = time.monotonic()
+        if not hashes or not self._breaker.allows(now):
+            return []
+        self._breaker.called(now)
+        request = kv_pb2.LookupRequest(hashes=hashes)
+        try:
+            response = await self._stub.Lookup(request, timeout=self._timeout_s, metadata=current_metadata())
+        except grpc.aio.AioRpcError:
+            self.failed += 1
+            self._breaker.fault(time.monotonic())
+            return []
+        self.answered += 1
+        self._breaker.success(time.monotonic())
+        return [CachedPrefix(d.worker_id, d.incarnation, d.blocks * HASH_BLOCK_TOKENS) for d in response.depths]

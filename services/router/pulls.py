@@ -1,0 +1,77 @@
+"""When a worker should fetch a prefix from another one instead of computing it. Pure functions over a snapshot.
+
+    compute  = tokens / prefill rate of the worker
+    transfer = latency + a step of either worker + tokens * bytes of KV per token / bytes per second of its pulls
+    a pull pays when transfer * PAYS <= compute
+
+The prefill rate is measured by the worker on its own steps, the bytes per second on its latest pulls, all the way into
+its ranks; before the first one they are what the worker was configured with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from ryzanstein.v1 import worker_pb2
+
+from services.router.pool import Pool
+from services.router.snapshot import Choice, Floats, Query, Snapshot, WhyNot
+
+# Both estimates are rough, and the source has other things to do: only a clear gain is taken.
+PAYS = 2.0
+LATENCY_S = 0.005  # a connection, the way there and back
+
+# Workers that get no new requests can still hand out their cache; those that do not answer cannot.
+_READABLE = np.array(
+    [
+        why not in (WhyNot.DISCONNECTED, WhyNot.LOADING, WhyNot.RECOVERING, WhyNot.SILENT, WhyNot.BREAKER)
+        for why in WhyNot
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pulls:
+    """What each worker would fetch from the one that holds most. Arrays are [n_workers]."""
+
+    source: int
+    tokens: Floats  # 0: nothing, it does not pay
+    saved_s: Floats  # compared with computing
+
+
+def worthwhile_pulls(snapshot: Snapshot, query: Query) -> Pulls | None:
+    """The pulls that pay for this request; None when nobody can fetch anything."""
+    matched = query.matched_tokens
+    movable = (snapshot.pull_bytes_per_s > 0) & (snapshot.kv_bytes_per_token > 0)
+    if matched is None or not movable.any():
+        return None
+    held = np.where(_READABLE[snapshot.why_not], matched, 0.0)
+    deepest = held.max()
+    if deepest <= matched.min():
+        return None
+    holders = np.flatnonzero(held == deepest)
+    source = int(holders[snapshot.queued_tokens[holders].argmin()])
+    missing = np.maximum(min(deepest, query.prompt_tokens - 1.0) - matched, 0.0)
+    compute_s = missing / snapshot.prefill_rate
+    steps_s = (snapshot.step_ms + snapshot.step_ms[source]) / 1e3
+    bytes_s = missing * snapshot.kv_bytes_per_token / np.where(movable, snapshot.pull_bytes_per_s, 1.0)
+    transfer_s = LATENCY_S + steps_s + bytes_s
+    pays = movable & (transfer_s * PAYS <= compute_s)
+    return Pulls(source, np.where(pays, missing, 0.0), np.where(pays, compute_s - transfer_s, 0.0))
+
+
+def pull_hint(pool: Pool, snapshot: Snapshot, choice: Choice) -> worker_pb2.PullHint | None:
+    """Where the chosen worker should fetch the prompt's beginning from; None when it should compute it."""
+    terms = choice.terms
+    if terms is None or not terms.pulled_tokens[choice.index]:
+        return None
+    source = pool.members.get(snapshot.worker_ids[terms.pull_source])
+    if source is None:
+        return None
+    return worker_pb2.PullHint(
+        worker_id=source.worker_id,
+        incarnation=source.incarnation,
+        address=source.address,
+        tokens=int(terms.matched_tokens[terms.pull_source]),
+    )

@@ -1,0 +1,235 @@
+"""The way of a decision: ask coordinator and Redis, choose, book, bind the session."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from ryzanstein.v1 import routing_pb2
+
+from services.router.fleet import EmptyPoolError, Fleet
+from services.router.policies.cost import MAX_COUNTED_OUTPUT
+from services.router.pool import Pool
+from services.router.prefixes import CachedPrefix, Prefixes
+from services.router.sessions import Binding, Held, Sessions, SessionsAway
+from services.router.snapshot import Choice, Floats, Policy, Query, Snapshot, hash64, why_not_for
+from services.router.waiting import QueueFullError, WaitingQueue
+
+# A session that two routers fight over is settled after a try or two: the winner is live.
+BIND_ATTEMPTS = 3
+
+
+class OverloadedError(Exception):
+    """Nobody could take the request in time."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """A decision with everything it was made from. `choice` is None when nobody is eligible."""
+
+    pool: Pool
+    snapshot: Snapshot
+    query: Query
+    why_not: NDArray[np.uint8]
+    choice: Choice | None
+    binding: Binding | None = None  # of the chosen worker
+    address: str = ""
+    seq: int = 0
+    queued_s: float = 0.0
+    session: str | None = None  # what became of the session's binding; None without a session
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was learnt about a request before choosing."""
+
+    prefixes: list[CachedPrefix]
+    held: Held | None
+    bindings_known: bool
+
+
+def _sequence() -> Iterator[int]:
+    # Starts at the clock: a router that restarts under its old id continues above what workers have acknowledged.
+    return itertools.count(time.time_ns() // 1000)
+
+
+@dataclass(slots=True)
+class Routing:
+    """Decisions of one router process."""
+
+    fleet: Fleet
+    policy: Policy
+    sessions: Sessions
+    prefixes: Prefixes | None
+    decode_weight: float
+    queue_size: int
+    queue_timeout_s: float
+    queues: dict[str, WaitingQueue[Placement]] = field(default_factory=dict)
+    _seqs: Iterator[int] = field(default_factory=_sequence)
+    _turn: int = field(default_factory=lambda: secrets.randbelow(1 << 20))  # routers do not march in step
+
+    async def route(self, request: routing_pb2.RouteRequest) -> Placement:
+        """Place a request and book it. Raises UnknownModelError, EmptyPoolError or OverloadedError."""
+        pool = self.fleet.pool(request.model)
+        known = await self._learn(request, touch=True)
+        placed = await self._place_or_wait(pool, request, known)
+        if not (request.session and self.policy.uses_sessions):
+            return placed
+        if not known.bindings_known:
+            return replace(placed, session="unknown")
+        return await self._bind(request, placed, known.held)
+
+    async def explain(self, request: routing_pb2.RouteRequest) -> Placement:
+        """The decision as it would be taken now, without any effect."""
+        pool = self.fleet.pool(request.model)
+        return self._choose(pool, request, await self._learn(request, touch=False))
+
+    def drain_queues(self) -> None:
+        """Let waiting requests try again."""
+        for queue in self.queues.values():
+            queue.drain()
+
+    async def _learn(self, request: routing_pb2.RouteRequest, *, touch: bool) -> _Known:
+        wants_session = bool(request.session) and self.policy.uses_sessions
+        wants_prefixes = bool(request.block_hashes) and self.policy.uses_prefixes and self.prefixes is not None
+        if wants_session and wants_prefixes:
+            prefixes, (held, known) = await asyncio.gather(self._cached(request), self._held(request, touch=touch))
+            return _Known(prefixes, held, known)
+        if wants_session:
+            held, known = await self._held(request, touch=touch)
+            return _Known([], held, known)
+        return _Known(await self._cached(request) if wants_prefixes else [], None, True)
+
+    async def _cached(self, request: routing_pb2.RouteRequest) -> list[CachedPrefix]:
+        return await self.prefixes.lookup(request.block_hashes) if self.prefixes else []
+
+    async def _held(self, request: routing_pb2.RouteRequest, *, touch: bool) -> tuple[Held | None, bool]:
+        try:
+            return await self.sessions.read(request.tenant, request.session, touch=touch), True
+        except SessionsAway:
+            return None, False
+
+    async def _place_or_wait(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Placement:
+        queue = self.queues.get(pool.model)
+        if queue is None:
+            queue = self.queues[pool.model] = WaitingQueue(self.queue_size)
+        # Nobody overtakes those who wait.
+        if not queue and (placed := self._book(pool, request, known)):
+            return placed
+        began = time.monotonic()
+        try:
+            placed = await queue.wait(
+                request.tenant, request.priority, lambda: self._book(pool, request, known), self.queue_timeout_s
+            )
+        except (QueueFullError, TimeoutError) as error:
+            if not pool.members:
+                raise EmptyPoolError(f"no worker serves {pool.model} now") from error
+            full = isinstance(error, QueueFullError)
+            raise OverloadedError(
+                "the queue for a worker is full" if full else "no worker became free in time", _retry_after_s(pool)
+            ) from error
+        return replace(placed, queued_s=time.monotonic() - began)
+
+    def _choose(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Placement:
+        snapshot = pool.snapshot()
+        query = Query(
+            prompt_tokens=request.prompt_tokens,
+            max_tokens=request.max_tokens,
+            request_key=hash64(f"{request.request_id}/{request.attempt}"),
+            session_key=hash64(f"{request.tenant}\0{request.session}") if request.session else 0,
+            bound=_index_of(pool, known.held.binding if known.held else None),
+            bindings_known=known.bindings_known,
+            matched_tokens=_matched_tokens(pool, known.prefixes),
+            excluded=tuple(pool.members[w].index for w in request.excluded_workers if w in pool.members),
+            turn=self._turn,
+        )
+        why_not = why_not_for(snapshot, query)
+        return Placement(pool, snapshot, query, why_not, self.policy.choose(snapshot, query, why_not))
+
+    def _book(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Placement | None:
+        placed = self._choose(pool, request, known)
+        return self._book_at(placed, placed.choice) if placed.choice else None
+
+    def _book_at(self, placed: Placement, choice: Choice) -> Placement:
+        member = placed.pool.members[placed.snapshot.worker_ids[choice.index]]
+        matched = placed.query.matched_tokens
+        tokens = placed.query.prompt_tokens - (int(matched[choice.index]) if matched is not None else 0)
+        seq = next(self._seqs)
+        self._turn += 1
+        output = min(placed.query.max_tokens or MAX_COUNTED_OUTPUT, MAX_COUNTED_OUTPUT) * self.decode_weight
+        placed.pool.book(member.worker_id, seq, max(tokens, 0), output)
+        binding = Binding(member.worker_id, member.incarnation)
+        return replace(placed, choice=choice, binding=binding, address=member.address, seq=seq)
+
+    async def _bind(self, request: routing_pb2.RouteRequest, placed: Placement, held: Held | None) -> Placement:
+        """Make the choice known to all routers, or follow the one that was first."""
+        assert placed.binding is not None
+        result = "moved" if held and held.binding else "new"
+        for attempt in range(BIND_ATTEMPTS):
+            old = held.binding if held else None
+            if old is not None and _same(old, placed.binding):
+                return replace(placed, session=result if attempt else "kept")
+            wanted = replace(placed.binding, version=old.version + 1 if old else 1)
+            try:
+                held = await self.sessions.bind(request.tenant, request.session, held, wanted)
+            except SessionsAway:
+                return replace(placed, session="unknown")
+            first = held.binding
+            if first is not None and not _same(first, wanted) and (moved := self._follow_binding(placed, first)):
+                return replace(moved, session="followed")
+        return replace(placed, session=result)
+
+    def _follow_binding(self, placed: Placement, binding: Binding) -> Placement | None:
+        """The same request on the worker another router has bound; None when that worker is not eligible."""
+        pool = placed.pool
+        index = _index_of(pool, binding)
+        if index < 0:
+            return None
+        snapshot = pool.snapshot()
+        if snapshot.worker_ids != placed.snapshot.worker_ids or why_not_for(snapshot, placed.query)[index]:
+            return None
+        assert placed.binding is not None
+        assert placed.choice is not None
+        pool.unbook(placed.binding.worker_id, placed.seq)
+        return self._book_at(placed, replace(placed.choice, index=index, reason="session bound by another router"))
+
+
+def _same(one: Binding, other: Binding) -> bool:
+    return (one.worker_id, one.incarnation) == (other.worker_id, other.incarnation)
+
+
+def _index_of(pool: Pool, binding: Binding | None) -> int:
+    """Where the bound worker is in the pool's snapshots; -1 when it is gone or has restarted."""
+    member = pool.members.get(binding.worker_id) if binding else None
+    if member is None or binding is None or member.incarnation != binding.incarnation:
+        return -1
+    return member.index
+
+
+def _matched_tokens(pool: Pool, prefixes: list[CachedPrefix]) -> Floats | None:
+    if not prefixes:
+        return None
+    matched = np.zeros(len(pool.members))
+    for worker_id, incarnation, tokens in prefixes:
+        member = pool.members.get(worker_id)
+        if member is not None and member.incarnation == incarnation:
+            matched[member.index] = tokens
+    return matched
+
+
+def _retry_after_s(pool: Pool) -> int:
+    """When the first worker will have worked off what saturates it; at least a second."""
+    snapshot = pool.snapshot()
+    backlog = float((snapshot.queued_tokens / snapshot.prefill_rate).min()) - pool.saturation_s
+    return max(1, math.ceil(backlog))

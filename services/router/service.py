@@ -1,0 +1,162 @@
+"""The gRPC service: requests in, decisions out, domain errors as status codes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter as Tally
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+from opentelemetry import trace
+from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+from services.common.rpc import open_channel
+from services.common.tracing import current_metadata, remote_context
+from services.router.fleet import EmptyPoolError, Fleet, UnknownModelError
+from services.router.messages import ROUTE_CANDIDATES, decision_message, worker_view
+from services.router.metrics import RouterMetrics
+from services.router.pulls import pull_hint
+from services.router.routing import OverloadedError, Placement, Routing
+from services.router.settings import RouterSettings
+
+# Beyond its own grace, a drain takes as long as the handoffs need to be written.
+DRAIN_EXTRA_S = 30.0
+# A list of 1,000 workers takes tens of milliseconds to write; decisions run in between.
+LIST_SLICE = 20
+# Sessions counted for ListWorkers: those seen most lately.
+COUNTED_SESSIONS = 10_000
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[object, object]
+
+
+class RouterService(routing_pb2_grpc.RouterServicer):
+    """`ryzanstein.v1.Router`."""
+
+    def __init__(self, settings: RouterSettings, fleet: Fleet, routing: Routing, metrics: RouterMetrics) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._routing = routing
+        self._metrics = metrics
+        self._tracer = trace.get_tracer("ryzanstein.router")
+        self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    async def Route(self, request: routing_pb2.RouteRequest, context: Context) -> routing_pb2.RouteResponse:  # noqa: N802
+        """Where the request runs."""
+        began = time.monotonic()
+        parent = remote_context(context.invocation_metadata())
+        with self._tracer.start_as_current_span("route", context=parent) as span:
+            placed = await self._or_abort(context, self._routing.route(request))
+            assert placed.binding is not None
+            decision = self._decision(placed, ROUTE_CANDIDATES)
+            if span.is_recording():
+                span.set_attributes(_attributes(request, decision))
+        self._metrics.placed(placed, time.monotonic() - began)
+        if request.session:
+            self._count_session((request.tenant, request.session), placed.binding.worker_id)
+        return routing_pb2.RouteResponse(
+            worker_id=placed.binding.worker_id,
+            incarnation=placed.binding.incarnation,
+            address=placed.address,
+            ticket=worker_pb2.DispatchTicket(router_id=self._settings.router_id, seq=placed.seq),
+            decision=decision,
+            pull=pull_hint(placed.pool, placed.snapshot, placed.choice) if placed.choice else None,
+        )
+
+    async def Explain(self, request: routing_pb2.RouteRequest, context: Context) -> routing_pb2.Decision:  # noqa: N802
+        """Every candidate's terms, without an effect."""
+        return self._decision(await self._or_abort(context, self._routing.explain(request)), None)
+
+    async def Report(  # noqa: N802
+        self, requests: AsyncIterator[routing_pb2.Outcome], context: Context
+    ) -> routing_pb2.ReportResponse:
+        """Outcomes for the circuit breakers."""
+        async for outcome in requests:
+            self._metrics.reported(outcome)
+            self._fleet.report(outcome)
+        return routing_pb2.ReportResponse()
+
+    async def ListWorkers(  # noqa: N802
+        self, request: routing_pb2.ListWorkersRequest, context: Context
+    ) -> routing_pb2.ListWorkersResponse:
+        """All workers of a model, or of every model."""
+        response = routing_pb2.ListWorkersResponse(router_id=self._settings.router_id, policy=self._settings.policy)
+        sessions, now = Tally(self._sessions.values()), time.monotonic()
+        for pool in [pool for model, pool in self._fleet.pools.items() if request.model in ("", model)]:
+            verdicts = pool.snapshot().why_not.tolist()
+            for i, (member, why_not) in enumerate(zip(list(pool.members.values()), verdicts, strict=True)):
+                if i % LIST_SLICE == LIST_SLICE - 1:
+                    await asyncio.sleep(0)
+                view = worker_view(member, pool.model, why_not, sessions[member.worker_id], now)
+                response.workers.append(view)
+        return response
+
+    async def DrainWorker(  # noqa: N802
+        self, request: routing_pb2.DrainWorkerRequest, context: Context
+    ) -> worker_pb2.DrainResponse:
+        """Send nothing more to a worker and ask it to hand its requests off."""
+        found = self._fleet.find(request.worker_id)
+        if found is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"worker_id: {request.worker_id!r} is not known")
+        pool, member = found
+        pool.set_draining(request.worker_id, True)
+        try:
+            async with open_channel(member.address) as channel:
+                return await worker_pb2_grpc.WorkerStub(channel).Drain(
+                    worker_pb2.DrainRequest(grace_ms=request.grace_ms),
+                    timeout=request.grace_ms / 1000 + DRAIN_EXTRA_S,
+                    metadata=current_metadata(),
+                )
+        except grpc.aio.AioRpcError as error:
+            if request.worker_id in pool.members:
+                pool.set_draining(request.worker_id, False)
+            await context.abort(error.code(), f"worker {request.worker_id} did not drain: {error.details()}")
+
+    async def _or_abort(self, context: Context, decision: Awaitable[T]) -> T:
+        try:
+            return await decision
+        except UnknownModelError as error:
+            self._metrics.refusals.labels("not_found").inc()
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except EmptyPoolError as error:
+            self._metrics.refusals.labels("unavailable").inc()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except OverloadedError as error:
+            self._metrics.refusals.labels("resource_exhausted").inc()
+            retry_after = (("retry-after", str(error.retry_after_s)),)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), trailing_metadata=retry_after)
+
+    def _decision(self, placed: Placement, limit: int | None) -> routing_pb2.Decision:
+        return decision_message(placed, self._settings.policy, self._settings.decode_weight, limit)
+
+    def _count_session(self, session: tuple[str, str], worker_id: str) -> None:
+        self._sessions[session] = worker_id
+        self._sessions.move_to_end(session)
+        if len(self._sessions) > COUNTED_SESSIONS:
+            self._sessions.popitem(last=False)
+
+
+def _attributes(request: routing_pb2.RouteRequest, decision: routing_pb2.Decision) -> dict[str, str | int | float]:
+    """The chosen worker's terms, for the trace."""
+    attributes: dict[str, str | int | float] = {
+        "request.id": request.request_id,
+        "request.attempt": request.attempt,
+        "route.policy": decision.policy,
+        "route.reason": decision.reason,
+        "route.worker": decision.worker_id,
+        "route.queue_ms": decision.queue_ms,
+    }
+    for candidate in decision.candidates:
+        if candidate.worker_id == decision.worker_id:
+            attributes |= {
+                "route.queued_tokens": candidate.queued_tokens,
+                "route.matched_tokens": candidate.matched_tokens,
+                "route.ttft_ms": candidate.ttft_ms,
+                "route.itl_ms": candidate.itl_ms,
+                "route.cost_ms": candidate.cost_ms,
+            }
+    return attributes

@@ -1,0 +1,105 @@
+"""Which worker holds a session: one key per session in Redis, bound by compare-and-set."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from dataclasses import dataclass
+
+import redis.asyncio as redis
+from redis.exceptions import RedisError
+
+from services.common.keys import RedisKeys
+from services.common.redis_client import Argument, Batcher
+from services.router.breaker import Breaker, BreakerLimits
+
+SESSION_TTL_S = 30 * 60
+log = logging.getLogger(__name__)
+
+# Redis is one of many dependencies and its failures cost 50 ms each: leave it alone quickly, look again soon.
+_LIMITS = BreakerLimits(faults=3, window_s=10.0, open_min_s=0.5, open_max_s=5.0, probe_timeout_s=1.0)
+
+# Sets KEYS[1] to ARGV[2] if it still holds ARGV[1] ('' for nothing); answers what it holds then.
+_COMPARE_AND_SET = """
+local held = redis.call('GET', KEYS[1])
+if held and held ~= ARGV[1] then return held end
+redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
+return ARGV[2]
+"""
+
+
+class SessionsAway(Exception):  # noqa: N818  # a state of affairs, not a bug
+    """Redis does not answer (in time): bindings are unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A session's worker. The incarnation fences it: after a restart the cache is gone and so is the binding."""
+
+    worker_id: str
+    incarnation: str
+    version: int = 1
+
+    def encode(self) -> bytes:
+        """The stored value."""
+        return json.dumps([self.worker_id, self.incarnation, self.version]).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What Redis holds for a session; `binding` is None when another release wrote something unreadable."""
+
+    raw: bytes
+    binding: Binding | None
+
+
+def decode(raw: bytes) -> Held:
+    """Read a stored value."""
+    try:
+        worker_id, incarnation, version = json.loads(raw)
+        return Held(raw, Binding(str(worker_id), str(incarnation), int(version)))
+    except (ValueError, TypeError) as error:
+        log.warning("session binding ignored: %s", error)
+        return Held(raw, None)
+
+
+class Sessions:
+    """Bindings of all sessions. Raises :class:`SessionsAway` within the time-out, or at once while it is known."""
+
+    def __init__(self, client: redis.Redis, keys: RedisKeys, timeout_s: float) -> None:
+        self._redis = Batcher(client)
+        self._keys = keys
+        self._timeout_s = timeout_s
+        self._breaker = Breaker(_LIMITS)
+
+    def available(self) -> bool:
+        """Whether Redis would be asked now."""
+        return self._breaker.allows(time.monotonic())
+
+    async def read(self, tenant: str, session: str, *, touch: bool) -> Held | None:
+        """What is held for the session; `touch` lets it live `SESSION_TTL_S` longer."""
+        key = self._keys.session(tenant, session)
+        raw = await self._ask(*(("GETEX", key, "EX", SESSION_TTL_S) if touch else ("GET", key)))
+        return decode(raw) if raw is not None else None
+
+    async def bind(self, tenant: str, session: str, expected: Held | None, wanted: Binding) -> Held:
+        """Hold `wanted` if the session still holds `expected` (or nothing); answers what it holds now."""
+        key, old = self._keys.session(tenant, session), expected.raw if expected else b""
+        raw = await self._ask("EVAL", _COMPARE_AND_SET, 1, key, old, wanted.encode(), SESSION_TTL_S)
+        return decode(raw) if raw is not None else Held(wanted.encode(), wanted)
+
+    async def _ask(self, *command: Argument) -> bytes | None:
+        now = time.monotonic()
+        if not self._breaker.allows(now):
+            raise SessionsAway("Redis has not answered lately")
+        self._breaker.called(now)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                raw: bytes | None = await self._redis.run(*command)
+        except (RedisError, OSError) as error:
+            self._breaker.fault(time.monotonic())
+            raise SessionsAway(f"Redis: {error}") from error
+        self._breaker.success(time.monotonic())
+        return raw

@@ -1,0 +1,43 @@
+"""Configuration of the router."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from typing import Literal
+
+from pydantic import Field
+
+from services.common.settings import ServiceSettings
+
+PolicyName = Literal["cost", "round_robin", "weighted", "least_loaded", "session_hash"]
+
+
+def _default_router_id() -> str:
+    # Two routers must never share an id: workers acknowledge dispatches by it.
+    return f"{socket.gethostname()}-{secrets.token_hex(3)}"
+
+
+class RouterSettings(ServiceSettings):
+    """Environment variables ``RYZANSTEIN_*`` of the router; time-outs and limits carry their reason."""
+
+    router_port: int = Field(default=50052, ge=0, le=65535, description="gRPC port; 0 picks a free one")
+    router_id: str = Field(default_factory=_default_router_id, min_length=1, description="Unique among live routers")
+    coordinator_address: str = Field(
+        default="", description="host:port of the KV-cache coordinator; empty: no prefix credit"
+    )
+    policy: PolicyName = "cost"
+    decode_weight: float = Field(
+        default=0.5, ge=0, description="How much decode time counts against time to first token; most answers end early"
+    )
+    saturation_s: float = Field(
+        default=30.0, gt=0, description="A worker with a longer queue of prefill work gets no more"
+    )
+    queue_size: int = Field(default=1000, ge=0, description="Requests that may wait for an eligible worker, per model")
+    queue_timeout_s: float = Field(default=10.0, ge=0, description="How long one may wait; then 429 with Retry-After")
+    lookup_timeout_ms: float = Field(
+        default=5.0, gt=0, description="A slower coordinator is worth less than its answer"
+    )
+    redis_timeout_ms: float = Field(
+        default=50.0, gt=0, description="A slower Redis is taken for gone; sessions are hashed"
+    )

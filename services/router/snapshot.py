@@ -1,0 +1,155 @@
+"""What a placement decision sees: one pool of workers at one moment, and one request.
+
+Workers are columns of arrays and not objects: a decision over 1,000 of them is a dozen vector operations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from hashlib import blake2b
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Hashes = NDArray[np.uint64]
+
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_SHIFT = np.uint64(31)
+
+
+class WhyNot(IntEnum):
+    """Why a worker is not eligible; 0 is eligible. From `EXCLUDED` on: only while another worker is left."""
+
+    ELIGIBLE = 0
+    DISCONNECTED = 1
+    LOADING = 2
+    RECOVERING = 3
+    DRAINING = 4
+    SILENT = 5
+    BREAKER = 6
+    SATURATED = 7
+    TOO_SMALL = 8
+    EXCLUDED = 9
+
+    @property
+    def text(self) -> str:
+        """What `Explain` says."""
+        return _TEXTS[self]
+
+
+_TEXTS = {
+    WhyNot.ELIGIBLE: "",
+    WhyNot.DISCONNECTED: "state stream broken",
+    WhyNot.LOADING: "loading",
+    WhyNot.RECOVERING: "recovering",
+    WhyNot.DRAINING: "draining",
+    WhyNot.SILENT: "no state for too long",
+    WhyNot.BREAKER: "breaker open",
+    WhyNot.SATURATED: "saturated",
+    WhyNot.TOO_SMALL: "too small",
+    WhyNot.EXCLUDED: "excluded",
+}
+
+
+def hash64(text: str) -> int:
+    """A stable 64-bit hash: the same in every router process."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def rendezvous(identities: Hashes, key: int) -> Hashes:
+    """A score per worker that every router computes alike; the highest eligible one has the key.
+
+    When a worker leaves, only its own keys move (Thaler and Ravishankar, 1998).
+    """
+    mixed = (identities ^ np.uint64(key)) * _MIX[0]
+    mixed = (mixed ^ (mixed >> _SHIFT)) * _MIX[1]
+    return mixed ^ (mixed >> _SHIFT)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """One pool. All arrays are [n_workers] and belong to the snapshot alone."""
+
+    worker_ids: tuple[str, ...]
+    identities: Hashes  # hash64 of the worker ids
+    why_not: NDArray[np.uint8]  # WhyNot, before the request is known
+    queued_tokens: Floats  # prefill: the worker's own count plus dispatches it has not acknowledged
+    load: Floats  # requests running, waiting or not yet acknowledged
+    share: Floats  # of this router's recent work, 1 is fair; 1 for all while the fleet is not busy
+    prefill_rate: Floats  # tokens per second, > 0
+    step_ms: Floats  # of a decode step with ...
+    step_batch: Floats  # ... this many requests
+    max_request_tokens: Floats  # 0: unknown
+    kv_bytes_per_token: Floats  # 0: its KV cannot be moved
+    pull_bytes_per_s: Floats  # how fast it gets KV from other workers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Query:
+    """One request, as far as placement is concerned. Workers are indices into the snapshot."""
+
+    prompt_tokens: int
+    max_tokens: int = 0  # 0: as many as fit
+    request_key: int = 0  # hash64 of the request id: breaks ties differently for every request
+    session_key: int = 0  # hash64 of tenant and session; 0: not sticky
+    bound: int = -1  # the worker that holds the session; -1: none that is known
+    bindings_known: bool = True  # False: Redis is away, so that routers must agree without it
+    matched_tokens: Floats | None = None  # [n_workers], prefix tokens cached there
+    excluded: tuple[int, ...] = ()
+    turn: int = 0  # counts the router's decisions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """Parts of the cost of every worker, in milliseconds, [n_workers]."""
+
+    matched_tokens: Floats
+    pulled_tokens: Floats  # fetched from another worker instead of being computed, ...
+    pull_source: int  # ... from this one; -1: nobody fetches anything
+    ttft_ms: Floats
+    itl_ms: Floats
+    cost_ms: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """A policy's decision."""
+
+    index: int
+    reason: str
+    terms: Terms | None = None  # what it was made from, of policies that count
+
+
+class Policy(Protocol):
+    """Chooses a worker: a pure function of its arguments."""
+
+    uses_prefixes: ClassVar[bool]  # wants `matched_tokens`
+    uses_sessions: ClassVar[bool]  # wants `bound`
+
+    def choose(self, snapshot: Snapshot, query: Query, why_not: NDArray[np.uint8]) -> Choice | None:
+        """The worker for `query` among those with ``why_not == 0``; None when there is none."""
+        ...
+
+
+def why_not_for(snapshot: Snapshot, query: Query) -> NDArray[np.uint8]:
+    """Eligibility of every worker for this request.
+
+    Exclusions are dropped when they leave nobody, and so is the size limit: the worker itself then says by how much
+    the request is too long, which is a better answer than a time-out.
+    """
+    hard = snapshot.why_not
+    limits = snapshot.max_request_tokens
+    needed = query.prompt_tokens + max(query.max_tokens, 1)
+    small = (limits > 0) & (limits < needed) & (hard == 0)
+    fitting = np.where(small, np.uint8(WhyNot.TOO_SMALL), hard) if small.any() else hard
+    if not (fitting == 0).any():
+        fitting = hard
+    if not query.excluded:
+        return fitting
+    wanted = fitting.copy()
+    excluded = np.array(query.excluded)
+    wanted[excluded] = np.where(wanted[excluded] == 0, np.uint8(WhyNot.EXCLUDED), wanted[excluded])
+    return wanted if (wanted == 0).any() else fitting

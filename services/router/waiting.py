@@ -1,0 +1,100 @@
+"""Requests that wait until a worker is eligible: bounded, fair by tenant inside priority."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class QueueFullError(Exception):
+    """The queue is full, or was needed by a tenant with fewer waiting requests."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter(Generic[T]):
+    tenant: str
+    priority: int
+    attempt: Callable[[], T | None]
+    done: asyncio.Future[T]
+
+
+class WaitingQueue(Generic[T]):
+    """Each waiter brings an attempt: a synchronous function that answers None as long as it cannot succeed."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._count = 0
+        # priority -> tenant -> waiters; the first tenant of a priority is the next to be served.
+        self._lines: dict[int, OrderedDict[str, deque[_Waiter[T]]]] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    async def wait(self, tenant: str, priority: int, attempt: Callable[[], T | None], timeout_s: float) -> T:
+        """The result of `attempt` once it succeeds; raises QueueFullError or TimeoutError."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(tenant, priority, attempt, done)
+        if self._count >= self._size:
+            self._make_room(waiter)
+        self._lines.setdefault(priority, OrderedDict()).setdefault(tenant, deque()).append(waiter)
+        self._count += 1
+        self.drain()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await done
+        finally:
+            if not waiter.done.done() or waiter.done.cancelled():
+                self._remove(waiter)
+
+    def drain(self) -> None:
+        """Let everybody try, in order, until one attempt fails."""
+        while self._count:
+            lines = self._lines[min(self._lines)]
+            tenant, line = next(iter(lines.items()))
+            waiter = line[0]
+            if waiter.done.done():  # its caller has gone; it takes itself out
+                self._remove(waiter)
+                continue
+            result = waiter.attempt()
+            if result is None:
+                return
+            waiter.done.set_result(result)
+            self._remove(waiter)
+            if tenant in lines:
+                lines.move_to_end(tenant)
+
+    def _make_room(self, newcomer: _Waiter[T]) -> None:
+        """Give the youngest place of the longest line of no better priority to a tenant with a shorter one."""
+        tenants = self._lines.get(newcomer.priority, OrderedDict())
+        own = len(tenants[newcomer.tenant]) if newcomer.tenant in tenants else 0
+        candidates = [
+            (priority, len(line), line)
+            for priority, lines in self._lines.items()
+            if priority >= newcomer.priority
+            for line in lines.values()
+        ]
+        if not candidates:
+            raise QueueFullError
+        priority, length, line = max(candidates, key=lambda item: item[:2])
+        if priority == newcomer.priority and length <= own + 1:
+            raise QueueFullError
+        victim = line[-1]
+        self._remove(victim)
+        victim.done.set_exception(QueueFullError())
+
+    def _remove(self, waiter: _Waiter[T]) -> None:
+        lines = self._lines.get(waiter.priority, OrderedDict())
+        line = lines.get(waiter.tenant)
+        if line is None or waiter not in line:
+            return
+        line.remove(waiter)
+        self._count -= 1
+        if not line:
+            del lines[waiter.tenant]
+        if not lines:
+            del self._lines[waiter.priority]

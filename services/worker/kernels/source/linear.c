@@ -1,0 +1,156 @@
+// Linear layers in bfloat16 with float32 sums. A row's sums are taken in the order of k, alone: its bits depend
+// neither on the number of rows nor on its neighbours.
+#include "common.h"
+#include "pool.h"
+
+#define STRIP 64        // outputs computed together: four panels of a tile's width
+#define ROW_BLOCK 256   // rows whose inputs stay in the second-level cache while the weight streams past them
+#define AHEAD 4096      // bytes of the weight fetched ahead; the hardware's prefetcher stops at page ends
+
+// Weights are packed as [n / 16 panels][k / 32][16 pairs of k][16 outputs][2], what a tile product reads, n padded
+// with zeros to a multiple of STRIP.
+EXPORT void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed) {
+    long panels = (n + STRIP - 1) / STRIP * (STRIP / TILE);
+    for (long panel = 0; panel < panels; panel++)
+        for (long step = 0; step < k / TILE_K; step++)
+            for (long pair = 0; pair < TILE; pair++)
+                for (long column = 0; column < TILE; column++, packed += 2) {
+                    long out = panel * TILE + column, in = step * TILE_K + 2 * pair;
+                    if (out < n)
+                        memcpy(packed, weight + out * k + in, 4);
+                    else
+                        memset(packed, 0, 4);
+                }
+}
+
+typedef struct {
+    const bf16 *packed;
+    const float *bias; // [n] or null
+    void *y;
+    long ldy, n, k;
+    int wide; // y is float32
+} product;
+
+static void store(const product *p, float sums[TILE][TILE], long row, long rows, long column) {
+    long left = p->n - column;
+    if (left <= 0) return;
+    __mmask16 mask = first_lanes(left);
+    __m512 bias = p->bias ? _mm512_maskz_loadu_ps(mask, p->bias + column) : _mm512_setzero_ps();
+    for (long i = 0; i < rows; i++) {
+        __m512 value = _mm512_add_ps(_mm512_load_ps(sums[i]), bias);
+        long at = (row + i) * p->ldy + column;
+        if (p->wide)
+            _mm512_mask_storeu_ps((float *)p->y + at, mask, value);
+        else
+            store_bf16_tail((bf16 *)p->y + at, value, mask);
+    }
+}
+
+static inline void fetch_tile(const char *from) {
+    for (int at = 0; at < TILE_BYTES; at += 64) _mm_prefetch(from + at, _MM_HINT_T0);
+}
+
+// 16 rows x 64 outputs: the weight is read once, at the speed of memory.
+static void block_1x4(const product *p, const bf16 *a, long lda, long row, long rows, long column) {
+    const char *b = (const char *)(p->packed + column * p->k);
+    long steps = p->k / TILE_K, panel = steps * TILE_BYTES;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (long s = 0; s < steps; s++, b += TILE_BYTES) {
+        _tile_loadd(4, a + s * TILE_K, lda * 2);
+        fetch_tile(b + AHEAD);
+        _tile_loadd(5, b, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        fetch_tile(b + panel + AHEAD);
+        _tile_loadd(6, b + panel, 64);
+        _tile_dpbf16ps(1, 4, 6);
+        fetch_tile(b + 2 * panel + AHEAD);
+        _tile_loadd(7, b + 2 * panel, 64);
+        _tile_dpbf16ps(2, 4, 7);
+        fetch_tile(b + 3 * panel + AHEAD);
+        _tile_loadd(5, b + 3 * panel, 64);
+        _tile_dpbf16ps(3, 4, 5);
+    }
+    _Alignas(64) float sums[4][TILE][TILE];
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    for (int i = 0; i < 4; i++) store(p, sums[i], row, rows, column + i * TILE);
+}
+
+// 32 rows x 32 outputs: every tile that is loaded is used twice. Meanwhile it fetches `ahead` bytes per step from `next`.
+static void block_2x2(const product *p, const bf16 *a, long lda, long row, long column, const char *next, long ahead) {
+    const char *b = (const char *)(p->packed + column * p->k);
+    const bf16 *below = a + TILE * lda;
+    long steps = p->k / TILE_K, panel = steps * TILE_BYTES;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (long s = 0; s < steps; s++, b += TILE_BYTES) {
+        _tile_loadd(4, a + s * TILE_K, lda * 2);
+        _tile_loadd(6, b, 64);
+        _tile_loadd(7, b + panel, 64);
+        _tile_loadd(5, below + s * TILE_K, lda * 2);
+        for (long at = s * ahead; at < (s + 1) * ahead; at += 64) _mm_prefetch(next + at, _MM_HINT_T1);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _Alignas(64) float sums[4][TILE][TILE];
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    for (int i = 0; i < 4; i++) store(p, sums[i], row + i / 2 * TILE, TILE, column + i % 2 * TILE);
+}
+
+typedef struct {
+    product p;
+    const bf16 *x, *spare;
+    long ldx, m, full, share;
+} division;
+
+// One thread's outputs: `share` strips.
+static void multiply(const void *context, long index) {
+    const division *d = context;
+    const product *p = &d->p;
+    long from = index * d->share * STRIP, to = from + d->share * STRIP < p->n ? from + d->share * STRIP : p->n;
+    long tail = d->m - d->full;
+    configure_tiles();
+    for (long first = 0; first < d->m; first += ROW_BLOCK) {
+        long last = first + ROW_BLOCK < d->full ? first + ROW_BLOCK : d->full;
+        int with_tail = tail && first + ROW_BLOCK > d->full;
+        long pairs = (last - first) / (2 * TILE);
+        // The pairs of rows share the work of fetching the outputs that come next: two panels.
+        long ahead = pairs ? (2 * TILE_BYTES / pairs + 63) / 64 * 64 : 0;
+        for (long column = from; column < to; column += STRIP) {
+            for (long half = column; half < column + STRIP; half += STRIP / 2)
+                for (long i = 0; i < pairs; i++) {
+                    const char *next = (const char *)(p->packed + (half + STRIP / 2) * p->k);
+                    long row = first + i * 2 * TILE;
+                    block_2x2(p, d->x + row * d->ldx, d->ldx, row, half, next + i * ahead * (p->k / TILE_K), ahead);
+                }
+            long row = first + pairs * 2 * TILE;
+            if (row < last) block_1x4(p, d->x + row * d->ldx, d->ldx, row, TILE, column);
+            if (with_tail) block_1x4(p, d->spare, p->k, d->full, tail, column);
+        }
+    }
+    _tile_release();
+}
+
+// y [m, n] = x [m, k] W^T + bias. k: a multiple of 32. `spare`: [16, k], for the rows beyond the last full tile.
+EXPORT void rz_linear(const bf16 *x, long ldx, long m, long k, const bf16 *packed, const float *bias, long n, void *y,
+                      long ldy, int wide, bf16 *spare) {
+    long full = m / TILE * TILE, tail = m - full, strips = (n + STRIP - 1) / STRIP;
+    for (long i = 0; i < tail; i++) memcpy(spare + i * k, x + (full + i) * ldx, k * sizeof(bf16));
+    if (tail) memset(spare + tail * k, 0, (TILE - tail) * k * sizeof(bf16));
+    // Twice as many pieces as threads: one that is held up costs less.
+    long pieces = pool_threads() > 1 ? 2 * pool_threads() : 1, share_of_strips = (strips + pieces - 1) / pieces;
+    division d = {{packed, bias, y, ldy, n, k, wide}, x, spare, ldx, m, full, share_of_strips};
+    share(multiply, &d, (strips + share_of_strips - 1) / share_of_strips);
+}

@@ -1,0 +1,91 @@
+// A pool for pieces of work of microseconds: idle threads look out for a moment, then sleep in the kernel.
+#include "pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "common.h"
+
+#define LOOKS 1000 // some tens of microseconds; longer would take the core from the neighbours while there is nothing to do
+
+// One round is one call of share(). A thread takes an index by raising `taken`, which also names the round: so a thread
+// that comes late can neither take an index of a later round, nor see that round's fields while it works for its own.
+static struct {
+    pthread_mutex_t owner; // whoever shares; others who come meanwhile work alone
+    atomic_uint round, sleepers;
+    atomic_ulong taken; // round << 32 | next index
+    atomic_long left, n;
+    _Atomic(task) work;
+    _Atomic(const void *) context;
+    long threads;
+} pool = {.owner = PTHREAD_MUTEX_INITIALIZER, .threads = 1};
+
+static void help(uint64_t round) {
+    task work = pool.work;
+    const void *context = pool.context;
+    long n = pool.n;
+    uint64_t seen = atomic_load(&pool.taken);
+    while (seen >> 32 == round && (long)(uint32_t)seen < n)
+        if (atomic_compare_exchange_weak(&pool.taken, &seen, seen + 1)) {
+            work(context, (uint32_t)seen);
+            atomic_fetch_sub(&pool.left, 1);
+            seen = atomic_load(&pool.taken);
+        }
+}
+
+static void *stand_by(void *unused) {
+    (void)unused;
+    for (uint32_t seen = 0;; seen = atomic_load(&pool.round), help(seen)) {
+        for (int look = 0; look < LOOKS && atomic_load(&pool.round) == seen; look++) _mm_pause();
+        atomic_fetch_add(&pool.sleepers, 1);
+        while (atomic_load(&pool.round) == seen) syscall(SYS_futex, &pool.round, FUTEX_WAIT_PRIVATE, seen, 0, 0, 0);
+        atomic_fetch_sub(&pool.sleepers, 1);
+    }
+    return 0;
+}
+
+void share(task work, const void *context, long n) {
+    if (pool.threads == 1 || n < 2 || pthread_mutex_trylock(&pool.owner)) {
+        for (long i = 0; i < n; i++) work(context, i);
+        return;
+    }
+    uint32_t round = atomic_load(&pool.round) + 1;
+    atomic_store(&pool.taken, (uint64_t)round << 32 | UINT32_MAX); // nothing left of any round while the fields change
+    pool.work = work;
+    pool.context = context;
+    pool.n = n;
+    atomic_store(&pool.left, n);
+    atomic_store(&pool.taken, (uint64_t)round << 32);
+    atomic_store(&pool.round, round);
+    if (atomic_load(&pool.sleepers)) syscall(SYS_futex, &pool.round, FUTEX_WAKE_PRIVATE, INT32_MAX, 0, 0, 0);
+    help(round);
+    for (int look = 0; atomic_load(&pool.left); look++) { // a helper that lost its core gets this one
+        if (look < LOOKS)
+            _mm_pause();
+        else
+            sched_yield();
+    }
+    pthread_mutex_unlock(&pool.owner);
+}
+
+long pool_threads(void) { return pool.threads; }
+
+// Asks the operating system for the tile registers, which threads inherit, and starts threads up to the number
+// wanted. Returns 0, -1 when it refuses the registers, -2 when it refuses threads.
+EXPORT int rz_enable(long threads) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)) return -1;
+    pthread_mutex_lock(&pool.owner);
+    int failed = 0;
+    for (; pool.threads < threads && !failed; pool.threads += !failed) {
+        pthread_t thread;
+        failed = pthread_create(&thread, 0, stand_by, 0) || pthread_detach(thread);
+    }
+    pthread_mutex_unlock(&pool.owner);
+    return failed ? -2 : 0;
+}

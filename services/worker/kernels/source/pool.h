@@ -1,0 +1,9 @@
+// Threads that share the work of one kernel.
+#pragma once
+
+typedef void (*task)(const void *context, long index);
+
+// Calls work(context, i) once for every i below n, on this thread and those of the pool; returns when all are done.
+void share(task work, const void *context, long n);
+
+long pool_threads(void);

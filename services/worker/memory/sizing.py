@@ -1,0 +1,66 @@
+"""How many KV blocks a rank gets: asked for in tokens or bytes, refused when the memory is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_MIB = 1 << 20
+
+
+class NotEnoughMemoryError(RuntimeError):
+    """The KV cache that was asked for does not fit; the message says what is needed and what is there."""
+
+
+def blocks_for(
+    *, kv_tokens: int | None, kv_bytes: int | None, block_size: int, block_bytes: int, max_model_len: int
+) -> int:
+    """Return the number of KV blocks (without the null block) for a size in tokens or in bytes per rank.
+
+    Raises ValueError unless exactly one size is given, and NotEnoughMemoryError when the size cannot hold one
+    block.
+    """
+    if (kv_tokens is None) == (kv_bytes is None):
+        raise ValueError("size the KV cache by exactly one of kv_tokens and kv_bytes")
+    if kv_tokens is not None:
+        n_blocks = -(-kv_tokens // block_size)
+    else:
+        assert kv_bytes is not None
+        n_blocks = kv_bytes // block_bytes - 1  # the null block is paid for, too
+    if n_blocks < 1:
+        raise NotEnoughMemoryError(
+            f"the KV cache would hold no block: one takes {block_bytes:,} bytes a rank and a null block is needed "
+            f"besides (kv_tokens={kv_tokens}, kv_bytes={kv_bytes}, max_model_len={max_model_len})"
+        )
+    return n_blocks
+
+
+def require_memory(needed: int, available: int, *, what: str) -> None:
+    """Raise NotEnoughMemoryError unless `needed` bytes are available."""
+    if needed > available:
+        raise NotEnoughMemoryError(
+            f"{what} needs {needed / _MIB:,.0f} MiB but {available / _MIB:,.0f} MiB are available; "
+            "lower --kv-tokens, use a smaller dtype, or give the worker more memory"
+        )
+
+
+def available_host_memory(root: Path = Path("/")) -> int:
+    """Bytes this process may still allocate: what the machine has free, or less if a cgroup limits us."""
+    available = _mem_available(root / "proc/meminfo")
+    group = root / "sys/fs/cgroup"
+    for limit_name, used_name in (
+        ("memory.max", "memory.current"),  # version 2
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),  # version 1
+    ):
+        limit, used = group / limit_name, group / used_name
+        if limit.exists() and used.exists():
+            text = limit.read_text().strip()
+            if text != "max":
+                available = min(available, max(0, int(text) - int(used.read_text())))
+    return available
+
+
+def _mem_available(meminfo: Path) -> int:
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"{meminfo} has no MemAvailable line")

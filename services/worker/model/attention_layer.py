@@ -1,0 +1,170 @@
+"""The attention block of a layer: projections, positions, cache, attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from services.worker.kernels.tiles import TileKernels
+from services.worker.loading.checkpoint import Span
+from services.worker.model.attention import AttentionBackend
+from services.worker.model.batch import StepBatch
+from services.worker.model.kv_cache import KvCache
+from services.worker.model.norm import make_rms_norm
+from services.worker.model.rope import Rotation
+from services.worker.model.spec import ModelSpec
+from services.worker.parallel.communicator import Communicator
+from services.worker.parallel.linear import LinearLoader, LinearMethod, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What all layers share in one step."""
+
+    batch: StepBatch
+    cache: KvCache
+    rotations: tuple[Rotation, ...]  # by rope
+    plans: tuple[Any, ...]  # by window, of the backend's type
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """This rank's heads, and which stored ones they are."""
+
+    head_dim: int
+    q: Span
+    kv: Span
+
+    @classmethod
+    def of_rank(cls, spec: ModelSpec, comm: Communicator) -> Heads:
+        """Return the share of a rank; ranks share KV heads where there are fewer heads than ranks."""
+        n_kv = spec.kv_heads_per_rank(comm.size)
+        n_q = spec.n_heads // comm.size
+        first_kv = comm.rank * spec.n_kv_heads // comm.size
+        return cls(spec.head_dim, Span(comm.rank * n_q, (comm.rank + 1) * n_q), Span(first_kv, first_kv + n_kv))
+
+    def elements(self, heads: Span) -> Span:
+        """Return the span of the heads' elements."""
+        return Span(heads.start * self.head_dim, heads.stop * self.head_dim)
+
+
+class HeadNorm:
+    """RMS norm of every q and k head by itself."""
+
+    def __init__(
+        self,
+        q_weight: torch.Tensor,
+        k_weight: torch.Tensor,
+        heads: Heads,
+        eps: float,
+        kernels: TileKernels | None = None,
+    ) -> None:
+        weights = [q_weight] * len(heads.q) + [k_weight] * len(heads.kv)
+        self._norm = make_rms_norm(torch.stack(weights), eps, kernels)  # [n_q + n_kv, head_dim]
+
+    def __call__(self, qk: torch.Tensor) -> torch.Tensor:
+        """Return normalised [n, n_q + n_kv, head_dim]."""
+        return self._norm(qk)
+
+
+class FullNorm:
+    """RMS norm over all q heads together, and over all k heads, of all ranks."""
+
+    def __init__(
+        self, q_weight: torch.Tensor, k_weight: torch.Tensor, heads: Heads, spec: ModelSpec, comm: Communicator
+    ) -> None:
+        """`q_weight`, `k_weight`: this rank's elements."""
+        self._n_q, self._comm, self._eps = len(heads.q), comm, spec.norm_eps
+        weight = torch.cat((q_weight, k_weight)).float()
+        self._weight = weight.view(-1, heads.head_dim)  # [n_q + n_kv, head_dim]
+        copies = comm.size * len(heads.kv) // spec.n_kv_heads  # ranks that hold the same KV head
+        q_share = 1 / (spec.n_heads * spec.head_dim)
+        k_share = 1 / (spec.n_kv_heads * spec.head_dim * copies)
+        self._share = torch.tensor([q_share, k_share], device=weight.device)
+
+    def __call__(self, qk: torch.Tensor) -> torch.Tensor:
+        """Return normalised [n, n_q + n_kv, head_dim]."""
+        x = qk.float()
+        parts = (x[:, : self._n_q].flatten(1), x[:, self._n_q :].flatten(1))
+        lengths = torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in parts], dim=-1)
+        mean = self._comm.all_reduce(lengths.square_().mul_(self._share))  # [n, 2]
+        scale = torch.rsqrt(mean + self._eps)
+        n_kv = x.shape[1] - self._n_q
+        per_head = torch.cat((scale[:, :1].expand(-1, self._n_q), scale[:, 1:].expand(-1, n_kv)), dim=1)
+        return (x * per_head.unsqueeze(-1) * self._weight).to(qk.dtype)
+
+
+QkNorm = HeadNorm | FullNorm
+
+
+class Attention:
+    """Projects, rotates, caches and attends. The result is this rank's summand."""
+
+    def __init__(
+        self,
+        index: int,
+        heads: Heads,
+        qkv: LinearMethod,
+        o: LinearMethod,
+        qk_norm: QkNorm | None,
+        backend: AttentionBackend[Any],
+        plan: int,
+        rotation: int | None,
+    ) -> None:
+        """`plan` and `rotation` are indices into the step's."""
+        self._index, self._qkv, self._o, self._qk_norm = index, qkv, o, qk_norm
+        self._backend, self._plan, self._rotation = backend, plan, rotation
+        self._n_rotated, self._head_dim = len(heads.q) + len(heads.kv), heads.head_dim
+        self._q_size = len(heads.q) * heads.head_dim
+
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Return [n_rows, hidden_size], to be summed over the ranks."""
+        qkv = self._qkv.apply(x)  # [n_rows, (n_q + 2 n_kv) * head_dim]
+        rotated = self._n_rotated * self._head_dim
+        if self._qk_norm is not None or self._rotation is not None:
+            qk = qkv[:, :rotated].view(-1, self._n_rotated, self._head_dim)
+            if self._qk_norm is not None:
+                qk.copy_(self._qk_norm(qk))
+            if self._rotation is not None:
+                step.rotations[self._rotation].rotate_(qk)
+        slots = step.batch.kv_slots
+        step.cache.write(self._index, qkv[: len(slots), self._q_size :], slots)
+        found = self._backend.attend(qkv[:, : self._q_size], step.cache, self._index, step.plans[self._plan])
+        return self._o.apply(found)
+
+
+def load_attention(
+    spec: ModelSpec,
+    load: LinearLoader,
+    index: int,
+    backend: AttentionBackend[Any],
+    plan: int,
+    rotation: int | None,
+) -> Attention:
+    """Load layer `index`'s attention."""
+    heads, key, hidden = Heads.of_rank(spec, load.comm), f"layers.{index}.", spec.hidden_size
+    q_out, kv_out = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    q_rows, kv_rows, cols = heads.elements(heads.q), heads.elements(heads.kv), Span(0, hidden)
+    qkv = load.build(
+        [
+            Shard(f"{key}q", (q_out, hidden), q_rows, cols),
+            Shard(f"{key}k", (kv_out, hidden), kv_rows, cols),
+            Shard(f"{key}v", (kv_out, hidden), kv_rows, cols),
+        ]
+    )
+    o = load.row_parallel(f"{key}o", hidden, q_out)
+    return Attention(index, heads, qkv, o, _load_qk_norm(spec, load, key, heads), backend, plan, rotation)
+
+
+def _load_qk_norm(spec: ModelSpec, load: LinearLoader, key: str, heads: Heads) -> QkNorm | None:
+    if spec.qk_norm is None:
+        return None
+    if spec.qk_norm == "head":
+        q, k = (load.source.vector(f"{key}{part}_norm", spec.head_dim) for part in ("q", "k"))
+        q, k = (weight.to(load.device).float() + spec.norm_offset for weight in (q, k))
+        return HeadNorm(q, k, heads, spec.norm_eps, load.kernels)
+    q = load.source.vector(f"{key}q_norm", spec.n_heads * spec.head_dim, heads.elements(heads.q))
+    k = load.source.vector(f"{key}k_norm", spec.n_kv_heads * spec.head_dim, heads.elements(heads.kv))
+    return FullNorm(q.to(load.device), k.to(load.device), heads, spec, load.comm)

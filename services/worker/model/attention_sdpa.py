@@ -1,0 +1,230 @@
+"""Paged attention: keys gathered for torch's flash kernel, in shapes where a row's bits do not depend on its batch.
+
+It serves what `PagedTiles` does not: float32, CPUs without AMX, heads that are no multiple of 32.
+
+Measured on CPU, torch 2.13 (AVX512, AMX): the kernel walks keys in blocks of 512 from the first one given, and a row's
+result is bitwise independent of the other rows, and of masked keys at the end, as long as the number of keys is
+a multiple of 64 and the number of query rows even: a lone row takes another path. In float32 the rows must even be a
+multiple of 8 (of 16 where head_dim > 128), and the last block must have at most 256 keys or all 512, because MKL halves
+a sum over more than 384 terms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from services.worker.model.attention import AttentionShape
+from services.worker.model.batch import StepBatch
+from services.worker.model.kv_cache import KvCache
+
+_KEY_MULTIPLE = 64
+_KEY_BLOCK = 512  # where a window lets us skip keys, skip whole blocks of the kernel: sums keep their order
+_TILE_ROWS = 256  # prefill rows per call: later rows' keys are not computed for earlier ones
+_WORKSPACE_BYTES = 1 << 20  # larger gathers reuse memory: fresh pages cost several times the copy (measured)
+_MERGE_BYTES = 128 << 10  # padding keys worth less than one more call per layer (about 20 us)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Sequences with one row each, attended in one call."""
+
+    rows: slice | torch.Tensor  # of the step
+    slots: torch.Tensor  # [n_sequences * n_keys]
+    mask: torch.Tensor  # [n_sequences, 1, 1, n_keys], additive
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTile:
+    """Consecutive rows of one sequence."""
+
+    first: int
+    n_rows: int
+    n_padded: int  # rows read; those beyond n_rows belong to others and their results are dropped
+    slots: torch.Tensor  # [n_keys]
+    mask: torch.Tensor  # [n_padded, n_keys], additive
+
+
+@dataclass(frozen=True, slots=True)
+class PagedPlan:
+    """One step's calls for one window."""
+
+    n_rows: int
+    decode: tuple[DecodeGroup, ...]
+    prefill: tuple[PrefillTile, ...]
+
+
+class PagedSdpa:
+    """Gathers each call's keys from the paged cache and runs scaled_dot_product_attention on them."""
+
+    def __init__(self, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> None:
+        self._shape, self._dtype, self._device = shape, dtype, device
+        wide = 16 if shape.head_dim > 128 else 8
+        self._row_multiple = wide if dtype is torch.float32 else 2
+        self._zero = torch.zeros((), dtype=dtype, device=device)
+        self._minus_infinity = self._zero - torch.inf
+        self._workspace = torch.empty(0, 2 * shape.n_kv_heads * shape.head_dim, dtype=dtype, device=device)
+        self._group_padding = -shape.group % self._row_multiple
+        self._key_bytes = 2 * shape.n_kv_heads * shape.head_dim * dtype.itemsize
+
+    def plan(self, batch: StepBatch, block_size: int, window: int | None) -> PagedPlan:
+        """Lay out the step's calls for layers with `window`."""
+        decode = tuple(self._decode_groups(batch, block_size, window))
+        prefill = tuple(
+            tile
+            for index in range(batch.n_decode, batch.n_sequences)
+            for tile in self._prefill_tiles(batch, index, block_size, window)
+        )
+        n_rows = max([batch.query_starts[-1], *(tile.first + tile.n_padded for tile in prefill)])
+        return PagedPlan(n_rows, decode, prefill)
+
+    def n_rows(self, plan: PagedPlan) -> int:
+        """Rows of `q` that `attend` may read."""
+        return plan.n_rows
+
+    def attend(self, q: torch.Tensor, cache: KvCache, layer: int, plan: PagedPlan) -> torch.Tensor:
+        """Attend with `q` [n_rows, n_heads * head_dim]; returns the same shape."""
+        if not plan.prefill and len(plan.decode) == 1:
+            padding = len(q) - plan.n_rows
+            found = self._decode(q[: plan.n_rows] if padding else q, cache, layer, plan.decode[0])
+            return F.pad(found, (0, 0, 0, padding)) if padding else found
+        out = q.new_zeros(q.shape)
+        for group in plan.decode:
+            out[group.rows] = self._decode(q[group.rows], cache, layer, group)
+        for tile in plan.prefill:
+            self._prefill(q, out, cache, layer, tile)
+        return out
+
+    def _decode(self, q: torch.Tensor, cache: KvCache, layer: int, group: DecodeGroup) -> torch.Tensor:
+        shape, n = self._shape, len(q)
+        kv = self._gather(cache, layer, group.slots).view(n, -1, 2, shape.n_kv_heads, shape.head_dim)
+        k, v = kv.permute(2, 0, 3, 1, 4).unbind()  # [n, n_kv, n_keys, head_dim]
+        heads = q.view(n, shape.n_kv_heads, shape.group, shape.head_dim)  # the group takes the place of rows
+        if not self._group_padding:
+            return self._sdpa(heads, k, v, group.mask).reshape(n, -1)
+        found = self._sdpa(F.pad(heads, (0, 0, 0, self._group_padding)), k, v, group.mask)
+        return found[:, :, : shape.group].reshape(n, -1)
+
+    def _prefill(self, q: torch.Tensor, out: torch.Tensor, cache: KvCache, layer: int, tile: PrefillTile) -> None:
+        shape = self._shape
+        grouped = (-1, shape.n_kv_heads, shape.group, shape.head_dim)
+        kv = self._gather(cache, layer, tile.slots).view(-1, 2, shape.n_kv_heads, 1, shape.head_dim)
+        k, v = kv.permute(1, 2, 3, 0, 4).expand(-1, -1, shape.group, -1, -1)  # [n_kv, group, n_keys, head_dim] each
+        rows = q[tile.first : tile.first + tile.n_padded].view(grouped).permute(1, 2, 0, 3)
+        found = self._sdpa(rows, k, v, tile.mask)  # [n_kv, group, n_padded, head_dim]
+        last = tile.first + tile.n_rows
+        out[tile.first : last].view(grouped).copy_(found[:, :, : tile.n_rows].permute(2, 0, 1, 3))
+
+    def _gather(self, cache: KvCache, layer: int, slots: torch.Tensor) -> torch.Tensor:
+        """Return [n_keys, 2 * n_kv * head_dim]; large results in a workspace that the next call overwrites."""
+        n_keys = len(slots)
+        if n_keys * self._key_bytes < _WORKSPACE_BYTES:
+            return cache.gather(layer, slots)
+        if n_keys > len(self._workspace):
+            self._workspace = self._workspace.new_empty(n_keys + n_keys // 2, self._workspace.shape[1])
+        return cache.gather(layer, slots, self._workspace[:n_keys])
+
+    def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        shape = self._shape
+        if shape.softcap is None:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=shape.scale)
+        # The kernel has no soft-cap: hand it the capped scores as the mask of an all-zero product.
+        scores = torch.matmul(q, k.transpose(-1, -2)).float().mul_(shape.scale / shape.softcap)
+        scores = scores.tanh_().mul_(shape.softcap).to(q.dtype) + mask
+        return F.scaled_dot_product_attention(torch.zeros_like(q), k, v, attn_mask=scores)
+
+    def _decode_groups(self, batch: StepBatch, block_size: int, window: int | None) -> Iterator[DecodeGroup]:
+        lengths = batch.context_lens[: batch.n_decode]
+        starts = [_first_key(length - 1, window, block_size) for length in lengths]
+        sizes = [self._n_keys(length - start) for length, start in zip(lengths, starts, strict=True)]
+        groups = _group(sizes, self._key_bytes)
+        for members in groups:
+            rows = slice(0, batch.n_decode) if len(groups) == 1 else torch.tensor(members, device=self._device)
+            n_keys = max(sizes[i] for i in members)
+            limits = torch.tensor([lengths[i] for i in members], device=self._device).unsqueeze(1)
+            first = [starts[i] for i in members]
+            slots, keys = _slots(batch.block_tables[rows], first, limits, n_keys, block_size)
+            hidden = keys >= limits
+            if window is not None:
+                hidden |= keys < limits - window
+            yield DecodeGroup(rows, slots.flatten(), self._mask(hidden)[:, None, None])
+
+    def _prefill_tiles(
+        self, batch: StepBatch, index: int, block_size: int, window: int | None
+    ) -> Iterator[PrefillTile]:
+        row, end = batch.query_starts[index], batch.query_starts[index + 1]
+        length = batch.context_lens[index]
+        table = batch.block_tables[index : index + 1]
+        for first in range(row, end, _TILE_ROWS):
+            n_rows = min(_TILE_ROWS, end - first)
+            position = length - (end - first)  # of the tile's first row
+            n_padded = _round_up(n_rows, self._row_multiple)
+            start = _first_key(position, window, block_size)
+            n_keys = self._n_keys(position + n_rows - start)
+            limit = torch.tensor([[position + n_rows]], device=self._device)
+            slots, keys = _slots(table, [start], limit, n_keys, block_size)
+            rows = torch.arange(position, position + n_padded, device=self._device).unsqueeze(1)
+            hidden = keys > rows
+            if window is not None:
+                hidden |= keys <= rows - window
+            yield PrefillTile(first, n_rows, n_padded, slots[0], self._mask(hidden))
+
+    def _n_keys(self, needed: int) -> int:
+        """Return how many keys to attend over so that at least `needed` are there."""
+        padded = _round_up(needed, _KEY_MULTIPLE)
+        if self._dtype is torch.float32 and padded % _KEY_BLOCK > _KEY_BLOCK // 2:
+            return _round_up(needed, _KEY_BLOCK)
+        return padded
+
+    def _mask(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.where(hidden, self._minus_infinity, self._zero)
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _first_key(position: int, window: int | None, block_size: int) -> int:
+    """Return where to start reading keys for rows from `position` on."""
+    unit = math.lcm(_KEY_BLOCK, block_size)
+    return 0 if window is None else max(0, position - window + 1) // unit * unit
+
+
+def _group(sizes: list[int], key_bytes: int) -> list[list[int]]:
+    """Divide sequences into calls: equal numbers of keys together, and others where padding them costs little."""
+    groups: list[list[int]] = []
+    waste = 0
+    for index in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        missing = sizes[groups[-1][0]] - sizes[index] if groups else 0
+        if not groups or (waste + missing) * key_bytes > _MERGE_BYTES:
+            groups.append([index])
+            waste = 0
+        else:
+            groups[-1].append(index)
+            waste += missing
+    return groups if len(groups) != 1 else [list(range(len(sizes)))]
+
+
+def _slots(
+    tables: torch.Tensor, starts: list[int], limits: torch.Tensor, n_keys: int, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the cache slots and the positions of the `n_keys` keys from `starts` on, each [n, n_keys] or [1, n_keys].
+
+    `starts`: first positions, of blocks. `limits` [n, 1]: keys from there on are read from the null block, so that
+    what lies in unwritten slots cannot leak in.
+    """
+    device, n_blocks = tables.device, -(-n_keys // block_size)
+    keys = torch.arange(n_keys, device=device).unsqueeze(0)
+    if any(starts):
+        first = torch.tensor(starts, device=device).unsqueeze(1)
+        index = first // block_size + torch.arange(n_blocks, device=device)
+        blocks = tables.gather(1, index.clamp_(max=tables.shape[1] - 1))
+        keys = keys + first
+    else:
+        blocks = F.pad(tables[:, :n_blocks], (0, max(0, n_blocks - tables.shape[1])))
+    slots = blocks.unsqueeze(-1) * block_size + torch.arange(block_size, device=device)
+    return slots.flatten(1)[:, :n_keys].masked_fill(keys >= limits, 0), keys

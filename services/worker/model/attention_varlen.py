@@ -1,0 +1,79 @@
+"""Paged attention on CUDA by torch's variable-length flash kernel. Written from its reference, not yet run.
+
+No GPU was at hand: the check at start decides whether this backend or the one by gathering is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from services.worker.model.attention import AttentionShape
+from services.worker.model.batch import StepBatch
+from services.worker.model.kv_cache import KvCache
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenPlan:
+    """One step's arguments of the kernel."""
+
+    n_rows: int
+    row_starts: torch.Tensor  # [n_sequences + 1] int32
+    n_keys: torch.Tensor  # [n_sequences] int32
+    block_tables: torch.Tensor  # [n_sequences, max_blocks] int32
+    max_rows: int
+    max_keys: int
+    window: tuple[int, int]  # keys to the left and to the right of a row's own
+
+
+class PagedVarlen:
+    """One kernel call for all sequences of a step, reading the cache in place."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        # Imported here: it brings torch's compiler along, which costs every rank 1.5 s and is of no use on a CPU.
+        from torch.nn.attention.varlen import varlen_attn_out
+
+        self._shape = shape
+        self._kernel = varlen_attn_out
+
+    def plan(self, batch: StepBatch, block_size: int, window: int | None) -> VarlenPlan:
+        """Lay out the step's call for layers with `window`."""
+        device = batch.block_tables.device
+        return VarlenPlan(
+            n_rows=batch.query_starts[-1],
+            row_starts=torch.tensor(batch.query_starts, dtype=torch.int32).to(device, non_blocking=True),
+            n_keys=torch.tensor(batch.context_lens, dtype=torch.int32).to(device, non_blocking=True),
+            block_tables=batch.block_tables.int(),
+            max_rows=max(end - start for start, end in pairwise(batch.query_starts)),
+            max_keys=max(batch.context_lens),
+            window=(-1 if window is None else window - 1, 0),
+        )
+
+    def n_rows(self, plan: VarlenPlan) -> int:
+        """Rows of `q` that `attend` may read."""
+        return plan.n_rows
+
+    def attend(self, q: torch.Tensor, cache: KvCache, layer: int, plan: VarlenPlan) -> torch.Tensor:
+        """Attend with `q` [n_rows or more, n_heads * head_dim]; returns the same shape."""
+        shape = self._shape
+        out = q.new_zeros(q.shape)
+        heads = (plan.n_rows, shape.n_heads, shape.head_dim)
+        self._kernel(
+            out[: plan.n_rows].view(heads),
+            q[: plan.n_rows].view(heads),
+            cache.k[layer],
+            cache.v[layer],
+            plan.row_starts,
+            None,
+            plan.max_rows,
+            plan.max_keys,
+            scale=shape.scale,
+            window_size=plan.window,
+            enable_gqa=shape.group > 1,
+            seqused_k=plan.n_keys,
+            block_table=plan.block_tables,
+            num_splits=1,  # automatic splits may leave rows unwritten, and sum in an order that depends on the batch
+        )
+        return out

@@ -1,0 +1,30 @@
+"""The tensors of one step, built once and shared by every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """Rows of several sequences laid end to end; sequence i owns rows [query_starts[i], query_starts[i + 1]).
+
+    Sequences with one row (decode) come before sequences with several (prefill). `context_lens[i]` counts the
+    keys of sequence i after this step's rows are written, so its rows stand at the positions
+    [context_lens[i] - n_rows, context_lens[i]).
+    """
+
+    token_ids: torch.Tensor  # [n_tokens] int64
+    positions: torch.Tensor  # [n_tokens] int64
+    kv_slots: torch.Tensor  # [n_tokens] int64, block * block_size + offset: where each row's KV is written
+    query_starts: tuple[int, ...]  # n_sequences + 1
+    context_lens: tuple[int, ...]  # n_sequences
+    block_tables: torch.Tensor  # [n_sequences, max_blocks] int64, 0 beyond a sequence's end
+    n_decode: int  # the first n_decode sequences have exactly one row
+
+    @property
+    def n_sequences(self) -> int:
+        """How many sequences share the step."""
+        return len(self.context_lens)

@@ -1,0 +1,112 @@
+"""Builds one rank's decoder from a checkpoint folder."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.worker.kernels.tiles import explain, open_kernels
+from services.worker.loading.checkpoint import Checkpoint
+from services.worker.model.attention import AttentionBackend, AttentionShape
+from services.worker.model.attention_layer import load_attention
+from services.worker.model.backends import candidates, choose_backend
+from services.worker.model.decoder import Decoder, DecoderLayer, LayerNorms, Tables
+from services.worker.model.families.config import Config
+from services.worker.model.mlp import load_mlp
+from services.worker.model.moe import load_moe
+from services.worker.model.norm import Norm, load_norm
+from services.worker.model.registry import find_family
+from services.worker.model.rope import RotaryTables
+from services.worker.model.spec import LayerSpec, ModelSpec, RopeSpec
+from services.worker.parallel.communicator import Communicator
+from services.worker.parallel.embedding import VocabEmbedding, VocabHead, divide_vocabulary
+from services.worker.parallel.linear import LinearLoader, choose_method
+
+logger = logging.getLogger(__name__)
+
+
+def load_model(
+    path: Path,
+    comm: Communicator,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    max_positions: int | None = None,
+) -> Decoder:
+    """Load this rank's share of the checkpoint folder `path`.
+
+    `max_positions`: the longest sequence to be served, where shorter than the model's; it sizes position tables and
+    (LongRoPE) decides between short and long factors. Raises ModelError naming the file and the key.
+    """
+    config = Config.load(path)
+    family = find_family(config)
+    spec = family.read_spec(config)
+    config.finish()
+    refs = family.refs(spec)
+    ignored = (*family.ignored, "lm_head.weight") if spec.tied else family.ignored
+    with torch.inference_mode(), Checkpoint(path, refs, ignored, family.optional_prefix) as source:
+        kernels = open_kernels(dtype, device)
+        logger.info("kernels: %s", explain(kernels, dtype, device))
+        load = LinearLoader(source, comm, dtype, device, choose_method(dtype, device, kernels), kernels)
+        return build_decoder(spec, load, min(spec.max_positions, max_positions or spec.max_positions))
+
+
+def build_decoder(spec: ModelSpec, load: LinearLoader, max_positions: int) -> Decoder:
+    """Build the decoder of `spec` for sequences up to `max_positions` from the tensors of `load`. Raises ModelError."""
+    backend = _choose_backend(spec, load)
+    ropes = tuple(dict.fromkeys(layer.rope for layer in spec.layers if layer.rope is not None))
+    windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
+    layers = [_load_layer(spec, load, index, backend, ropes, windows) for index in range(spec.n_layers)]
+    vocabulary = divide_vocabulary(spec.vocab_size, load.comm)
+    sizes = (load, vocabulary, spec.vocab_size, spec.hidden_size)
+    positions = None
+    if spec.learned_positions:
+        stored = load.source.matrix("positions", (spec.max_positions, spec.hidden_size))
+        positions = stored.to(load.device, load.dtype)
+    rotary = tuple(RotaryTables(rope, max_positions, load.device, load.kernels) for rope in ropes)
+    return Decoder(
+        spec,
+        embed=VocabEmbedding(*sizes),
+        layers=layers,
+        norm=load_norm(spec, load, "norm"),
+        head=VocabHead(*sizes),
+        vocabulary=vocabulary,
+        tables=Tables(rotary, windows, positions),
+        backend=backend,
+        kernels=load.kernels,
+        min_rows=load.make().min_rows,
+    )
+
+
+def _choose_backend(spec: ModelSpec, load: LinearLoader) -> AttentionBackend[Any]:
+    size = load.comm.size
+    n_kv_heads = spec.kv_heads_per_rank(size)
+    shape = AttentionShape(
+        spec.n_heads // size, n_kv_heads, spec.head_dim, spec.attention_scale, spec.attention_softcap
+    )
+    return choose_backend(candidates(shape, load.dtype, load.device, load.kernels), shape, load.dtype, load.device)
+
+
+def _load_layer(
+    spec: ModelSpec,
+    load: LinearLoader,
+    index: int,
+    backend: AttentionBackend[Any],
+    ropes: tuple[RopeSpec, ...],
+    windows: tuple[int | None, ...],
+) -> DecoderLayer:
+    layer: LayerSpec = spec.layers[index]
+    prefix = f"layers.{index}."
+    rotation = None if layer.rope is None else ropes.index(layer.rope)
+    attention = load_attention(spec, load, index, backend, windows.index(layer.window), rotation)
+    mlp = load_mlp(spec, load, prefix) if layer.moe is None else load_moe(spec, layer.moe, load, prefix)
+
+    def norm(name: str) -> Norm | None:
+        key = prefix + name
+        return load_norm(spec, load, key) if key in load.source else None
+
+    norms = LayerNorms(norm("attn_norm"), norm("mlp_norm"), norm("attn_post_norm"), norm("mlp_post_norm"))
+    return DecoderLayer(spec, load.comm, attention, mlp, norms, load.kernels)

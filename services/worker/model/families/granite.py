@@ -1,0 +1,28 @@
+"""Granite: Llama with multipliers on embeddings, attention, residual stream and logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.worker.model.families.config import Config
+from services.worker.model.families.llama import base_spec
+from services.worker.model.families.naming import Family, standard_refs
+from services.worker.model.spec import ModelSpec
+
+
+def read_spec(config: Config) -> ModelSpec:
+    """Read a Granite config.json. Raises ModelError."""
+    bias = config.flag("attention_bias", False)
+    return replace(
+        base_spec(config, "granite"),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=config.flag("mlp_bias", False),
+        embedding_scale=config.number("embedding_multiplier"),
+        attention_scale=config.number("attention_multiplier"),
+        residual_scale=config.number("residual_multiplier"),
+        logit_scale=1 / config.number("logits_scaling"),
+    )
+
+
+FAMILY = Family("GraniteForCausalLM", read_spec, standard_refs)

@@ -1,0 +1,92 @@
+"""Llama 2, 3 and 3.x, and what every family that descends from it shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from services.worker.model.families.config import Config
+from services.worker.model.families.naming import Family, Refs, standard_refs
+from services.worker.model.families.rope import read_ropes
+from services.worker.model.spec import Activation, LayerSpec, ModelSpec, RopeSpec
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+}
+_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
+
+
+def base_spec(
+    config: Config, family: str, *, ropes: dict[str, RopeSpec] | None = None, tied: bool = False
+) -> ModelSpec:
+    """Return the spec of what all Llama-like configurations call by the same names; layers share one rope.
+
+    `ropes`: already read. `tied`: whether the head is the embedding where the config does not say.
+    """
+    hidden_size, n_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    head_dim = config.integer("head_dim", hidden_size // n_heads)
+    ropes = ropes or read_ropes(config, head_dim)
+    if set(ropes) != {""}:
+        raise config.error("rope_parameters", "a rope for each kind of layer is not implemented here")
+    return ModelSpec(
+        family=family,
+        dtype=read_dtype(config),
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden_size,
+        ffn_size=config.integer("intermediate_size"),
+        n_heads=n_heads,
+        n_kv_heads=config.integer("num_key_value_heads", n_heads),
+        head_dim=head_dim,
+        max_positions=_reach(ropes[""], config.integer("max_position_embeddings")),
+        layers=(LayerSpec(rope=ropes[""]),) * config.integer("num_hidden_layers"),
+        norm_eps=config.number("rms_norm_eps"),
+        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
+        tied=config.flag("tie_word_embeddings", tied),
+        attention_scale=1 / math.sqrt(head_dim),
+        eos_token_ids=read_eos(config),
+    )
+
+
+def _reach(rope: RopeSpec, max_positions: int) -> int:
+    """Return how many positions the model can tell apart: some scalings stretch what the config states."""
+    if rope.kind == "dynamic":
+        return int(max_positions * rope.factor)
+    if rope.kind == "yarn":
+        return max(max_positions, int(rope.original_max_positions * rope.factor))
+    return max_positions
+
+
+def read_dtype(config: Config) -> str:
+    """Return the dtype of the weights, under its key of transformers 5 or 4."""
+    return config.choice("dtype" if config.raw("dtype") is not None else "torch_dtype", _DTYPES, "float32")
+
+
+def read_eos(config: Config) -> tuple[int, ...]:
+    """Return the end-of-sequence ids: none, one or several."""
+    value: Any = config.raw("eos_token_id")
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (int(value),)
+
+
+def read_spec(config: Config) -> ModelSpec:
+    """Read a Llama config.json. Raises ModelError."""
+    bias = config.flag("attention_bias", False)
+    config.require("pretraining_tp", 1)
+    return replace(base_spec(config, "llama"), qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False))
+
+
+def refs(spec: ModelSpec) -> Refs:
+    """Name Llama's tensors."""
+    return standard_refs(spec)
+
+
+FAMILY = Family("LlamaForCausalLM", read_spec, refs)

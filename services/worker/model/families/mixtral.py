@@ -1,0 +1,39 @@
+"""Mixtral: Mistral with a mixture of experts in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.worker.model.families.config import Config
+from services.worker.model.families.llama import base_spec
+from services.worker.model.families.naming import Family, LayerNames, Refs, standard_refs
+from services.worker.model.families.windows import same_window
+from services.worker.model.spec import ModelSpec, MoeSpec
+
+_NAMES = LayerNames(
+    router="block_sparse_moe.gate",
+    experts="block_sparse_moe.experts",
+    expert_gate="w1",
+    expert_up="w3",
+    expert_down="w2",
+)
+
+
+def read_spec(config: Config) -> ModelSpec:
+    """Read a Mixtral config.json. Raises ModelError."""
+    spec = base_spec(config, "mixtral")
+    moe = MoeSpec(
+        n_experts=config.integer("num_local_experts"),
+        n_active=config.integer("num_experts_per_tok"),
+        ffn_size=spec.ffn_size,
+        normalise=True,
+    )
+    return replace(spec, layers=tuple(replace(layer, moe=moe) for layer in same_window(config, spec)))
+
+
+def refs(spec: ModelSpec) -> Refs:
+    """Name Mixtral's tensors."""
+    return standard_refs(spec, _NAMES)
+
+
+FAMILY = Family("MixtralForCausalLM", read_spec, refs)

@@ -1,0 +1,124 @@
+"""Where the tensors of a model lie in its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.worker.model.families.config import Config
+from services.worker.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """One logical tensor, [out, in] or [n]: a stored tensor, or rows of one where projections are fused.
+
+    Fused one after another: rows [start, start + size) of `n_stored`. Fused in turns (gpt_neox): blocks of `unit`
+    rows of `n_parts` projections alternate, and this is projection `part`.
+    """
+
+    name: str
+    transposed: bool = False  # stored [in, out]
+    start: int = 0
+    n_stored: int | None = None
+    unit: int = 0
+    part: int = 0
+    n_parts: int = 1
+
+
+Refs = dict[str, TensorRef]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One architecture: how to read its config.json and what its tensors are called."""
+
+    architecture: str
+    read_spec: Callable[[Config], ModelSpec]
+    refs: Callable[[ModelSpec], Refs]
+    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)  # stored, but not read: patterns
+    optional_prefix: str = ""  # of names, left out in some checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """The layer's modules in the checkpoint, for `Refs` built by `standard_refs`; "" where there is none."""
+
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    o: str = "self_attn.o_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    attn_norm: str = "input_layernorm"
+    mlp_norm: str = "post_attention_layernorm"
+    attn_post_norm: str = ""
+    mlp_post_norm: str = ""
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    expert_gate: str = "gate_proj"
+    expert_up: str = "up_proj"
+    expert_down: str = "down_proj"
+
+
+STANDARD = LayerNames()
+
+
+def standard_refs(
+    spec: ModelSpec,
+    names: LayerNames = STANDARD,
+    *,
+    prefix: str = "model.layers.",
+    embed: str = "model.embed_tokens",
+    norm: str = "model.norm",
+    head: str = "lm_head",
+) -> Refs:
+    """Return the references of a model laid out as transformers' Llama is, with other module names."""
+    refs = {"embed": TensorRef(f"{embed}.weight")}
+    refs["head"] = refs["embed"] if spec.tied else TensorRef(f"{head}.weight")
+    refs |= _norm_refs(spec, "norm", norm)
+    for index in range(spec.n_layers):
+        refs |= _layer_refs(spec, index, f"layers.{index}.", f"{prefix}{index}.", names)
+    return refs
+
+
+def _norm_refs(spec: ModelSpec, key: str, module: str) -> Refs:
+    refs = {key: TensorRef(f"{module}.weight")}
+    if spec.norm_bias:
+        refs[f"{key}.bias"] = TensorRef(f"{module}.bias")
+    return refs
+
+
+def _linear_refs(key: str, module: str, bias: bool) -> Refs:
+    refs = {key: TensorRef(f"{module}.weight")}
+    if bias:
+        refs[f"{key}.bias"] = TensorRef(f"{module}.bias")
+    return refs
+
+
+def _layer_refs(spec: ModelSpec, index: int, key: str, module: str, names: LayerNames) -> Refs:
+    refs: Refs = {}
+    for part in ("q", "k", "v"):
+        refs |= _linear_refs(key + part, module + getattr(names, part), spec.qkv_bias)
+    refs |= _linear_refs(f"{key}o", module + names.o, spec.o_bias)
+    norms = ["attn_norm", "mlp_norm"] * spec.pre_norm + ["attn_post_norm", "mlp_post_norm"] * spec.post_norm
+    for norm in norms:
+        refs |= _norm_refs(spec, key + norm, module + getattr(names, norm))
+    if spec.qk_norm:
+        refs[f"{key}q_norm"] = TensorRef(f"{module}{names.q_norm}.weight")
+        refs[f"{key}k_norm"] = TensorRef(f"{module}{names.k_norm}.weight")
+    moe = spec.layers[index].moe
+    if moe is None:
+        parts = ("gate", "up", "down") if spec.mlp == "gated" else ("up", "down")
+        for part in parts:
+            refs |= _linear_refs(key + part, module + getattr(names, part), spec.mlp_bias)
+        return refs
+    refs[f"{key}router"] = TensorRef(f"{module}{names.router}.weight")
+    for expert in range(moe.n_experts):
+        for part in ("gate", "up", "down"):
+            stored = f"{module}{names.experts}.{expert}.{getattr(names, f'expert_{part}')}.weight"
+            refs[f"{key}experts.{expert}.{part}"] = TensorRef(stored)
+    return refs

@@ -1,0 +1,34 @@
+"""Phi 3: Llama with fused projections and, for long contexts, LongRoPE."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.worker.model.families.config import Config
+from services.worker.model.families.llama import base_spec
+from services.worker.model.families.naming import Family, Refs, TensorRef, standard_refs
+from services.worker.model.families.windows import same_window
+from services.worker.model.spec import ModelSpec
+
+
+def read_spec(config: Config) -> ModelSpec:
+    """Read a Phi 3 config.json. Raises ModelError."""
+    spec = base_spec(config, "phi3")
+    return replace(spec, layers=same_window(config, spec))
+
+
+def refs(spec: ModelSpec) -> Refs:
+    """Name Phi 3's tensors: q, k, v lie in one, gate and up in another."""
+    found = standard_refs(spec)
+    q, kv, ffn = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim, spec.ffn_size
+    for index in range(spec.n_layers):
+        key, module = f"layers.{index}.", f"model.layers.{index}."
+        qkv, gate_up = f"{module}self_attn.qkv_proj.weight", f"{module}mlp.gate_up_proj.weight"
+        for part, start in (("q", 0), ("k", q), ("v", q + kv)):
+            found[key + part] = TensorRef(qkv, start=start, n_stored=q + 2 * kv)
+        for part, start in (("gate", 0), ("up", ffn)):
+            found[key + part] = TensorRef(gate_up, start=start, n_stored=2 * ffn)
+    return found
+
+
+FAMILY = Family("Phi3ForCausalLM", read_spec, refs)

@@ -1,0 +1,62 @@
+"""Qwen 2 (biased q, k, v), Qwen 3 (normalised q and k) and Qwen 3 with experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.worker.model.families.config import Config
+from services.worker.model.families.llama import base_spec
+from services.worker.model.families.naming import Family, standard_refs
+from services.worker.model.families.windows import FULL, SLIDING, read_layer_types, with_windows
+from services.worker.model.spec import ModelSpec, MoeSpec
+
+
+def read_qwen2(config: Config) -> ModelSpec:
+    """Read a Qwen 2 config.json. Raises ModelError."""
+    return _with_windows(config, replace(base_spec(config, "qwen2"), qkv_bias=True))
+
+
+def read_qwen3(config: Config) -> ModelSpec:
+    """Read a Qwen 3 config.json. Raises ModelError."""
+    return _with_windows(config, _qwen3(config, "qwen3"))
+
+
+def read_qwen3_moe(config: Config) -> ModelSpec:
+    """Read a Qwen 3 MoE config.json. Raises ModelError."""
+    config.require("use_sliding_window", False)
+    config.raw("sliding_window")
+    config.raw("max_window_layers")
+    spec = _qwen3(config, "qwen3_moe")
+    experts = "num_experts" if config.raw("num_experts") is not None else "num_local_experts"
+    moe = MoeSpec(
+        n_experts=config.integer(experts),
+        n_active=config.integer("num_experts_per_tok"),
+        ffn_size=config.integer("moe_intermediate_size"),
+        normalise=config.flag("norm_topk_prob", False),
+    )
+    step, dense = config.integer("decoder_sparse_step", 1), config.raw("mlp_only_layers") or []
+    layers = tuple(
+        layer if index in dense or (index + 1) % step else replace(layer, moe=moe)
+        for index, layer in enumerate(spec.layers)
+    )
+    return replace(spec, layers=layers)
+
+
+def _qwen3(config: Config, family: str) -> ModelSpec:
+    bias = config.flag("attention_bias", False)
+    return replace(base_spec(config, family), qk_norm="head", qkv_bias=bias, o_bias=bias)
+
+
+def _with_windows(config: Config, spec: ModelSpec) -> ModelSpec:
+    """Layers from max_window_layers on slide, if the config turns the window on at all."""
+    slides = config.flag("use_sliding_window", False)
+    first = config.integer("max_window_layers", spec.n_layers) if slides else spec.n_layers
+    config.raw("max_window_layers")
+    default = [SLIDING if index >= first else FULL for index in range(spec.n_layers)]
+    kinds = read_layer_types(config, spec.n_layers, default)
+    return replace(spec, layers=with_windows(config, spec, kinds))
+
+
+QWEN2 = Family("Qwen2ForCausalLM", read_qwen2, standard_refs)
+QWEN3 = Family("Qwen3ForCausalLM", read_qwen3, standard_refs)
+QWEN3_MOE = Family("Qwen3MoeForCausalLM", read_qwen3_moe, standard_refs)

@@ -1,0 +1,109 @@
+"""What one decoder-only model is, as orthogonal switches. Free of torch: the server process reads it, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+class ModelError(ValueError):
+    """A checkpoint this code cannot serve faithfully; the message names the file and the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """One rotary embedding over the first `rotary_dim` elements of a head, in rotate-half layout."""
+
+    theta: float
+    rotary_dim: int
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
+    factor: float = 1.0
+    original_max_positions: int = 0
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn: round the correction range to whole dimensions
+    attention_factor: float = 1.0  # yarn, longrope: cos and sin are multiplied by it
+    short_factors: tuple[float, ...] = ()  # longrope, [rotary_dim / 2]
+    long_factors: tuple[float, ...] = ()  # longrope, [rotary_dim / 2]
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """A mixture of gated experts: softmax over all, the `n_active` largest, renormalised if `normalise`."""
+
+    n_experts: int
+    n_active: int
+    ffn_size: int
+    normalise: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What may differ between the layers of a model."""
+
+    window: int | None = None  # keys a row sees, itself included; None: all
+    rope: RopeSpec | None = None
+    moe: MoeSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Every switch of a decoder-only transformer that this worker implements."""
+
+    family: str
+    dtype: str  # of the checkpoint's weights: "float32", "bfloat16", "float16"
+    vocab_size: int
+    hidden_size: int
+    ffn_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    max_positions: int
+    layers: tuple[LayerSpec, ...]
+
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float = 1e-5
+    norm_offset: float = 0.0  # added to a norm's weight (gemma: 1)
+    pre_norm: bool = True  # normalise what enters attention and MLP
+    post_norm: bool = False  # normalise what leaves them
+    parallel_residual: bool = False  # attention and MLP read the same residual
+    qk_norm: Literal["head", "full"] | None = None  # RMS norm of q and k, per head or over all heads
+    learned_positions: bool = False
+
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    norm_bias: bool = False
+
+    mlp: Literal["gated", "plain"] = "gated"
+    activation: Activation = "silu"
+    tied: bool = False
+
+    attention_scale: float = 0.0  # of q·k
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and MLP add
+    logit_scale: float = 1.0
+
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def n_layers(self) -> int:
+        """Number of decoder layers."""
+        return len(self.layers)
+
+    def kv_heads_per_rank(self, size: int) -> int:
+        """KV heads that each of `size` ranks stores: a share of them, or one that it shares with other ranks.
+
+        Raises ModelError when the heads cannot be divided.
+        """
+        if self.n_heads % size:
+            raise ModelError(f"config.json: {self.n_heads} attention heads cannot be divided among {size} ranks")
+        if self.n_kv_heads % size and size % self.n_kv_heads:
+            raise ModelError(f"config.json: {self.n_kv_heads} KV heads cannot be divided among {size} ranks")
+        return max(1, self.n_kv_heads // size)

@@ -1,0 +1,221 @@
+"""Collectives between CPU ranks on one machine, through shared memory.
+
+One-shot: every rank writes its tensor into its own buffer, publishes a tag, waits for the peers' tags and reads
+their buffers. Two buffers per rank take turns (parity), which is enough: a rank that writes collective n + 2 has
+seen everybody's tag n + 1, and a rank publishes n + 1 only after it has read n.
+
+    tag = (epoch << 24) | index,  epoch = step + 1, 0 while starting; tags only rise
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from math import prod
+
+import torch
+
+from services.worker.kernels.tiles import SharedGroup, TileKernels
+from services.worker.transport.control import RankLine, RankState
+from services.worker.transport.futex import Counter, Patience
+from services.worker.transport.segment import Segment
+
+_HEADER = 4096  # per rank: tag, then the bytes in each parity's buffer on the next cache line
+_SIZES = 64
+_INDEX_BITS = 24
+_TICK_S = 0.05  # how often a waiting rank shows that it lives
+_MAX_CACHED_SHAPES = 256
+_LOOKS = 500  # of the kernel, before patience takes over: about 20 us
+_HALF = (torch.bfloat16, torch.float16)
+
+Views = tuple[tuple[torch.Tensor, ...], ...]  # [parity][rank], each [numel]
+
+
+class CollectiveTimeoutError(RuntimeError):
+    """Peers did not arrive at a collective; `missing` are their ranks."""
+
+    def __init__(self, message: str, missing: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class CollectiveMismatchError(RuntimeError):
+    """A peer brought a tensor of another size to the same collective."""
+
+
+def collective_area_bytes(ranks: int, buffer_bytes: int) -> int:
+    """Bytes of shared memory for a group's collectives."""
+    return ranks * (_HEADER + 2 * buffer_bytes)
+
+
+def _describe(tag: int) -> str:
+    epoch, index = tag >> _INDEX_BITS, tag & ((1 << _INDEX_BITS) - 1)
+    return f"step {epoch - 1}, collective {index}" if epoch else f"start-up, collective {index}"
+
+
+class SharedMemoryCommunicator:
+    """The group as one of its ranks sees it. Implements `Communicator`.
+
+    `buffer_bytes` (per rank and parity) bounds what one round carries; larger tensors take several rounds.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        offset: int,
+        buffer_bytes: int,
+        rank: int,
+        size: int,
+        line: RankLine,
+        patience: Patience,
+        timeout_s: float,
+        kernels: TileKernels | None = None,
+    ) -> None:
+        self.rank, self.size = rank, size
+        self._segment, self._offset, self._buffer_bytes = segment, offset, buffer_bytes
+        self._line, self._patience, self._timeout_s = line, patience, timeout_s
+        self._stride = _HEADER + 2 * buffer_bytes
+        self._tags = [Counter(segment, offset + r * self._stride) for r in range(size)]
+        self._peers = [r for r in range(size) if r != rank]
+        self._epoch = self._index = self._rounds = 0
+        self._elapsed_ns = 0
+        self._views: dict[tuple[int, torch.dtype], Views] = {}
+        self._kernels = kernels
+        self._groups = tuple(
+            SharedGroup(
+                segment.address + offset, self._stride, _SIZES + 8 * parity, _HEADER + parity * buffer_bytes, rank, size
+            )
+            for parity in (0, 1)
+        )
+
+    def begin_step(self, step: int) -> None:
+        """Tag the collectives from here on with `step`, which must rise from call to call."""
+        if step + 1 <= self._epoch:
+            raise ValueError(f"step {step} cannot follow step {self._epoch - 1}")
+        self._epoch, self._index = step + 1, 0
+
+    def take_elapsed_us(self) -> int:
+        """Return the microseconds spent in collectives since the last call."""
+        elapsed, self._elapsed_ns = self._elapsed_ns, 0
+        return elapsed // 1000
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum `x` over the ranks, in place; returns `x`. Sums are fp32 in rank order, rounded once."""
+        started = time.perf_counter_ns()
+        one_round = x.is_contiguous() and x.nbytes <= self._buffer_bytes
+        if self._kernels is not None and x.dtype is torch.bfloat16 and one_round:
+            self._reduce_by_kernel(self._kernels, x)
+        else:
+            self._reduce_by_torch(x)
+        self._elapsed_ns += time.perf_counter_ns() - started
+        return x
+
+    def _reduce_by_kernel(self, kernels: TileKernels, x: torch.Tensor) -> None:
+        parity = self._rounds & 1
+        group, tag = self._groups[parity], self._next_tag()
+        arrived = kernels.publish(group, x, tag, _LOOKS)
+        self._line.beat()
+        if not arrived:
+            self._wait_for_peers(tag)
+        self._require_sizes(tag, parity, x.nbytes)
+        kernels.sum(group, x)
+
+    def _reduce_by_torch(self, x: torch.Tensor) -> None:
+        flat = x.contiguous().view(-1)  # [numel]
+        self._in_rounds(flat, lambda views, low, high: self._sum(views, flat[low:high]))
+        if flat.data_ptr() != x.data_ptr():
+            x.copy_(flat.view(x.shape))
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Stack every rank's `x`: [...] -> [size, ...], the same shape and dtype on every rank."""
+        started = time.perf_counter_ns()
+        out = torch.empty((self.size, prod(x.shape)), dtype=x.dtype)
+        flat = x.contiguous().view(-1)  # [numel]
+
+        def collect(views: tuple[torch.Tensor, ...], low: int, high: int) -> None:
+            for row, view in enumerate(views):
+                out[row, low:high] = view
+
+        self._in_rounds(flat, collect)
+        self._elapsed_ns += time.perf_counter_ns() - started
+        return out.view(self.size, *x.shape)
+
+    def _in_rounds(self, flat: torch.Tensor, consume: Callable[[tuple[torch.Tensor, ...], int, int], None]) -> None:
+        per_round = self._buffer_bytes // flat.element_size()
+        for low in range(0, flat.numel(), per_round):
+            high = min(low + per_round, flat.numel())
+            consume(self._exchange(flat[low:high]), low, high)
+
+    def _exchange(self, part: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Publish `part` [n] and return the views of every rank's part once all are there."""
+        parity = self._rounds & 1
+        views = self._views_of(part.numel(), part.dtype)[parity]
+        views[self.rank].copy_(part)
+        tag, n_bytes = self._next_tag(), part.numel() * part.element_size()
+        self._segment.words64[self._size_cell(self.rank, parity)] = n_bytes
+        self._tags[self.rank].store(tag)
+        self._line.beat()
+        self._wait_for_peers(tag)
+        self._require_sizes(tag, parity, n_bytes)
+        return views
+
+    def _next_tag(self) -> int:
+        self._index += 1
+        self._rounds += 1
+        return (self._epoch << _INDEX_BITS) | self._index
+
+    def _wait_for_peers(self, tag: int) -> None:
+        for peer in self._peers:
+            if self._tags[peer].load() < tag:
+                self._wait_for(peer, tag)
+
+    def _require_sizes(self, tag: int, parity: int, n_bytes: int) -> None:
+        for peer in self._peers:
+            theirs = self._segment.words64[self._size_cell(peer, parity)]
+            if theirs != n_bytes:
+                raise CollectiveMismatchError(
+                    f"at {_describe(tag)} rank {peer} brought {theirs} bytes, rank {self.rank} {n_bytes}"
+                )
+
+    def _wait_for(self, peer: int, tag: int) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        self._line.enter(RankState.IN_COLLECTIVE)
+        while not self._tags[peer].wait_reach(tag, _TICK_S, self._patience):
+            self._line.beat()
+            if time.monotonic() > deadline:
+                raise self._timeout(tag)
+        self._line.enter(RankState.COMPUTING)
+
+    def _timeout(self, tag: int) -> CollectiveTimeoutError:
+        missing = tuple(r for r in self._peers if self._tags[r].load() < tag)
+        where = "; ".join(f"rank {r} is at {_describe(self._tags[r].load())}" for r in missing)
+        return CollectiveTimeoutError(
+            f"rank {self.rank} waited {self._timeout_s:g} s at {_describe(tag)}: {where}", missing
+        )
+
+    def _sum(self, views: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        if self.size == 2:  # one addition: the kernel adds halves in fp32 and rounds once
+            torch.add(views[0], views[1], out=out)
+            return
+        total = views[0].float() if out.dtype in _HALF else views[0].clone()
+        for view in views[1:]:
+            total.add_(view)
+        out.copy_(total)
+
+    def _size_cell(self, rank: int, parity: int) -> int:
+        return (self._offset + rank * self._stride + _SIZES) // 8 + parity
+
+    def _views_of(self, numel: int, dtype: torch.dtype) -> Views:
+        views = self._views.get((numel, dtype))
+        if views is None:
+            if len(self._views) >= _MAX_CACHED_SHAPES:  # prefill lengths vary without end
+                self._views.clear()
+            views = tuple(
+                tuple(self._view(rank, parity, numel, dtype) for rank in range(self.size)) for parity in (0, 1)
+            )
+            self._views[numel, dtype] = views
+        return views
+
+    def _view(self, rank: int, parity: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        start = self._offset + rank * self._stride + _HEADER + parity * self._buffer_bytes
+        return torch.frombuffer(self._segment.view, dtype=dtype, count=numel, offset=start)

@@ -1,0 +1,60 @@
+"""Turns a plan's columns and the slot table into the tensors of a step, without a Python loop over rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.worker.model.batch import StepBatch
+from services.worker.ranks.slot_table import SlotTable
+from services.worker.transport.plan_codec import PlanView
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The step's sequences in batch order: those with one row first."""
+
+    slots: Ints  # [n_sequences]
+    starts: Ints  # [n_sequences], position of the first row
+    ends: Ints  # [n_sequences], position after the last row
+    row_ends: Ints  # [n_sequences], index after the last row
+    sample: NDArray[np.bool_]  # [n_sequences]
+
+
+def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple[StepBatch, Layout]:
+    """Lay out the chunks of `plan`, which must not be empty. Raises MalformedPlanError."""
+    table.require_computable(plan, plan.starts + plan.n_tokens)
+    order = np.argsort(plan.n_tokens > 1, kind="stable")
+    slots, starts = plan.slots[order].astype(np.int64), plan.starts[order].astype(np.int64)
+    counts = plan.n_tokens[order].astype(np.int64)
+    ends, row_ends = starts + counts, np.cumsum(counts)
+    if row_ends[-1] == len(slots):  # decode only
+        row_slots, positions = slots, starts
+    else:
+        row_slots = np.repeat(slots, counts)
+        positions = np.arange(row_ends[-1]) + np.repeat(starts - (row_ends - counts), counts)
+    size = table.block_size
+    blocks = table.block_tables[row_slots, positions // size]
+    needed = -(-ends // size)
+    tables = table.block_tables[slots, : needed.max()]  # a copy
+    tables[np.arange(tables.shape[1]) >= needed[:, None]] = 0
+    batch = StepBatch(
+        token_ids=_tensor(table.token_ids[row_slots, positions].astype(np.int64), device),
+        positions=_tensor(positions, device),
+        kv_slots=_tensor(blocks * size + positions % size, device),
+        query_starts=(0, *row_ends.tolist()),
+        context_lens=tuple(ends.tolist()),
+        block_tables=_tensor(tables, device),
+        n_decode=int((counts == 1).sum()),
+    )
+    return batch, Layout(slots, starts, ends, row_ends, plan.sample[order])
+
+
+def _tensor(values: Ints, device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

@@ -1,0 +1,184 @@
+"""What the collectives cost, measured by the ranks themselves: `torchrun -m services.worker.ranks.bench_collectives`.
+
+All-reduces of our shared-memory collectives and of gloo take turns, so that drift of the machine hits both alike.
+`ryzanstein bench collectives` starts this with torchrun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from services.worker.parallel.shared_memory import SharedMemoryCommunicator
+from services.worker.ranks.decode_share import DecodeStep, measure_decode, predict_speedup
+from services.worker.supervision.lifeline import die_with_parent
+from services.worker.transport.control import RankLine
+from services.worker.transport.cores import usable_cores
+from services.worker.transport.futex import Patience
+from services.worker.transport.segment import Segment
+from services.worker.transport.settings import GroupLayout, RankGroupConfig
+
+_SPIN_S = 0.001
+_WARM_UP = 20
+_PREDICTED_RANKS = (2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTiming:
+    """Microseconds of one all-reduce of `n_bytes` in bfloat16, on rank 0."""
+
+    n_bytes: int
+    shared_memory_p50: float
+    shared_memory_p99: float
+    gloo_p50: float
+    gloo_p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that one run measured."""
+
+    ranks: int
+    timings: list[CollectiveTiming]
+    step: DecodeStep | None
+    share: float | None  # of communication in a decode step
+    speedup: dict[int, float]  # by ranks, over one rank
+
+
+def time_all_reduce(comm: SharedMemoryCommunicator, n_bytes: int, repeats: int) -> CollectiveTiming:
+    """Measure both implementations on a bfloat16 tensor of `n_bytes`, one all-reduce of each in turn."""
+    x = torch.zeros(n_bytes // 2, dtype=torch.bfloat16)
+    ours, gloo = [], []
+    for _ in range(_WARM_UP + repeats):
+        ours.append(_microseconds(lambda: comm.all_reduce(x)))
+        gloo.append(_microseconds(lambda: dist.all_reduce(x)))
+    cuts = [np.percentile(values[_WARM_UP:], (50, 99)).tolist() for values in (ours, gloo)]
+    return CollectiveTiming(n_bytes, *cuts[0], *cuts[1])
+
+
+def _microseconds(collective: Callable[[], object]) -> float:
+    began = time.perf_counter_ns()
+    collective()
+    return (time.perf_counter_ns() - began) / 1000
+
+
+def share_memory(config: RankGroupConfig) -> Segment:
+    """Return the group's segment: rank 0 makes it, the others map it. Needs a process group."""
+    where: list[tuple[int, int] | None] = [None]
+    segment = None
+    if dist.get_rank() == 0:
+        segment = Segment.create("bench", GroupLayout.of(config).size)
+        where = [(os.getpid(), segment.fd)]
+    dist.broadcast_object_list(where, src=0)
+    assert where[0] is not None
+    segment = segment or Segment.attach(*where[0])
+    dist.barrier()  # nobody leaves before everybody has mapped it
+    return segment
+
+
+def join(config: RankGroupConfig, segment: Segment) -> SharedMemoryCommunicator:
+    """Return this rank's end of the product's collectives."""
+    layout, rank = GroupLayout.of(config), dist.get_rank()
+    line = RankLine(segment, layout.control, rank)
+    # No server process here, but one is counted: ranks must wait as they do in the product.
+    patience = Patience.choose(config.ranks + 1, usable_cores(), _SPIN_S)
+    return SharedMemoryCommunicator(
+        segment,
+        layout.collectives,
+        layout.collective_bytes,
+        rank,
+        config.ranks,
+        line,
+        patience,
+        config.collective_timeout_s,
+    )
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure. Every rank of the group calls it; only rank 0's report counts."""
+    config = RankGroupConfig(
+        model_path=str(options.model or ""),
+        ranks=dist.get_world_size(),
+        dtype=options.dtype,
+        kv_tokens=options.batch * (options.prompt_tokens + options.decode_steps + 16),
+        max_slots=options.batch,
+        max_model_len=options.prompt_tokens + options.decode_steps + 1,
+    )
+    comm = join(config, share_memory(config))
+    timings = [time_all_reduce(comm, kib << 10, options.repeats) for kib in options.kib]
+    step = measure_decode(config, comm, options.batch, options.prompt_tokens) if options.model else None
+    share = step.share if step else options.share
+    speedup = {} if share is None else {n: predict_speedup(share, config.ranks, n) for n in _PREDICTED_RANKS}
+    dist.barrier()
+    return Report(config.ranks, timings, step, share, speedup)
+
+
+def show(report: Report) -> str:
+    """Return the report as tables."""
+    lines = [f"all-reduce, {report.ranks} ranks, bfloat16, µs (median / p99)"]
+    for t in report.timings:
+        ours = f"{t.shared_memory_p50:9,.0f} /{t.shared_memory_p99:9,.0f}"
+        gloo = f"{t.gloo_p50:9,.0f} /{t.gloo_p99:9,.0f}"
+        ratio = t.gloo_p50 / t.shared_memory_p50
+        lines.append(f"{t.n_bytes >> 10:6d} KiB   shared memory {ours}   gloo {gloo}   gloo takes {ratio:4.1f}x")
+    if report.step:
+        s = report.step
+        lines.append(
+            f"decode step, batch {s.batch}: {s.step_us:,.0f} µs = forward {s.forward_us:,.0f} "
+            f"+ communication {s.communication_us:,.0f} + sample {s.sample_us:,.0f}"
+        )
+    if report.share is not None:
+        lines.append(f"communication is {report.share:.1%} of a decode step at {report.ranks} ranks")
+        lines += [f"predicted over one rank, {n} ranks: {gain:.2f}x" for n, gain in report.speedup.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not within [0, 1)")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench-collectives", description=__doc__)
+    parser.add_argument("--kib", type=int, nargs="+", default=[4, 16, 64, 256, 1024, 4096])
+    parser.add_argument("--repeats", type=int, default=300)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--model", type=Path, help="checkpoint folder whose decode steps are measured")
+    source.add_argument("--share", type=_share, help="communication's share of a decode step, from StepTimes")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--decode-steps", type=int, default=64)
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print a table, or JSON, on rank 0."""
+    die_with_parent()
+    options = _parser().parse_args(arguments)
+    torch.set_num_threads(max(1, usable_cores() // int(os.environ["WORLD_SIZE"])))
+    dist.init_process_group("gloo")
+    try:
+        report = run(options)
+        if dist.get_rank() == 0:
+            sys.stdout.write(json.dumps(asdict(report)) + "\n" if options.json else show(report))
+    finally:
+        dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

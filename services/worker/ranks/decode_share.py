@@ -1,0 +1,110 @@
+"""How much of a decode step is communication, and what that says about more ranks."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+import torch
+
+from services.worker.ranks.communication import StepCommunicator
+from services.worker.ranks.loading import load
+from services.worker.ranks.runner import Runner
+from services.worker.scheduling.plan import Admission, Chunk, SamplingParams, StepPlan
+from services.worker.transport.settings import RankGroupConfig
+
+_WARM_UP_STEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """Medians over decode steps of `batch` sequences on rank 0, in microseconds."""
+
+    batch: int
+    forward_us: float
+    communication_us: float
+    sample_us: float
+
+    @property
+    def step_us(self) -> float:
+        """The whole step, without waiting for its plan."""
+        return self.forward_us + self.communication_us + self.sample_us
+
+    @property
+    def share(self) -> float:
+        """Communication's share of the step, within [0, 1)."""
+        return self.communication_us / self.step_us
+
+
+def predict_speedup(share: float, measured_ranks: int, ranks: int) -> float:
+    """Return how much faster a decode step at `ranks` is than at one rank, given one measured share.
+
+    With the step at N = `measured_ranks` as unit, s = `share` of it is communication and 1 - s is compute. Compute
+    divides by the ranks; a one-shot all-reduce reads the buffers of n - 1 peers, so its time grows with n - 1:
+
+        T(n) = (1 - s) N / n  +  s (n - 1) / (N - 1)
+        S(n) = T(1) / T(n)
+
+    It takes a free core per rank for granted and counts replicated work (norms, scheduling) as divided, so it is
+    optimistic about compute; an all-reduce also has a constant part, so it is pessimistic about communication.
+    """
+    if measured_ranks < 2:
+        raise ValueError(f"one rank does not communicate: measure at 2 or more, not {measured_ranks}")
+    n, base = ranks, measured_ranks
+    step = (1 - share) * base / n + share * (n - 1) / (base - 1)
+    return (1 - share) * base / step
+
+
+def measure_decode(
+    config: RankGroupConfig, comm: StepCommunicator, batch: int, prompt_tokens: int
+) -> DecodeStep | None:
+    """Prefill `batch` prompts, then decode to the model length of `config`.
+
+    Every rank of the group calls it; only rank 0 gets times.
+    """
+    device = torch.device("cpu")
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    model = load(config, comm, dtype, device)
+    assert config.kv_tokens is not None
+    n_blocks = -(-config.kv_tokens // config.block_size) + batch  # every sequence may end in a partial block
+    runner = Runner(
+        model.decoder,
+        model.make_cache(n_blocks),
+        comm,
+        n_blocks=n_blocks,
+        block_size=config.block_size,
+        max_slots=config.max_slots,
+        max_model_len=config.max_model_len,
+        device=device,
+    )
+    times = []
+    for plan in decode_plans(batch, prompt_tokens, config.max_model_len - prompt_tokens - 1, config.block_size):
+        result = runner.execute(plan)
+        if result is not None:
+            times.append(result.times)
+    if not times:
+        return None
+    decode = times[1 + _WARM_UP_STEPS :]
+    return DecodeStep(
+        batch,
+        statistics.median(t.forward for t in decode),
+        statistics.median(t.communication for t in decode),
+        statistics.median(t.sample for t in decode),
+    )
+
+
+def decode_plans(batch: int, prompt_tokens: int, steps: int, block_size: int) -> list[StepPlan]:
+    """Return one step that prefills `batch` prompts in full, then `_WARM_UP_STEPS` or more that decode."""
+    if steps <= _WARM_UP_STEPS:
+        raise ValueError(f"{steps} decode steps are too few: the first {_WARM_UP_STEPS} are warm-up")
+    per_slot = -(-(prompt_tokens + steps) // block_size)
+    blocks = [tuple(range(1 + slot * per_slot, 1 + (slot + 1) * per_slot)) for slot in range(batch)]
+    slots = range(batch)
+    prompts = [tuple(1 + (7 * i + slot) % 97 for i in range(prompt_tokens)) for slot in slots]
+    admissions = tuple(Admission(slot, SamplingParams(), prompts[slot], prompt_tokens) for slot in slots)
+    prefill = tuple(Chunk(slot, 0, prompt_tokens, sample=True, new_blocks=blocks[slot]) for slot in slots)
+    decode = [
+        StepPlan(1 + i, chunks=tuple(Chunk(slot, prompt_tokens + i, 1, sample=True) for slot in slots))
+        for i in range(steps)
+    ]
+    return [StepPlan(0, admissions=admissions, chunks=prefill), *decode]

@@ -1,0 +1,100 @@
+"""Top-k, top-p and min-p over a vocabulary that is split over ranks, exactly, without gathering it.
+
+Each filter keeps a prefix of the tokens in falling order. When the prefix ends within what the ranks' offers make
+certain, it is exact; else the rows concerned are offered again, eight times as wide.
+
+Bound: the width starts at max(64, top_k + 16) and ends at the local vocabulary, so at worst (a flat distribution
+with top_p near 1) the whole vocabulary of the rows concerned travels once.
+
+Filters apply after the temperature, in the order top-k, top-p (of what top-k kept), min-p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.worker.parallel.communicator import Communicator
+from services.worker.sampling import keys
+from services.worker.sampling.offers import Offers, gather_offers
+
+_FIRST_WIDTH = 64
+_SLACK = 16  # beyond top_k, so that a tie at its edge is usually seen whole
+_WIDEN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The filters of n rows; 0, 1 and 0 switch one off."""
+
+    top_k: NDArray[np.int64]  # [n]
+    top_p: NDArray[np.float64]  # [n]
+    min_p: NDArray[np.float64]  # [n]
+
+    def of(self, rows: NDArray[np.int64]) -> Limits:
+        """Return the limits of some rows."""
+        return Limits(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What the filters keep of some rows: the same on every rank, best first."""
+
+    rows: NDArray[np.int64]  # [n]
+    values: Tensor  # [n, m] float32, scaled logits
+    token_ids: Tensor  # [n, m] int64
+    kept: Tensor  # [n, m] bool, a prefix of each row
+
+
+def settle(comm: Communicator, scaled: Tensor, first_id: int, limits: Limits) -> Iterator[Candidates]:
+    """Filter rows of scaled logits [n, vocab_local] whose columns begin at token `first_id`; yields each row once."""
+    mass = keys.pack_bits(torch.logsumexp(scaled, dim=-1, keepdim=True))  # [n, 1]
+    rows = np.arange(len(scaled))
+    width = max(_FIRST_WIDTH, int(limits.top_k.max()) + _SLACK)
+    while len(rows):
+        offers = gather_offers(comm, scaled, first_id, width, mass)
+        total = torch.logsumexp(keys.unpack_bits(offers.extra[:, :, 0]).double(), dim=0)  # [n]
+        values = keys.values_of(offers.keys)
+        kept = _keep(values, total, limits)
+        settled = _certain(offers, kept, limits)
+        sure = torch.from_numpy(np.flatnonzero(settled)).to(scaled.device)
+        yield Candidates(rows[settled], values[sure], keys.token_ids_of(offers.keys[sure]), kept[sure])
+        left = np.flatnonzero(~settled)
+        again = torch.from_numpy(left).to(scaled.device)
+        rows, scaled, mass, limits = rows[left], scaled[again], mass[again], limits.of(left)
+        width *= _WIDEN
+
+
+def _keep(values: Tensor, total: Tensor, limits: Limits) -> Tensor:
+    """Return which of the sorted `values` [n, m] the filters keep, given the rows' logsumexp `total` [n]."""
+    m, device = values.shape[1], values.device
+    # -inf marks masked tokens and vocabulary padding; a whole row of it keeps its first column only.
+    kept = torch.isfinite(values)
+    top_k = torch.from_numpy(np.where(limits.top_k > 0, limits.top_k, m)).to(device)
+    kept &= torch.arange(m, device=device) < top_k.unsqueeze(-1)
+    probability = torch.exp(values.double() - total.unsqueeze(-1)) * kept  # [n, m]
+    # Offers are at least top_k wide, so with a top-k all the mass it keeps is here; without one the row's is 1.
+    limited = torch.from_numpy(limits.top_k > 0).to(device)
+    kept_mass = torch.where(limited, probability.sum(dim=-1), 1.0)
+    before = probability.cumsum(dim=-1) - probability
+    top_p = torch.from_numpy(limits.top_p).to(device)
+    kept &= (before < (top_p * kept_mass).unsqueeze(-1)) | (top_p >= 1.0).unsqueeze(-1)
+    min_p = torch.from_numpy(limits.min_p).to(device)
+    kept &= probability >= (min_p.unsqueeze(-1) * probability[:, :1])
+    kept[:, 0] = True
+    return kept
+
+
+def _certain(offers: Offers, kept: Tensor, limits: Limits) -> NDArray[np.bool_]:
+    """Return the rows whose kept prefix ends where no rank can hold back a token: [n]."""
+    if offers.complete:
+        return np.ones(len(kept), np.bool_)
+    n_kept: NDArray[np.int64] = kept.sum(dim=-1).cpu().numpy()
+    n_certain: NDArray[np.int64] = offers.n_certain.cpu().numpy()
+    settled: NDArray[np.bool_] = (n_kept < n_certain) | ((n_kept == limits.top_k) & (n_kept == n_certain))
+    return settled

@@ -1,0 +1,44 @@
+"""A float and a token id in one int64 whose order is (value descending, id ascending).
+
+Distinct ids give distinct keys, so a maximum, a top-k or a merge over ranks has exactly one answer: ties resolve
+to the lowest token id, however the vocabulary is split.
+
+    key = ordered(value) << 32 | (2**32 - 1 - token id)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_LOW = 0xFFFFFFFF
+_MAGNITUDE = 0x7FFFFFFF
+LOWEST = -(1 << 63)  # below the key of any token
+
+
+def pack(values: Tensor, token_ids: Tensor) -> Tensor:
+    """Return the keys of float32 `values` and int64 `token_ids` (shapes broadcast)."""
+    bits = (values + 0.0).view(torch.int32)  # + 0.0 makes -0.0 a +0.0: they are equal and must tie
+    ordered = bits ^ ((bits >> 31) & _MAGNITUDE)
+    return (ordered.to(torch.int64) << 32) | (_LOW - token_ids)
+
+
+def token_ids_of(keys: Tensor) -> Tensor:
+    """Return the token ids, int64."""
+    return _LOW - (keys & _LOW)
+
+
+def values_of(keys: Tensor) -> Tensor:
+    """Return the values, float32."""
+    ordered = (keys >> 32).to(torch.int32)
+    return (ordered ^ ((ordered >> 31) & _MAGNITUDE)).view(torch.float32)
+
+
+def pack_bits(values: Tensor) -> Tensor:
+    """Return float32 `values` as int64, to travel along with keys."""
+    return values.view(torch.int32).to(torch.int64)
+
+
+def unpack_bits(bits: Tensor) -> Tensor:
+    """Inverse of `pack_bits`."""
+    return bits.to(torch.int32).view(torch.float32)

@@ -1,0 +1,154 @@
+"""Draws the next tokens from logits whose vocabulary is split over the ranks.
+
+Every rank holds [n, vocab_local]; what travels is one key per row and rank, or a few candidates for rows with
+top-k, top-p or min-p. All ranks return the same tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.worker.parallel.communicator import Communicator
+from services.worker.sampling import keys
+from services.worker.sampling.bias import Biases, needs_bias
+from services.worker.sampling.filters import Limits, settle
+from services.worker.sampling.logprobs import token_logprobs
+from services.worker.sampling.noise import gumbel, row_keys
+from services.worker.sampling.penalties import TokenCounts
+from services.worker.sampling.slots import SlotParams
+from services.worker.scheduling.plan import TokenLogprobs
+from services.worker.transport.plan_codec import AdmissionView
+
+Slots = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The drawn tokens of n rows, and log-probabilities by slot where asked for."""
+
+    token_ids: NDArray[np.int64]  # [n]
+    logprobs: dict[int, TokenLogprobs]
+
+
+class Sampler:
+    """Keeps what sampling needs of each slot and draws tokens."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        *,
+        vocab_start: int,
+        vocab_local: int,
+        max_slots: int,
+        device: torch.device,
+    ) -> None:
+        self._comm = comm
+        self._device = device
+        self._first_id = vocab_start
+        self._vocabulary = torch.arange(vocab_start, vocab_start + vocab_local, device=device)  # [vocab_local]
+        self._params = SlotParams(max_slots)
+        self._counts = TokenCounts(vocab_start, vocab_local)
+        self._biases = Biases(vocab_start, vocab_local, device)
+
+    def admit(self, admission: AdmissionView) -> None:
+        """Take on a request."""
+        slot, n_prompt = admission.slot, admission.n_prompt
+        self.release(slot)
+        self._params.set(slot, admission.sampling, n_prompt)
+        if self._params.penalised[slot]:
+            self._counts.admit(slot, admission.token_ids, n_prompt)
+        if self._params.biased[slot]:
+            self._biases.admit(slot, admission.sampling)
+
+    def release(self, slot: int) -> None:
+        """Forget a request."""
+        self._counts.release(slot)
+        self._biases.release(slot)
+
+    def draw(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> Draws:
+        """Draw one token per row of `logits` [n, vocab_local] float32, which may be overwritten.
+
+        Row i belongs to `slots[i]` and draws the token of `positions[i]`.
+        """
+        params = self._params
+        wanted = np.flatnonzero(params.logprobs[slots] >= 0)
+        raw = logits[torch.from_numpy(wanted)] if len(wanted) else None  # a copy, before any change
+        logits = self._adjust(logits, slots, positions)
+        filtered = params.filtered[slots]
+        token_ids = np.empty(len(slots), np.int64)
+        for rows, pick in ((np.flatnonzero(~filtered), self._race), (np.flatnonzero(filtered), self._filter)):
+            if len(rows):
+                part = logits if len(rows) == len(slots) else logits[torch.from_numpy(rows)]
+                token_ids[rows] = pick(part, slots[rows], positions[rows])
+        self._count(slots, token_ids)
+        if raw is None:
+            return Draws(token_ids, {})
+        n_top = params.logprobs[slots[wanted]].tolist()
+        return Draws(token_ids, self._logprobs(raw, slots[wanted].tolist(), token_ids[wanted], n_top))
+
+    def score_prompt(self, logits: Tensor, next_ids: NDArray[np.int64], n_top: int) -> list[TokenLogprobs]:
+        """Return the log-probabilities of known tokens `next_ids` [n] under `logits` [n, vocab_local]."""
+        tokens = torch.from_numpy(next_ids).to(self._device)
+        return token_logprobs(self._comm, logits, tokens, self._first_id, [n_top] * len(next_ids))
+
+    def _logprobs(
+        self, raw: Tensor, slots: list[int], token_ids: NDArray[np.int64], n_top: list[int]
+    ) -> dict[int, TokenLogprobs]:
+        tokens = torch.from_numpy(token_ids).to(self._device)
+        found = token_logprobs(self._comm, raw, tokens, self._first_id, n_top)
+        return dict(zip(slots, found, strict=True))
+
+    def _adjust(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> Tensor:
+        """Apply penalties, bias and the ban on ending."""
+        penalised = np.flatnonzero(self._params.penalised[slots])
+        if len(penalised):
+            self._counts.penalise(logits, penalised, slots[penalised], self._params)
+        for row in needs_bias(self._params, slots).tolist():
+            self._biases.apply(logits, row, int(slots[row]), int(positions[row]), self._params.min_length)
+        return logits
+
+    def _race(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Greedy rows and rows that sample the whole vocabulary: the best score wins."""
+        hot = np.flatnonzero(self._params.temperature[slots] > 0)
+        if len(hot) == len(slots):
+            logits = self._perturb(logits, slots, positions)
+        elif len(hot):
+            rows = torch.from_numpy(hot)
+            logits[rows] = self._perturb(logits[rows], slots[hot], positions[hot])
+        values, columns = logits.max(dim=-1)  # [n]; the first maximum is the lowest id
+        mine = keys.pack(values, self._vocabulary[columns])
+        best = mine if self._comm.size == 1 else self._comm.all_gather(mine).amax(dim=0)
+        return _to_host(keys.token_ids_of(best))
+
+    def _filter(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows with top-k, top-p or min-p: the best score among the kept candidates wins."""
+        params = self._params
+        limits = Limits(params.top_k[slots], params.top_p[slots], params.min_p[slots])
+        noise_keys = row_keys(params.seed[slots], positions)
+        token_ids = np.empty(len(slots), np.int64)
+        for found in settle(self._comm, self._scale(logits, slots), self._first_id, limits):
+            scores = found.values + gumbel(noise_keys[found.rows], found.token_ids)  # [n, m]
+            scores.masked_fill_(~found.kept, -torch.inf)
+            token_ids[found.rows] = _to_host(keys.token_ids_of(keys.pack(scores, found.token_ids).amax(dim=-1)))
+        return token_ids
+
+    def _perturb(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> Tensor:
+        return self._scale(logits, slots).add_(gumbel(row_keys(self._params.seed[slots], positions), self._vocabulary))
+
+    def _scale(self, logits: Tensor, slots: Slots) -> Tensor:
+        return logits / torch.from_numpy(self._params.temperature[slots]).to(self._device).unsqueeze(-1)
+
+    def _count(self, slots: Slots, token_ids: NDArray[np.int64]) -> None:
+        penalised = np.flatnonzero(self._params.penalised[slots])
+        if len(penalised):
+            self._counts.count(slots[penalised].tolist(), token_ids[penalised])
+
+
+def _to_host(token_ids: Tensor) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = token_ids.cpu().numpy()
+    return found

@@ -1,0 +1,134 @@
+"""Whether a request can be served here at all, and which of the waiting ones is next."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from services.worker.scheduling.fairness import TenantLedger
+from services.worker.scheduling.request import Request, Status
+
+
+class TooLongError(ValueError):
+    """The request can never fit; `field` names what is too long."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The longest sequences that an empty pool can serve."""
+
+    max_model_len: int
+    kv_positions: int  # positions in the whole pool
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt plus output; the last token's KV is never written."""
+        return min(self.max_model_len, self.kv_positions + 1)
+
+    def limit(self, request: Request) -> int:
+        """How long the sequence may become; raises TooLongError when it cannot be served.
+
+        A request that names no `max_tokens` gets what fits, and one that would pass the model's context ends
+        there; but output that was asked for and can never fit the KV cache is refused now, not cut short later.
+        """
+        if request.pool:
+            most = min(self.max_model_len, self.kv_positions)
+            if request.n_prompt > most:
+                raise TooLongError("prompt_ids", f"{request.n_prompt} tokens; at most {most} fit this worker")
+            return request.n_prompt + 1  # the embedding takes the place of the one drawn token
+        most = self.max_request_tokens
+        if len(request.token_ids) >= most:
+            what = "prompt_ids" if request.n_prompt >= most else "generated_ids"
+            message = f"{len(request.token_ids)} tokens leave no room for output; at most {most - 1} fit this worker"
+            raise TooLongError(what, message)
+        if request.max_tokens == 0:
+            return most
+        wanted = min(request.n_prompt + request.max_tokens, self.max_model_len)
+        if wanted > most:
+            message = (
+                f"{request.n_prompt} prompt tokens and max_tokens {request.max_tokens} need {wanted} tokens of KV "
+                f"cache; at most {most - request.n_prompt} output tokens fit this worker"
+            )
+            raise TooLongError("sampling.max_tokens", message)
+        return wanted
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Waiting requests of one tenant and priority, by arrival; cancelled ones are dropped when they surface."""
+
+    heap: list[tuple[int, Request]]
+
+    def head(self) -> Request | None:
+        while self.heap:
+            request = self.heap[0][1]
+            if request.status is Status.WAITING:
+                return request
+            heapq.heappop(self.heap)
+        return None
+
+
+class WaitingQueue:
+    """Strict priorities that age, fair between tenants, first come first served inside a tenant."""
+
+    def __init__(self, ledger: TenantLedger, age_s: float) -> None:
+        self._ledger = ledger
+        self._age_s = age_s  # seconds of waiting that are worth one level of priority
+        self._lanes: dict[tuple[int, str], _Lane] = {}
+        self._size = 0
+        self._tokens = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def tokens(self) -> int:
+        """Known tokens of all waiting requests."""
+        return self._tokens
+
+    def push(self, request: Request) -> None:
+        """Queue a request; one that waited before takes its old place."""
+        request.status = Status.WAITING
+        lane = self._lanes.setdefault((request.priority, request.tenant), _Lane([]))
+        heapq.heappush(lane.heap, (request.arrival, request))
+        self._size += 1
+        self._tokens += len(request.token_ids)
+
+    def take(self, request: Request, status: Status) -> None:
+        """Remove a waiting request by giving it another status; one that is not the head must never come back."""
+        request.status = status
+        heap = self._lanes[request.priority, request.tenant].heap
+        if heap[0][1] is request:
+            heapq.heappop(heap)
+        self._size -= 1
+        self._tokens -= len(request.token_ids)
+
+    def head(self, now: float) -> Request | None:
+        """Who is next."""
+        best: Request | None = None
+        best_key: tuple[int, float, int] | None = None
+        empty = []
+        for key, lane in self._lanes.items():
+            request = lane.head()
+            if request is None:
+                empty.append(key)
+                continue
+            rank = self._rank(request, now)
+            if best_key is None or rank < best_key:
+                best, best_key = request, rank
+        for key in empty:
+            del self._lanes[key]
+        return best
+
+    def __iter__(self) -> Iterator[Request]:
+        for lane in self._lanes.values():
+            yield from (request for _, request in lane.heap if request.status is Status.WAITING)
+
+    def _rank(self, request: Request, now: float) -> tuple[int, float, int]:
+        aged = request.priority - int((now - request.queued_at) / self._age_s)
+        return aged, self._ledger.served(request.tenant), request.arrival

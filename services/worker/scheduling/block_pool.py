@@ -1,0 +1,173 @@
+"""Ref-counted KV blocks and the prefix cache made of those that nobody needs right now.
+
+A block is in one of three places:
+
+    blank    holds nothing worth keeping               -> handed out first
+    cached   published, referenced by nobody           -> the LRU; its head is evicted when no block is blank
+    used     referenced by one or more block tables
+
+A published block is *canonical* for its digest: requests with the same prefix share it. Requests hold whole
+prefixes and let go of them children first, and a block is only published on top of a canonical parent, so
+
+    child used  => parent used        and        child cached => parent used, or behind it in the LRU.
+
+Eviction from the head is therefore always leaf-first, and what is cached is always a set of whole prefixes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from services.common.blockhash import HASH_BLOCK_TOKENS
+from services.worker.scheduling.kv_events import KvEventLog
+
+NULL_BLOCK = 0
+
+
+class BlockPool:
+    """Blocks 1 .. `n_blocks` of `block_tokens` positions each; block 0 is null and never handed out."""
+
+    def __init__(self, n_blocks: int, block_tokens: int, events: KvEventLog) -> None:
+        if n_blocks < 1:
+            raise ValueError(f"a KV pool needs at least one block, not {n_blocks}")
+        if block_tokens < 1 or block_tokens % HASH_BLOCK_TOKENS:
+            raise ValueError(f"block_tokens must be a multiple of {HASH_BLOCK_TOKENS}, not {block_tokens}")
+        self.total = n_blocks
+        self.block_tokens = block_tokens
+        self._events = events
+        self._references = [0] * (n_blocks + 1)
+        self._blank = list(range(n_blocks, 0, -1))
+        self._lru: dict[int, None] = {}  # insertion order: the next to evict comes first
+        self._canonical: dict[bytes, int] = {}  # digest -> block; parents were inserted before their children
+        self._digests: list[bytes | None] = [None] * (n_blocks + 1)  # of canonical blocks
+        self._hashes: list[tuple[int, ...]] = [()] * (n_blocks + 1)  # wire hashes of canonical blocks
+        # A hash is announced once, although blocks wider than a hash block can share their first hashes.
+        self._copies: Counter[int] = Counter()
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` can hand out: blank and cached ones."""
+        return len(self._blank) + len(self._lru)
+
+    @property
+    def cached(self) -> int:
+        """Reusable blocks that nobody references."""
+        return len(self._lru)
+
+    @property
+    def used(self) -> int:
+        """Blocks in some block table."""
+        return self.total - self.available
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._canonical
+
+    def blocks_for(self, n_tokens: int) -> int:
+        """Blocks that hold `n_tokens` positions."""
+        return -(-n_tokens // self.block_tokens)
+
+    def match(self, digests: Iterable[bytes]) -> list[int]:
+        """The longest cached prefix of a chain of block digests, as blocks; references nothing."""
+        blocks = []
+        for digest in digests:
+            block = self._canonical.get(digest)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def idle(self, blocks: Iterable[int]) -> int:
+        """How many of `blocks` nobody references: sharing those makes fewer blocks available."""
+        return sum(1 for block in blocks if self._references[block] == 0)
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Reference blocks that `match` found."""
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._lru[block]
+            self._references[block] += 1
+
+    def allocate(self, n: int) -> list[int]:
+        """`n` blocks with one reference each, evicting cached ones when needed; the caller checked `available`."""
+        return [self._take() for _ in range(n)]
+
+    def release(self, table: Sequence[int]) -> None:
+        """Drop one reference of every block of a table, children first."""
+        for block in reversed(table):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                if self._digests[block] is None:
+                    self._blank.append(block)
+                else:
+                    self._lru[block] = None
+
+    def publish(self, block: int, parent: int, digest: bytes, hashes: tuple[int, ...]) -> bool:
+        """Make a written block reusable; `parent` is the block before it in its table, 0 for the first.
+
+        Returns False when it must stay private: its parent is, or another request is using the canonical
+        block of the same prefix. An unused one is replaced, so that what follows `block` can be published.
+        """
+        if parent != NULL_BLOCK and self._digests[parent] is None:
+            return False
+        other = self._canonical.get(digest)
+        if other == block:
+            return True
+        if other is None:
+            self._announce(hashes)
+        elif self._references[other]:
+            return False
+        else:
+            del self._lru[other]
+            self._forget(other)
+            self._blank.append(other)
+        self._canonical[digest] = block  # a replaced digest keeps its place in the order
+        self._digests[block] = digest
+        self._hashes[block] = hashes
+        return True
+
+    def hashes(self) -> list[int]:
+        """Wire hashes of all canonical blocks, parents before children."""
+        return list(dict.fromkeys(value for block in self._canonical.values() for value in self._hashes[block]))
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raise AssertionError unless the books agree with the block tables of all requests."""
+        held = Counter(block for table in tables for block in table)
+        assert NULL_BLOCK not in held
+        assert all(self._references[block] == held[block] for block in range(self.total + 1)), "refcounts != tables"
+        assert len(self._blank) + len(self._lru) + len(held) == self.total, "free + cached + used != total"
+        assert len(set(self._blank)) == len(self._blank)
+        assert not set(self._blank) & set(self._lru)
+        assert not any(self._references[block] for block in (*self._blank, *self._lru))
+        assert all(self._digests[block] is None for block in self._blank)
+        canonical = {digest: block for block, digest in enumerate(self._digests) if digest is not None}
+        assert canonical == self._canonical
+
+    def _take(self) -> int:
+        if self._blank:
+            block = self._blank.pop()
+        else:
+            block = next(iter(self._lru))
+            del self._lru[block]
+            digest = self._digests[block]
+            assert digest is not None
+            del self._canonical[digest]
+            self._withdraw(self._hashes[block])
+            self._forget(block)
+        self._references[block] = 1
+        return block
+
+    def _announce(self, hashes: tuple[int, ...]) -> None:
+        self._events.stored([value for value in hashes if not self._copies[value]])
+        self._copies.update(hashes)
+
+    def _withdraw(self, hashes: tuple[int, ...]) -> None:
+        self._copies.subtract(hashes)
+        gone = [value for value in hashes if not self._copies[value]]
+        self._events.removed(gone)
+        for value in gone:
+            del self._copies[value]
+
+    def _forget(self, block: int) -> None:
+        self._digests[block] = None
+        self._hashes[block] = ()

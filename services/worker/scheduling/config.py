@@ -1,0 +1,37 @@
+"""Sizes and policies of the scheduler, and its totals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Sizes are in tokens unless named otherwise."""
+
+    n_blocks: int  # usable KV blocks, the null block excluded
+    block_tokens: int
+    max_model_len: int
+    max_running: int = 64  # slots
+    max_batched_tokens: int = 2048  # rows of one step
+    max_in_flight: int = 2  # plans whose results are outstanding
+    share_max_steps: int = 64  # longest wait for the blocks of a leader
+    age_s: float = 30.0  # waiting this long is worth one level of priority
+
+    def __post_init__(self) -> None:
+        if self.max_batched_tokens < self.max_running:
+            raise ValueError(
+                f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_running ({self.max_running}), "
+                "or some running requests would never get their row"
+            )
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    prefill_tokens: int = 0
+    generated_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    discarded_tokens: int = 0  # drawn after the request had ended

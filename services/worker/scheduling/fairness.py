@@ -1,0 +1,64 @@
+"""Who is served next between tenants: virtual token counters (Sheng et al., OSDI 2024), weighted.
+
+Every tenant carries a counter of the service it got, divided by its weight; the tenant with the lowest
+counter is admitted next. A tenant that comes back after a pause is lifted to the lowest counter among the
+active ones, so that nobody saves up idle time and then starves the others.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+PREFILL_COST = 1.0
+CACHED_COST = 0.1
+OUTPUT_COST = 2.0  # a decoded token takes a step of its own share of the batch
+
+_REMEMBERED = 4096  # idle tenants whose counter is kept
+
+
+@dataclass(slots=True)
+class _Account:
+    served: float = 0.0
+    weight: int = 1
+    requests: int = 0
+
+
+class TenantLedger:
+    """Counters of all tenants with a request waiting or running."""
+
+    def __init__(self) -> None:
+        self._active: dict[str, _Account] = {}
+        self._idle: OrderedDict[str, _Account] = OrderedDict()
+
+    def enter(self, tenant: str, weight: int) -> None:
+        """One more request of `tenant`; its newest weight counts."""
+        account = self._active.get(tenant)
+        if account is None:
+            account = self._idle.pop(tenant, None) or _Account()
+            floor = min((other.served for other in self._active.values()), default=0.0)
+            account.served = max(account.served, floor)
+            self._active[tenant] = account
+        account.weight = max(1, weight)
+        account.requests += 1
+
+    def leave(self, tenant: str) -> None:
+        """One request of `tenant` ended."""
+        account = self._active[tenant]
+        account.requests -= 1
+        if account.requests == 0:
+            self._idle[tenant] = self._active.pop(tenant)
+            if len(self._idle) > _REMEMBERED:
+                self._idle.popitem(last=False)
+
+    def charge(self, tenant: str, cost: float) -> None:
+        """Count `cost` against an active tenant."""
+        account = self._active[tenant]
+        account.served += cost / account.weight
+
+    def served(self, tenant: str) -> float:
+        """The counter of an active tenant."""
+        return self._active[tenant].served
+
+    def __len__(self) -> int:
+        return len(self._active)

@@ -1,0 +1,72 @@
+"""Which blocks of a request need no computing: cached ones, and those that a running request is computing."""
+
+from __future__ import annotations
+
+from services.worker.scheduling.block_pool import NULL_BLOCK, BlockPool
+from services.worker.scheduling.request import Request
+from services.worker.scheduling.sharing import PromisedBlocks
+
+
+class PrefixCache:
+    """Requests on one side, block digests and the pool on the other."""
+
+    def __init__(self, pool: BlockPool, share_max_steps: int) -> None:
+        self._pool = pool
+        self._block_tokens = pool.block_tokens
+        self._promised = PromisedBlocks(share_max_steps)
+
+    def match(self, request: Request) -> list[int]:
+        """Cached blocks of its prefix; at least the last known token is left to compute."""
+        if not request.reads_cache:
+            return []
+        return self._pool.match(request.block_digests(self._block_tokens, 0, self._most_hits(request)))
+
+    def promise(self, leader: Request, n_hits: int) -> None:
+        """`leader` will compute the rest of its known tokens; others may wait for their blocks."""
+        if leader.reads_cache:
+            self._promised.promise(leader, self._known_digests(leader, n_hits))
+
+    def park(self, request: Request, n_hits: int, *, worth_tokens: int, step: int) -> bool:
+        """Let `request` wait for a leader's blocks when they save at least `worth_tokens` tokens."""
+        if not (request.patient and request.reads_cache):
+            return False
+        digests = request.block_digests(self._block_tokens, n_hits, self._most_hits(request))
+        n_shared = self._promised.shared(digests)
+        if n_shared == 0 or n_shared * self._block_tokens < worth_tokens:
+            return False
+        self._promised.park(request, digests[n_shared - 1], step)
+        return True
+
+    def expired(self, step: int) -> list[Request]:
+        """Parked requests that have waited long enough by `step`."""
+        return self._promised.expired(step)
+
+    def publish(self, request: Request, first: int) -> list[Request]:
+        """Make its full, written blocks from `first` on reusable, and older ones that could not be until now.
+
+        Returns the parked requests to wake.
+        """
+        if not request.cacheable:
+            return []
+        size = self._block_tokens
+        request.extend_digests()
+        full = request.n_written // size
+        digests = request.block_digests(size, request.n_published, full)
+        for index, digest in enumerate(digests, start=request.n_published):
+            parent = request.blocks[index - 1] if index else NULL_BLOCK
+            if not self._pool.publish(request.blocks[index], parent, digest, request.block_hashes(size, index)):
+                break
+            request.n_published = index + 1
+        return self._promised.settle(request, request.block_digests(size, first, full))
+
+    def withdraw(self, leader: Request) -> list[Request]:
+        """`leader` stops running before it has written all it promised; returns the parked requests to wake."""
+        if not leader.reads_cache:
+            return []
+        return self._promised.settle(leader, self._known_digests(leader, leader.n_written // self._block_tokens))
+
+    def _most_hits(self, request: Request) -> int:
+        return (len(request.token_ids) - 1) // self._block_tokens
+
+    def _known_digests(self, request: Request, first: int) -> list[bytes]:
+        return request.block_digests(self._block_tokens, first, len(request.token_ids) // self._block_tokens)

@@ -1,0 +1,109 @@
+"""One request as the scheduler sees it: known tokens, planned positions, a block table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from services.common.blockhash import HASH_BLOCK_TOKENS, extend_chain, wire_hash
+from services.worker.scheduling.plan import SamplingParams, TokenLogprobs
+
+
+class Status(Enum):
+    """Where a request is. RETIRING keeps its blocks until no plan in flight refers to them."""
+
+    WAITING = "waiting"
+    PARKED = "parked"  # waits for blocks that a running request is computing or another worker sends
+    RUNNING = "running"
+    RETIRING = "retiring"  # preempted, will wait again
+    DONE = "done"
+
+
+class Finish(Enum):
+    """Why a request ended."""
+
+    STOP = "stop"  # one of end_token_ids; it is the last token
+    LENGTH = "length"
+    EMBEDDED = "embedded"  # the embedding is the answer
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What was asked, and how far it is.
+
+    Positions of the sequence, always in this order:
+
+        0 <= n_published * block_tokens <= n_written <= n_planned <= len(tokens) + n_pending <= limit
+    """
+
+    token_ids: list[int]  # prompt, then generated tokens (those of earlier attempts included)
+    n_prompt: int
+    sampling: SamplingParams
+    max_tokens: int = 0  # generated tokens, earlier attempts included; 0: as many as fit
+    tenant: str = ""
+    weight: int = 1
+    priority: int = 0  # lower runs first
+    chain_root: bytes = b""
+    pool: bool = False  # wants the pooled hidden state instead of tokens
+    cacheable: bool = True  # False: neither reads nor feeds the prefix cache (start-up probe)
+
+    # Kept by the scheduler.
+    status: Status = Status.WAITING
+    arrival: int = 0  # order of submission
+    queued_at: float = 0.0
+    admitted_at: float = 0.0  # the first time
+    slot: int = -1
+    limit: int = 0  # the sequence never grows beyond this many tokens
+    n_pending: int = 0  # tokens that plans in flight will draw
+    n_planned: int = 0  # positions covered by plans
+    n_written: int = 0  # positions covered by returned plans
+    n_published: int = 0  # blocks offered to the prefix cache
+    n_charged: int = 0  # positions its tenant has paid for
+    n_in_flight: int = 0  # plans in flight with a chunk of it
+    n_preempted: int = 0
+    cached_tokens: int = 0  # of the prompt, at the first admission
+    blocks: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)  # one per full hash block of token_ids
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    announced: bool = False  # its first output is out
+    patient: bool = True  # may still wait for the blocks of a leader
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether cached blocks may stand for computing: not when every prompt position must be seen."""
+        return self.cacheable and not self.pool and self.sampling.prompt_logprobs is None
+
+    @property
+    def n_generated(self) -> int:
+        """Tokens beyond the prompt that are known."""
+        return len(self.token_ids) - self.n_prompt
+
+    def extend_digests(self) -> None:
+        """Hash the full blocks that have no digest yet."""
+        done = len(self.digests)
+        if len(self.token_ids) // HASH_BLOCK_TOKENS > done:
+            parent = self.digests[-1] if done else self.chain_root
+            self.digests += extend_chain(parent, self.token_ids[done * HASH_BLOCK_TOKENS :])
+
+    def block_digests(self, block_tokens: int, first: int, end: int) -> list[bytes]:
+        """Digests of the device blocks [first, end): a block is named by its last hash block."""
+        per_block = block_tokens // HASH_BLOCK_TOKENS
+        return self.digests[(first + 1) * per_block - 1 : end * per_block : per_block]
+
+    def block_hashes(self, block_tokens: int, index: int) -> tuple[int, ...]:
+        """Wire hashes of the hash blocks inside device block `index`."""
+        per_block = block_tokens // HASH_BLOCK_TOKENS
+        return tuple(wire_hash(digest) for digest in self.digests[index * per_block : (index + 1) * per_block])
+
+
+class Output(NamedTuple):
+    """What one step made of one request. A NamedTuple because there is one per token."""
+
+    request: Request
+    first_index: int  # of token_ids[0] among the generated tokens
+    token_ids: tuple[int, ...]
+    finish: Finish | None = None
+    first: bool = False  # carries cached_tokens and prompt logprobs
+    logprobs: TokenLogprobs | None = None
+    embedding: tuple[float, ...] = ()

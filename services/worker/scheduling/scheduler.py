@@ -1,0 +1,420 @@
+"""Decides what every step computes. Pure Python, no torch, no I/O, no threads.
+
+There is no prefill phase and no decode phase. A request has known tokens and planned positions; every step
+spends a budget of rows, first on requests that need one row (decodes), then on the rest of running prompts,
+then on admissions. Step n + 1 is planned while step n is computed: a plan counts on the token that the plan
+before it draws, and when that token ends the request, the later row is discarded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from services.worker.scheduling.admission import Capacity, WaitingQueue
+from services.worker.scheduling.block_pool import BlockPool
+from services.worker.scheduling.config import Counters, SchedulerConfig
+from services.worker.scheduling.draft import Draft, Slots, Work
+from services.worker.scheduling.fairness import CACHED_COST, OUTPUT_COST, PREFILL_COST, TenantLedger
+from services.worker.scheduling.kv_events import KvEventLog
+from services.worker.scheduling.plan import Admission, Chunk, StepPlan, StepResult
+from services.worker.scheduling.preemption import choose_victim, is_protected
+from services.worker.scheduling.prefix_cache import PrefixCache
+from services.worker.scheduling.request import Finish, Output, Request, Status
+from services.worker.scheduling.transfers import Arrival, Transfers
+
+
+class Scheduler:
+    """All requests of one worker, their blocks and slots.
+
+    `submit` and `cancel` at any time; `plan` whenever fewer than `max_in_flight` plans are out; `apply` once
+    per plan, in order.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        events: KvEventLog,
+        counters: Counters | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.counters = counters or Counters()
+        # Both follow the measured speed; whoever measures sets them.
+        self.prefill_rows_beside_decodes = config.max_batched_tokens  # so that a prompt does not stall the decodes
+        self.share_min_tokens = 64  # a shorter prefix is computed again: waiting costs about a step
+        self._events = events
+        self._clock = clock
+        self._next_step = 0
+        self._next_arrival = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        config = self.config
+        self._pool = BlockPool(config.n_blocks, config.block_tokens, self._events)
+        self.capacity = Capacity(config.max_model_len, config.n_blocks * config.block_tokens)
+        self._ledger = TenantLedger()
+        self._queue = WaitingQueue(self._ledger, config.age_s)
+        self._prefixes = PrefixCache(self._pool, config.share_max_steps)
+        self.transfers = Transfers(self._pool)
+        self._running: dict[Request, None] = {}  # in order of admission
+        self._parked: dict[Request, None] = {}
+        self._lingering: dict[Request, None] = {}  # not running, but a plan in flight refers to their blocks
+        self._slots = Slots(config.max_running)
+        self._in_flight: deque[tuple[int, Work]] = deque()
+
+    # -- what is going on ------------------------------------------------------------------------------------
+
+    @property
+    def pool(self) -> BlockPool:
+        """The KV blocks; to be read only."""
+        return self._pool
+
+    @property
+    def n_running(self) -> int:
+        """Requests with a slot."""
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._queue) + len(self._parked)
+
+    @property
+    def n_in_flight(self) -> int:
+        """Plans whose results are outstanding."""
+        return len(self._in_flight)
+
+    @property
+    def queued_prefill_tokens(self) -> int:
+        """Known tokens that no plan covers yet."""
+        parked = sum(len(request.token_ids) for request in self._parked)
+        running = sum(max(0, len(request.token_ids) - request.n_planned) for request in self._running)
+        return self._queue.tokens + parked + running
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to do and nothing outstanding."""
+        return not (self._running or self._lingering or self._in_flight or self.n_waiting)
+
+    # -- requests come and go --------------------------------------------------------------------------------
+
+    def submit(self, request: Request, *, parked: bool = False) -> None:
+        """Queue a request, or let it wait for `unpark`; raises TooLongError when it could not even run alone."""
+        request.limit = self.capacity.limit(request)
+        request.arrival = self._next_arrival
+        request.queued_at = self._clock()
+        self._next_arrival += 1
+        if request.cacheable:
+            request.extend_digests()
+        self._ledger.enter(request.tenant, request.weight)
+        if parked:
+            request.status = Status.PARKED
+            self._parked[request] = None
+        else:
+            self._queue.push(request)
+
+    def unpark(self, request: Request) -> None:
+        """Queue a request that was submitted as parked, unless it has ended."""
+        if request.status is Status.PARKED:
+            self._wake([request])
+
+    def adopt(self, arrival: Arrival, n_blocks: int) -> None:
+        """The next blocks of an arrival are written: tell of them as of computed ones."""
+        self.transfers.adopt(arrival, n_blocks)
+        self._events.flush()
+
+    def cancel(self, request: Request) -> bool:
+        """Forget a request in whatever state; returns whether it was still alive."""
+        if request.status is Status.DONE:
+            return False
+        if request.status is Status.WAITING:
+            self._queue.take(request, Status.DONE)
+            self._ledger.leave(request.tenant)
+        else:
+            self._end(request)
+        return True
+
+    def abandon(self) -> list[Request]:
+        """The ranks and their KV are lost: forget everything; returns the requests that were alive."""
+        alive = [*self._running, *self._parked, *self._queue]
+        alive += [request for request in self._lingering if request.status is Status.RETIRING]
+        for request in alive:
+            request.status = Status.DONE
+        self._reset()
+        self._events.cleared()
+        return alive
+
+    # -- planning --------------------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """The next step; None when there is nothing to compute or enough is in flight."""
+        if len(self._in_flight) >= self.config.max_in_flight:
+            return None
+        draft = Draft(self.config.max_batched_tokens)
+        prefills = self._plan_decodes(draft)
+        if draft.work:
+            draft.budget = min(draft.budget, self.prefill_rows_beside_decodes)
+        self._wake(self._prefixes.expired(self._next_step), patient=False)
+        self._plan_prefills(draft, prefills)
+        if not draft.work:
+            return None
+        plan = draft.finish(self._next_step, self._slots.released)
+        self._slots.released.clear()
+        self._in_flight.append((plan.step, draft.work))
+        self._next_step += 1
+        self._events.flush()
+        return plan
+
+    def _plan_decodes(self, draft: Draft) -> list[Request]:
+        """One row for everyone who needs just one; returns the running requests that need more."""
+        prefills = []
+        work, block_tokens = draft.work, self.config.block_tokens
+        for request in list(self._running):
+            start = request.n_planned
+            known = len(request.token_ids) + request.n_pending
+            if known - start > 1:
+                prefills.append(request)
+                continue
+            if known >= request.limit or request.status is not Status.RUNNING:
+                continue
+            new_blocks: tuple[int, ...] = ()
+            if start >= len(request.blocks) * block_tokens:
+                new_blocks = self._grow(request, draft)
+                if not new_blocks:
+                    continue
+            request.n_planned = start + 1
+            request.n_pending += 1
+            request.n_in_flight += 1
+            work.append((request, Chunk(request.slot, start, 1, True, new_blocks)))
+        draft.budget -= len(work)
+        return prefills
+
+    def _plan_prefills(self, draft: Draft, prefills: list[Request]) -> None:
+        """Running prompts, then admissions.
+
+        Half of the budget is kept for the first prompt in line, which also takes what the others leave: a long
+        prompt neither starves the short ones behind it nor is starved by them.
+        """
+        prefills.sort(key=lambda request: (request.priority, request.arrival))
+        first = prefills[0] if prefills else None
+        held_back = min(len(first.token_ids) - first.n_planned, (draft.budget + 1) // 2) if first else 0
+        draft.budget -= held_back
+        for request in prefills[1:]:
+            if draft.budget > 0 and request.status is Status.RUNNING:
+                self._plan_chunk(draft, request, ())
+        if not draft.pressed:
+            self._admit_waiting(draft)
+        draft.budget += held_back
+        if first is not None and draft.budget > 0 and first.status is Status.RUNNING:
+            self._plan_chunk(draft, first, ())
+
+    def _plan_chunk(self, draft: Draft, request: Request, new_blocks: tuple[int, ...]) -> None:
+        """As many of the known tokens as the budget allows; their blocks are there since the admission."""
+        start, known = request.n_planned, len(request.token_ids)
+        end = min(known, start + draft.budget)
+        sample = end == known
+        draft.budget -= end - start
+        request.n_planned = end
+        request.n_pending += sample
+        request.n_in_flight += 1
+        draft.work.append((request, Chunk(request.slot, start, end - start, sample, new_blocks)))
+        self.counters.prefill_tokens += end - start
+        if end > request.n_charged:
+            self._ledger.charge(request.tenant, PREFILL_COST * (end - max(start, request.n_charged)))
+            request.n_charged = end
+
+    def _grow(self, request: Request, draft: Draft) -> tuple[int, ...]:
+        """One more block for a decode; empty when it has to sit this step out."""
+        while self._pool.available == 0:
+            draft.pressed = True
+            if self._lingering:  # blocks are on their way back
+                return ()
+            victim = choose_victim(self._running, self._ledger)
+            assert victim is not None, "a request that asks for a block is not protected"
+            self._preempt(victim)
+            if victim is request:
+                return ()
+        new_blocks = self._pool.allocate(1)
+        request.blocks += new_blocks
+        return tuple(new_blocks)
+
+    # -- admission -------------------------------------------------------------------------------------------
+
+    def _admit_waiting(self, draft: Draft) -> None:
+        now = self._clock()
+        while draft.budget > 0:
+            head = self._queue.head(now)
+            if head is None:
+                return
+            hits = self._prefixes.match(head)
+            if self._prefixes.park(head, len(hits), worth_tokens=self.share_min_tokens, step=self._next_step):
+                self._queue.take(head, Status.PARKED)
+                self._parked[head] = None
+                continue
+            n_fresh = self._fresh_blocks(head, hits)
+            if n_fresh is not None and self._slots.free:
+                head.admitted_at = head.admitted_at or now
+                self._admit(draft, head, hits, n_fresh)
+            elif not self._make_way(head):
+                return
+
+    def _wake(self, followers: list[Request], *, patient: bool = True) -> None:
+        for follower in followers:
+            follower.patient = patient
+            del self._parked[follower]
+            self._queue.push(follower)
+
+    def _fresh_blocks(self, request: Request, hits: list[int]) -> int | None:
+        """Blocks to allocate for an admission now; None when there is no room.
+
+        All known tokens get their blocks at once, a protected request all it can ever need. Running requests
+        keep one block each in reserve, so that an admission does not cause a preemption in the next steps.
+        """
+        n_tokens = request.limit - 1 if is_protected(request) else len(request.token_ids)
+        n_fresh = self._pool.blocks_for(n_tokens) - len(hits)
+        free = self._pool.available - self._pool.idle(hits)
+        reserve = min(len(self._running), self._pool.total // 8)
+        return n_fresh if n_fresh + reserve <= free else None
+
+    def _admit(self, draft: Draft, request: Request, hits: list[int], n_fresh: int) -> None:
+        self._queue.take(request, Status.RUNNING)
+        self._running[request] = None
+        self._pool.share(hits)
+        request.blocks = hits + self._pool.allocate(n_fresh)
+        request.slot = self._slots.take()
+        start = len(hits) * self.config.block_tokens
+        request.n_planned = request.n_written = start
+        request.n_published = len(hits)
+        self._account_hits(request, start)
+        self._prefixes.promise(request, len(hits))
+        tokens = tuple(request.token_ids)
+        draft.admissions.append(Admission(request.slot, request.sampling, tokens, request.n_prompt, request.pool))
+        self._plan_chunk(draft, request, tuple(request.blocks))
+
+    def _account_hits(self, request: Request, n_tokens: int) -> None:
+        self.counters.prefix_hit_tokens += n_tokens
+        if request.n_preempted == 0:
+            request.cached_tokens = min(n_tokens, request.n_prompt)
+        if n_tokens > request.n_charged:
+            self._ledger.charge(request.tenant, CACHED_COST * (n_tokens - request.n_charged))
+            request.n_charged = n_tokens
+
+    def _make_way(self, head: Request) -> bool:
+        """Preempt someone less important than the waiting `head`; returns whether to try again at once."""
+        if self._lingering:  # somebody is making way already
+            return False
+        lesser = [request for request in self._running if request.priority > head.priority]
+        victim = choose_victim(lesser, self._ledger)
+        if victim is None:
+            return False
+        self._preempt(victim)
+        return not self._lingering
+
+    # -- results ---------------------------------------------------------------------------------------------
+
+    def apply(self, result: StepResult) -> list[Output]:
+        """Take the result of the oldest plan in flight; returns what to tell the clients."""
+        step, work = self._in_flight.popleft()
+        assert step == result.step, f"result of step {result.step} while step {step} is the oldest in flight"
+        drawn = dict(zip(result.slots, result.token_ids, strict=True))
+        outputs: list[Output] = []
+        block_tokens = self.config.block_tokens
+        for request, chunk in work:
+            request.n_in_flight -= 1
+            if chunk.sample:
+                request.n_pending -= 1
+            if request.status is Status.DONE:
+                self.counters.discarded_tokens += chunk.sample
+            else:
+                request.n_written = written = chunk.start + chunk.n_tokens
+                if written // block_tokens > chunk.start // block_tokens:
+                    self._wake(self._prefixes.publish(request, chunk.start // block_tokens))
+                if request.sampling.prompt_logprobs is not None and not request.announced:
+                    request.prompt_logprobs += result.prompt_logprobs.get(chunk.slot, ())
+                if chunk.sample:
+                    outputs.append(self._draw(request, result, drawn))
+            if request.n_in_flight == 0 and request in self._lingering:
+                self._let_go(request)
+        self._events.flush()
+        return outputs
+
+    def _draw(self, request: Request, result: StepResult, drawn: dict[int, int]) -> Output:
+        """The row of a request's last known token has come back."""
+        first = not request.announced
+        request.announced = True
+        slot = request.slot
+        if request.pool:
+            self._end(request)
+            return Output(request, 0, (), Finish.EMBEDDED, first, None, result.pooled[slot])
+        token = drawn[slot]
+        index = len(request.token_ids) - request.n_prompt
+        request.token_ids.append(token)
+        self.counters.generated_tokens += 1
+        self._ledger.charge(request.tenant, OUTPUT_COST)
+        finish = None
+        if token in request.sampling.end_token_ids:
+            finish = Finish.STOP
+        elif len(request.token_ids) >= request.limit:
+            finish = Finish.LENGTH
+        if finish is not None:
+            self._end(request)
+        return Output(request, index, (token,), finish, first, result.logprobs.get(slot) if result.logprobs else None)
+
+    # -- endings ---------------------------------------------------------------------------------------------
+
+    def _preempt(self, victim: Request) -> None:
+        victim.n_preempted += 1
+        self.counters.preemptions += 1
+        self._stop_running(victim, Status.RETIRING)
+
+    def _end(self, request: Request) -> None:
+        """A request that is not waiting in the queue is over."""
+        self._ledger.leave(request.tenant)
+        if request.status is Status.RUNNING:
+            self._stop_running(request, Status.DONE)
+        else:  # RETIRING: its blocks go when its last plan returns
+            self._parked.pop(request, None)
+            request.status = Status.DONE
+
+    def _stop_running(self, request: Request, status: Status) -> None:
+        del self._running[request]
+        request.status = status
+        self._wake(self._prefixes.withdraw(request))
+        if request.n_in_flight == 0:
+            self._let_go(request)
+        else:
+            self._lingering[request] = None
+
+    def _let_go(self, request: Request) -> None:
+        """No plan in flight refers to it: its blocks and slot are free; a preempted request waits again."""
+        self._lingering.pop(request, None)
+        self._pool.release(request.blocks)
+        request.blocks = []
+        self._slots.give_back(request.slot)
+        request.slot = -1
+        if request.status is Status.RETIRING:
+            request.n_planned = request.n_written = request.n_published = 0
+            if not request.announced:
+                request.prompt_logprobs.clear()
+            self._queue.push(request)
+
+    def check(self) -> None:
+        """Raise AssertionError when the books disagree; for tests and idle moments."""
+        holders = [*self._running, *self._lingering]
+        self._pool.check([*(request.blocks for request in holders), *self.transfers.tables()])
+        held = [request.slot for request in holders]
+        assert sorted([*held, *self._slots.free]) == list(range(self.config.max_running)), "slots lost or shared"
+        for request in self._running:
+            known = len(request.token_ids) + request.n_pending
+            assert request.status is Status.RUNNING
+            assert request.n_published * self.config.block_tokens <= request.n_written <= request.n_planned
+            assert request.n_planned <= known <= request.limit
+            assert request.n_planned <= len(request.blocks) * self.config.block_tokens
+        for request in self._lingering:
+            assert request.n_in_flight > 0
+            assert request.status in (Status.RETIRING, Status.DONE)
+        assert all(request.status is Status.PARKED for request in self._parked)
+        assert len(self._queue) == sum(1 for _ in self._queue)
+        assert self._queue.tokens == sum(len(request.token_ids) for request in self._queue)

@@ -1,0 +1,129 @@
+"""What one gateway has not been told yet."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from opentelemetry.trace import INVALID_SPAN, Span
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.worker.scheduling.plan import TokenLogprobs
+from services.worker.scheduling.request import Finish, Output, Request
+from services.worker.server.spans import prefilled
+
+_FINISH = {
+    Finish.STOP: pb.FINISH_REASON_STOP,
+    Finish.LENGTH: pb.FINISH_REASON_LENGTH,
+    Finish.EMBEDDED: pb.FINISH_REASON_STOP,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """A request as its gateway names it."""
+
+    outbox: Outbox
+    request_id: str
+    attempt: int
+    span: Span = INVALID_SPAN
+    decode: Span = field(default=INVALID_SPAN, init=False)  # the part of `span` after the first output
+
+    def close(self, how: str) -> None:
+        """The request is over here."""
+        self.decode.end()
+        self.span.set_attribute("ryzanstein.end", how)
+        self.span.end()
+
+
+class Outbox:
+    """One message to a gateway in the making.
+
+    While the message before it is not written, the outputs of further steps are merged into it: a slow reader
+    gets fewer and bigger messages, and memory is bounded by the tokens of its requests.
+    """
+
+    def __init__(self, gateway_id: str = "") -> None:
+        self.gateway_id = gateway_id
+        self.live: dict[str, Request] = {}  # by request id
+        self._message = pb.StepOutputs()
+        self._open: dict[Served, pb.Output] = {}
+        self._ready = asyncio.Event()
+
+    def add(self, served: Served, output: Output) -> None:
+        """Append one step's output of one request."""
+        message = self._open.get(served)
+        if message is None:
+            message = self._message.outputs.add(
+                request_id=served.request_id,
+                attempt=served.attempt,
+                first_index=output.first_index,
+                ids=output.token_ids,
+            )
+            self._open[served] = message
+        else:
+            message.ids.extend(output.token_ids)
+        if output.logprobs is not None:
+            message.logprobs.append(_to_proto(output.logprobs))
+        if output.first:
+            message.cached_tokens = output.request.cached_tokens
+            message.prompt_logprobs.extend([_to_proto(row) for row in output.request.prompt_logprobs])
+            served.decode = prefilled(served.span, output.request)
+        if output.embedding:
+            message.embedding.extend(output.embedding)
+        if output.finish is not None:
+            message.finish = _FINISH[output.finish]
+            self.live.pop(served.request_id, None)
+            served.span.set_attribute("ryzanstein.generated_tokens", output.request.n_generated)
+            served.close(output.finish.value)
+
+    def hand_off(self, served: Served, reason: pb.Handoff.Reason, detail: str) -> None:
+        """Let another worker continue a request."""
+        served.close("handoff")
+        self._end(served).handoff.CopyFrom(pb.Handoff(reason=reason, detail=detail))
+
+    def refuse(self, served: Served, error: pb.RequestError) -> None:
+        """End a request that no worker can serve."""
+        served.close("refused")
+        self._end(served).error.CopyFrom(error)
+
+    def flush(self, step: int) -> None:
+        """A step is complete: its outputs may be written."""
+        if self._message.outputs:
+            self._message.step = max(step, self._message.step)
+            self._ready.set()
+
+    def wake(self) -> None:
+        """Let `take` return in any case."""
+        self._ready.set()
+
+    async def take(self) -> pb.StepOutputs:
+        """The next message, once there is one; without outputs only after `wake`."""
+        await self._ready.wait()
+        self._ready.clear()
+        message, self._message = self._message, pb.StepOutputs()
+        self._open.clear()
+        return message
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to write now, and no request that could bring something."""
+        return not self.live and not self._message.outputs
+
+    def _end(self, served: Served) -> pb.Output:
+        self.live.pop(served.request_id, None)
+        message = self._open.get(served)
+        if message is None:
+            message = self._message.outputs.add(request_id=served.request_id, attempt=served.attempt)
+            self._open[served] = message
+        return message
+
+
+def _to_proto(row: TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(
+        token_id=row.token_id,
+        logprob=row.logprob,
+        rank=row.rank,
+        top_ids=row.top_ids,
+        top_logprobs=row.top_logprobs,
+    )

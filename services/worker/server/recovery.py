@@ -1,0 +1,102 @@
+"""The life of the rank group: started, watched, and started again when a rank is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from services.common.lifecycle import StartupError
+from services.worker.scheduling.plan import StepPlan, StepResult
+from services.worker.server.core import WorkerCore
+from services.worker.server.engine import Engine
+from services.worker.server.kv_store import BlockRanks
+from services.worker.supervision.rank_group import GroupStarted, RankFailure, RanksFailedError
+
+FIRST_BACKOFF_S = 0.25
+MAX_BACKOFF_S = 30.0
+STABLE_S = 60.0  # ranks that lived this long start the back-off anew
+
+log = logging.getLogger(__name__)
+
+
+class Ranks(BlockRanks, Protocol):
+    """What is asked of a rank group."""
+
+    on_result: Callable[[StepResult], None] | None
+
+    async def start(self) -> GroupStarted:
+        """Launch the ranks; raises RanksFailedError."""
+        ...
+
+    def submit(self, plan: StepPlan) -> None:
+        """Hand a plan over."""
+        ...
+
+    async def wait_failed(self) -> RankFailure:
+        """Wait until a rank is lost."""
+        ...
+
+    async def stop(self) -> None:
+        """End all ranks."""
+        ...
+
+
+class RankKeeper:
+    """Keeps one rank group alive for as long as the server runs.
+
+    `engage` makes the engine of a group that has started and lets the core serve.
+    """
+
+    def __init__(self, ranks: Ranks, core: WorkerCore, engage: Callable[[GroupStarted], Engine]) -> None:
+        self._ranks = ranks
+        self._core = core
+        self._engage = engage
+
+    async def run(self) -> None:
+        """Until cancelled. Raises StartupError when the very first start fails: a configuration to be corrected."""
+        try:
+            try:
+                engine = self._serve(await self._ranks.start())
+            except RanksFailedError as error:
+                raise StartupError(f"the ranks did not start: {error}") from error
+            backoff = FIRST_BACKOFF_S
+            while True:
+                began = time.monotonic()
+                reason = await self._lost(engine)
+                self._ranks.on_result = None
+                log.error("ranks lost: %s", reason)
+                self._core.lose(reason)
+                if time.monotonic() - began > STABLE_S:
+                    backoff = FIRST_BACKOFF_S
+                engine, backoff = await self._restart(backoff)
+        finally:
+            await self._ranks.stop()
+
+    async def _lost(self, engine: Engine) -> str:
+        """Until the ranks or the engine that leads them have failed; why."""
+        failure = asyncio.create_task(self._ranks.wait_failed())
+        try:
+            await asyncio.wait((failure, engine.broken), return_when=asyncio.FIRST_COMPLETED)
+            return engine.broken.result() if engine.broken.done() else str(failure.result())
+        finally:
+            failure.cancel()
+
+    async def _restart(self, backoff: float) -> tuple[Engine, float]:
+        """Try until the ranks are up; returns the new engine and the back-off for the next loss."""
+        while True:
+            await asyncio.sleep(backoff)
+            backoff = min(backoff * 2, MAX_BACKOFF_S)
+            try:
+                return self._serve(await self._ranks.start()), backoff
+            except RanksFailedError as error:
+                log.error("restart failed, next try in %.1f s: %s", backoff, error)
+                self._core.lose(str(error))
+
+    def _serve(self, started: GroupStarted) -> Engine:
+        log.info("%d ranks are ready after %.1f s", len(started.ranks), started.seconds)
+        engine = self._engage(started)
+        self._ranks.on_result = engine.on_result
+        return engine

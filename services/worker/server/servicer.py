@@ -1,0 +1,134 @@
+"""The Worker service on the wire: streams in, streams out; decisions are made elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1 import worker_pb2_grpc
+
+from services.worker.server.block_source import PullRefusedError
+from services.worker.server.core import WorkerCore
+from services.worker.server.outbox import Outbox
+
+STATE_THROTTLE_S = 0.020
+STATE_HEARTBEAT_S = 1.0
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """Implements worker.proto for one worker."""
+
+    def __init__(self, core: WorkerCore, card: Callable[[], pb.ModelCard | None]) -> None:
+        self._core = core
+        self._card = card
+
+    async def Connect(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[pb.ConnectFrame],
+        context: grpc.aio.ServicerContext[pb.ConnectFrame, pb.StepOutputs],
+    ) -> AsyncIterator[pb.StepOutputs]:
+        """One gateway: a reader for its frames beside the writer of its outputs."""
+        outbox = self._core.connect()
+        reader = asyncio.create_task(self._read(outbox, request_iterator))
+        reader.add_done_callback(lambda _: outbox.wake())
+        try:
+            while not ((reader.done() or self._core.closed) and outbox.empty):
+                message = await outbox.take()
+                if message.outputs:
+                    yield message
+            if reader.done():
+                reader.result()  # raises what broke the stream
+        finally:
+            reader.cancel()
+            self._core.drop(outbox)
+
+    async def _read(self, outbox: Outbox, frames: AsyncIterator[pb.ConnectFrame]) -> None:
+        """Until the gateway closes its side."""
+        async for frame in frames:
+            match frame.WhichOneof("frame"):
+                case "submit":
+                    self._core.submit(outbox, frame.submit)
+                case "cancel":
+                    self._core.cancel(outbox, frame.cancel.request_id)
+                case "hello":
+                    outbox.gateway_id = frame.hello.gateway_id
+                case _:
+                    continue  # a frame of a newer protocol
+
+    async def WatchState(  # noqa: N802
+        self, request: pb.WatchStateRequest, context: grpc.aio.ServicerContext[pb.WatchStateRequest, pb.WorkerState]
+    ) -> AsyncIterator[pb.WorkerState]:
+        """The state now, on every change, and as a heartbeat."""
+        with self._core.changes.watch() as changed:
+            while not self._core.closed:
+                changed.clear()
+                yield self._core.state()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(STATE_HEARTBEAT_S):
+                        await changed.wait()
+                    await asyncio.sleep(STATE_THROTTLE_S)  # what changes meanwhile travels together
+
+    async def KvSync(  # noqa: N802
+        self, request: pb.KvSyncRequest, context: grpc.aio.ServicerContext[pb.KvSyncRequest, pb.KvEvents]
+    ) -> AsyncIterator[pb.KvEvents]:
+        """Replay or dump, then live events.
+
+        A dump is one event numbered just before the first live one, so that the receiver counts on as ever.
+        """
+        known = request.incarnation == self._core.identity.incarnation
+        next_seq = request.next_seq if known else -1  # -1 is never held: a dump
+        with self._core.changes.watch() as changed:
+            while not self._core.closed:
+                changed.clear()
+                message = self._kv_events(next_seq)
+                next_seq = self._core.kv_log.next_seq
+                if message.reset or message.events:
+                    yield message
+                await changed.wait()
+
+    def _kv_events(self, next_seq: int) -> pb.KvEvents:
+        identity, log = self._core.identity, self._core.kv_log
+        message = pb.KvEvents(
+            worker_id=identity.worker_id, incarnation=identity.incarnation, first_seq=max(0, next_seq)
+        )
+        fresh = log.since(next_seq)
+        if fresh is None:
+            dump = self._core.kv_hashes()
+            message.reset = True
+            message.first_seq = log.next_seq - bool(dump)
+            if dump:
+                message.events.add(stored=dump)
+        else:
+            for event in fresh:
+                message.events.add(stored=event.stored, removed=event.removed, cleared=event.cleared)
+        return message
+
+    async def GetModelCard(  # noqa: N802
+        self, request: pb.GetModelCardRequest, context: grpc.aio.ServicerContext[pb.GetModelCardRequest, pb.ModelCard]
+    ) -> pb.ModelCard:
+        """The model card; UNAVAILABLE until the ranks have started once."""
+        card = self._card()
+        if card is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._core.detail)
+        return card
+
+    async def Drain(  # noqa: N802
+        self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainResponse]
+    ) -> pb.DrainResponse:
+        """Stop accepting for good, and empty the worker."""
+        handed_off, completed = await self._core.drain(request.grace_ms / 1e3)
+        return pb.DrainResponse(handed_off=handed_off, completed=completed)
+
+    async def PullBlocks(  # noqa: N802
+        self, request: pb.PullBlocksRequest, context: grpc.aio.ServicerContext[pb.PullBlocksRequest, pb.KvBlock]
+    ) -> AsyncIterator[pb.KvBlock]:
+        """Blocks for another worker, for as long as it listens."""
+        try:
+            async with contextlib.aclosing(self._core.source.read(request)) as blocks:
+                async for block in blocks:
+                    yield block
+        except PullRefusedError as error:
+            await context.abort(error.code, str(error))

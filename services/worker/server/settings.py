@@ -1,0 +1,43 @@
+"""What a worker server is told by its environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Literal
+
+from pydantic import Field
+
+from services.common.settings import ServiceSettings
+
+
+class WorkerSettings(ServiceSettings):
+    """One worker: a model, its ranks, and how much it takes on."""
+
+    worker_id: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1)
+    worker_port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 picks a free one")
+    model: str = Field(min_length=1, description="A folder with config.json and safetensors, or a hub id")
+    revision: str = Field("", description="Branch, tag or commit of a hub id; HF_TOKEN and HF_HUB_OFFLINE are honoured")
+    served_model_name: str = Field("", description="The name clients use; default: the folder's or repository's name")
+    tensor_parallel: int = Field(1, ge=1, le=64)
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    kv_tokens: int = Field(0, ge=0, description="KV cache size in tokens; 0: DEFAULT_KV_TOKENS or one full context")
+    kv_block_tokens: int = Field(16, ge=16, multiple_of=16, description="Positions in a KV block")
+    max_model_len: int = Field(0, ge=0, description="Longest sequence; 0: what the model was made for")
+    max_running: int = Field(64, ge=1, le=4096, description="Requests computed in one step")
+    max_waiting: int = Field(1024, ge=1, description="Requests beyond it are handed off instead of queued")
+    max_batched_tokens: int = Field(2048, ge=1, description="Rows of one step: the chunk size of long prompts")
+    prefill_step_ms: float = Field(
+        200.0,
+        gt=0,
+        description="By how much prompts may lengthen a step of decodes; at most by three such steps",
+    )
+    pull_timeout_s: float = Field(
+        10.0, gt=0, description="How long KV blocks of another worker are waited for at most, before they are computed"
+    )
+    pull_mb_per_s: float = Field(
+        250.0, ge=0, description="How fast KV blocks come from other workers, until it is measured; 0: never pull"
+    )
+    stall_timeout_s: float = Field(1.0, gt=0, description="A rank without heartbeat for this long is lost")
+    drain_s: float = Field(5.0, ge=0, description="How long SIGTERM lets running requests go on before handing off")

@@ -1,0 +1,68 @@
+"""From settings to what the ranks are told: pure decisions, made before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.common.lifecycle import StartupError
+from services.worker.loading.hub import HubSettings, resolve_model
+from services.worker.model.registry import read_spec
+from services.worker.model.spec import ModelError, ModelSpec
+from services.worker.server.settings import WorkerSettings
+from services.worker.supervision.rank_group import RankGroupConfig
+
+DEFAULT_KV_TOKENS = 32_768
+_NVIDIA_CONTROL = Path("/dev/nvidiactl")
+
+
+def model_folder(model: str, revision: str) -> Path:
+    """The local folder of a model: a path, or a hub id that is downloaded once; raises StartupError."""
+    try:
+        folder = resolve_model(model, HubSettings(revision=revision or None))
+    except ModelError as error:
+        raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
+    if not (folder / "config.json").is_file():
+        raise StartupError(f"RYZANSTEIN_MODEL {model}: no config.json in {folder}")
+    return folder
+
+
+def group_config(settings: WorkerSettings, folder: Path) -> RankGroupConfig:
+    """How the ranks are started; raises StartupError for what cannot work."""
+    try:
+        spec = read_spec(folder)
+        spec.kv_heads_per_rank(settings.tensor_parallel)
+    except ModelError as error:
+        raise StartupError(f"RYZANSTEIN_MODEL {settings.model}: {error}") from error
+    if settings.max_model_len > spec.max_positions:
+        raise StartupError(
+            f"RYZANSTEIN_MAX_MODEL_LEN {settings.max_model_len}: the model was made for {spec.max_positions}"
+        )
+    try:
+        return RankGroupConfig(
+            model_path=str(folder),
+            ranks=settings.tensor_parallel,
+            dtype=_dtype(settings.dtype, spec),
+            device=_device(settings.device),
+            block_size=settings.kv_block_tokens,
+            kv_tokens=settings.kv_tokens or DEFAULT_KV_TOKENS,
+            max_slots=settings.max_running,
+            max_model_len=settings.max_model_len or spec.max_positions,
+            stall_timeout_s=settings.stall_timeout_s,
+            log_level=settings.log_level.upper(),
+        )
+    except ValueError as error:
+        raise StartupError(str(error)) from error
+
+
+def _dtype(asked: str, spec: ModelSpec) -> str:
+    """The checkpoint's own type; float16 is served as bfloat16, which CPUs compute natively."""
+    if asked != "auto":
+        return asked
+    return "float32" if spec.dtype == "float32" else "bfloat16"
+
+
+def _device(asked: str) -> str:
+    """`auto` asks the driver's control device: the server itself has no torch to ask."""
+    if asked != "auto":
+        return asked
+    return "cuda" if _NVIDIA_CONTROL.exists() else "cpu"

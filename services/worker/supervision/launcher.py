@@ -1,0 +1,96 @@
+"""Runs torchrun as a child process and keeps the end of what it and the ranks print."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections import deque
+
+from services.worker.supervision.lifeline import PARENT_VARIABLE
+from services.worker.transport.cores import usable_cores
+from services.worker.transport.settings import SETTINGS_VARIABLE, RankSettings
+
+_LINES_KEPT = 60
+_LINE_BYTES = 1 << 20
+logger = logging.getLogger(__name__)
+
+
+def rank_environment(settings: RankSettings, cores: int) -> dict[str, str]:
+    """Return the environment of torchrun and the ranks."""
+    threads = max(1, cores // settings.config.ranks)
+    defaults = {
+        "OMP_NUM_THREADS": str(threads),
+        # OpenMP threads that spin while idle take the cores from the server and the other ranks: with anything else
+        # running, a step with two spinning threads took ten times as long as with two sleeping ones.
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    return {
+        **defaults,
+        **os.environ,
+        SETTINGS_VARIABLE: settings.to_json(),
+        PARENT_VARIABLE: str(os.getpid()),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def torchrun_command(ranks: int, module: str) -> list[str]:
+    """Return the command line of the launcher."""
+    # The server sees a rank's end first, and reads its exit status before torchrun looks and reaps it.
+    options = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=1"]
+    return [sys.executable, "-m", "services.worker.supervision.launch", *options, "-m", module]
+
+
+class Launcher:
+    """A running torchrun."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._reader = asyncio.create_task(self._read(), name="rank-output")
+
+    @classmethod
+    async def spawn(cls, settings: RankSettings) -> Launcher:
+        """Start torchrun for the group."""
+        process = await asyncio.create_subprocess_exec(
+            *torchrun_command(settings.config.ranks, settings.config.rank_module),
+            env=rank_environment(settings, usable_cores()),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in a terminal is for the server, which then stops the ranks
+            limit=_LINE_BYTES,
+        )
+        return cls(process)
+
+    @property
+    def output_tail(self) -> str:
+        """The last lines that torchrun or a rank printed."""
+        return "\n".join(self._lines)
+
+    def kill(self) -> None:
+        """Send SIGKILL; ranks that still run die with their parent."""
+        self._signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._signal(signal.SIGTERM)
+
+    async def wait(self) -> int:
+        """Wait until torchrun has exited and its output is read; return its exit status (negative: signal)."""
+        status = await self._process.wait()
+        await self._reader
+        return status
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        while raw := await self._process.stdout.readline():
+            line = raw.decode(errors="replace").rstrip()
+            self._lines.append(line)
+            logger.info("%s", line)

@@ -1,0 +1,50 @@
+"""What /proc says about a process that is not our child."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """A snapshot; see proc_pid_stat(5)."""
+
+    state: str  # R running, S sleeping, D in the kernel, T stopped, Z zombie
+    cpu_s: float
+    wait_status: int  # meaningful for a zombie
+
+    @classmethod
+    def read(cls, pid: int) -> ProcessInfo | None:
+        """Return None when there is no such process any more."""
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        fields = text[text.rindex(")") + 2 :].split()  # the name before may hold blanks and brackets
+        ticks = int(fields[11]) + int(fields[12])
+        return cls(fields[0], ticks / _TICKS_PER_S, int(fields[49]))
+
+
+def describe_exit(pid: int) -> tuple[str, int | None, int | None]:
+    """Return (text, exit code, signal) of a process that just died; unknown once its parent has reaped it."""
+    info = ProcessInfo.read(pid)
+    if info is None or info.state != "Z":
+        return f"process {pid} is gone, exit status unknown", None, None
+    if os.WIFSIGNALED(info.wait_status):
+        number = os.WTERMSIG(info.wait_status)
+        return f"process {pid} was killed by {signal.Signals(number).name}", None, number
+    code = os.WEXITSTATUS(info.wait_status)
+    return f"process {pid} exited with status {code}", code, None
+
+
+def reap_adopted(pids: list[int]) -> None:
+    """Reap orphans that became our children: a server that is a container's first process inherits them."""
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)

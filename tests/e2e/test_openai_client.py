@@ -1,0 +1,88 @@
+"""The official client against the real system: asynchronous, embeddings, errors, retries; more is in first light."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+from tests.stack import RunningStack, running_stack
+
+MODEL = "ryzanstein-tiny"
+PROMPT = "def read(path):\n    with open("
+
+
+@pytest.fixture
+async def client(stack: RunningStack) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0, timeout=60) as client:
+        yield client
+
+
+async def test_many_at_once_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+    async def whole(seed: int) -> str:
+        answer = await client.completions.create(model=MODEL, prompt=PROMPT, seed=seed, max_tokens=24)
+        return answer.choices[0].text
+
+    async def streamed(seed: int) -> str:
+        stream = await client.completions.create(model=MODEL, prompt=PROMPT, seed=seed, max_tokens=24, stream=True)
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    wholes = await asyncio.gather(*(whole(seed) for seed in range(8)))
+    streams = await asyncio.gather(*(streamed(seed) for seed in range(8)))
+    assert wholes == streams
+    assert len(set(wholes)) == 8
+
+
+async def test_chat_asynchronously(client: openai.AsyncOpenAI) -> None:
+    ask = {"model": MODEL, "messages": [{"role": "user", "content": "What is a list?"}], "max_tokens": 16, "seed": 1}
+    answer = await client.chat.completions.create(**ask)
+    stream = await client.chat.completions.create(**ask, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert "".join(pieces) == answer.choices[0].message.content
+
+
+async def test_embeddings(client: openai.AsyncOpenAI) -> None:
+    texts = ["def add(a, b):\n    return a + b", "def add(x, y):\n    return x + y", "import os\nimport sys\n"]
+    answer = await client.embeddings.create(model=MODEL, input=texts)  # in base64, which the client decodes
+    plain = await client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
+    vectors = [item.embedding for item in answer.data]
+    assert [item.index for item in answer.data] == [0, 1, 2]
+    assert len({len(vector) for vector in vectors}) == 1
+    for vector, same in zip(vectors, plain.data, strict=True):
+        assert vector == pytest.approx(same.embedding, rel=1e-2, abs=1e-4)
+    assert math.dist(vectors[0], vectors[1]) < math.dist(vectors[0], vectors[2])
+    assert answer.usage.prompt_tokens > 0
+
+
+async def test_errors_are_the_clients_own_and_name_the_field(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        await client.completions.create(model=MODEL, prompt=PROMPT, temperature=-1)
+    assert (bad.value.param, bad.value.type) == ("temperature", "invalid_request_error")
+    with pytest.raises(openai.BadRequestError) as long:
+        await client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=10**6)
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as chat:
+        await client.chat.completions.create(model=MODEL, messages=[])
+    assert chat.value.param == "messages"
+    with pytest.raises(openai.NotFoundError) as unknown:
+        await client.embeddings.create(model="nope", input="a")
+    assert unknown.value.code == "model_not_found"
+
+
+async def test_retries_outlast_the_gateways_death(tmp_path: Path) -> None:
+    with running_stack(tmp_path, "--tensor-parallel", "1") as stack:
+        async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=20) as client:
+            ask = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+            before = await client.completions.create(**ask)
+            gateway = psutil.Process(stack.pid_of("gateway"))
+            gateway.kill()
+            gateway.wait(10)
+            with pytest.raises(openai.APIConnectionError):
+                await client.with_options(max_retries=0).completions.create(**ask)
+            after = await client.completions.create(**ask)
+            assert after.choices[0].text == before.choices[0].text

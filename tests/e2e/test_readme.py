@@ -1,0 +1,119 @@
+"""The README's commands, run as they stand there, one after the other, against an installation of their own.
+
+Only the port and the folder of the executables are other ones. A block that is not run has a comment above it that says
+why: `<!-- not run: reason -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.stack import RunningStack, environment, running_stack
+
+PROJECT = Path(__file__).resolve().parents[2]
+FENCE = re.compile(
+    r"(?:<!-- not run: (?P<why>[^>]+) -->\n+)?^```(?P<language>sh|python)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of the README."""
+
+    language: str
+    text: str
+    why_not_run: str
+
+    def at(self, port: int) -> list[str]:
+        """The command that runs it against the installation on `port`."""
+        text = self.text.replace("127.0.0.1:8000", f"127.0.0.1:{port}").replace(".venv/bin/", f"{BIN}/")
+        if self.language == "python":
+            return [sys.executable, "-c", text]
+        text = re.sub(r"(ryzanstein (?:status|down))", rf"\1 --port {port}", text)
+        text = text.replace("ryzanstein chat", f"ryzanstein chat --url http://127.0.0.1:{port}")
+        return ["bash", "-euo", "pipefail", "-c", text]
+
+
+BLOCKS = [
+    Block(found["language"], found["text"], found["why"] or "")
+    for found in FENCE.finditer((PROJECT / "README.md").read_text())
+]
+RUN = [block for block in BLOCKS if not block.why_not_run]
+
+
+def block_with(text: str) -> Block:
+    """The block that is run and holds `text`."""
+    (found,) = [block for block in RUN if text in block.text]
+    return found
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    """Stopped by the README's own last command."""
+    with running_stack(tmp_path_factory.mktemp("run")) as running:
+        yield running
+
+
+def run(block: Block, stack: RunningStack) -> str:
+    ran = subprocess.run(
+        block.at(stack.port),
+        cwd=PROJECT,
+        env=environment(stack.runtime_dir) | {"no_proxy": "127.0.0.1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert ran.returncode == 0, f"{block.text}\n{ran.stdout}\n{ran.stderr}"
+    return ran.stdout
+
+
+def test_curl_gets_a_completion(stack: RunningStack) -> None:
+    answer = json.loads(run(block_with("curl"), stack))
+    assert answer["choices"][0]["text"].strip()
+    assert answer["usage"]["completion_tokens"] <= 64
+
+
+def test_the_openai_client_streams_an_answer(stack: RunningStack) -> None:
+    assert len(run(block_with("from openai import OpenAI"), stack).strip()) > 10
+
+
+def test_status_chat_and_down(stack: RunningStack) -> None:
+    output = run(block_with("ryzanstein status"), stack)
+    assert "worker-0" in output
+    assert "ryzanstein-tiny" in output
+    assert stack.process.wait(timeout=60) == 0, "down stops what up started"
+
+
+def test_no_other_block_is_left_unrun() -> None:
+    assert len(RUN) == 3, f"a block of the README is neither run nor marked: {[block.text for block in RUN]}"
+
+
+@pytest.mark.parametrize(
+    ("target", "starts"), [("run", f"{Path('.venv/bin/ryzanstein')} up"), ("test", f"{Path('.venv/bin/pytest')} --cov")]
+)
+def test_make_starts_what_is_tested_here(target: str, starts: str) -> None:
+    """What is not run is the setting-up; `ryzanstein up` is what the other tests here started."""
+    assert f"make {target} " in BLOCKS[0].text
+    plan = subprocess.run(
+        [shutil.which("make") or "make", "--dry-run", "--no-print-directory", target],
+        cwd=PROJECT,
+        env=os.environ | {"ARGS": "", "PYTEST_ARGS": "", "MAKEFLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert plan.stdout.rstrip().splitlines()[-1].removeprefix("exec ").strip() == starts

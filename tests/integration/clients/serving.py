@@ -1,0 +1,87 @@
+"""A gateway with REST, WebSocket and gRPC behind breakable networks, and one way to call every client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ryzanstein_client import AsyncClient, Chunk, Client, Settings
+from ryzanstein_client.grpc import AsyncGrpcClient, GrpcClient
+
+from tests.integration.clients.breaking import Network, network
+from tests.integration.gateway.fleet import Worker, scripted_token
+from tests.integration.gateway.gateways import Stack, running_stack
+from tests.stack import free_port
+from tests.unit.gateway.made_tokenizers import byte_level
+
+PROMPT = "The quick brown fox"
+DIRECT = Settings(use_proxies=False, timeout_s=20)
+AnyClient = Client | AsyncClient | GrpcClient | AsyncGrpcClient
+ALL = ("rest", "rest-async", "grpc", "grpc-async")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A gateway and the networks to it."""
+
+    stack: Stack
+    http: Network
+    grpc: Network
+
+    @asynccontextmanager
+    async def client(self, kind: str, settings: Settings = DIRECT) -> AsyncIterator[AnyClient]:
+        if kind == "rest":
+            with Client(self.http.http, settings) as client:
+                yield client
+        elif kind == "grpc":
+            with GrpcClient(self.grpc.address, settings) as client:
+                yield client
+        elif kind == "rest-async":
+            async with AsyncClient(self.http.http, settings) as client:
+                yield client
+        else:
+            async with AsyncGrpcClient(self.grpc.address, settings) as client:
+                yield client
+
+    def network(self, kind: str) -> Network:
+        return self.grpc if kind.startswith("grpc") else self.http
+
+
+@asynccontextmanager
+async def served(workers: Sequence[Worker] | None = None, **overrides: Any) -> AsyncIterator[Served]:
+    port = free_port()
+    fleet = [Worker("w0")] if workers is None else workers
+    async with (
+        running_stack(fleet, grpc_port=port, **overrides) as stack,
+        network(stack.gateway.http.port) as http,
+        network(port) as grpc,
+    ):
+        yield Served(stack, http, grpc)
+
+
+async def call(client: AnyClient, method: str, *args: Any, **options: Any) -> Any:
+    """The answer of a call; clients that block do so in a thread."""
+    function = getattr(client, method)
+    if isinstance(client, Client | GrpcClient):
+        return await asyncio.to_thread(function, *args, **options)
+    return await function(*args, **options)
+
+
+async def read(client: AnyClient, method: str, *args: Any, **options: Any) -> list[Chunk]:
+    """All chunks of a stream."""
+    stream = getattr(client, method)(*args, **options)
+    if isinstance(client, Client | GrpcClient):
+        return await asyncio.to_thread(list, stream)
+    return [chunk async for chunk in stream]
+
+
+def expected_ids(seed: int, count: int) -> tuple[int, ...]:
+    prompt = byte_level().encode(PROMPT).ids
+    return tuple(scripted_token(prompt, seed, position) for position in range(count))
+
+
+def expected_text(seed: int, count: int) -> str:
+    return str(byte_level().decode(list(expected_ids(seed, count))))

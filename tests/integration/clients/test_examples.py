@@ -1,0 +1,82 @@
+"""The clients and their examples against everything that `ryzanstein up` starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from ryzanstein_client import Client, Message
+from ryzanstein_client.grpc import GrpcClient
+from ryzanstein_client.websocket import WebSocketClient
+
+from tests.integration.clients.conftest import CLIENT
+from tests.integration.clients.serving import DIRECT
+from tests.stack import free_port, running_stack
+
+STUBS = CLIENT.parents[1] / "generated"
+PROMPT = "Once upon a time"
+
+
+@dataclass(frozen=True)
+class Installation:
+    http: str
+    grpc: str
+
+    @property
+    def ws(self) -> str:
+        return self.http.replace("http", "ws")
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    port = free_port()
+    with running_stack(tmp_path_factory.mktemp("run"), "--grpc-port", str(port)) as stack:
+        yield Installation(stack.url, f"127.0.0.1:{port}")
+
+
+async def test_every_transport_generates_the_same(installation: Installation) -> None:
+    options = {"temperature": 0.0, "max_tokens": 12}
+    with Client(installation.http, DIRECT) as rest, GrpcClient(installation.grpc, DIRECT) as grpc:
+        assert rest.models() == grpc.models()
+        whole = rest.complete(PROMPT, **options)
+        assert whole.usage.completion_tokens == 12
+        assert whole.text == grpc.complete(PROMPT, **options).text
+        assert rest.detokenize(rest.tokenize(PROMPT, add_special_tokens=False)) == PROMPT
+        talk = [Message("user", "What is a list?")]
+        assert rest.chat(talk, **options).text == grpc.chat(talk, **options).text
+        vectors = [client.embed(PROMPT).vectors[0] for client in (rest, grpc)]
+        assert vectors[0] == pytest.approx(vectors[1], rel=1e-5)
+    async with WebSocketClient(installation.ws, DIRECT) as client:
+        assert "".join([chunk.text async for chunk in client.stream_completion(PROMPT, **options)]) == whole.text
+
+
+@pytest.mark.parametrize(
+    ("name", "proof"),
+    [
+        ("chat", "> "),
+        ("stream", "Completion(text="),
+        ("grpc_generate", "models: "),
+        ("websocket_stream", "[60 tokens]"),
+    ],
+)
+def test_examples(installation: Installation, name: str, proof: str) -> None:
+    target = {"grpc_generate": installation.grpc, "websocket_stream": installation.ws}.get(name, installation.http)
+    shown = _example(name, target, "What is a list?\n\n" if name == "chat" else "")
+    assert shown.returncode == 0, shown.stderr
+    assert proof in shown.stdout
+
+
+def _example(name: str, target: str, typed: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")},
+        "PYTHONPATH": os.pathsep.join(map(str, (CLIENT, STUBS))),
+    }
+    return subprocess.run(
+        [sys.executable, str(Path(CLIENT, "examples", f"{name}.py")), target],
+        env=environment, input=typed, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip

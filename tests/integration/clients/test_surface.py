@@ -1,0 +1,236 @@
+"""Every client has the same calls, results and errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from ryzanstein_client import (
+    BadRequest,
+    Message,
+    Model,
+    NotFound,
+    RateLimited,
+    RetryPolicy,
+    StreamInterrupted,
+    TimedOut,
+    Unauthorized,
+    Unavailable,
+)
+
+from services.gateway.tenants.keys import digest_of
+from tests.integration.clients.serving import (
+    ALL,
+    DIRECT,
+    PROMPT,
+    Served,
+    call,
+    expected_ids,
+    expected_text,
+    read,
+    served,
+)
+from tests.integration.gateway.fleet import MAX_LEN, MODEL, Fault, Worker
+from tests.integration.gateway.gateways import eventually
+from tests.unit.gateway.made_tokenizers import byte_level
+
+TALK = [Message("system", "Be brief."), Message("user", "naïve 🙂?")]
+ONCE = replace(DIRECT, retries=RetryPolicy(max_retries=0))
+SOON = replace(DIRECT, retries=RetryPolicy(max_retries=8, first_pause_s=0.1))
+
+every_client = pytest.mark.parametrize("kind", ALL)
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Served]:
+    async with served() as running:
+        yield running
+
+
+@every_client
+async def test_whole_and_streamed_generations_are_the_tokens(gateway: Served, kind: str) -> None:
+    async with gateway.client(kind) as client:
+        whole = await call(client, "complete", PROMPT, seed=5, max_tokens=30)
+        assert whole.text == expected_text(5, 30)
+        assert whole.finish_reason == "length"
+        prompt_ids = byte_level().encode(PROMPT).ids
+        assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (len(prompt_ids), 30)
+        chunks = await read(client, "stream_completion", prompt_ids, seed=5, max_tokens=30, model=MODEL)
+        assert "".join(chunk.text for chunk in chunks) == whole.text
+        assert len(chunks) > 1
+        assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason or chunk.usage] == ["length"]
+        assert chunks[-1].usage == whole.usage
+        if kind.startswith("grpc"):
+            assert whole.token_ids == expected_ids(5, 30)
+        talked = await call(client, "chat", TALK, seed=6, max_tokens=20)
+        pieces = await read(client, "stream_chat", TALK, seed=6, max_tokens=20)
+        assert "".join(piece.text for piece in pieces) == talked.text
+        assert pieces[-1].usage == talked.usage
+        assert talked.usage.completion_tokens == 20
+
+
+@every_client
+async def test_logprobs_are_the_same_whole_and_streamed(gateway: Served, kind: str) -> None:
+    async with gateway.client(kind) as client:
+        for whole_call, stream_call, asked in (
+            ("complete", "stream_completion", PROMPT),
+            ("chat", "stream_chat", TALK),
+        ):
+            options = {"seed": 3, "max_tokens": 6, "logprobs": 2}
+            whole = await call(client, whole_call, asked, **options)
+            chunks = await read(client, stream_call, asked, **options)
+            assert tuple(token for chunk in chunks for token in chunk.logprobs) == whole.logprobs
+            assert len(whole.logprobs) == 6
+            for token in whole.logprobs:
+                assert token.logprob < 0
+                assert len(token.top) >= 2
+                assert (token.token_id if kind.startswith("grpc") else token.text) is not None
+
+
+@every_client
+async def test_embeddings_tokens_and_models(gateway: Served, kind: str) -> None:
+    async with gateway.client(kind) as client:
+        ids = [byte_level().encode(text).ids for text in ("first", "second text")]
+        found = await call(client, "embed", ["first", "second text"])
+        assert found.vectors == tuple((float(len(i)), float(sum(i) % 97), 0.5, -1.0) for i in ids)
+        assert found.usage.prompt_tokens == sum(map(len, ids))
+        assert (await call(client, "embed", "first")).vectors == found.vectors[:1]
+        assert await call(client, "tokenize", PROMPT) == tuple(byte_level().encode(PROMPT).ids)
+        assert await call(client, "detokenize", ids[1]) == "second text"
+        assert await call(client, "models") == (Model(MODEL, 1_700_000_000, MAX_LEN),)
+
+
+@every_client
+async def test_every_option_reaches_the_worker(gateway: Served, kind: str) -> None:
+    options = {
+        "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_p": 0.75, "top_k": 7, "min_p": 0.125,
+        "presence_penalty": 0.25, "frequency_penalty": -0.5, "repetition_penalty": 1.25, "logit_bias": {5: -100.0},
+        "seed": -3, "stop": "zzz", "stop_token_ids": [17], "ignore_eos": True, "session_id": "s", "priority": 3,
+    }  # fmt: skip
+    async with gateway.client(kind) as client:
+        for method, asked in (("complete", PROMPT), ("chat", TALK)):
+            await call(client, method, asked, **options)
+            submit = gateway.stack.workers[0].submits[-1]
+            names = options.keys() - {"seed", "stop", "stop_token_ids", "logit_bias", "session_id", "priority"}
+            assert {name: getattr(submit.sampling, name) for name in names} == {name: options[name] for name in names}
+            assert submit.sampling.seed == 2**64 - 3
+            assert dict(submit.sampling.logit_bias) == {5: -100.0}
+            assert list(submit.sampling.stop_token_ids) == [17]
+            assert submit.priority == 3
+            assert gateway.stack.router.routes[-1].session == "s"
+
+
+@every_client
+async def test_sessions_come_from_the_client_or_the_call(gateway: Served, kind: str) -> None:
+    async with gateway.client(kind, replace(DIRECT, session_id="mine")) as client:
+        await call(client, "complete", PROMPT, max_tokens=1)
+        assert gateway.stack.router.routes[-1].session == "mine"
+        await read(client, "stream_chat", TALK, max_tokens=1, session_id="other")
+        assert gateway.stack.router.routes[-1].session == "other"
+
+
+@every_client
+async def test_refusals_are_typed(gateway: Served, kind: str) -> None:
+    async with gateway.client(kind, ONCE) as client:
+        with pytest.raises(BadRequest, match="temperature") as bad:
+            await call(client, "complete", PROMPT, temperature=-1)
+        if kind.startswith("rest"):
+            assert (bad.value.param, bad.value.code) == ("temperature", "invalid_value")
+        with pytest.raises(BadRequest, match="max_tokens"):
+            await read(client, "stream_completion", PROMPT, max_tokens=-1 if kind.startswith("rest") else 0)
+        for method, asked in (("complete", PROMPT), ("embed", "x"), ("tokenize", "x"), ("detokenize", [9])):
+            with pytest.raises(NotFound, match="nope"):
+                await call(client, method, asked, model="nope")
+        with pytest.raises(NotFound, match="nope"):
+            await read(client, "stream_chat", TALK, model="nope")
+        gateway.stack.router.busy = True
+        with pytest.raises(RateLimited) as busy:
+            await call(client, "complete", PROMPT)
+        assert busy.value.retry_after == 7
+        with pytest.raises(RateLimited):
+            await read(client, "stream_completion", PROMPT)
+        gateway.stack.router.busy = False
+        gateway.stack.router.hidden = {"w0"}
+        await eventually(lambda: not gateway.stack.gateway.catalog.available())
+        with pytest.raises(Unavailable) as away:
+            await call(client, "chat", TALK)
+        assert away.value.retry_after is not None
+
+
+@every_client
+async def test_keys(kind: str) -> None:
+    entry = {"key_sha256": digest_of("secret"), "name": "acme"}
+    async with served(tenancy=True, api_keys=json.dumps([entry])) as gateway:
+        async with gateway.client(kind, replace(ONCE, api_key="secret")) as client:
+            assert (await call(client, "complete", PROMPT, max_tokens=2)).usage.completion_tokens == 2
+            assert await read(client, "stream_completion", PROMPT, max_tokens=2)
+        async with gateway.client(kind, ONCE) as client:
+            for method in ("complete", "tokenize"):
+                with pytest.raises(Unauthorized):
+                    await call(client, method, PROMPT)
+
+
+@every_client
+async def test_a_connection_lost_before_the_answer_is_not_the_callers_business(gateway: Served, kind: str) -> None:
+    network = gateway.network(kind)
+    async with gateway.client(kind, SOON) as client:
+        network.cuts = [0, 0]
+        assert (await call(client, "complete", PROMPT, seed=1, max_tokens=5)).text == expected_text(1, 5)
+        assert network.connections == 3
+        network.lose_all()
+        chunks = await read(client, "stream_completion", PROMPT, seed=1, max_tokens=5)
+        assert "".join(chunk.text for chunk in chunks) == expected_text(1, 5)
+
+
+@every_client
+async def test_a_server_that_stays_away_is_unavailable(gateway: Served, kind: str) -> None:
+    network = gateway.network(kind)
+    patience = replace(DIRECT, retries=RetryPolicy(max_retries=2, first_pause_s=0.05))
+    async with gateway.client(kind, patience) as client:
+        network.cuts = [0] * 50
+        with pytest.raises(Unavailable):
+            await call(client, "complete", PROMPT)
+        with pytest.raises(Unavailable):
+            await read(client, "stream_completion", PROMPT)
+
+
+@every_client
+async def test_a_stream_that_breaks_later_says_how_far_it_came(kind: str) -> None:
+    async with served([Worker("w0", step_s=0.005)]) as gateway:
+        network = gateway.network(kind)
+        network.cuts = [3000]
+        async with gateway.client(kind, SOON) as client:
+            with pytest.raises(StreamInterrupted) as broken:
+                await read(client, "stream_completion", PROMPT, seed=2, max_tokens=200)
+            assert isinstance(broken.value.__cause__, Unavailable)
+            assert 0 < len(broken.value.text) < len(expected_text(2, 200))
+            assert expected_text(2, 200).startswith(broken.value.text)
+            assert len(gateway.stack.workers[0].submits) == 1, "never tried again after the first token"
+
+
+@every_client
+async def test_a_generation_that_fails_later_keeps_its_text(kind: str) -> None:
+    workers = [Worker(name, faults=[Fault("break", 3), Fault("break", 3)]) for name in ("w0", "w1")]
+    async with served(workers) as gateway, gateway.client(kind) as client:
+        with pytest.raises(StreamInterrupted) as broken:
+            await read(client, "stream_completion", PROMPT, seed=2, max_tokens=20)
+        # A character whose last byte never came is no text.
+        assert broken.value.text == expected_text(2, 3).rstrip("\ufffd")
+
+
+@every_client
+async def test_calls_end_in_their_time(kind: str) -> None:
+    settings = {"stall_timeout_s": 30, "first_token_timeout_s": 30}
+    async with served([Worker("w0", step_s=0.15)], **settings) as gateway, gateway.client(kind, ONCE) as client:
+        with pytest.raises(TimedOut):
+            await call(client, "complete", PROMPT, max_tokens=50, timeout_s=0.4)
+        with pytest.raises(TimedOut):
+            await read(client, "stream_completion", PROMPT, max_tokens=50, timeout_s=0.05)
+        with pytest.raises(StreamInterrupted) as late:
+            await read(client, "stream_completion", PROMPT, max_tokens=50, timeout_s=3.0)
+        assert isinstance(late.value.__cause__, TimedOut)
+        assert late.value.text
+        worker = gateway.stack.workers[0]
+        await eventually(lambda: len(worker.cancelled) == len(worker.submits) > 0)

@@ -1,0 +1,201 @@
+"""Streams over WebSocket outlive their connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from ryzanstein_client import (
+    BadRequest,
+    Chunk,
+    Message,
+    NotFound,
+    ProtocolError,
+    RetryPolicy,
+    StreamInterrupted,
+    TimedOut,
+    Unauthorized,
+    Unavailable,
+)
+from ryzanstein_client.websocket import WebSocketClient
+from ryzanstein_client.websocket.generation import Generation
+
+from services.gateway.tenants.keys import digest_of
+from tests.integration.clients.serving import DIRECT, PROMPT, Served, expected_ids, expected_text, served
+from tests.integration.gateway.fleet import Worker
+from tests.integration.gateway.gateways import eventually
+
+SOON = replace(DIRECT, retries=RetryPolicy(max_retries=6, first_pause_s=0.02))
+COUNT = 60
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Served]:
+    async with served([Worker("w0", step_s=0.01)]) as running:
+        yield running
+
+
+async def collected(client: WebSocketClient, **options: object) -> list[Chunk]:
+    return [chunk async for chunk in client.stream_completion(PROMPT, **({"seed": 4, "max_tokens": COUNT} | options))]
+
+
+def assert_whole(chunks: list[Chunk]) -> None:
+    assert tuple(token for chunk in chunks for token in chunk.token_ids) == expected_ids(4, COUNT)
+    assert "".join(chunk.text for chunk in chunks) == expected_text(4, COUNT)
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["length"]
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == COUNT
+
+
+async def test_a_stream_and_a_chat(gateway: Served) -> None:
+    async with WebSocketClient(gateway.http.ws, replace(DIRECT, session_id="mine")) as client:
+        assert_whole(await collected(client))
+        assert gateway.stack.router.routes[-1].session == "mine"
+        stream = client.stream_chat([Message("user", "hi")], max_tokens=5)
+        text = "".join([chunk.text async for chunk in stream])
+        assert stream.completion().text == text
+        assert len(stream.completion().token_ids) == 5
+
+
+@pytest.mark.parametrize("cuts", [[600], [1000, 500], [500, 0, 0, 700], [900] * 8])
+async def test_lost_connections_lose_no_token(gateway: Served, cuts: list[int]) -> None:
+    async with WebSocketClient(gateway.http.ws, SOON) as client:
+        gateway.http.cuts = list(cuts)
+        assert_whole(await collected(client))
+        assert gateway.http.connections >= 2
+        assert len(gateway.stack.workers[0].submits) == 1, "resumed, not repeated"
+
+
+async def test_a_connection_lost_before_the_start_is_begun_again(gateway: Served) -> None:
+    async with WebSocketClient(gateway.http.ws, SOON) as client:
+        gateway.http.cuts = [0, 150]
+        assert_whole(await collected(client))
+
+
+async def test_many_streams_lose_all_their_connections_at_once(gateway: Served) -> None:
+    async with WebSocketClient(gateway.http.ws, SOON) as client:
+        received: list[list[Chunk]] = [[] for _ in range(20)]
+
+        async def read(chunks: list[Chunk]) -> None:
+            async for chunk in client.stream_completion(PROMPT, seed=4, max_tokens=COUNT):
+                chunks.append(chunk)  # noqa: PERF401  # watched while it grows
+
+        async with asyncio.TaskGroup() as group:
+            for chunks in received:
+                group.create_task(read(chunks))
+            await eventually(lambda: all(received))
+            for _ in range(3):
+                gateway.http.lose_all()
+                await asyncio.sleep(0.05)
+        for chunks in received:
+            assert_whole(chunks)
+        assert len(gateway.stack.workers[0].submits) == 20
+
+
+async def test_a_slow_reader_gets_everything(gateway: Served) -> None:
+    async with WebSocketClient(gateway.http.ws, SOON) as client:
+        chunks = []
+        async for chunk in client.stream_completion(PROMPT, seed=4, max_tokens=COUNT):
+            chunks.append(chunk)
+            await asyncio.sleep(0.02)
+        assert_whole(chunks)
+
+
+async def test_a_server_that_does_not_come_back_interrupts(gateway: Served) -> None:
+    async with WebSocketClient(gateway.http.ws, SOON) as client:
+        gateway.http.cuts = [800, *[0] * 20]
+        with pytest.raises(StreamInterrupted) as broken:
+            await collected(client)
+        assert isinstance(broken.value.__cause__, Unavailable)
+        assert expected_text(4, COUNT).startswith(broken.value.text)
+        assert broken.value.token_ids == expected_ids(4, len(broken.value.token_ids))
+        assert broken.value.token_ids
+
+
+async def test_a_generation_that_was_given_up_interrupts() -> None:
+    worker = Worker("w0", step_s=0.02)
+    async with (
+        served([worker], stream_resume_window_s=0.01) as gateway,
+        WebSocketClient(gateway.http.ws, SOON) as client,
+    ):
+        stream = client.stream_completion(PROMPT, max_tokens=200)
+        await anext(stream)
+        gateway.http.cuts = [0, 0]
+        gateway.http.lose_all()
+        await eventually(lambda: worker.cancelled)
+        with pytest.raises(StreamInterrupted) as broken:
+            _ = [chunk async for chunk in stream]
+        assert isinstance(broken.value.__cause__, NotFound)
+
+
+async def test_refusals_are_typed(gateway: Served) -> None:
+    async with WebSocketClient(gateway.http.ws, SOON) as client:
+        with pytest.raises(BadRequest) as bad:
+            await collected(client, temperature=-1)
+        assert bad.value.param == "temperature"
+        with pytest.raises(NotFound):
+            await collected(client, model="nope")
+        with pytest.raises(TypeError, match="logprobs"):
+            client.stream_completion(PROMPT, logprobs=1)
+    async with WebSocketClient("ws://127.0.0.1:9", SOON) as nobody:
+        with pytest.raises(Unavailable):
+            await collected(nobody)
+    with pytest.raises(ValueError, match="ws://host:port"):
+        WebSocketClient("http://x")
+
+
+async def test_keys() -> None:
+    entry = {"key_sha256": digest_of("secret"), "name": "acme"}
+    async with served(tenancy=True, api_keys=json.dumps([entry])) as gateway:
+        async with WebSocketClient(gateway.http.ws, replace(SOON, api_key="secret")) as client:
+            assert_whole(await collected(client))
+        async with WebSocketClient(gateway.http.ws, SOON) as client:
+            with pytest.raises(Unauthorized):
+                await collected(client)
+
+
+async def test_closing_cancels(gateway: Served) -> None:
+    worker = gateway.stack.workers[0]
+    async with WebSocketClient(gateway.http.ws, SOON) as client:
+        async with client.stream_completion(PROMPT, max_tokens=200) as stream:
+            await anext(stream)
+        await eventually(lambda: worker.cancelled)
+        with pytest.raises(StreamInterrupted) as late:
+            _ = [chunk async for chunk in client.stream_completion(PROMPT, max_tokens=200, timeout_s=1.0)]
+        assert isinstance(late.value.__cause__, TimedOut)
+        await eventually(lambda: len(worker.cancelled) == 2)
+        chunks: list[Chunk] = []
+
+        async def read() -> None:
+            async for chunk in client.stream_completion(PROMPT, max_tokens=200):
+                chunks.append(chunk)  # noqa: PERF401  # watched while it grows
+
+        reading = asyncio.create_task(read())
+        await eventually(lambda: chunks)
+    with pytest.raises(StreamInterrupted):
+        await reading
+    await eventually(lambda: len(worker.cancelled) == 3)
+    with pytest.raises(RuntimeError, match="closed"):
+        await collected(client)
+
+
+def token(index: int, text: str, ids: list[int]) -> str:
+    return json.dumps({"type": "token", "id": "g", "index": index, "text": text, "ids": ids})
+
+
+def test_what_a_resumed_stream_repeats_is_known_by_its_index() -> None:
+    generation = Generation("completion", {})
+    assert json.loads(generation.opening())["type"] == "start"
+    generation.read('{"type": "started", "id": "g", "token": "t", "model": "m", "prompt_tokens": 1}')
+    generation.read(token(0, "one ", [1, 2]))
+    generation.read(token(2, "two ", [3]))
+    assert json.loads(generation.opening()) == {"type": "resume", "id": "g", "token": "t", "from": 3}
+    assert generation.read(token(2, "two three ", [3, 4, 5])) == Chunk("three ", token_ids=(4, 5), model="m")
+    assert generation.read(token(2, "two three ", [3, 4, 5])) is None
+    with pytest.raises(ProtocolError, match="from 6"):
+        generation.read(token(6, "", [9]))
+    with pytest.raises(Unavailable, match="gave the generation up"):
+        generation.read('{"type": "done", "id": "g", "finish_reason": "cancelled", "usage": {}}')

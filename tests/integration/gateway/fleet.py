@@ -1,0 +1,346 @@
+"""Real gRPC workers and a real gRPC router in the test process, with faults on demand.
+
+A worker's tokens are a function of (prompt, seed, position) only, as the engine's are: a resumed stream can be
+compared with an undisturbed one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import grpc
+import grpc.aio
+from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2, worker_pb2_grpc
+from tokenizers import Tokenizer
+
+from services.common.rpc import bind, new_server
+from tests.unit.gateway.made_tokenizers import byte_level
+
+MODEL = "test-model"
+MAX_LEN = 256
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+EOS = 1
+
+TokenFunction = Callable[[Sequence[int], int, int], int]
+
+
+def scripted_token(prompt: Sequence[int], seed: int, position: int) -> int:
+    """An ordinary token that depends on everything it may depend on; never a special one."""
+    key = f"{list(prompt)}|{seed}|{position}".encode()
+    vocabulary = byte_level().get_vocab_size()
+    return 4 + int.from_bytes(blake2b(key, digest_size=4).digest(), "little") % (vocabulary - 4)
+
+
+def model_card(
+    worker_id: str, incarnation: str, name: str = MODEL, tokenizer: Tokenizer | None = None
+) -> worker_pb2.ModelCard:
+    tokenizer = tokenizer or byte_level()
+    return worker_pb2.ModelCard(
+        model=name,
+        worker_id=worker_id,
+        incarnation=incarnation,
+        max_model_len=MAX_LEN,
+        vocab_size=tokenizer.get_vocab_size(),
+        eos_token_ids=[EOS],
+        tokenizer_json=tokenizer.to_str().encode(),
+        chat_template=CHAT_TEMPLATE,
+        special_tokens={"bos_token": "<|bos|>", "eos_token": "<|eos|>"},
+        hash_root=f"{name}-root",
+        hidden_size=4,
+        created=1_700_000_000,
+    )
+
+
+@dataclass
+class Fault:
+    """What happens when a worker is about to send token `index`; used up by its first use."""
+
+    kind: str  # break, handoff, ranks_lost, stall, gap, repeat, wrong_attempt, refuse, foreign_finish
+    index: int
+
+
+@dataclass
+class Worker(worker_pb2_grpc.WorkerServicer):
+    """One worker."""
+
+    worker_id: str
+    model: str = MODEL
+    token: TokenFunction = scripted_token
+    faults: list[Fault] = field(default_factory=list)
+    step_s: float = 0.0
+    tokens_per_step: int = 1
+    cached_tokens: int = 0
+    end_at: int | None = None  # position whose token is EOS
+    tokenizer: Tokenizer | None = None
+
+    def __post_init__(self) -> None:
+        self.incarnation = uuid.uuid4().hex
+        self.submits: list[worker_pb2.Submit] = []
+        self.cancelled: list[str] = []
+        self.connections = 0
+        self.port = 0
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._server = new_server()
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        self.port = bind(self._server, "127.0.0.1", self.port)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+    async def restart(self) -> None:
+        await self.stop()
+        self.incarnation = uuid.uuid4().hex
+        await self.start()
+
+    async def GetModelCard(self, request, context):  # noqa: N802
+        return model_card(self.worker_id, self.incarnation, self.model, self.tokenizer)
+
+    async def Connect(self, request_iterator, context):  # noqa: N802
+        self.connections += 1
+        out: asyncio.Queue[worker_pb2.Output | None] = asyncio.Queue()
+        running: dict[str, asyncio.Task[None]] = {}
+        reader = asyncio.create_task(self._read(request_iterator, running, out))
+        try:
+            step = 0
+            while True:
+                outputs = [await out.get()]
+                while not out.empty():
+                    outputs.append(out.get_nowait())
+                step += 1
+                yield worker_pb2.StepOutputs(step=step, outputs=[o for o in outputs if o is not None])
+                if None in outputs:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker died")
+        finally:
+            for task in [reader, *running.values()]:
+                task.cancel()
+
+    async def _read(self, frames, running, out) -> None:
+        async for frame in frames:
+            if frame.HasField("submit"):
+                self.submits.append(frame.submit)
+                running[frame.submit.request_id] = asyncio.create_task(self._run(frame.submit, out))
+            elif frame.HasField("cancel"):
+                self.cancelled.append(frame.cancel.request_id)
+                task = running.pop(frame.cancel.request_id, None)
+                if task is not None:
+                    task.cancel()
+
+    async def _run(self, submit: worker_pb2.Submit, out: asyncio.Queue[worker_pb2.Output | None]) -> None:
+        if submit.embed:
+            values = [float(len(submit.prompt_ids)), float(sum(submit.prompt_ids) % 97), 0.5, -1.0]
+            await out.put(self._output(submit, 0, [], finish=worker_pb2.FINISH_REASON_STOP, embedding=values))
+            return
+        end = submit.sampling.max_tokens or MAX_LEN - len(submit.prompt_ids)
+        position = len(submit.generated_ids)
+        first = True
+        while position < end:
+            if self.step_s:
+                await asyncio.sleep(self.step_s)
+            if await self._fault(submit, position, out):
+                return
+            count = min(self.tokens_per_step, end - position)
+            output = self._tokens(submit, position, count)
+            if first:
+                output.cached_tokens = self.cached_tokens
+                self._score_prompt(submit, output)
+                first = False
+            position += len(output.ids)
+            stopped = bool(output.ids) and self._stops(submit, position)
+            if stopped:
+                output.finish = worker_pb2.FINISH_REASON_STOP
+            elif position >= end:
+                output.finish = worker_pb2.FINISH_REASON_LENGTH
+            await out.put(output)
+            if stopped:
+                return
+            await asyncio.sleep(0)
+
+    def _stops(self, submit: worker_pb2.Submit, position: int) -> bool:
+        return self.end_at is not None and position > self.end_at and not submit.sampling.ignore_eos
+
+    def _tokens(self, submit: worker_pb2.Submit, position: int, count: int) -> worker_pb2.Output:
+        if self.end_at is not None and not submit.sampling.ignore_eos:
+            count = min(count, self.end_at + 1 - position)
+        ids = [self._id(submit, index) for index in range(position, position + count)]
+        output = self._output(submit, position, ids)
+        if submit.sampling.HasField("logprobs"):
+            for token_id in ids:
+                output.logprobs.append(self._scored(token_id, submit.sampling.logprobs))
+        return output
+
+    def _id(self, submit: worker_pb2.Submit, index: int) -> int:
+        if index == self.end_at and not submit.sampling.ignore_eos:
+            return EOS
+        return self.token(list(submit.prompt_ids), submit.sampling.seed, index)
+
+    @staticmethod
+    def _scored(token_id: int, top: int) -> worker_pb2.TokenLogprobs:
+        alternatives = [token_id, *range(10, 10 + max(0, top - 1))][:top]
+        return worker_pb2.TokenLogprobs(
+            token_id=token_id,
+            logprob=-token_id / 1000,
+            rank=1,
+            top_ids=alternatives,
+            top_logprobs=[-token_id / 1000 - i for i in range(len(alternatives))],
+        )
+
+    def _score_prompt(self, submit: worker_pb2.Submit, output: worker_pb2.Output) -> None:
+        if submit.sampling.HasField("prompt_logprobs"):
+            for token_id in submit.prompt_ids[1:]:
+                output.prompt_logprobs.append(self._scored(token_id, submit.sampling.prompt_logprobs))
+
+    @staticmethod
+    def _output(submit: worker_pb2.Submit, first_index: int, ids: Sequence[int], **fields) -> worker_pb2.Output:
+        return worker_pb2.Output(
+            request_id=submit.request_id, attempt=submit.attempt, first_index=first_index, ids=ids, **fields
+        )
+
+    async def _fault(self, submit, position: int, out: asyncio.Queue[worker_pb2.Output | None]) -> bool:
+        """Play the fault that is due; True when the request ends here."""
+        fault = next((f for f in self.faults if f.index <= position), None)
+        if fault is None:
+            return False
+        self.faults.remove(fault)
+        if fault.kind == "stall":
+            await asyncio.Event().wait()
+        if fault.kind == "break":
+            await out.put(None)
+            return True
+        played, ends = self._played(fault.kind, submit, position)
+        await out.put(played)
+        return ends
+
+    def _played(self, kind: str, submit: worker_pb2.Submit, position: int) -> tuple[worker_pb2.Output, bool]:
+        """The output of a fault, and whether it is the worker's last for the request."""
+        if kind in ("handoff", "ranks_lost"):
+            reasons = worker_pb2.Handoff
+            reason = reasons.REASON_DRAIN if kind == "handoff" else reasons.REASON_RANKS_LOST
+            return self._output(submit, position, [], handoff=worker_pb2.Handoff(reason=reason)), True
+        if kind == "refuse":
+            code = worker_pb2.RequestError.CODE_TOO_LONG
+            error = worker_pb2.RequestError(code=code, field="prompt", message="does not fit")
+            return self._output(submit, position, [], error=error), True
+        if kind == "gap":
+            return self._tokens(submit, position + 1, 1), True
+        if kind == "repeat":
+            return self._tokens(submit, max(0, position - 2), 2 if position >= 2 else 1), False
+        if kind == "wrong_attempt":
+            wrong = self._tokens(submit, position, 1)
+            wrong.attempt = submit.attempt + 1
+            wrong.ids[0] = 5
+            return wrong, False
+        assert kind == "foreign_finish"
+        wrong = self._output(submit, position, [], finish=worker_pb2.FINISH_REASON_STOP)
+        wrong.attempt = submit.attempt + 7
+        return wrong, False
+
+
+@dataclass
+class Router(routing_pb2_grpc.RouterServicer):
+    """Places requests on its workers in turn."""
+
+    workers: list[Worker]
+    busy: bool = False
+    retry_after_s: int = 7
+    empty: bool = False
+
+    def __post_init__(self) -> None:
+        self.routes: list[routing_pb2.RouteRequest] = []
+        self.traceparents: list[str] = []  # of the routes
+        self.outcomes: list[routing_pb2.Outcome] = []
+        self.hidden: set[str] = set()  # not listed, not chosen
+        self.away: set[str] = set()  # listed still, not chosen any more
+        self.pull: worker_pb2.PullHint | None = None
+        self.port = 0
+        self._turn = 0
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._server = new_server()
+        routing_pb2_grpc.add_RouterServicer_to_server(self, self._server)
+        self.port = bind(self._server, "127.0.0.1", self.port)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+    async def Route(self, request, context):  # noqa: N802
+        self.routes.append(request)
+        self.traceparents.append(dict(context.invocation_metadata()).get("traceparent", ""))
+        if self.busy:
+            retry = (("retry-after", str(self.retry_after_s)),)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no worker became free in time", retry)
+        able = [
+            w
+            for w in self.workers
+            if w.worker_id not in request.excluded_workers
+            and w.model == request.model
+            and w.worker_id not in self.hidden | self.away
+        ]
+        if self.empty or not able:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the pool is empty")
+        self._turn += 1
+        chosen = able[self._turn % len(able)]
+        return routing_pb2.RouteResponse(
+            worker_id=chosen.worker_id,
+            incarnation=chosen.incarnation,
+            address=chosen.address,
+            ticket=worker_pb2.DispatchTicket(router_id="r", seq=self._turn),
+            pull=self.pull,
+        )
+
+    async def Report(self, request_iterator, context):  # noqa: N802
+        async for outcome in request_iterator:
+            self.outcomes.append(outcome)
+        return routing_pb2.ReportResponse()
+
+    async def ListWorkers(self, request, context):  # noqa: N802
+        views = [
+            routing_pb2.WorkerView(
+                worker_id=w.worker_id,
+                address=w.address,
+                model=w.model,
+                state=worker_pb2.WorkerState(
+                    worker_id=w.worker_id, incarnation=w.incarnation, phase=worker_pb2.PHASE_SERVING
+                ),
+                eligible=True,
+            )
+            for w in self.workers
+            if w.worker_id not in self.hidden
+        ]
+        return routing_pb2.ListWorkersResponse(workers=views, router_id="r", policy="round_robin")
+
+
+@asynccontextmanager
+async def running_fleet(workers: Sequence[Worker]) -> AsyncIterator[Router]:
+    """Workers and their router."""
+    router = Router(list(workers))
+    async with contextlib.AsyncExitStack() as stack:
+        for server in [*workers, router]:
+            await server.start()
+            stack.push_async_callback(server.stop)
+        yield router

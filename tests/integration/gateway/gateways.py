@@ -1,0 +1,74 @@
+"""A gateway in the test's own event loop, served by a real uvicorn on a real port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+
+from services.gateway.main import Gateway, running_gateway
+from services.gateway.settings import GatewaySettings
+from tests.integration.gateway.fleet import Router, Worker, running_fleet
+
+
+@dataclass
+class Stack:
+    """Everything a test needs to talk to and to break."""
+
+    gateway: Gateway
+    router: Router
+    workers: list[Worker]
+    client: openai.AsyncOpenAI
+    http: httpx.AsyncClient
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway.http.port}"
+
+    async def complete(self, **body: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json=body)
+
+
+async def eventually(condition, timeout_s: float = 20.0) -> None:
+    """Return once the condition holds; what it takes on a quiet machine is no matter of the tests."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110  # what is waited for happens in another process or library
+            await asyncio.sleep(0.01)
+
+
+def fast_settings(**overrides: Any) -> GatewaySettings:
+    values: dict[str, Any] = {
+        "gateway_port": 0,
+        "refresh_s": 0.1,
+        "connect_timeout_s": 0.5,
+        "stall_timeout_s": 0.3,
+        "first_token_timeout_s": 0.6,
+        "resume_deadline_s": 3.0,
+        "drain_timeout_s": 1.0,
+    }
+    return GatewaySettings(**(values | overrides))
+
+
+@asynccontextmanager
+async def running_stack(
+    workers: Sequence[Worker] | None = None, *, traced: bool = False, **overrides: Any
+) -> AsyncIterator[Stack]:
+    """Workers, a router and a gateway that knows them."""
+    fleet = [Worker("w0"), Worker("w1"), Worker("w2")] if workers is None else list(workers)
+    async with (
+        running_fleet(fleet) as router,
+        running_gateway(fast_settings(**({"router_addresses": router.address} | overrides)), traced=traced) as gateway,
+    ):
+        if fleet:
+            await eventually(lambda: len(gateway.catalog.available()) == len({w.model for w in fleet}))
+        url = f"http://127.0.0.1:{gateway.http.port}"
+        async with (
+            httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=30) as client,
+        ):
+            yield Stack(gateway, router, fleet, client, http)

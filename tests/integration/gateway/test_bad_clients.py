@@ -1,0 +1,156 @@
+"""Clients that stall, vanish or speak nonsense are cut off in time, and nobody beside them notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import websockets
+
+from tests.integration.gateway.fleet import Worker
+from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.test_resume import expected_ids, stream_once
+from tests.integration.gateway.test_stream_socket import Client, connect
+from tests.integration.gateway.test_telemetry import scrape
+
+SMALL = {"prompt": "a", "max_tokens": 2}
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[Stack]:
+    limits = {"header_timeout_s": 0.4, "body_timeout_s": 0.4, "send_timeout_s": 0.4, "max_body_bytes": 50_000}
+    async with running_stack([Worker("w0", step_s=0.005)], **limits) as running:
+        yield running
+
+
+@asynccontextmanager
+async def neighbour(stack: Stack) -> AsyncIterator[None]:
+    """A stream that runs while the block does, and comes out whole."""
+    running = asyncio.create_task(stream_once(stack, 7, 150))
+    await eventually(lambda: stack.workers[0].submits)
+    yield
+    assert (await running)[1] == expected_ids(7, 150)
+
+
+async def raw(stack: Stack, data: bytes, *, receive_buffer: int = 0) -> socket.socket:
+    """A connection that has sent `data` and reads nothing."""
+    client = socket.socket()
+    if receive_buffer:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", stack.gateway.http.port))
+    await loop.sock_sendall(client, data)
+    return client
+
+
+async def counted(stack: Stack, status: str) -> float:
+    return (await scrape(stack)).get(("requests_total", "rest", "test-model", "/v1/completions", status), 0)
+
+
+async def send_without_end(client: socket.socket, data: bytes) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            await asyncio.get_running_loop().sock_sendall(client, data)
+
+
+async def rest_of(client: socket.socket) -> bytes:
+    """Everything until the server closes."""
+    received, loop = b"", asyncio.get_running_loop()
+    async with asyncio.timeout(20):
+        while data := await loop.sock_recv(client, 65_536):
+            received += data
+    client.close()
+    return received
+
+
+def post(body: dict[str, object]) -> bytes:
+    data = json.dumps(body).encode()
+    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
+
+
+async def test_a_hundred_slow_heads_and_bodies_are_cut_off(stack: Stack) -> None:
+    async with neighbour(stack):
+        heads = [await raw(stack, b"POST /v1/completions HTTP/1.1\r\nhost: ") for _ in range(50)]
+        bodies = [await raw(stack, post(SMALL)[:-3]) for _ in range(50)]
+        assert (await stack.complete(**SMALL)).status_code == 200
+        assert {await rest_of(client) for client in heads} == {b""}
+        assert {(await rest_of(client))[:13] for client in bodies} == {b"HTTP/1.1 408 "}
+
+
+async def test_a_client_that_stops_reading_is_dropped_and_its_place_is_free(stack: Stack) -> None:
+    """Sixty sequences with twenty alternatives a token: megabytes, more than all buffers on the way hold."""
+    body = {"prompt": "a", "max_tokens": 250, "stream": True, "n": 60, "logprobs": 20, "ignore_eos": True}
+    stack.workers[0].tokens_per_step = 10
+    async with neighbour(stack):
+        client = await raw(stack, post(body), receive_buffer=4096)
+        async with asyncio.timeout(20):
+            while await counted(stack, "499") != 1:  # noqa: ASYNC110  # counting is not announced
+                await asyncio.sleep(0.05)
+    assert (await scrape(stack))["in_flight_requests", "rest", "/v1/completions"] == 0
+    assert not (await rest_of(client)).endswith(b"0\r\n\r\n"), "what was on its way, and no end"
+
+
+async def test_a_client_that_closes_its_side_is_gone(stack: Stack) -> None:
+    worker = stack.workers[0]
+    async with neighbour(stack):
+        client = await raw(stack, post({"prompt": "a", "max_tokens": 250, "stream": True}))
+        await eventually(lambda: len(worker.submits) == 2)
+        client.shutdown(socket.SHUT_WR)
+        await eventually(lambda: worker.cancelled == [worker.submits[1].request_id])
+        client.close()
+
+
+async def test_a_websocket_that_stops_reading_is_dropped(stack: Stack) -> None:
+    key = b"dGhlIHNhbXBsZSBub25jZQ=="
+    upgrade = (
+        b"GET /v1/stream HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+        b"sec-websocket-version: 13\r\nsec-websocket-key: " + key + b"\r\n\r\n"
+    )
+    nonsense = json.dumps({"type": "cancel", "id": "x" * 100}).encode()  # answered by a longer error
+    frame = bytes([0x81, 0xFE]) + len(nonsense).to_bytes(2, "big") + bytes(4) + nonsense
+    async with neighbour(stack):
+        client = await raw(stack, upgrade, receive_buffer=4096)
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            await send_without_end(client, frame * 50)
+        client.close()
+        await asyncio.sleep(0.05)
+        assert (await scrape(stack))["websocket_connections",] == 0
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [
+        (bytes([0x81, 0x82]) + bytes(4) + b"\xff\xfe", 1007),  # text that is no UTF-8
+        (bytes([0x81, 0xFF]) + (60_000).to_bytes(8, "big") + bytes(4) + b"x" * 60_000, 1009),  # longer than a body
+        (bytes([0x83, 0x80]) + bytes(4), 1002),  # an opcode that does not exist
+        (bytes([0x81, 0x01]) + b"x", 1002),  # not masked
+    ],
+)
+async def test_broken_frames_end_their_connection_with_a_reason(stack: Stack, frame: bytes, code: int) -> None:
+    async with neighbour(stack), connect(stack) as good, connect(stack) as bad:
+        client = Client(good)
+        await client.start("a", 50, 3)
+        bad.transport.write(frame)
+        with pytest.raises(websockets.ConnectionClosed) as closed:
+            await bad.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == code
+        await client.until("done", "a")
+        assert client.ids["a"] == expected_ids(3, 50)
+
+
+async def test_nonsense_that_is_no_http_is_400(stack: Stack) -> None:
+    async with neighbour(stack):
+        for data in (
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50),
+            b"HELLO\r\n\r\n",
+            b"GET / HTTP/9.9\r\n\r\n",
+        ):
+            assert (await rest_of(await raw(stack, data))).startswith(b"HTTP/1.1 400 ")
+        negative = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n"
+        assert (await rest_of(await raw(stack, negative))).startswith(b"HTTP/1.1 400 ")

@@ -1,0 +1,229 @@
+"""Logprobs, echo, token ids, embeddings, tokenization, sessions and the sampling extensions."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import AsyncIterator
+
+import pytest
+from ryzanstein.v1 import worker_pb2
+
+from services.common.blockhash import wire_chain
+from tests.integration.gateway.fleet import MODEL, Worker
+from tests.integration.gateway.gateways import Stack, running_stack
+from tests.unit.gateway.made_tokenizers import byte_level
+
+PROMPT = "The quick brown fox jumps"
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[Stack]:
+    async with running_stack([Worker("w0")]) as running:
+        yield running
+
+
+def last_submit(stack: Stack) -> worker_pb2.Submit:
+    return stack.workers[0].submits[-1]
+
+
+async def test_every_sampling_field_reaches_the_worker(stack: Stack) -> None:
+    answer = await stack.complete(
+        prompt=PROMPT, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, presence_penalty=0.3,
+        frequency_penalty=-0.4, logit_bias={"5": -100}, seed=-3, max_tokens=9, min_tokens=2, stop_token_ids=[17],
+        ignore_eos=True,
+    )  # fmt: skip
+    assert answer.status_code == 200, answer.text
+    sampling = last_submit(stack).sampling
+    assert sampling.temperature == 0.5
+    assert round(sampling.top_p, 5) == 0.9
+    assert sampling.top_k == 7
+    assert round(sampling.min_p, 5) == 0.1
+    assert round(sampling.repetition_penalty, 5) == 1.2
+    assert round(sampling.presence_penalty, 5) == 0.3
+    assert round(sampling.frequency_penalty, 5) == -0.4
+    assert dict(sampling.logit_bias) == {5: -100.0}
+    assert sampling.seed == 2**64 - 3
+    assert (sampling.max_tokens, sampling.min_tokens) == (9, 2)
+    assert list(sampling.stop_token_ids) == [17]
+    assert sampling.ignore_eos
+
+
+async def test_temperature_zero_and_defaults(stack: Stack) -> None:
+    await stack.complete(prompt=PROMPT, temperature=0)
+    assert last_submit(stack).sampling.temperature == 0
+    await stack.complete(prompt=PROMPT, top_k=-1)
+    sampling = last_submit(stack).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (1.0, 0, 16)
+    assert not sampling.HasField("logprobs")
+
+
+async def test_chat_without_a_limit_may_fill_the_context(stack: Stack) -> None:
+    await stack.client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
+    submit = last_submit(stack)
+    assert submit.sampling.max_tokens == 256 - len(submit.prompt_ids)
+
+
+async def test_completion_logprobs(stack: Stack) -> None:
+    answer = await stack.client.completions.create(model=MODEL, prompt=PROMPT, seed=1, max_tokens=6, logprobs=3)
+    choice = answer.choices[0]
+    logprobs = choice.logprobs
+    assert "".join(t for t in logprobs.tokens if not t.startswith("bytes:"))
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 6
+    assert all(len(top) >= 3 for top in logprobs.top_logprobs)
+    assert logprobs.text_offset[0] == 0
+    assert logprobs.text_offset == sorted(logprobs.text_offset)
+
+
+async def test_streamed_logprobs_are_the_whole_ones(stack: Stack) -> None:
+    ask = {"model": MODEL, "prompt": PROMPT, "seed": 4, "max_tokens": 12, "logprobs": 2, "stop": ["zzz", "e"]}
+    whole = (await stack.client.completions.create(**ask)).choices[0]
+    tokens, offsets, text = [], [], ""
+    async for chunk in await stack.client.completions.create(**ask, stream=True):
+        choice = chunk.choices[0]
+        text += choice.text
+        if choice.logprobs is not None:
+            tokens += choice.logprobs.tokens
+            offsets += choice.logprobs.text_offset
+    assert (text, tokens, offsets) == (whole.text, whole.logprobs.tokens, whole.logprobs.text_offset)
+
+
+async def test_chat_logprobs(stack: Stack) -> None:
+    answer = await stack.client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hi"}], seed=1, max_tokens=5, logprobs=True, top_logprobs=2
+    )
+    choice = answer.choices[0]
+    content = choice.logprobs.content
+    assert len(content) == 5
+    assert all(len(token.top_logprobs) == 2 for token in content)
+    joined = b"".join(bytes(token.bytes) for token in content)
+    assert joined.decode("utf-8", errors="replace") == choice.message.content
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+async def test_scoring_a_prompt_as_evaluation_harnesses_do(stack: Stack, max_tokens: int) -> None:
+    ids = byte_level().encode(PROMPT).ids
+    answer = await stack.complete(prompt=[ids, ids[:3]], max_tokens=max_tokens, logprobs=1, echo=True, seed=1)
+    assert answer.status_code == 200, answer.text
+    first, second = answer.json()["choices"]
+    assert first["text"].startswith(PROMPT)
+    for choice, prompt in ((first, ids), (second, ids[:3])):
+        logprobs = choice["logprobs"]
+        assert len(logprobs["tokens"]) == len(prompt) + max_tokens
+        assert logprobs["token_logprobs"][0] is None
+        assert logprobs["top_logprobs"][0] is None
+        assert logprobs["token_logprobs"][1 : len(prompt)] == pytest.approx([-t / 1000 for t in prompt[1:]], rel=1e-5)
+        assert "".join(logprobs["tokens"][: len(prompt)]) == byte_level().decode(prompt)
+    assert answer.json()["usage"]["completion_tokens"] == 2 * max_tokens
+    assert last_submit(stack).sampling.max_tokens == 1
+
+
+async def test_echo_streams_the_prompt_first(stack: Stack) -> None:
+    ask = {"model": MODEL, "prompt": PROMPT, "seed": 4, "max_tokens": 5, "echo": True}
+    whole = (await stack.client.completions.create(**ask)).choices[0].text
+    chunks = [c.choices[0].text async for c in await stack.client.completions.create(**ask, stream=True)]
+    assert chunks[0] == PROMPT
+    assert "".join(chunks) == whole
+
+
+async def test_prompt_logprobs_in_vllms_shape(stack: Stack) -> None:
+    answer = await stack.complete(prompt=PROMPT, prompt_logprobs=1, max_tokens=1)
+    ids = byte_level().encode(PROMPT).ids
+    scored = answer.json()["choices"][0]["prompt_logprobs"]
+    assert scored[0] is None
+    assert [next(iter(entry)) for entry in scored[1:]] == [str(token_id) for token_id in ids[1:]]
+
+
+async def test_multi_part_content_is_one_text(stack: Stack) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    await stack.client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": parts}], max_tokens=1)
+    prompt = byte_level().decode(list(last_submit(stack).prompt_ids), skip_special_tokens=False)
+    assert prompt == "<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n"
+
+
+async def test_a_final_message_can_be_continued(stack: Stack) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Once upon"}],
+        "add_generation_prompt": False, "continue_final_message": True, "max_tokens": 1,
+    }  # fmt: skip
+    assert (await stack.http.post("/v1/chat/completions", json=body)).status_code == 200
+    prompt = byte_level().decode(list(last_submit(stack).prompt_ids), skip_special_tokens=False)
+    assert prompt.endswith("<|im_start|>assistant\nOnce upon")
+
+
+async def test_the_session_comes_from_header_field_or_user(stack: Stack) -> None:
+    for headers, fields, session in (
+        ({"x-session-id": "h"}, {"session_id": "s", "user": "u"}, "h"),
+        ({}, {"session_id": "s", "user": "u"}, "s"),
+        ({}, {"user": "u"}, "u"),
+        ({}, {}, ""),
+    ):
+        body = {"prompt": PROMPT, "max_tokens": 1, **fields}
+        assert (await stack.http.post("/v1/completions", json=body, headers=headers)).status_code == 200
+        assert stack.router.routes[-1].session == session
+
+
+async def test_the_router_hears_the_prompts_blocks(stack: Stack) -> None:
+    prompt = PROMPT * 4
+    await stack.complete(prompt=prompt, max_tokens=3)
+    ids = byte_level().encode(prompt).ids
+    route = stack.router.routes[-1]
+    assert list(route.block_hashes) == wire_chain(f"{MODEL}-root", "", ids)
+    assert (route.prompt_tokens, route.max_tokens, route.model) == (len(ids), 3, MODEL)
+
+
+async def test_cached_tokens_are_in_the_usage(stack: Stack) -> None:
+    stack.workers[0].cached_tokens = 16
+    answer = await stack.complete(prompt=PROMPT)
+    assert answer.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
+
+
+async def test_embeddings_as_floats_and_as_base64(stack: Stack) -> None:
+    inputs = ["first", "second text"]
+    plain = await stack.client.embeddings.create(model=MODEL, input=inputs, encoding_format="float")
+    coded = await stack.http.post("/v1/embeddings", json={"input": inputs, "encoding_format": "base64"})
+    expected = [
+        [float(len(ids)), float(sum(ids) % 97), 0.5, -1.0] for ids in (byte_level().encode(t).ids for t in inputs)
+    ]
+    assert [item.embedding for item in plain.data] == expected
+    vectors = [list(struct.unpack("<4f", base64.b64decode(item["embedding"]))) for item in coded.json()["data"]]
+    assert vectors == expected
+    by_ids = await stack.client.embeddings.create(model=MODEL, input=byte_level().encode("first").ids)
+    assert by_ids.data[0].embedding == expected[0]
+    assert plain.usage.prompt_tokens == sum(len(byte_level().encode(t).ids) for t in inputs)
+
+
+@pytest.mark.parametrize(("body", "param"), [({"input": []}, "input"), ({"input": "a", "dimensions": 3}, "dimensions")])
+async def test_bad_embedding_requests(stack: Stack, body: dict[str, object], param: str) -> None:
+    answer = await stack.http.post("/v1/embeddings", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_tokenize_and_detokenize(stack: Stack) -> None:
+    answer = (await stack.http.post("/tokenize", json={"prompt": PROMPT, "return_token_strs": True})).json()
+    ids = byte_level().encode(PROMPT).ids
+    assert (answer["tokens"], answer["count"], answer["max_model_len"]) == (ids, len(ids), 256)
+    assert len(answer["token_strs"]) == len(ids)
+    back = await stack.http.post("/detokenize", json={"tokens": ids})
+    assert back.json() == {"prompt": PROMPT}
+    chat = await stack.http.post("/tokenize", json={"messages": [{"role": "user", "content": "hi"}]})
+    text = (await stack.http.post("/detokenize", json={"tokens": chat.json()["tokens"]})).json()["prompt"]
+    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert (await stack.http.post("/tokenize", json={})).status_code == 400
+
+
+async def test_a_stop_token_is_not_text_unless_asked_for(stack: Stack) -> None:
+    stack.workers[0].end_at = 3
+    ask = {"prompt": PROMPT, "seed": 2, "max_tokens": 9, "skip_special_tokens": False}
+    without = (await stack.complete(**ask)).json()["choices"][0]["text"]
+    with_it = (await stack.complete(**ask, include_stop_str_in_output=True)).json()["choices"][0]["text"]
+    assert with_it == without + "<|eos|>"
+
+
+async def test_min_tokens_also_holds_stop_strings_off(stack: Stack) -> None:
+    full = (await stack.complete(prompt=PROMPT, seed=6, max_tokens=20)).json()["choices"][0]["text"]
+    body = {"prompt": PROMPT, "seed": 6, "max_tokens": 20, "stop": full[0]}
+    assert (await stack.complete(**body)).json()["usage"]["completion_tokens"] < 20
+    later = (await stack.complete(**body, min_tokens=10)).json()
+    assert later["usage"]["completion_tokens"] > 10
+    assert len(later["choices"][0]["text"]) > 0

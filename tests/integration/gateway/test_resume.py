@@ -1,0 +1,288 @@
+"""A stream outlives its workers: the client receives the text it would have received without the fault."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import openai
+import pytest
+from ryzanstein.v1 import routing_pb2
+
+from tests.integration.gateway.fleet import MODEL, Fault, Router, Worker, scripted_token
+from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.unit.gateway.made_tokenizers import byte_level
+
+PROMPT = "User: What is a list?"
+COUNT = 10
+OK, FAULT, HANDOFF = (
+    routing_pb2.Outcome.RESULT_OK,
+    routing_pb2.Outcome.RESULT_FAULT,
+    routing_pb2.Outcome.RESULT_HANDOFF,
+)
+
+
+def expected_ids(seed: int, count: int = COUNT) -> list[int]:
+    prompt = byte_level().encode(PROMPT).ids
+    return [scripted_token(prompt, seed, position) for position in range(count)]
+
+
+async def stream_once(stack: Stack, seed: int, count: int = COUNT) -> tuple[str, list[int], str | None]:
+    text, ids, finish = "", [], None
+    stream = await stack.client.completions.create(
+        model=MODEL, prompt=PROMPT, seed=seed, max_tokens=count, stream=True, extra_body={"return_token_ids": True}
+    )
+    async for chunk in stream:
+        choice = chunk.choices[0]
+        text += choice.text
+        ids += choice.token_ids
+        finish = choice.finish_reason or finish
+    return text, ids, finish
+
+
+async def results(stack: Stack, count: int) -> list[int]:
+    await eventually(lambda: len(stack.router.outcomes) >= count)
+    return [outcome.result for outcome in stack.router.outcomes]
+
+
+@pytest.mark.parametrize(
+    "kind", ["break", "handoff", "ranks_lost", "stall", "gap", "repeat", "wrong_attempt", "foreign_finish"]
+)
+async def test_every_fault_at_every_token_leaves_the_text_as_it_was(kind: str) -> None:
+    # Short where it is waited for, and long where a busy machine must not be taken for a stall.
+    timeout_s = 0.4 if kind == "stall" else 10.0
+    async with running_stack(stall_timeout_s=timeout_s, first_token_timeout_s=timeout_s) as stack:
+        for index in range(COUNT):
+            for worker in stack.workers:
+                worker.faults = [Fault(kind, index)] if worker is stack.workers[0] else []
+            text, ids, finish = await stream_once(stack, seed=index)
+            if stack.workers[0].faults:  # the router chose another worker first
+                text, ids, finish = await stream_once(stack, seed=index)
+            if stack.workers[0].faults:
+                text, ids, finish = await stream_once(stack, seed=index)
+            assert not stack.workers[0].faults, "the fault must have happened"
+            assert ids == expected_ids(index)
+            assert text == byte_level().decode(ids)
+            assert finish == "length"
+
+
+async def test_a_resume_carries_what_was_generated_and_excludes_the_worker() -> None:
+    workers = [Worker("w0", faults=[Fault("break", 4)]), Worker("w1", faults=[Fault("break", 4)])]
+    async with running_stack(workers, poison_deaths=3) as stack:
+        workers[1].faults.clear()
+        while workers[0].faults:
+            stack.router.routes.clear()
+            workers[1].submits.clear()
+            assert (await stream_once(stack, 1))[1] == expected_ids(1)
+        second = stack.router.routes[-1]
+        assert second.attempt == 2
+        assert list(second.excluded_workers) == ["w0"]
+        assert second.prompt_tokens == len(byte_level().encode(PROMPT).ids) + 4
+        submit = workers[1].submits[-1]
+        assert submit.attempt == 2
+        assert list(submit.generated_ids) == expected_ids(1)[:4]
+        assert submit.sampling.max_tokens == COUNT, "max_tokens counts what was generated before"
+
+
+async def test_outcomes_are_reported_for_every_attempt() -> None:
+    workers = [Worker("w0", faults=[Fault("handoff", 2)])]
+    async with running_stack(workers) as stack:
+        assert (await stream_once(stack, 2))[1] == expected_ids(2)
+        assert await results(stack, 2) == [HANDOFF, OK]
+        last = stack.router.outcomes[-1]
+        assert (last.worker_id, last.completion_tokens) == ("w0", COUNT)
+        assert last.ttft_ms > 0
+
+
+async def test_the_only_worker_may_come_back_under_its_name() -> None:
+    worker = Worker("w0", step_s=0.02)
+    async with running_stack([worker]) as stack:
+        running = asyncio.create_task(stream_once(stack, 3, 30))
+        await asyncio.sleep(0.2)
+        await worker.stop()
+        await asyncio.sleep(0.3)
+        await worker.restart()
+        assert (await running)[1] == expected_ids(3, 30)
+
+
+async def test_two_deaths_at_the_same_place_are_the_requests_fault() -> None:
+    def poisoned() -> list[Fault]:
+        return [Fault("break", 3) for _ in range(5)]
+
+    workers = [Worker(f"w{i}", faults=poisoned()) for i in range(4)]
+    async with running_stack(workers) as stack:
+        received: list[int] = []
+
+        async def read() -> None:
+            stream = await stack.client.completions.create(
+                model=MODEL, prompt=PROMPT, seed=1, max_tokens=COUNT, stream=True,
+                extra_body={"return_token_ids": True},
+            )  # fmt: skip
+            async for chunk in stream:
+                received.extend(chunk.choices[0].token_ids)
+
+        with pytest.raises(openai.APIError) as failure:
+            await read()
+        assert received == expected_ids(1)[:3]
+        assert failure.value.code == "poison"
+        assert sum(len(worker.submits) for worker in workers) == 2, "no third worker is put at risk"
+
+
+async def test_deaths_far_apart_are_not_poison() -> None:
+    worker = Worker("w0", faults=[Fault("break", 5), Fault("break", 90), Fault("break", 170)])
+    async with running_stack([worker]) as stack:
+        assert (await stream_once(stack, 4, 200))[1] == expected_ids(4, 200)
+
+
+async def test_a_failed_stream_ends_with_an_error_event_and_its_usage() -> None:
+    workers = [Worker(f"w{i}", faults=[Fault("break", 3)]) for i in range(2)]
+    async with (
+        running_stack(workers) as stack,
+        stack.http.stream(
+            "POST", "/v1/completions", json={"prompt": PROMPT, "max_tokens": COUNT, "stream": True}
+        ) as response,
+    ):
+        assert response.status_code == 200
+        events = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+        assert events[-1] == "[DONE]"
+        failure = json.loads(events[-2])
+        assert failure["error"]["code"] == "poison"
+        assert failure["usage"]["completion_tokens"] == 3
+
+
+async def test_a_refusal_is_final() -> None:
+    async with running_stack([Worker(f"w{i}", faults=[Fault("refuse", 0)]) for i in range(2)]) as stack:
+        answer = await stack.complete(prompt=PROMPT)
+        assert answer.status_code == 400
+        assert answer.json()["error"] == {
+            "message": "does not fit", "type": "invalid_request_error", "param": "prompt",
+            "code": "context_length_exceeded",
+        }  # fmt: skip
+        assert sum(len(worker.submits) for worker in stack.workers) == 1
+
+
+async def test_a_worker_that_cannot_be_reached_costs_nothing_but_time() -> None:
+    async with running_stack() as stack:
+        await stack.workers[1].stop()
+        for seed in range(6):
+            assert (await stream_once(stack, seed))[1] == expected_ids(seed)
+        assert FAULT in await results(stack, 8)
+
+
+async def test_busy_workers_are_429_with_retry_after() -> None:
+    async with running_stack() as stack:
+        stack.router.busy = True
+        answer = await stack.complete(prompt=PROMPT)
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"] == "7"
+
+
+async def test_an_empty_pool_is_503_and_not_404() -> None:
+    async with running_stack() as stack:
+        stack.router.hidden = {"w0", "w1", "w2"}
+        await eventually(lambda: not stack.gateway.catalog.available())
+        answer = await stack.complete(prompt=PROMPT, model=MODEL)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "no_workers"
+        assert int(answer.headers["retry-after"]) >= 1
+        health = await stack.http.get("/health")
+        assert health.status_code == 503
+        stack.router.hidden = set()
+        await eventually(lambda: stack.gateway.catalog.available())
+        assert (await stack.complete(prompt=PROMPT)).status_code == 200
+
+
+async def test_without_any_router_requests_and_running_streams_go_on() -> None:
+    async with running_stack([Worker(f"w{i}", step_s=0.01) for i in range(3)]) as stack:
+        running = asyncio.create_task(stream_once(stack, 1, 40))
+        await asyncio.sleep(0.1)
+        await stack.router.stop()
+        assert (await running)[1] == expected_ids(1, 40)
+        assert (await stream_once(stack, 2))[1] == expected_ids(2)
+        # The same session stays on the same worker, and a dead one is left out.
+        seen = [len(worker.submits) for worker in stack.workers]
+        for _ in range(4):
+            answer = await stack.complete(prompt=PROMPT, session_id="s", seed=1)
+            assert answer.status_code == 200
+        grown = [len(w.submits) - before for w, before in zip(stack.workers, seen, strict=True)]
+        assert sorted(grown) == [0, 0, 4]
+        chosen = stack.workers[grown.index(4)]
+        await chosen.stop()
+        assert (await stack.complete(prompt=PROMPT, session_id="s", seed=1)).status_code == 200
+
+
+async def test_another_router_is_asked_when_one_is_down() -> None:
+    async with running_stack() as stack:
+        spare = Router(stack.workers)
+        await spare.start()
+        async with running_stack(stack.workers[:0], router_addresses=f"127.0.0.1:9,{spare.address}") as other:
+            await eventually(lambda: other.gateway.catalog.ready)
+            assert (await other.complete(prompt=PROMPT)).status_code == 200
+            assert spare.routes
+        await spare.stop()
+
+
+async def test_a_gone_client_cancels_its_worker_streaming_or_not() -> None:
+    worker = Worker("w0", step_s=0.05)
+    async with running_stack([worker]) as stack:
+        for streaming in (True, False):
+            worker.cancelled.clear()
+            body = {"prompt": PROMPT, "max_tokens": 200, "stream": streaming}
+            before = len(worker.submits)
+            request = asyncio.create_task(stack.http.post("/v1/completions", json=body))
+            await eventually(lambda before=before: len(worker.submits) > before)
+            request.cancel()
+            await eventually(lambda: worker.cancelled)
+            assert worker.cancelled == [worker.submits[-1].request_id]
+
+
+async def test_one_connection_serves_many_requests() -> None:
+    worker = Worker("w0", step_s=0.01)
+    async with running_stack([worker]) as stack:
+        answers = await asyncio.gather(*(stream_once(stack, seed) for seed in range(20)))
+        assert [ids for _, ids, _ in answers] == [expected_ids(seed) for seed in range(20)]
+        assert worker.connections == 1
+
+
+async def test_a_storm_of_resumes_is_cut_off_with_a_clear_error() -> None:
+    """Thirty streams lose their worker at once; the other one may be given 100 tokens and 100 more a second."""
+    lost, spared = Worker("w0", step_s=0.01), Worker("w1")
+    count, rate, patience_s = 120, 100.0, 1.0
+    async with running_stack(
+        [lost, spared], resume_tokens_per_s=rate, resume_deadline_s=patience_s, refresh_s=30.0
+    ) as stack:
+        stack.router.away = {"w1"}
+
+        async def resumed(seed: int) -> str | None:
+            """None when every token came; else the code of the error."""
+            try:
+                assert (await stream_once(stack, seed, count))[1] == expected_ids(seed, count)
+            except openai.APIError as error:
+                return error.code
+            return None
+
+        running = [asyncio.create_task(resumed(seed)) for seed in range(30)]
+        await eventually(lambda: len(lost.submits) == 30)
+        await asyncio.sleep(0.2)
+        stack.router.away = {"w0"}
+        await lost.stop()
+        ends = await asyncio.gather(*running)
+        assert set(ends) == {None, "resume_budget"}
+        prefilled = [len(submit.prompt_ids) + len(submit.generated_ids) for submit in spared.submits]
+        assert len(prefilled) == ends.count(None), "what is refused costs the survivor nothing"
+        assert sum(prefilled) <= rate * (1 + patience_s) + max(prefilled), "a bucket, and what flows in meanwhile"
+        assert (await stream_once(stack, 1))[1] == expected_ids(1), "new requests need no budget"
+
+
+async def test_a_whole_answer_that_may_not_be_resumed_is_503_with_retry_after() -> None:
+    workers = [Worker("w0", faults=[Fault("break", 3), Fault("break", 6)])]
+    async with running_stack(workers, resume_tokens_per_s=0.5, resume_deadline_s=1.0, poison_deaths=9) as stack:
+        # The first resume takes the bucket into debt: ten tokens and more, at two seconds each.
+        first = asyncio.create_task(stack.complete(prompt=PROMPT, max_tokens=COUNT))
+        await eventually(lambda: len(workers[0].faults) == 1)
+        await asyncio.sleep(0.2)
+        answer = await stack.complete(prompt=PROMPT, max_tokens=COUNT)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "resume_budget"
+        assert int(answer.headers["retry-after"]) > 1
+        first.cancel()

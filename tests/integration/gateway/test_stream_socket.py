@@ -1,0 +1,204 @@
+"""WebSocket streams: several on one connection, resumable, and complete for the slowest reader."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+import websockets
+
+from services.gateway.tenants.keys import digest_of
+from tests.integration.gateway.fleet import Fault, Worker, scripted_token
+from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.unit.gateway.made_tokenizers import byte_level
+
+PROMPT = "User: What is a list?"
+
+
+def expected_ids(seed: int, count: int) -> list[int]:
+    prompt = byte_level().encode(PROMPT).ids
+    return [scripted_token(prompt, seed, position) for position in range(count)]
+
+
+class Client:
+    """A client that checks the promises of the protocol on every message."""
+
+    def __init__(self, socket: websockets.ClientConnection) -> None:
+        self.socket = socket
+        self.ids: dict[str, list[int]] = {}
+        self.text: dict[str, str] = {}
+        self.messages = 0
+
+    async def send(self, **message: Any) -> None:
+        await self.socket.send(json.dumps(message))
+
+    async def start(self, name: str, count: int, seed: int = 0, **fields: Any) -> None:
+        request = {"prompt": PROMPT, "max_tokens": count, "seed": seed, **fields}
+        await self.send(type="start", id=name, kind="completion", request=request)
+
+    async def receive(self) -> dict[str, Any]:
+        message = json.loads(await asyncio.wait_for(self.socket.recv(), 30))
+        self.messages += 1
+        if message["type"] == "token":
+            ids = self.ids.setdefault(message["id"], [])
+            assert message["index"] == len(ids), "no gap, no repetition"
+            ids += message["ids"]
+            self.text[message["id"]] = self.text.get(message["id"], "") + message["text"]
+        return message
+
+    async def until(self, kind: str, name: str | None = None) -> dict[str, Any]:
+        while True:
+            message = await self.receive()
+            if message["type"] == kind and name in (None, message.get("id")):
+                return message
+
+
+def connect(stack: Stack, **options: Any) -> websockets.connect:
+    return websockets.connect(stack.url.replace("http", "ws") + "/v1/stream", proxy=None, **options)
+
+
+async def test_several_generations_share_a_connection() -> None:
+    async with running_stack([Worker("w0", step_s=0.002)]) as stack, connect(stack) as socket:
+        client = Client(socket)
+        for seed in range(5):
+            await client.start(f"g{seed}", 20 + seed, seed)
+        ends = {}
+        while len(ends) < 5:
+            message = await client.receive()
+            if message["type"] == "done":
+                ends[message["id"]] = message
+        for seed in range(5):
+            assert client.ids[f"g{seed}"] == expected_ids(seed, 20 + seed)
+            assert client.text[f"g{seed}"] == byte_level().decode(client.ids[f"g{seed}"])
+            assert ends[f"g{seed}"]["finish_reason"] == "length"
+            assert ends[f"g{seed}"]["usage"]["completion_tokens"] == 20 + seed
+
+
+async def test_chat_and_ping() -> None:
+    async with running_stack() as stack, connect(stack) as socket:
+        client = Client(socket)
+        await client.send(type="ping")
+        assert (await client.receive()) == {"type": "pong"}
+        request = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        await client.send(type="start", id="c", kind="chat", request=request)
+        started = await client.until("started")
+        assert started["model"] == "test-model"
+        assert started["prompt_tokens"] > 0
+        await client.until("done", "c")
+        assert len(client.ids["c"]) == 4
+
+
+async def test_a_worker_may_die_under_a_socket() -> None:
+    workers = [Worker("w0", faults=[Fault("break", 5)]), Worker("w1")]
+    async with running_stack(workers) as stack, connect(stack) as socket:
+        client = Client(socket)
+        for seed in range(2):
+            await client.start(f"g{seed}", 30, seed)
+            await client.until("done", f"g{seed}")
+            assert client.ids[f"g{seed}"] == expected_ids(seed, 30)
+        assert not workers[0].faults
+
+
+async def test_cancel_stops_the_worker() -> None:
+    worker = Worker("w0", step_s=0.02)
+    async with running_stack([worker]) as stack, connect(stack) as socket:
+        client = Client(socket)
+        await client.start("a", 200)
+        await client.until("token")
+        await client.send(type="cancel", id="a")
+        done = await client.until("done", "a")
+        assert done["finish_reason"] == "cancelled"
+        assert 0 < done["usage"]["completion_tokens"] < 200
+        await eventually(lambda: worker.cancelled)
+
+
+@pytest.mark.parametrize("received", [0, 1, 7, 30])
+async def test_a_lost_connection_is_resumed_by_index(received: int) -> None:
+    async with running_stack([Worker("w0", step_s=0.005)]) as stack:
+        async with connect(stack) as socket:
+            client = Client(socket)
+            await client.start("a", 60, 3)
+            token = (await client.until("started"))["token"]
+            while len(client.ids.get("a", [])) < received:
+                await client.receive()
+            socket.transport.abort()
+        await asyncio.sleep(0.05)
+        async with connect(stack) as socket:
+            again = Client(socket)
+            again.ids["b"], again.text["b"] = client.ids.get("a", []), client.text.get("a", "")
+            await again.send(type="resume", id="b", token=token, **{"from": len(again.ids["b"])})
+            await again.until("done", "b")
+            assert again.ids["b"] == expected_ids(3, 60)
+            assert again.text["b"] == byte_level().decode(again.ids["b"])
+        assert len(stack.workers[0].submits) == 1, "nothing was generated twice"
+
+
+async def test_a_generation_that_nobody_resumes_is_given_up() -> None:
+    worker = Worker("w0", step_s=0.02)
+    async with running_stack([worker], stream_resume_window_s=0.1) as stack:
+        async with connect(stack) as socket:
+            client = Client(socket)
+            await client.start("a", 200)
+            token = (await client.until("started"))["token"]
+            await client.until("token")
+        await eventually(lambda: worker.cancelled)
+        async with connect(stack) as socket:
+            client = Client(socket)
+            await client.send(type="resume", id="a", token=token)
+            assert (await client.receive())["error"]["code"] == "unknown_generation"
+
+
+async def test_a_slow_reader_gets_larger_messages_and_every_token() -> None:
+    """More text than the socket buffers hold is produced while nobody reads."""
+    workers = [Worker("w0", tokens_per_step=2)]
+    async with running_stack(workers) as stack, connect(stack, max_queue=1, compression=None) as socket:
+        client = Client(socket)
+        for seed in range(60):
+            await client.start(f"g{seed}", 200, seed)
+        await asyncio.sleep(2.0)
+        finished = 0
+        while finished < 60:
+            finished += (await client.receive())["type"] == "done"
+        for seed in range(60):
+            assert client.ids[f"g{seed}"] == expected_ids(seed, 200)
+        assert client.messages < 60 * 100, "tokens travelled together"
+
+
+async def test_errors_end_a_generation_and_not_the_connection() -> None:
+    async with running_stack(stream_max_generations=2) as stack, connect(stack) as socket:
+        client = Client(socket)
+        for text, code in (
+            ("{", "invalid_message"),
+            ('{"type": "dance"}', "invalid_message"),
+            ('{"type": "cancel", "id": "x"}', "unknown_generation"),
+            ('{"type": "start", "id": "x", "kind": "completion", "request": {"prompt": 5}}', "invalid_value"),
+            ('{"type": "start", "id": "x", "kind": "completion", "request": {"prompt": "a", "n": 2}}', "invalid_value"),
+        ):
+            await socket.send(text)
+            assert (await client.receive())["error"]["code"] == code
+        await client.start("a", 200, ignore_eos=True)
+        await client.start("a", 5)
+        assert (await client.until("error"))["error"]["code"] == "duplicate_id"
+        await client.until("done", "a")
+        await client.start("fine", 3)
+        await client.until("done", "fine")
+        assert len(client.ids["fine"]) == 3
+
+
+async def test_a_generation_cancelled_at_once_gives_back_what_it_reserved() -> None:
+    """Both messages arrive together, before the generation has taken its first step."""
+    keys = [{"key_sha256": digest_of("k"), "name": "t", "max_concurrent": 1}]
+    async with (
+        running_stack(tenancy=True, api_keys=json.dumps(keys)) as stack,
+        connect(stack, additional_headers={"authorization": "Bearer k"}) as socket,
+    ):
+        client = Client(socket)
+        for name in ("a", "b", "c"):
+            start = {"type": "start", "id": name, "kind": "completion", "request": {"prompt": PROMPT}}
+            frames = [json.dumps(start), json.dumps({"type": "cancel", "id": name})]
+            for frame in frames:
+                socket.protocol.send_text(frame.encode())
+            socket.transport.write(b"".join(socket.protocol.data_to_send()))
+            assert (await client.until("done", name))["finish_reason"] == "cancelled"

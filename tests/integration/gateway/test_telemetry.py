@@ -1,0 +1,198 @@
+"""What operators see: metrics that add up, and a trace context that reaches the worker."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.parser import text_string_to_metric_families
+from ryzanstein.v1 import inference_pb2 as pb
+
+from tests.integration.gateway.fleet import MODEL, Fault, Worker
+from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.test_inference_grpc import inference
+from tests.integration.gateway.test_stream_socket import Client, connect
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def scrape(stack: Stack) -> dict[tuple[str, ...], float]:
+    """Samples by name and label values, in the order of the labels' names."""
+    text = (await stack.http.get("/metrics")).text
+    return {
+        (
+            sample.name.removeprefix("ryzanstein_gateway_"),
+            *(value for _, value in sorted(sample.labels.items())),
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_metrics_add_up() -> None:
+    async with running_stack([Worker("w0", faults=[Fault("handoff", 3)])]) as stack:
+        prompt_tokens = (await stack.complete(prompt="a b", max_tokens=10)).json()["usage"]["prompt_tokens"]
+        await stack.complete(prompt="a", temperature=-1)
+        stream = await stack.client.completions.create(model=MODEL, prompt="a b", max_tokens=10, stream=True)
+        assert [chunk async for chunk in stream]
+        await asyncio.sleep(0.05)
+        seen = await scrape(stack)
+        assert seen["requests_total", "rest", MODEL, "/v1/completions", "200"] == 2
+        assert seen["requests_total", "rest", "", "/v1/completions", "400"] == 1
+        assert seen["request_seconds_count", "rest", "/v1/completions"] == 3
+        assert seen["tokens_total", "completion", MODEL, ""] == 20
+        assert seen["tokens_total", "prompt", MODEL, ""] == 2 * prompt_tokens
+        assert seen["resumes_total", "drain"] == 1
+        assert seen["time_to_first_token_seconds_count", MODEL] == 2
+        assert seen["inter_token_seconds_count",] > 0
+        assert seen["inter_token_seconds_bucket", "+Inf"] == seen["inter_token_seconds_count",]
+        assert seen["in_flight_requests", "rest", "/v1/completions"] == 0
+        assert seen["waiting_sequences",] == 0
+        assert seen["known_workers",] == 1
+        assert seen["router_up",] == 1
+
+
+async def test_a_stream_that_ends_badly_is_no_success() -> None:
+    async with running_stack([Worker(name, faults=[Fault("break", 3)]) for name in ("w0", "w1")]) as stack:
+        body = {"prompt": "a", "max_tokens": 10, "stream": True}
+        assert (await stack.http.post("/v1/completions", json=body)).status_code == 200
+        async with stack.http.stream("POST", "/v1/completions", json=body | {"max_tokens": 200}) as response:
+            await anext(response.aiter_bytes())
+        await eventually(lambda: any(worker.cancelled for worker in stack.workers))
+        await asyncio.sleep(0.05)
+        seen = await scrape(stack)
+        assert seen["requests_total", "rest", MODEL, "/v1/completions", "500"] == 1, "poison, told by an event"
+        assert seen["requests_total", "rest", MODEL, "/v1/completions", "499"] == 1, "the client left"
+        assert ("requests_total", "rest", MODEL, "/v1/completions", "200") not in seen
+
+
+async def test_routes_beside_the_hot_ones_are_counted_too() -> None:
+    async with running_stack([Worker("w0")]) as stack:
+        for path in ("/v1/models", f"/v1/models/{MODEL}", "/v1/models/nope", "/nothing", "/nothing/else"):
+            await stack.http.get(path)
+        seen = await scrape(stack)
+        assert seen["requests_total", "rest", "", "/v1/models", "200"] == 1
+        assert seen["requests_total", "rest", "", "/v1/models/{name:path}", "200"] == 1
+        assert seen["requests_total", "rest", "", "/v1/models/{name:path}", "404"] == 1
+        assert seen["requests_total", "rest", "", "other", "404"] == 2, "paths that clients make up are one route"
+
+
+async def test_websocket_generations_are_counted_and_timed_like_requests() -> None:
+    async with running_stack([Worker("w0", step_s=0.01)]) as stack, connect(stack) as socket:
+        client = Client(socket)
+        await client.start("good", 10)
+        await client.until("done", "good")
+        await client.start("bad", 10, temperature=-1)
+        await client.until("error", "bad")
+        await client.start("cancelled", 200)
+        await client.until("token", "cancelled")
+        seen = await scrape(stack)
+        assert seen["in_flight_requests", "websocket", "completion"] == 1
+        assert seen["websocket_connections",] == 1
+        await client.send(type="cancel", id="cancelled")
+        await client.until("done", "cancelled")
+        seen = await scrape(stack)
+        assert seen["requests_total", "websocket", MODEL, "completion", "200"] == 1
+        assert seen["requests_total", "websocket", "", "completion", "400"] == 1
+        assert seen["requests_total", "websocket", MODEL, "completion", "499"] == 1
+        assert seen["request_seconds_count", "websocket", "completion"] == 3
+        assert seen["request_seconds_sum", "websocket", "completion"] > 0.1, "the generation, not its admission"
+        assert seen["in_flight_requests", "websocket", "completion"] == 0
+        assert seen["time_to_first_token_seconds_count", MODEL] == 2
+
+
+async def test_grpc_calls_are_counted_and_timed_like_requests() -> None:
+    worker = Worker("w0", step_s=0.01)
+    async with inference([worker]) as (stack, stub):
+        options = pb.GenerationOptions(max_tokens=10)
+        assert [r async for r in stub.Generate(pb.GenerateRequest(prompt="a", options=options))]
+        with pytest.raises(grpc.aio.AioRpcError):
+            await anext(aiter(stub.Generate(pb.GenerateRequest(prompt="a", model="nope"))))
+        await stub.Tokenize(pb.TokenizeRequest(text="a"))
+        call = stub.Generate(pb.GenerateRequest(prompt="a", options=pb.GenerationOptions(max_tokens=200)))
+        await anext(aiter(call))
+        assert (await scrape(stack))["in_flight_requests", "grpc", "Generate"] == 1
+        call.cancel()
+        await eventually(lambda: worker.cancelled)
+        await asyncio.sleep(0.05)
+        seen = await scrape(stack)
+        assert seen["requests_total", "grpc", MODEL, "Generate", "200"] == 1
+        assert seen["requests_total", "grpc", "", "Generate", "404"] == 1
+        assert seen["requests_total", "grpc", MODEL, "Generate", "499"] == 1
+        assert seen["requests_total", "grpc", MODEL, "Tokenize", "200"] == 1
+        assert seen["request_seconds_count", "grpc", "Generate"] == 3
+        assert seen["in_flight_requests", "grpc", "Generate"] == 0
+
+
+async def test_the_callers_trace_context_reaches_the_worker() -> None:
+    async with running_stack([Worker("w0")]) as stack:
+        body = {"prompt": "a", "max_tokens": 1}
+        await stack.http.post("/v1/completions", json=body, headers={"traceparent": PARENT})
+        assert stack.workers[0].submits[-1].traceparent == PARENT
+        await stack.http.post("/v1/completions", json=body, headers={"traceparent": "nonsense"})
+        assert stack.workers[0].submits[-1].traceparent == ""
+
+
+@pytest.fixture(scope="module")
+def exporter() -> InMemorySpanExporter:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    return exporter
+
+
+async def only_span(exporter: InMemorySpanExporter, name: str) -> ReadableSpan:
+    """The span of that name, once it has ended."""
+    await eventually(lambda: any(span.name == name for span in exporter.get_finished_spans()))
+    (span,) = [span for span in exporter.get_finished_spans() if span.name == name]
+    return span
+
+
+async def test_a_span_lasts_as_long_as_its_generation_in_every_api(exporter: InMemorySpanExporter) -> None:
+    """Ten tokens at 10 ms, interrupted once: the second worker continues the same span."""
+    caller = {"traceparent": PARENT}
+    async with inference([Worker("w0", step_s=0.01)], traced=True) as (stack, stub):
+        worker = stack.workers[0]
+
+        async def rest() -> None:
+            await stack.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 10}, headers=caller)
+
+        async def websocket() -> None:
+            async with connect(stack, additional_headers=caller) as socket:
+                client = Client(socket)
+                await client.start("a", 10)
+                await client.until("done")
+
+        async def grpc_() -> None:
+            request = pb.GenerateRequest(prompt="a", options=pb.GenerationOptions(max_tokens=10))
+            assert [r async for r in stub.Generate(request, metadata=tuple(caller.items()))]
+
+        for call, name in ((rest, "POST /v1/completions"), (websocket, "stream completion"), (grpc_, "Generate")):
+            exporter.clear()
+            worker.submits.clear()
+            worker.faults = [Fault("handoff", 5)]
+            await call()
+            span = await only_span(exporter, name)
+            assert f"{span.context.trace_id:032x}" == PARENT.split("-")[1]
+            assert f"{span.parent.span_id:016x}" == PARENT.split("-")[2]
+            assert span.end_time - span.start_time > 80_000_000, "nanoseconds: all of the generation"
+            assert [event.name for event in span.events] == ["submitted", "interrupted", "submitted"]
+            assert span.attributes["http.response.status_code"] == 200
+            own = f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-01"
+            assert [submit.traceparent for submit in worker.submits] == [own, own]
+            assert stack.router.traceparents[-1] == own, "routing is part of the trace"
+
+
+async def test_a_failed_request_is_an_error_in_its_trace(exporter: InMemorySpanExporter) -> None:
+    exporter.clear()
+    async with running_stack([Worker("w0")], traced=True) as stack:
+        stack.router.empty = True
+        assert (await stack.complete(prompt="a")).status_code == 503
+        span = await only_span(exporter, "POST /v1/completions")
+        assert not span.status.is_ok
+        assert span.attributes["http.response.status_code"] == 503

@@ -1,0 +1,205 @@
+"""Whatever is wrong with a request is refused in OpenAI's shape, naming the field and what is allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.integration.gateway.fleet import MAX_LEN, MODEL
+from tests.integration.gateway.gateways import Stack, running_stack
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+IMAGE = {"type": "image_url"}
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[Stack]:
+    async with running_stack(max_body_bytes=50_000, body_timeout_s=0.3, header_timeout_s=0.3) as running:
+        yield running
+
+
+# body, status, param, part of the message
+BAD_COMPLETIONS: list[tuple[dict[str, Any], int, str | None, str]] = [
+    ({}, 400, "prompt", "Missing required field `prompt`"),
+    ({"prompt": "a", "nonsense": 1}, 400, "nonsense", "Known fields: "),
+    ({"prompt": "a", "temperature": -1}, 400, "temperature", ">= 0"),
+    ({"prompt": "a", "temperature": "hot"}, 400, "temperature", "got `str`"),
+    ({"prompt": "a", "top_p": 0}, 400, "top_p", "> 0"),
+    ({"prompt": "a", "top_p": 1.1}, 400, "top_p", "<= 1"),
+    ({"prompt": "a", "top_k": -2}, 400, "top_k", ">= -1"),
+    ({"prompt": "a", "min_p": 2}, 400, "min_p", "<= 1"),
+    ({"prompt": "a", "presence_penalty": 3}, 400, "presence_penalty", "<= 2"),
+    ({"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty", "> 0"),
+    ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens", ">= 0"),
+    ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "at least 1"),
+    ({"prompt": "a", "max_tokens": 1.5}, 400, "max_tokens", "got `float`"),
+    ({"prompt": "a", "max_tokens": MAX_LEN}, 400, "prompt", f"maximum context length is {MAX_LEN} tokens"),
+    ({"prompt": "a " * 400}, 400, "prompt", "in the prompt"),
+    ({"prompt": "a", "n": 0}, 400, "n", ">= 1"),
+    ({"prompt": "a", "n": 999}, 400, "n", "at most"),
+    ({"prompt": "a", "stop": [""]}, 400, "stop[0]", "length >= 1"),
+    ({"prompt": "a", "stop": ["x"] * 17}, 400, "stop", "at most 16"),
+    ({"prompt": "a", "logprobs": 21}, 400, "logprobs", "<= 20"),
+    ({"prompt": "a", "logit_bias": {"5": 101}}, 400, "logit_bias[...]", "<= 100"),
+    ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias", "expected `int`"),
+    ({"prompt": "a", "logit_bias": {"999999": 1}}, 400, "logit_bias", "names token 999999"),
+    ({"prompt": "a", "stop_token_ids": [999999]}, 400, "stop_token_ids", "names token 999999"),
+    ({"prompt": "a", "seed": 2**70}, 400, "seed", "seed"),
+    ({"prompt": "a", "best_of": 3}, 400, "best_of", "only supported with the value of `n`"),
+    ({"prompt": "a", "suffix": "b"}, 400, "suffix", "not supported"),
+    ({"prompt": "a", "min_tokens": 20}, 400, "min_tokens", "larger than"),
+    ({"prompt": "a", "stream_options": {"x": 1}}, 400, "stream_options.x", "Unknown field"),
+    ({"prompt": []}, 400, "prompt", "empty"),
+    ({"prompt": ""}, 400, "prompt", "empty"),
+    ({"prompt": [[]]}, 400, "prompt", "empty"),
+    ({"prompt": ["a", 1]}, 400, "prompt", "mixes"),
+    ({"prompt": [-1]}, 400, "prompt[0]", ">= 0"),
+    ({"prompt": [999999]}, 400, "prompt", "holds token id 999999"),
+    ({"prompt": {"a": 1}}, 400, "prompt", "got `object`"),
+    ({"prompt": "a", "model": "nope"}, 404, "model", f"`{MODEL}`"),
+]  # fmt: skip
+
+BAD_CHATS: list[tuple[dict[str, Any], int, str | None, str]] = [
+    ({}, 400, "messages", "Missing required field"),
+    ({"messages": []}, 400, "messages", "length >= 1"),
+    ({"messages": [{"content": "a"}]}, 400, "messages[0].role", "Missing required field"),
+    ({"messages": [{"role": "wizard", "content": "a"}]}, 400, "messages[0].role", "wizard"),
+    ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content", "got `int`"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "messages[0].content[0].type", "image_url"),
+    ({"messages": HELLO, "top_logprobs": 2}, 400, "top_logprobs", "needs `logprobs`"),
+    ({"messages": HELLO, "response_format": {"type": "json_object"}}, 400, "response_format.type", "json_object"),
+    ({"messages": HELLO, "max_completion_tokens": 0}, 400, "max_completion_tokens", ">= 1"),
+    ({"messages": HELLO, "tools": []}, 400, "tools", "Unknown field"),
+    ({"messages": HELLO, "continue_final_message": True}, 400, "continue_final_message", "add_generation_prompt"),
+    ({"messages": HELLO, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", "may not set"),
+    ({"messages": [{"role": "user", "content": "a " * 400}]}, 400, "messages", "maximum context length"),
+]  # fmt: skip
+
+
+def assert_shape(body: dict[str, Any], param: str | None, message: str) -> None:
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert message in body["error"]["message"], body
+    assert body["error"]["param"] == param, body
+
+
+async def test_every_bad_field_is_named(stack: Stack) -> None:
+    for path, table in ((COMPLETIONS, BAD_COMPLETIONS), (CHAT, BAD_CHATS)):
+        for body, status, param, message in table:
+            answer = await stack.http.post(path, json=body)
+            assert answer.status_code == status, (body, answer.text)
+            assert_shape(answer.json(), param, message)
+    assert not any(worker.submits for worker in stack.workers)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        (b"", "invalid_json", "truncated"),
+        (b"{", "invalid_json", "truncated"),
+        (b'{"prompt": "a"} x', "invalid_json", "trailing"),
+        (b'{"prompt": NaN}', "invalid_json", "malformed"),
+        (b'{"prompt": "\xff\xfe"}', "invalid_utf8", "UTF-8"),
+        (b"[1]", "invalid_value", "expected `object`"),
+        (b'{"chat_template_kwargs": {"a": ' + b"[" * 20_000, "invalid_json", ""),
+        (b'{"temperature": 1e999, "prompt": "a"}', "invalid_value", "out of range"),
+    ],
+)
+async def test_malformed_bodies(stack: Stack, body: bytes, code: str, message: str) -> None:
+    path = CHAT if b"kwargs" in body else COMPLETIONS
+    answer = await stack.http.post(path, content=body)
+    assert answer.status_code == 400
+    assert_shape(answer.json(), answer.json()["error"]["param"], message)
+    assert answer.json()["error"]["code"] == code
+
+
+async def test_a_huge_body_is_413_declared_or_not(stack: Stack) -> None:
+    whole = await stack.http.post(COMPLETIONS, content=b"x" * 60_000)
+    assert whole.status_code == 413
+    assert_shape(whole.json(), None, "50000 bytes")
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b"x" * 5_000
+
+    chunked = await stack.http.post(COMPLETIONS, content=pieces())
+    assert chunked.status_code == 413
+
+
+async def _raw(stack: Stack, *parts: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.http.port)
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+    try:
+        async with asyncio.timeout(20):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+async def test_a_slow_body_is_408(stack: Stack) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n"
+    answer = await _raw(stack, head, b'{"prompt"')
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "body_timeout"
+
+
+async def test_a_slow_head_is_cut_off(stack: Stack) -> None:
+    assert await _raw(stack, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n") == b""
+    assert await _raw(stack) == b""
+
+
+async def test_other_methods_and_paths(stack: Stack) -> None:
+    answer = await stack.http.get(CHAT)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert_shape(answer.json(), None, "use POST")
+    unknown = await stack.http.get("/v1/nothing")
+    assert unknown.status_code == 404
+    assert_shape(unknown.json(), None, "/v1/nothing")
+    missing = await stack.http.get("/v1/models/nope")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+
+async def test_null_means_the_default(stack: Stack) -> None:
+    fields = (
+        "temperature",
+        "top_p",
+        "n",
+        "stop",
+        "seed",
+        "max_tokens",
+        "logprobs",
+        "echo",
+        "stream",
+        "user",
+        "logit_bias",
+    )
+    answer = await stack.complete(prompt="a", **dict.fromkeys(fields))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 16
+
+
+async def test_a_request_id_comes_back(stack: Stack) -> None:
+    answer = await stack.http.post(COMPLETIONS, json={"prompt": "a"}, headers={"x-request-id": "mine"})
+    assert answer.headers["x-request-id"] == "mine"
+
+
+async def test_the_openapi_document_describes_every_route(stack: Stack) -> None:
+    document = (await stack.http.get("/openapi.json")).json()
+    assert {CHAT, COMPLETIONS, "/v1/embeddings", "/tokenize", "/detokenize", "/v1/models", "/health"} <= set(
+        document["paths"]
+    )
+    body = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]
+    assert body["schema"]["$ref"] == "#/components/schemas/ChatBody"
+    assert "temperature" in document["components"]["schemas"]["ChatBody"]["properties"]
+    answer = await stack.http.post(CHAT, json=body["example"] | {"model": MODEL})
+    assert answer.status_code == 200
+    assert (await stack.http.get("/docs")).status_code == 200

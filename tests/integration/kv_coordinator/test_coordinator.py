@@ -1,0 +1,235 @@
+"""A coordinator process that follows real gRPC servers by their leases in a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+import redis.asyncio as redis
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ryzanstein.v1 import kv_pb2 as pb
+from ryzanstein.v1 import kv_pb2_grpc
+
+from services.common.keys import RedisKeys
+from services.common.rpc import open_channel
+from tests.integration.router.fake_worker import FakeWorker
+from tests.integration.router.processes import RedisServer, Service, coordinator_process, until
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def process(redis_server: RedisServer) -> Iterator[Service]:
+    service = coordinator_process(redis_server.url)
+    yield service
+    service.end()
+
+
+@pytest.fixture
+async def coordinator(process: Service) -> AsyncIterator[kv_pb2_grpc.KvCoordinatorStub]:
+    async with open_channel(process.address) as channel:
+        yield kv_pb2_grpc.KvCoordinatorStub(channel)
+
+
+class Workers:
+    def __init__(self, client: redis.Redis, stack: AsyncExitStack) -> None:
+        self.redis = client
+        self._stack = stack
+
+    async def start(self, worker_id: str, **options: int) -> FakeWorker:
+        worker = FakeWorker(worker_id, **options)
+        await worker.start(self.redis, RedisKeys("default"))
+        self._stack.push_async_callback(worker.stop)
+        return worker
+
+
+@pytest.fixture
+async def workers(redis_server: RedisServer) -> AsyncIterator[Workers]:
+    client = redis.from_url(redis_server.url)
+    async with AsyncExitStack() as stack:
+        yield Workers(client, stack)
+    await client.aclose()
+
+
+async def depths(coordinator: kv_pb2_grpc.KvCoordinatorStub, chain: list[int]) -> dict[str, int]:
+    response = await coordinator.Lookup(pb.LookupRequest(hashes=chain))
+    return {depth.worker_id: depth.blocks for depth in response.depths}
+
+
+async def until_depths(coordinator: kv_pb2_grpc.KvCoordinatorStub, chain: list[int], expected: dict[str, int]) -> None:
+    async def there() -> bool:
+        return await depths(coordinator, chain) == expected
+
+    await until(there)
+
+
+async def stats(coordinator: kv_pb2_grpc.KvCoordinatorStub, hot: int = 0) -> pb.StatsResponse:
+    return await coordinator.Stats(pb.StatsRequest(hot_prefixes=hot))
+
+
+CHAIN = [2**64 - n for n in range(1, 9)]
+
+
+async def test_depths_follow_what_workers_store_evict_and_clear(
+    coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers
+) -> None:
+    before, after = await workers.start("before"), await workers.start("after")
+    before.store(CHAIN[:3])
+    await until_depths(coordinator, CHAIN, {"before": 3})
+    after.store(CHAIN)
+    await until_depths(coordinator, CHAIN, {"before": 3, "after": 8})
+    after.evict(CHAIN[:4:-1])
+    await until_depths(coordinator, CHAIN, {"before": 3, "after": 5})
+    after.clear()
+    await until_depths(coordinator, CHAIN, {"before": 3})
+    after.store(CHAIN[:1])
+    await until_depths(coordinator, CHAIN, {"before": 3, "after": 1})
+    assert await depths(coordinator, []) == {}
+    incarnations = {d.incarnation for d in (await coordinator.Lookup(pb.LookupRequest(hashes=CHAIN))).depths}
+    assert incarnations == {before.incarnation, after.incarnation}
+
+
+async def test_a_gap_is_noticed_and_repaired_by_a_dump(
+    coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers
+) -> None:
+    worker = await workers.start("w")
+    worker.store(CHAIN[:2])
+    await until_depths(coordinator, CHAIN, {"w": 2})
+    worker.held |= dict.fromkeys(CHAIN[2:5])  # told by events that are lost
+    worker.skip_events(3)
+    worker.store(CHAIN[5:6])
+    await until_depths(coordinator, CHAIN, {"w": 6})
+    assert ((await stats(coordinator)).gaps, len(worker.syncs)) == (1, 2)
+
+
+async def test_a_short_break_is_repaired_by_a_replay(
+    coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers
+) -> None:
+    worker = await workers.start("w")
+    worker.store(CHAIN[:2])
+    await until_depths(coordinator, CHAIN, {"w": 2})
+    port = int(worker.address.rpartition(":")[2])
+    await worker.break_streams()
+    worker.store(CHAIN[2:4])
+    await worker.start(port=port)
+    await until_depths(coordinator, CHAIN, {"w": 4})
+    assert worker.syncs[-1].next_seq == 1
+    assert worker.syncs[-1].incarnation == worker.incarnation
+    assert (await stats(coordinator)).resyncs == 1, "the first dump only"
+
+
+async def test_another_incarnation_has_an_empty_cache(
+    coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers
+) -> None:
+    worker = await workers.start("w")
+    worker.store(CHAIN)
+    await until_depths(coordinator, CHAIN, {"w": 8})
+    port = int(worker.address.rpartition(":")[2])
+    await worker.stop()
+    restarted = FakeWorker("w")
+    await restarted.start(workers.redis, RedisKeys("default"), port=port)
+    restarted.store(CHAIN[:1])
+    await until_depths(coordinator, CHAIN, {"w": 1})
+    await restarted.stop()
+    await until_depths(coordinator, CHAIN, {})
+
+
+async def test_a_lost_worker_is_forgotten_and_its_memory_swept(
+    coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers
+) -> None:
+    worker, other = await workers.start("w"), await workers.start("other")
+    worker.store(CHAIN)
+    other.store(CHAIN[:1])
+    await until_depths(coordinator, CHAIN, {"w": 8, "other": 1})
+    await worker.stop()
+    await until_depths(coordinator, CHAIN, {"other": 1})
+
+    async def swept() -> bool:
+        return (await stats(coordinator)).blocks == 1
+
+    await until(swept)
+    assert (await stats(coordinator)).entries == 1
+
+
+async def test_a_large_dump_is_taken_in(coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers) -> None:
+    worker = await workers.start("w", kept_events=10)
+    worker.store(CHAIN)
+    worker.store(range(1, 50_001))
+    await until_depths(coordinator, CHAIN, {"w": 8})
+
+    async def complete() -> bool:
+        return (await stats(coordinator)).entries == 50_008
+
+    await until(complete)
+    assert (await stats(coordinator)).workers[0].synced
+
+
+async def test_a_killed_coordinator_knows_everything_again(
+    redis_server: RedisServer, process: Service, workers: Workers
+) -> None:
+    worker = await workers.start("w")
+    worker.store(CHAIN)
+    async with open_channel(process.address) as channel:
+        stub = kv_pb2_grpc.KvCoordinatorStub(channel)
+        await until_depths(stub, CHAIN, {"w": 8})
+        process.kill()
+        again = coordinator_process(redis_server.url, COORDINATOR_PORT=process.address.rpartition(":")[2])
+
+        async def back() -> bool:
+            try:
+                return await depths(stub, CHAIN) == {"w": 8}
+            except grpc.aio.AioRpcError:
+                return False
+
+        await until(back)
+        await asyncio.to_thread(again.end)
+
+
+async def test_without_redis_live_workers_are_followed(
+    coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers, redis_server: RedisServer
+) -> None:
+    worker = await workers.start("w")
+    worker.store(CHAIN[:1])
+    await until_depths(coordinator, CHAIN, {"w": 1})
+    redis_server.kill()
+    worker.store(CHAIN[1:2])
+    await until_depths(coordinator, CHAIN, {"w": 2})
+    redis_server.start()
+    await asyncio.sleep(0.3)
+    worker.store(CHAIN[2:3])
+    await until_depths(coordinator, CHAIN, {"w": 3})
+
+
+async def test_hot_and_pinned_prefixes_are_told(coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers) -> None:
+    worker = await workers.start("w")
+    worker.store(CHAIN[:2])
+    await until_depths(coordinator, CHAIN[:2], {"w": 2})
+    for i in range(20):
+        await depths(coordinator, [*CHAIN[:2], 1000 + i])
+    await coordinator.Pin(pb.PinRequest(hashes=[7, 8, 9], ttl_s=60))
+    await coordinator.Pin(pb.PinRequest(hashes=[7], ttl_s=0))
+    hot = (await stats(coordinator, hot=2)).hot
+    assert [(p.hash, p.workers) for p in hot] == [(9, 0), (CHAIN[0], 1), (CHAIN[1], 1)]
+    assert hot[1].lookups >= hot[2].lookups >= 20
+    with pytest.raises(grpc.aio.AioRpcError) as nothing:
+        await coordinator.Pin(pb.PinRequest())
+    assert nothing.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_it_serves_as_soon_as_it_is_up(process: Service) -> None:
+    async with open_channel(process.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "ryzanstein.v1.KvCoordinator"):
+            response = await health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert response.status == health_pb2.HealthCheckResponse.SERVING
+    assert await asyncio.to_thread(process.end) == 0

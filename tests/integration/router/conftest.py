@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+from ryzanstein.v1 import routing_pb2 as pb
+from ryzanstein.v1 import routing_pb2_grpc
+
+from services.common.keys import RedisKeys
+from services.common.rpc import open_channel
+from tests.integration.router.fake_worker import FakeWorker
+from tests.integration.router.processes import RedisServer, Service, router_process, until
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+class Fleet:
+    """Fake workers with leases, router processes in front of them, stubs to talk to those."""
+
+    def __init__(self, server: RedisServer, stack: AsyncExitStack, processes: ExitStack) -> None:
+        self.redis_server = server
+        self.redis = redis.from_url(server.url)
+        self.keys = RedisKeys("default")
+        self._stack = stack
+        self._processes = processes
+
+    async def worker(self, worker_id: str, **state: object) -> FakeWorker:
+        worker = FakeWorker(worker_id)
+        worker.update(**state)
+        await worker.start(self.redis, self.keys)
+        self._stack.push_async_callback(worker.stop)
+        return worker
+
+    def process(self, service: Service) -> Service:
+        self._processes.callback(service.end)
+        return service
+
+    async def stub(self, service: Service) -> routing_pb2_grpc.RouterStub:
+        return routing_pb2_grpc.RouterStub(await self._stack.enter_async_context(open_channel(service.address)))
+
+    async def router(self, *, workers: int, **environment: str) -> routing_pb2_grpc.RouterStub:
+        """A router that has found `workers` eligible workers."""
+        # Time-outs are for the bench: on a shared machine fifty milliseconds may pass for any reason.
+        environment.setdefault("REDIS_TIMEOUT_MS", "5000")
+        stub = await self.stub(self.process(router_process(self.redis_server.url, **environment)))
+        await until(lambda: eligible(stub, workers))
+        return stub
+
+
+async def views(stub: routing_pb2_grpc.RouterStub) -> dict[str, pb.WorkerView]:
+    return {view.worker_id: view for view in (await stub.ListWorkers(pb.ListWorkersRequest())).workers}
+
+
+async def eligible(stub: routing_pb2_grpc.RouterStub, n: int) -> bool:
+    return sum(view.eligible for view in (await views(stub)).values()) == n
+
+
+@pytest.fixture
+async def fleet(redis_server: RedisServer) -> AsyncIterator[Fleet]:
+    with ExitStack() as processes:
+        async with AsyncExitStack() as stack:
+            fleet = Fleet(redis_server, stack, processes)
+            yield fleet
+        await fleet.redis.aclose()
+
+
+@pytest.fixture
+def request_ids() -> Callable[[], str]:
+    numbers = iter(range(1_000_000))
+    return lambda: f"request-{next(numbers)}"

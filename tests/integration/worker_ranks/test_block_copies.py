@@ -1,0 +1,80 @@
+"""KV blocks leave one group of ranks and enter another: what they held is what is attended to there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psutil
+import pytest
+
+from services.worker.scheduling.plan import Admission, Chunk, SamplingParams, StepPlan
+from services.worker.supervision.rank_group import RanksFailedError
+from tests.integration.worker_ranks.conftest import Conversation, MakeGroup
+from tests.integration.worker_ranks.standin import HIDDEN
+
+PROMPT = list(range(5, 25))
+BLOCK = 16
+BLOCK_BYTES = BLOCK * HIDDEN * 4
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_a_block_that_was_moved_counts_like_a_computed_one(make_group: MakeGroup, ranks: int) -> None:
+    here, there = make_group(ranks), make_group(ranks)
+    started = await here.start()
+    assert {rank.kv_block_bytes for rank in started.ranks} == {BLOCK_BYTES}
+    await there.start()
+    (expected,) = await Conversation(here, [PROMPT]).run(1)
+    (content,) = await here.read_blocks([1], BLOCK_BYTES)
+    assert len(content) == ranks * BLOCK_BYTES
+    await there.write_blocks([9], [content])
+    assert await there.read_blocks([9], BLOCK_BYTES) == [content]
+    moved = Conversation(there, [])
+    request = Admission(0, SamplingParams(), tuple(PROMPT), len(PROMPT))
+    there.submit(StepPlan(0, (), (request,), (Chunk(0, BLOCK, len(PROMPT) - BLOCK, True, (9, 2)),)))
+    assert (await moved.result()).token_ids == expected
+
+
+async def test_copies_keep_their_place_between_steps_and_their_own_contents(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    await group.start()
+    conversation = Conversation(group, [PROMPT, PROMPT[::-1]])
+    conversation.submit()
+    early = asyncio.create_task(group.read_blocks([1], BLOCK_BYTES))
+    others = [asyncio.create_task(group.read_blocks([block], BLOCK_BYTES)) for block in (3, 1, 3)]
+    given_up = asyncio.create_task(group.write_blocks([7], [bytes(2 * BLOCK_BYTES)]))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await conversation.result()
+    first, *rest = [(await task)[0] for task in (early, *others)]
+    assert rest[1] == first
+    assert rest[0] == rest[2] != first
+    await group.write_blocks([1, 3], [rest[0], first])
+    assert await group.read_blocks([3, 1], BLOCK_BYTES) == [first, rest[0]]
+
+
+async def test_what_cannot_be_copied_is_refused_and_the_next_order_is_carried_out(make_group: MakeGroup) -> None:
+    group = make_group(1)
+    await group.start()
+    with pytest.raises(ValueError, match="do not fit a staging area"):
+        await group.read_blocks([1, 2], 16 << 20)
+    with pytest.raises(ValueError, match="do not fit a staging area"):
+        await group.write_blocks([1], [bytes(17 << 20)])
+    assert len(await group.read_blocks([1], BLOCK_BYTES)) == 1
+
+
+async def test_ranks_that_die_end_the_copies(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    started = await group.start()
+    stopped = psutil.Process(started.ranks[1].pid)
+    stopped.suspend()
+    reads = [asyncio.create_task(group.read_blocks([1], BLOCK_BYTES)) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    assert not any(read.done() for read in reads)
+    stopped.kill()
+    for read in reads:
+        with pytest.raises(RanksFailedError, match="rank 1"):
+            await read
+    with pytest.raises(RanksFailedError):
+        await group.write_blocks([1], [bytes(2 * BLOCK_BYTES)])
+    await group.start()
+    assert len(await group.read_blocks([1], BLOCK_BYTES)) == 1

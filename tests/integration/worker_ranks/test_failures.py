@@ -1,0 +1,140 @@
+"""A rank that dies, stops, hangs or errs is named, its group is gone at once, and a fresh one can be started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.worker.scheduling.plan import Chunk, StepPlan
+from services.worker.supervision.failure import FailureKind
+from services.worker.supervision.rank_group import RankFailure, RankGroup
+from tests.integration.worker_ranks import standin
+from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, alive, pids_of, wait_gone
+
+PROMPTS = [[1, 2, 3], [4]]
+NOTICED_S = 10.0  # promised is about one second; the machine may be busy with other things
+
+
+async def failure_of(group: RankGroup) -> RankFailure:
+    async with asyncio.timeout(NOTICED_S):
+        return await group.wait_failed()
+
+
+async def test_a_killed_rank_is_named_also_when_idle_and_the_group_starts_again(make_group: MakeGroup) -> None:
+    group = make_group()
+    pids = pids_of(await group.start())
+    expected = await Conversation(group, PROMPTS).run(3)
+    os.kill(pids[1], signal.SIGKILL)
+    failure = await failure_of(group)
+    assert (failure.rank, failure.kind, failure.signal) == (1, FailureKind.EXITED, signal.SIGKILL)
+    await wait_gone(pids)
+    await group.start()
+    assert await Conversation(group, PROMPTS).run(3) == expected
+
+
+async def test_a_killed_rank_is_named_under_load(make_group: MakeGroup) -> None:
+    group = make_group()
+    pids = pids_of(await group.start())
+    talk = Conversation(group, PROMPTS)
+    talk.submit()
+    await talk.result()
+    os.kill(pids[0], signal.SIGKILL)
+    talk.submit()
+    failure = await failure_of(group)
+    assert (failure.rank, failure.signal) == (0, signal.SIGKILL)
+    await wait_gone(pids)
+
+
+async def test_a_stopped_rank_is_named_while_work_is_pending(make_group: MakeGroup) -> None:
+    group = make_group()
+    pids = pids_of(await group.start())
+    talk = Conversation(group, PROMPTS)
+    await talk.run(2)
+    os.kill(pids[1], signal.SIGSTOP)
+    await asyncio.sleep(0.5)
+    talk.submit()
+    failure = await failure_of(group)
+    assert (failure.rank, failure.kind) == (1, FailureKind.STALLED)
+    assert "stopped by a signal" in failure.detail
+    await wait_gone(pids)
+
+
+@pytest.mark.parametrize(
+    ("token", "kind", "detail"),
+    [
+        (standin.HANG, FailureKind.STALLED, "sleeps without a heartbeat"),
+        (standin.SPIN, FailureKind.STALLED, "busy without a heartbeat"),
+        (standin.RAISE, FailureKind.ERROR, "RuntimeError: the stand-in was told to raise"),
+        (standin.KILL_SELF, FailureKind.EXITED, "killed by SIGKILL"),
+    ],
+)
+async def test_a_misbehaving_rank_is_named(make_group: MakeGroup, token: int, kind: FailureKind, detail: str) -> None:
+    group = make_group(model="misbehave", busy_timeout_s=1.0)
+    pids = pids_of(await group.start())
+    Conversation(group, [[1, token]]).submit()
+    failure = await failure_of(group)
+    assert (failure.rank, failure.kind) == (standin.MISBEHAVING_RANK, kind)
+    assert detail in failure.detail
+    await wait_gone(pids)
+
+
+async def test_ranks_that_disagree_about_a_collective_are_stopped(make_group: MakeGroup) -> None:
+    group = make_group(model="misbehave")
+    pids = pids_of(await group.start())
+    Conversation(group, [[1, standin.SKIP_COLLECTIVE]]).submit()
+    failure = await failure_of(group)
+    assert "at step 0, collective 1 rank" in failure.detail
+    await wait_gone(pids)
+
+
+async def test_a_collective_that_is_never_joined_blames_who_is_missing(make_group: MakeGroup) -> None:
+    group = make_group(model="misbehave", collective_timeout_s=0.3, stall_timeout_s=30.0)
+    await group.start()
+    Conversation(group, [[1, standin.HANG]]).submit()
+    failure = await failure_of(group)
+    assert (failure.rank, failure.kind) == (1, FailureKind.ERROR)
+    assert "rank 0 waited 0.3 s at step 0, collective 1: rank 1 is at start-up" in failure.detail
+
+
+async def test_a_malformed_plan_is_reported_with_a_traceback(make_group: MakeGroup) -> None:
+    group = make_group()
+    pids = pids_of(await group.start())
+    group.submit(StepPlan(0, chunks=(Chunk(3, 0, 1, True),)))
+    failure = await failure_of(group)
+    assert failure.kind is FailureKind.ERROR
+    assert "slot 3's chunk [0, 1) covers a token that is not known" in failure.detail
+    assert "Traceback" in failure.traceback
+    assert "Traceback" not in failure.detail, "the detail is one line, for people"
+    await wait_gone(pids)
+
+
+async def test_a_slow_step_is_no_failure(make_group: MakeGroup) -> None:
+    """Computing for longer than the stall time-out, without a collective, is work."""
+    group = make_group(model="misbehave", stall_timeout_s=0.3)
+    await group.start()
+    talk = Conversation(group, [[1, standin.COMPUTE]])
+    talk.submit()
+    await talk.result()
+    assert group.in_flight == 0
+
+
+async def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pids"
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.integration.worker_ranks.server", str(pid_file)
+    )
+    try:
+        async with asyncio.timeout(60):
+            while not pid_file.exists():  # noqa: ASYNC110 - a file of another process
+                await asyncio.sleep(0.05)
+        pids = [int(pid) for pid in pid_file.read_text().split()]
+        assert len(alive(pids)) == 3
+    finally:
+        server.kill()
+        await server.wait()
+    await wait_gone(pids)

@@ -1,0 +1,108 @@
+"""Tokens through real processes: the same for any number of ranks, and cheap when there is nothing to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from services.worker.scheduling.plan import SamplingParams, StepPlan
+from services.worker.supervision.process_info import ProcessInfo
+from services.worker.supervision.rank_group import RanksFailedError
+from services.worker.transport.settings import SETTINGS_VARIABLE
+from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, pids_of, wait_gone
+
+PROMPTS = [[1, 2, 3], [4], list(range(5, 25)), [30, 31]]
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=7)
+
+
+async def test_one_and_two_ranks_draw_the_same_tokens(make_group: MakeGroup) -> None:
+    tokens = []
+    for ranks in (1, 2):
+        group = make_group(ranks)
+        started = await group.start()
+        assert [rank.rank for rank in started.ranks] == list(range(ranks))
+        assert started.n_blocks == 1024 // 16
+        assert list(started.ranks[0].phases) == [
+            "launch",
+            "import",
+            "rendezvous",
+            "weights",
+            "kv_cache",
+            "warm_up",
+        ]
+        assert started.ranks[0].ledger.kv_cache == (64 + 1) * 16 * 16 * 4
+        tokens.append(await Conversation(group, PROMPTS, SAMPLED).run(10))
+        await group.stop()
+    assert tokens[0] == tokens[1]
+    assert len(set(tokens[0])) > 1
+
+
+async def test_stop_leaves_nothing_and_start_works_again(make_group: MakeGroup) -> None:
+    group = make_group()
+    pids = pids_of(await group.start())
+    first = await Conversation(group, PROMPTS).run(3)
+    await group.stop()
+    await wait_gone(pids)
+    with pytest.raises(RanksFailedError):
+        group.submit(StepPlan(0))
+    await group.start()
+    assert await Conversation(group, PROMPTS).run(3) == first
+
+
+async def test_results_can_be_iterated(make_group: MakeGroup) -> None:
+    group = make_group(1)
+    await group.start()
+    group.submit(StepPlan(0))
+    group.submit(StepPlan(1))
+    with pytest.raises(ValueError, match="2 plans are in flight already, depth is 2"):
+        group.submit(StepPlan(2))
+    results = group.results()
+    assert [(await anext(results)).step for _ in range(2)] == [0, 1]
+    assert group.in_flight == 0
+
+
+async def test_an_idle_group_uses_next_to_no_cpu(make_group: MakeGroup) -> None:
+    group = make_group()
+    pids = pids_of(await group.start())[:-1]
+    await Conversation(group, PROMPTS).run(5)
+    await asyncio.sleep(0.2)
+
+    def cpu_s() -> float:
+        return sum(info.cpu_s for pid in pids if (info := ProcessInfo.read(pid)))
+
+    before = cpu_s()
+    await asyncio.sleep(2.0)
+    assert cpu_s() - before <= 0.04  # 1 % of a core for each rank
+
+
+async def test_a_loader_that_fails_is_reported_with_its_own_words(make_group: MakeGroup) -> None:
+    group = make_group(kv_tokens=10**12)
+    with pytest.raises(RanksFailedError, match="NotEnoughMemoryError: a KV cache of 62500000000 blocks"):
+        await group.start()
+
+
+async def test_a_rank_that_cannot_even_start_is_reported(make_group: MakeGroup) -> None:
+    group = make_group(rank_module="tests.integration.worker_ranks.no_such_module")
+    with pytest.raises(RanksFailedError, match=r"No module named .*no_such_module"):
+        await group.start()
+
+
+def ranks_running() -> set[Path]:
+    """The processes that were told to be ranks."""
+    found = set()
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if SETTINGS_VARIABLE.encode() in environ.read_bytes():
+                found.add(environ)
+    return found
+
+
+async def test_a_start_that_takes_too_long_is_given_up(make_group: MakeGroup) -> None:
+    group = make_group(start_timeout_s=0.5)
+    before = ranks_running()
+    with pytest.raises(RanksFailedError, match=r"ranks \[0, 1\] not ready within 0.5 s"):
+        await group.start()
+    assert ranks_running() <= before

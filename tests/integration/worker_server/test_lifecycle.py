@@ -1,0 +1,230 @@
+"""Loading, draining, losing ranks, leases: what routers and gateways see of a worker's life."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from redis import Redis
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.cli.stack.options import free_port
+from services.common.keys import RedisKeys
+from services.common.rpc import open_channel
+from services.worker.scheduling.plan import SamplingParams
+from services.worker.scheduling.scheduler import Scheduler
+from tests.integration.worker_server.conftest import RunningWorker, running_worker
+from tests.integration.worker_server.gateway import Gateway, until
+from tests.unit.worker.scheduling.fake_ranks import generate
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def health(address: str, service: str = "") -> int:
+    async with open_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=service), wait_for_ready=True)).status
+
+
+def lease_of(worker: RunningWorker) -> dict[str, object] | None:
+    with Redis.from_url(worker.settings.redis_url) as redis:
+        value = redis.get(RedisKeys("default").worker(worker.settings.worker_id))
+    return json.loads(value) if value else None
+
+
+async def test_while_loading_submits_are_handed_off_and_only_liveness_serves(redis_url: str) -> None:
+    async with running_worker(redis_url, hold_start=True) as worker, Gateway(worker.address) as gateway:
+        assert await health(worker.address) == NOT_SERVING
+        assert await health(worker.address, "liveness") == SERVING
+        answer = await gateway.complete([1, 2])
+        assert answer.last.handoff.reason == pb.Handoff.REASON_LOADING
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await gateway.stub.GetModelCard(pb.GetModelCardRequest())
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+        worker.group.may_start.set()
+        await gateway.wait_serving()
+        assert await health(worker.address) == SERVING
+        assert (await gateway.complete([1, 2])).ids == generate([1, 2], 5, SamplingParams())
+
+
+async def test_drain_lets_short_requests_end_and_hands_long_ones_off(worker: RunningWorker) -> None:
+    worker.group.step_s = 0.01
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        short = await gateway.submit([1], max_tokens=5)
+        long = await gateway.submit([2], max_tokens=240)
+        await long.at_least(1)
+        done = await gateway.stub.Drain(pb.DrainRequest(grace_ms=500))
+        assert (done.completed, done.handed_off) == (1, 1)
+        assert short.last.finish == pb.FINISH_REASON_LENGTH
+        await long.end.wait()
+        assert long.last.handoff.reason == pb.Handoff.REASON_DRAIN
+        assert 0 < len(long.ids) < 240
+        late = await gateway.complete([3])
+        assert late.last.handoff.reason == pb.Handoff.REASON_DRAIN
+        assert (await gateway.state()).phase == pb.PHASE_DRAINING
+        assert await health(worker.address) == NOT_SERVING
+
+
+async def test_drain_without_grace_hands_everything_off_at_once(worker: RunningWorker) -> None:
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        answers = [await gateway.submit([i], max_tokens=240) for i in range(20)]
+        await gateway.wait_state(lambda state: state.running + state.waiting >= 20, 5)
+        done = await gateway.stub.Drain(pb.DrainRequest(grace_ms=0))
+        assert done.handed_off == 20
+        await asyncio.gather(*(answer.end.wait() for answer in answers))
+        assert all(answer.last.handoff.reason == pb.Handoff.REASON_DRAIN for answer in answers)
+
+
+async def test_the_stop_signal_hands_off_flushes_and_gives_the_lease_up(redis_url: str) -> None:
+    async with running_worker(redis_url) as worker, Gateway(worker.address) as gateway:
+        worker.group.step_s = 0.01
+        await gateway.wait_serving()
+        await until(lambda: (lease_of(worker) or {}).get("phase") == "serving")
+        lease = lease_of(worker)
+        assert lease is not None
+        assert lease["address"] == worker.address
+        answer = await gateway.submit([5], max_tokens=240)
+        await answer.at_least(2)
+        worker.stop.set()
+        await asyncio.wait_for(answer.end.wait(), 30)
+        assert answer.last.handoff.reason == pb.Handoff.REASON_DRAIN
+        assert answer.ids == generate([5], 240, SamplingParams())[: len(answer.ids)]
+        await asyncio.wait_for(worker.task, 30)
+        assert lease_of(worker) is None
+
+
+async def test_lost_ranks_hand_off_at_once_and_the_worker_comes_back(worker: RunningWorker) -> None:
+    worker.group.step_s = 0.01
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        incarnation = (await gateway.state()).incarnation
+        answer = await gateway.submit(list(range(40)), max_tokens=200)
+        await answer.at_least(2)
+        worker.group.may_start.clear()
+        worker.group.die()
+        await asyncio.wait_for(answer.end.wait(), 30)
+        assert answer.last.handoff.reason == pb.Handoff.REASON_RANKS_LOST
+        assert "rank 1" in answer.last.handoff.detail
+        assert (await gateway.state()).phase == pb.PHASE_RECOVERING
+        assert (await gateway.complete([1])).last.handoff.reason == pb.Handoff.REASON_LOADING
+        worker.group.may_start.set()
+        await gateway.wait_serving()
+        again = await gateway.complete(list(range(40)), max_tokens=200)
+        assert again.outputs[0].cached_tokens == 0
+        assert again.ids == generate(list(range(40)), 200, SamplingParams())
+        assert (await gateway.state()).incarnation == incarnation
+        assert worker.group.starts == 2
+
+
+async def test_an_error_of_ours_is_a_loss_of_ranks_and_not_a_stand_still(
+    worker: RunningWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_state(lambda state: state.decode_step_ms > 0 and state.running == 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(Scheduler, "apply", fail)
+            answer = await gateway.complete([1, 2])
+        assert answer.last.handoff.reason == pb.Handoff.REASON_RANKS_LOST
+        await gateway.wait_serving()
+        assert (await gateway.complete([1, 2])).ids == generate([1, 2], 5, SamplingParams())
+
+
+async def test_without_redis_the_worker_serves(tmp_path: object) -> None:
+    async with running_worker(f"unix://{tmp_path}/nothing.sock") as worker, Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        assert len((await gateway.complete([1])).ids) == 5
+
+
+async def test_the_card_says_what_a_gateway_needs(worker: RunningWorker) -> None:
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        card = await gateway.stub.GetModelCard(pb.GetModelCardRequest())
+        assert card.model == "ryzanstein-tiny"
+        assert json.loads(card.tokenizer_json)["model"]
+        assert "add_generation_prompt" in card.chat_template
+        assert card.special_tokens["eos_token"]
+        assert card.eos_token_ids
+        assert card.max_model_len == 256
+        assert [(phase.name, phase.ms) for phase in card.startup] == [("load", 500.0), ("warm-up", 250.0)]
+        assert dict(card.memory_bytes) == {"weights": 1, "workspace": 2, "kv": 3}
+        assert card.hash_root.endswith(card.dtype)
+
+
+async def test_the_state_counts_and_acknowledges(worker: RunningWorker) -> None:
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        for seq in (3, 7, 5):
+            await gateway.complete([1] * 40, ticket=pb.DispatchTicket(router_id="router", seq=seq))
+        state = await gateway.wait_state(lambda state: state.running == 0)
+        assert dict(state.acked) == {"router": 7}
+        assert state.prefill_tokens_per_s > 0
+        assert state.decode_step_ms > 0
+        assert state.kv_blocks_total == 64
+        assert state.kv_blocks_cached > 0
+
+
+async def test_an_idle_worker_beats_once_a_second(worker: RunningWorker) -> None:
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        await gateway.complete([1])
+        seen: list[int] = []
+        stream = gateway.stub.WatchState(pb.WatchStateRequest())
+        began = asyncio.get_running_loop().time()
+        while (state := await stream.read()) and len(seen) < 3:
+            seen.append(state.seq)
+        assert 2.8 < asyncio.get_running_loop().time() - began < 4
+        assert seen == sorted(seen)
+
+
+async def test_too_many_waiting_requests_are_handed_off(redis_url: str) -> None:
+    async with running_worker(redis_url, max_running=1, max_waiting=2) as worker, Gateway(worker.address) as gateway:
+        await gateway.wait_state(lambda state: state.decode_step_ms > 0 and state.running == 0)
+        answers = [await gateway.submit([i], max_tokens=100) for i in range(6)]
+        await asyncio.gather(*(answer.end.wait() for answer in answers))
+        refused = [a for a in answers if a.last.handoff.reason == pb.Handoff.REASON_OVERLOAD]
+        assert 3 <= len(refused) <= 4
+        assert all(len(answer.ids) == 100 for answer in answers if answer not in refused)
+
+
+async def test_metrics_and_probes_are_served(redis_url: str) -> None:
+    port = free_port()
+    async with (
+        running_worker(redis_url, hold_start=True, metrics_port=port) as worker,
+        Gateway(worker.address) as gateway,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+    ):
+        assert (await http.get("/livez")).status_code == 200
+        assert (await http.get("/readyz")).status_code == 503
+        worker.group.may_start.set()
+        await gateway.wait_serving()
+        await gateway.complete([1] * 40, max_tokens=10)
+        await gateway.complete([1] * 40, max_tokens=10)
+        assert (await http.get("/readyz")).status_code == 200
+        lines = (await http.get("/metrics")).text.splitlines()
+        values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        assert float(values["ryzanstein_worker_prefix_hit_tokens_total"]) == 32
+        assert float(values["ryzanstein_worker_generated_tokens_total"]) >= 20
+        assert float(values["ryzanstein_worker_ttft_seconds_count"]) == 2
+        assert float(values["ryzanstein_worker_queue_seconds_count"]) == 2
+        assert float(values['ryzanstein_worker_phase{phase="serving"}']) == 1
+        assert float(values["ryzanstein_worker_kv_blocks_capacity"]) == 64
+
+
+async def test_the_same_id_again_replaces_the_earlier_request(worker: RunningWorker) -> None:
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        first = await gateway.submit([1], max_tokens=240, request_id="same")
+        await first.at_least(2)
+        second = await gateway.complete([2], max_tokens=20, request_id="same", attempt=2)
+        assert not first.end.is_set()
+        assert second.ids == generate([2], 20, SamplingParams())
+        await gateway.wait_state(lambda state: state.running == 0, 5)

@@ -1,0 +1,117 @@
+"""KV blocks that move between real workers: the tokens are those of a local computation, or the blocks do not count."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from ryzanstein.v1 import worker_pb2 as pb
+
+from tests.integration.worker_server.gateway import Gateway
+from tests.integration.worker_server.processes import ServerProcess, server_process
+
+PREFIX = 400  # tokens, 25 blocks
+ASSUMED_BYTES_PER_S = 250e6  # before the first pull
+GREEDY = pb.Sampling(max_tokens=24, ignore_eos=True)
+SEEDED = pb.Sampling(max_tokens=24, ignore_eos=True, temperature=0.9, top_p=0.95, seed=11)
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@dataclass
+class Pair:
+    """Two workers on the same model."""
+
+    source: ServerProcess
+    target: ServerProcess
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2)],
+    ids=lambda param: f"{param[0]}-tp{param[1]}",
+)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Pair]:
+    dtype, ranks = request.param
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                server_process(tmp_path_factory.mktemp("worker"), redis_url, DTYPE=dtype, TENSOR_PARALLEL=str(ranks))
+            )
+            for _ in range(2)
+        ]
+        yield Pair(*servers)
+
+
+@asynccontextmanager
+async def gateways(pair: Pair) -> AsyncIterator[tuple[Gateway, Gateway]]:
+    async with Gateway(pair.source.address) as source, Gateway(pair.target.address) as target:
+        await source.wait_serving()
+        await target.wait_serving()
+        yield source, target
+
+
+def prompt_of(seed: int, length: int = PREFIX + 7) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(2, 4096) for _ in range(length)]
+
+
+async def hint_to(source: Gateway, address: str, tokens: int = PREFIX) -> pb.PullHint:
+    state = await source.state()
+    return pb.PullHint(worker_id=state.worker_id, incarnation=state.incarnation, address=address, tokens=tokens)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+async def test_tokens_after_a_pull_are_those_of_a_local_computation(pair: Pair, sampling: pb.Sampling) -> None:
+    prompt = prompt_of(1 + (sampling is SEEDED))
+    async with gateways(pair) as (source, target):
+        local = await source.complete(prompt, sampling=sampling)
+        hint = await hint_to(source, pair.source.address)
+        pulled = await target.complete(prompt, sampling=sampling, pull=hint)
+        assert pulled.ids == local.ids
+        assert local.outputs[0].cached_tokens == 0
+        assert pulled.outputs[0].cached_tokens == PREFIX
+        assert (await target.state()).pull_bytes_per_s != ASSUMED_BYTES_PER_S
+
+
+async def test_a_source_that_is_killed_while_it_reads_costs_no_token(tmp_path: Path, redis_url: str) -> None:
+    """A stopped rank never answers the order to copy: the pull is under way when its source dies."""
+    with server_process(tmp_path, redis_url) as source, server_process(tmp_path, redis_url) as target:
+        async with gateways(Pair(source, target)) as (from_source, from_target):
+            prompt = prompt_of(3)
+            local = await from_source.complete(prompt, sampling=GREEDY)
+            hint = await hint_to(from_source, source.address)
+            idle = (await from_source.state()).kv_blocks_used
+            (rank,) = source.ranks()
+            rank.suspend()
+            pulled = await from_target.submit(prompt, sampling=GREEDY, pull=hint)
+            async with asyncio.timeout(30):
+                while (await from_source.state()).kv_blocks_used == idle:  # noqa: ASYNC110 - told once a second
+                    await asyncio.sleep(0.01)
+            source.process.kill()
+            rank.kill()
+            await asyncio.wait_for(pulled.end.wait(), 30)
+            assert pulled.ids == local.ids
+            assert pulled.outputs[0].cached_tokens == 0
+        assert "could not be pulled" in target.log.read_text()
+
+
+async def test_a_worker_of_another_dtype_computes_for_itself(tmp_path: Path, redis_url: str) -> None:
+    with (
+        server_process(tmp_path, redis_url, DTYPE="bfloat16") as source,
+        server_process(tmp_path, redis_url, DTYPE="float32") as target,
+    ):
+        async with gateways(Pair(source, target)) as (from_source, from_target):
+            prompt = prompt_of(5)
+            await from_source.complete(prompt, sampling=GREEDY)
+            pulled = await from_target.complete(
+                prompt, sampling=GREEDY, pull=await hint_to(from_source, source.address)
+            )
+            assert pulled.outputs[0].cached_tokens == 0
+            assert pulled.ids == (await from_target.complete(prompt, sampling=GREEDY)).ids
+        assert "hash_root" in target.log.read_text()

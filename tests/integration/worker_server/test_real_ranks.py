@@ -1,0 +1,176 @@
+"""The product: `python -m services.worker.server` with torchrun ranks on the bundled model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from ryzanstein.v1 import worker_pb2 as pb
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from tests.integration.worker_server.conftest import BUNDLED_MODEL
+from tests.integration.worker_server.gateway import Gateway, until
+from tests.integration.worker_server.processes import ServerProcess, server_process
+
+PROMPTS = ["The capital of France is", "Once upon a time there was a", "<|user|>\nHello<|end|>\n<|assistant|>\n"]
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, redis_url: str
+) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("worker")
+    with server_process(folder, redis_url, TENSOR_PARALLEL=str(request.param)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def greedy() -> dict[str, tuple[list[int], list[int]]]:
+    """Prompt ids and transformers' greedy continuation."""
+    torch.set_num_threads(1)  # spinning threads stall one another on a busy machine
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
+    answers = {}
+    for prompt in PROMPTS:
+        ids = tokenizer.encode(prompt).ids
+        output = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=40, eos_token_id=None)
+        answers[prompt] = (ids, output[0, len(ids) :].tolist())
+    return answers
+
+
+async def test_greedy_tokens_are_those_of_transformers(
+    server: ServerProcess, greedy: dict[str, tuple[list[int], list[int]]]
+) -> None:
+    async with Gateway(server.address) as gateway:
+        await gateway.wait_serving()
+        for ids, expected in greedy.values():
+            assert (await gateway.complete(ids, max_tokens=40)).ids == expected
+
+
+async def test_company_chunks_hits_and_resumes_change_no_token(
+    server: ServerProcess, greedy: dict[str, tuple[list[int], list[int]]]
+) -> None:
+    rng = random.Random(0)
+    async with Gateway(server.address) as gateway:
+        await gateway.wait_serving()
+        noise = [
+            await gateway.submit([rng.randrange(2, 4096) for _ in range(rng.randrange(1, 300))], max_tokens=30)
+            for _ in range(12)
+        ]
+        expected = list(greedy.values())
+        whole = [await gateway.submit(ids, max_tokens=40) for ids, _ in expected]
+        resumed = [await gateway.submit(ids, max_tokens=40, generated_ids=tokens[:17]) for ids, tokens in expected]
+        await asyncio.gather(*(answer.end.wait() for answer in [*noise, *whole, *resumed]))
+        assert [answer.ids for answer in whole] == [tokens for _, tokens in expected]
+        assert [answer.ids for answer in resumed] == [tokens[17:] for _, tokens in expected]
+
+
+async def test_malformed_neighbours_and_cancels_change_no_token(
+    server: ServerProcess, greedy: dict[str, tuple[list[int], list[int]]]
+) -> None:
+    ids, expected = greedy[PROMPTS[1]]
+    async with Gateway(server.address) as gateway:
+        await gateway.wait_serving()
+        answer = await gateway.submit(ids, max_tokens=40)
+        bad = [await gateway.submit([1, 2**31]), await gateway.submit([])]
+        gone = await gateway.submit([5] * 500, max_tokens=1000)
+        await gone.at_least(2)
+        await gateway.cancel(gone)
+        await asyncio.gather(*(other.end.wait() for other in [answer, *bad]))
+        assert answer.ids == expected
+        assert all(other.last.error.code == pb.RequestError.CODE_INVALID_ARGUMENT for other in bad)
+
+
+async def test_logprobs_and_embeddings_come_back(server: ServerProcess) -> None:
+    async with Gateway(server.address) as gateway:
+        await gateway.wait_serving()
+        sampling = pb.Sampling(max_tokens=6, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+        answer = await gateway.complete(list(range(10, 50)), sampling=sampling)
+        rows = [row for output in answer.outputs for row in output.logprobs]
+        assert [row.token_id for row in rows] == answer.ids
+        assert all(row.rank == 1 and len(row.top_ids) == 3 and row.logprob <= 0 for row in rows)
+        assert [row.token_id for row in answer.outputs[0].prompt_logprobs] == list(range(11, 50))
+        embedded = await gateway.complete(list(range(10, 50)), embed=True)
+        assert sum(x * x for x in embedded.last.embedding) == pytest.approx(1, abs=1e-3)
+
+
+async def test_an_idle_worker_uses_no_cpu(server: ServerProcess) -> None:
+    async with Gateway(server.address) as gateway:
+        await gateway.wait_serving()
+        watch = gateway.stub.WatchState(pb.WatchStateRequest())
+        await gateway.complete([1, 2, 3])
+        await asyncio.sleep(1)
+        family = [psutil.Process(server.process.pid), *server.ranks()]
+        before, began = [sum(p.cpu_times()[:2]) for p in family], time.monotonic()
+        await asyncio.sleep(4)
+        seconds = time.monotonic() - began
+        used = [(sum(p.cpu_times()[:2]) - b) / seconds for p, b in zip(family, before, strict=True)]
+        assert max(used) < 0.02, used
+        watch.cancel()
+
+
+async def test_a_killed_rank_hands_off_and_the_ranks_come_back(
+    server: ServerProcess, greedy: dict[str, tuple[list[int], list[int]]]
+) -> None:
+    ids, expected = greedy[PROMPTS[0]]
+    async with Gateway(server.address) as gateway:
+        await gateway.wait_serving()
+        answer = await gateway.submit([7] * 30, max_tokens=2000)
+        await answer.at_least(3)
+        server.ranks()[-1].kill()
+        await asyncio.wait_for(answer.end.wait(), 30)
+        assert answer.last.handoff.reason == pb.Handoff.REASON_RANKS_LOST
+        await gateway.wait_state(lambda state: state.phase == pb.PHASE_RECOVERING)
+        await gateway.wait_serving()
+        assert (await gateway.complete(ids, max_tokens=40)).ids == expected
+        assert server.process.poll() is None
+
+
+async def test_sigterm_hands_off_and_leaves_nothing_behind(tmp_path: Path, redis_url: str) -> None:
+    with server_process(tmp_path, redis_url, DRAIN_S="0.3") as server:
+        async with Gateway(server.address) as gateway:
+            await gateway.wait_serving()
+            ranks = server.ranks()
+            assert ranks
+            answer = await gateway.submit([7] * 30, max_tokens=2000)
+            await answer.at_least(3)
+            server.process.send_signal(signal.SIGTERM)
+            await asyncio.wait_for(answer.end.wait(), 30)
+            assert answer.last.handoff.reason == pb.Handoff.REASON_DRAIN
+            await until(lambda: server.process.poll() is not None, 60)
+            assert server.process.returncode == 0
+            _, alive = await asyncio.to_thread(psutil.wait_procs, ranks, 20)
+            assert not alive
+        lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+        assert not [line for line in lines if line["level"] == "error"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("MODEL", "/nowhere", "RYZANSTEIN_MODEL"),
+        ("MODEL", "", "RYZANSTEIN_MODEL"),
+        ("TENSOR_PARALLEL", "3", "cannot be divided"),
+        ("MAX_MODEL_LEN", "1000000", "RYZANSTEIN_MAX_MODEL_LEN"),
+        ("DTYPE", "int3", "RYZANSTEIN_DTYPE"),
+        ("KV_BLOCK_TOKENS", "24", "RYZANSTEIN_KV_BLOCK_TOKENS"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_that_names_it(
+    tmp_path: Path, redis_url: str, variable: str, value: str, words: str
+) -> None:
+    with server_process(tmp_path, redis_url, **{variable: value}) as server:
+        assert server.process.wait(30) == 1
+        (line,) = server.log.read_text().splitlines()
+        assert words in json.loads(line)["message"]

@@ -1,0 +1,159 @@
+"""What a gateway may rely on, over real gRPC and Redis, on ranks whose every token is known beforehand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.worker.scheduling.plan import SamplingParams
+from tests.integration.worker_server.conftest import RunningWorker
+from tests.integration.worker_server.gateway import Gateway
+from tests.unit.worker.scheduling.fake_ranks import generate
+
+GREEDY = SamplingParams()
+
+
+async def test_tokens_are_those_of_the_model_and_end_with_a_reason(worker: RunningWorker) -> None:
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        answers = [await gateway.submit([i, 5, 9], max_tokens=20) for i in range(20)]
+        for i, answer in enumerate(answers):
+            await asyncio.wait_for(answer.end.wait(), 20)
+            assert answer.ids == generate([i, 5, 9], 20, GREEDY)
+            assert answer.last.finish == pb.FINISH_REASON_LENGTH
+
+
+async def test_one_message_carries_the_tokens_of_a_whole_step(worker: RunningWorker) -> None:
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        before = worker.group.n_steps
+        answers = [await gateway.submit([i, 1], max_tokens=50) for i in range(8)]
+        await asyncio.gather(*(answer.end.wait() for answer in answers))
+        assert gateway.messages <= worker.group.n_steps - before
+
+
+async def test_a_resumed_request_goes_on_where_it_was(worker: RunningWorker) -> None:
+    whole = generate([1, 2, 3], 30, GREEDY)
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        answer = await gateway.complete([1, 2, 3], max_tokens=30, generated_ids=whole[:11])
+        assert answer.first_index == 11
+        assert answer.ids == whole[11:]
+
+
+async def test_a_stop_token_is_the_last_id(worker: RunningWorker) -> None:
+    whole = generate([4, 4], 40, GREEDY)
+    sampling = pb.Sampling(max_tokens=40, stop_token_ids=[whole[7]], ignore_eos=True)
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        answer = await gateway.complete([4, 4], sampling=sampling)
+        assert answer.ids == whole[: whole.index(whole[7]) + 1]
+        assert answer.last.finish == pb.FINISH_REASON_STOP
+
+
+async def test_a_cancelled_request_says_nothing_more_and_frees_its_blocks(worker: RunningWorker) -> None:
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        answer = await gateway.submit([7] * 40, max_tokens=200)
+        await answer.at_least(3)
+        await gateway.cancel(answer)
+        await gateway.wait_state(lambda state: state.running == 0 and state.kv_blocks_used == 0, 5)
+        told = len(answer.ids)
+        await asyncio.sleep(0.05)
+        assert len(answer.ids) == told < 200
+
+
+async def test_a_broken_stream_cancels_its_requests_and_no_others(worker: RunningWorker) -> None:
+    async with Gateway(worker.address) as staying:
+        await staying.wait_serving()
+        mine = await staying.submit([3] * 20, max_tokens=200)
+        async with Gateway(worker.address) as leaving:
+            theirs = [await leaving.submit([i] * 20, max_tokens=230) for i in range(5)]
+            await theirs[0].at_least(1)
+        await staying.wait_state(lambda state: state.running <= 1, 5)
+        await mine.end.wait()
+        assert mine.ids == generate([3] * 20, 200, GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("field", "submit"),
+    [
+        ("prompt_ids", {"prompt": []}),
+        ("prompt_ids", {"prompt": [1, 97]}),
+        ("generated_ids", {"prompt": [1], "generated_ids": [4_000_000_000]}),
+        ("sampling.top_p", {"prompt": [1], "sampling": pb.Sampling(top_p=1.5)}),
+        ("sampling.temperature", {"prompt": [1], "sampling": pb.Sampling(temperature=-0.1)}),
+        ("sampling.temperature", {"prompt": [1], "sampling": pb.Sampling(temperature=float("nan"))}),
+        ("sampling.min_p", {"prompt": [1], "sampling": pb.Sampling(min_p=2)}),
+        ("sampling.logit_bias", {"prompt": [1], "sampling": pb.Sampling(logit_bias={97: 1.0})}),
+        ("sampling.logprobs", {"prompt": [1], "sampling": pb.Sampling(logprobs=1000)}),
+        ("sampling.min_tokens", {"prompt": [1], "sampling": pb.Sampling(max_tokens=2, min_tokens=3)}),
+        ("sampling.stop_token_ids", {"prompt": [1], "sampling": pb.Sampling(stop_token_ids=[97])}),
+        ("weight", {"prompt": [1], "weight": 5000}),
+        ("request_id", {"prompt": [1], "request_id": ""}),
+    ],
+)
+async def test_a_malformed_submit_names_its_field(worker: RunningWorker, field: str, submit: dict[str, object]) -> None:
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        neighbour = await gateway.submit([8, 8], max_tokens=30)
+        answer = await gateway.complete(**submit)
+        assert answer.last.error.code == pb.RequestError.CODE_INVALID_ARGUMENT
+        assert answer.last.error.field == field
+        await neighbour.end.wait()
+        assert neighbour.ids == generate([8, 8], 30, GREEDY)
+
+
+async def test_what_can_never_fit_is_refused_with_the_largest_size(worker: RunningWorker) -> None:
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        most = (await gateway.state()).max_request_tokens
+        assert most == 256
+        answer = await gateway.complete([1] * most)
+        assert answer.last.error.code == pb.RequestError.CODE_TOO_LONG
+        assert answer.last.error.field == "prompt_ids"
+        assert str(most - 1) in answer.last.error.message
+        fits = await gateway.complete([1] * (most - 1), max_tokens=0)
+        assert len(fits.ids) == 1
+
+
+async def test_an_embedding_is_the_answer(worker: RunningWorker) -> None:
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        answer = await gateway.complete([11, 2], embed=True)
+        assert list(answer.last.embedding) == [11.0]
+        assert not answer.ids
+
+
+async def test_a_repeated_prompt_is_found_in_the_cache(worker: RunningWorker) -> None:
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        prompt = list(range(60))
+        first = await gateway.complete(prompt)
+        second = await gateway.complete(prompt)
+        salted = await gateway.complete(prompt, cache_salt="tenant")
+        assert [a.outputs[0].cached_tokens for a in (first, second, salted)] == [0, 48, 0]
+        assert first.ids == second.ids == salted.ids
+
+
+async def test_a_slow_reader_gets_merged_messages_and_loses_nothing(worker: RunningWorker) -> None:
+    worker.group.step_s = 0
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        stream = gateway.stub.Connect()
+        for i in range(8):
+            submit = pb.Submit(request_id=str(i), attempt=1, prompt_ids=[i], sampling=pb.Sampling(max_tokens=240))
+            submit.sampling.ignore_eos = True
+            await stream.write(pb.ConnectFrame(submit=submit))
+        await gateway.wait_state(lambda state: state.running == state.waiting == 0 and state.kv_blocks_cached > 0)
+        ids: dict[str, list[int]] = {}
+        async for message in stream:
+            for output in message.outputs:
+                assert output.first_index == len(ids.setdefault(output.request_id, []))
+                ids[output.request_id] += output.ids
+            if all(len(ids.get(str(i), [])) == 240 for i in range(8)):
+                break
+        assert ids == {str(i): generate([i], 240, GREEDY) for i in range(8)}
+        stream.cancel()

@@ -1,0 +1,139 @@
+"""A real local installation for tests: `ryzanstein up` as a user would start it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+COMMAND = str(Path(sys.executable).parent / "ryzanstein")
+START_S = 90
+
+
+@dataclass(frozen=True)
+class RunningStack:
+    """A started installation."""
+
+    process: subprocess.Popen[str]
+    port: int
+    runtime_dir: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def folder(self) -> Path:
+        return self.runtime_dir / "ryzanstein" / str(self.port)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((self.folder / "stack.json").read_text())
+        return state
+
+    def pid_of(self, name: str) -> int:
+        return int(self.state["processes"][name])
+
+    def ready(self) -> bool:
+        """Whether the gateway answers, and says that it can serve."""
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=1).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    def ryzanstein(self, *args: str) -> subprocess.CompletedProcess[str]:
+        return ryzanstein(*args, runtime_dir=self.runtime_dir)
+
+    def model(self) -> str:
+        return str(httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"])
+
+    def logs(self) -> str:
+        return "\n".join(f"== {p.name}\n{p.read_text()[-3000:]}" for p in sorted((self.folder / "logs").glob("*.log")))
+
+    def rank_pids(self, worker: str = "worker-0") -> list[int]:
+        """The tensor-parallel ranks of a worker, in no particular order."""
+        children = psutil.Process(self.pid_of(worker)).children(recursive=True)
+        leaves = [child for child in children if not child.children()]
+        return [leaf.pid for leaf in leaves if "services.worker.ranks" in leaf.cmdline()]
+
+    def wait_serving(self, workers: int, timeout_s: float = 60) -> None:
+        """Return once the router gives work to this many workers."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            shown = self.ryzanstein("status", "--port", str(self.port), "--json")
+            if shown.returncode == 0:
+                views = json.loads(shown.stdout)["router"]["workers"]
+                if sum(view["eligible"] for view in views) >= workers:
+                    return
+            time.sleep(0.2)
+        raise AssertionError(f"{workers} workers not serving after {timeout_s} s\n{self.logs()}")
+
+    def complete(self, **body: Any) -> httpx.Response:
+        """POST /v1/completions for the served model."""
+        return httpx.post(f"{self.url}/v1/completions", json={"model": self.model(), **body}, timeout=60)
+
+    def stop(self, signum: int = signal.SIGINT) -> str:
+        self.process.send_signal(signum)
+        output, _ = self.process.communicate(timeout=60)
+        return output
+
+
+def environment(runtime_dir: Path) -> dict[str, str]:
+    return {**os.environ, "XDG_RUNTIME_DIR": str(runtime_dir), "COLUMNS": "200"}
+
+
+def ryzanstein(*args: str, runtime_dir: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [COMMAND, *args], env=environment(runtime_dir), capture_output=True, text=True, timeout=START_S, check=False
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running_stack(runtime_dir: Path, *args: str) -> Iterator[RunningStack]:
+    """`ryzanstein up` on a free port, ready; stopped with Ctrl-C at the end."""
+    port = free_port()
+    process = subprocess.Popen(
+        [COMMAND, "up", "--port", str(port), *args],
+        env=environment(runtime_dir),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    stack = RunningStack(process, port, runtime_dir)
+    try:
+        _wait_ready(stack)
+        yield stack
+    finally:
+        if process.poll() is None:
+            stack.stop()
+
+
+def _wait_ready(stack: RunningStack) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if stack.process.poll() is not None:
+            raise AssertionError(f"ryzanstein up ended: {stack.process.stdout.read() if stack.process.stdout else ''}")
+        # A process that a test kills before the installation is supervised would end the whole start.
+        if stack.ready() and stack.state["supervised"]:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"not ready in {START_S} s\n{stack.logs()}")

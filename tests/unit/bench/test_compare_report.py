@@ -1,0 +1,45 @@
+"""The published comparison with other servers is what the kept results say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.compare_report import draw, markdown, rates, ratio
+
+ROOT = Path(__file__).parents[3]
+KEPT = sorted((ROOT / "bench" / "results").glob("peers-*.json"))
+
+
+@pytest.mark.parametrize("file", KEPT, ids=lambda file: file.stem)
+def test_the_page_shows_every_number_of_the_kept_results(file: Path) -> None:
+    assert markdown(json.loads(file.read_text())) in (ROOT / "docs" / "performance.md").read_text()
+
+
+def results() -> dict:
+    def run(rate: float) -> dict:
+        return {"output_tokens_per_s": rate, "tpot_ms_p50": 2.0, "largest_gap_over_median": 3.0, "errors": 0}
+
+    load = {"ryzanstein": [run(10), run(30), run(20)], "slow": [run(5)], "fast": [run(40), run(50), run(60)]}
+    servers = dict.fromkeys(load, 1.0)
+    return {"shape": "15m", "start_s": servers, "memory_mib": servers, "scenarios": {"one request": load}}
+
+
+def test_the_ratio_is_to_the_best_of_the_others() -> None:
+    assert rates(results(), "one request") == {"ryzanstein": 20, "slow": 5, "fast": 50}
+    assert ratio(rates(results(), "one request")) == pytest.approx(0.4)
+    assert "| one request | 20 (2.0 ms; 3.0x) | 5 (2.0 ms; 3.0x) | 50 (2.0 ms; 3.0x) | 0.40 |" in markdown(results())
+
+
+def test_failed_requests_are_not_hidden() -> None:
+    found = results()
+    found["scenarios"]["one request"]["slow"][0]["errors"] = 2
+    assert ", 2 failed" in markdown(found)
+
+
+def test_the_picture_names_every_server(tmp_path: Path) -> None:
+    draw([results()], tmp_path / "peers.svg")
+    text = (tmp_path / "peers.svg").read_text()
+    assert all(name in text for name in ("ryzanstein", "slow", "fast"))

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from bench.evaluate import start_token
+from bench.evaluation.metrics import compare, divergence
+from bench.evaluation.served import Position, ScoredDocument, read_position, score_all
+from bench.evaluation.text import Document, cut
+from tests.stack import running_stack
+
+MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
+SHORT = Document(
+    "short.py", "library", "def add(a, b):\n    return a + b\n\n\nfor i in range(10):\n    print(add(i, 1))\n"
+)
+
+
+def position(*probabilities: float, best: int = 0) -> Position:
+    """The text's own token is number 0."""
+    known = {token_id: math.log(p) for token_id, p in enumerate(probabilities)}
+    return Position(known[0], best, known)
+
+
+@pytest.mark.parametrize(("n", "context", "stride"), [(1, 8, 4), (2, 8, 4), (8, 8, 4), (9, 8, 4), (101, 8, 3)])
+def test_windows_score_every_token_but_the_first_once(n: int, context: int, stride: int) -> None:
+    ids = list(range(n))
+    windows = list(cut(ids, context, stride))
+    assert [token for window in windows for token in window.ids[window.first :]] == ids[1:]
+    assert all(len(window.ids) <= context for window in windows)
+    assert all(window.first >= context - stride for window in windows[1:])
+
+
+def test_divergence_is_zero_only_between_equals() -> None:
+    assert divergence(position(0.5, 0.3), position(0.5, 0.3)) == pytest.approx(0)
+    assert divergence(position(0.5, 0.3), position(0.4, 0.4)) > 0.01
+
+
+def test_divergence_merges_what_only_one_side_reports() -> None:
+    one_sided = Position(math.log(0.5), 0, {0: math.log(0.5), 7: math.log(0.2)})
+    expected = 0.5 * math.log(0.5 / 0.4) + 0.5 * math.log(0.5 / 0.6)
+    assert divergence(one_sided, position(0.4, 0.4)) == pytest.approx(expected)
+
+
+def test_of_two_equally_likely_tokens_the_one_listed_as_first_alternative_is_the_best() -> None:
+    entries = {"5": {"logprob": -0.7, "rank": 1}, "3": {"logprob": -0.7, "rank": 1}, "9": {"logprob": -2.0, "rank": 3}}
+    assert read_position(5, entries).best == 3
+
+
+def scored(name: str, *positions: Position) -> ScoredDocument:
+    return ScoredDocument(Document(name, "library", "x" * 4 * len(positions)), positions)
+
+
+def test_measures_weigh_tokens_and_intervals_draw_documents() -> None:
+    reference = [scored("a", position(0.5)), scored("b", position(0.25), position(0.25), position(0.25))]
+    candidate = [scored("a", position(0.5)), scored("b", *[position(0.125, best=1)] * 3)]
+    result = compare(reference, candidate)
+    assert result.reference_perplexity.value == pytest.approx(2 ** (7 / 4))
+    assert result.perplexity_ratio.value == pytest.approx(2 ** (3 / 4))
+    assert result.bits_per_byte.value == pytest.approx(10 / 16)
+    assert result.top1_agreement.value == 0.25
+    # Two documents: some draws hold only the first, some only the second.
+    assert result.perplexity_ratio.interval == pytest.approx((1, 2))
+
+
+def test_one_document_has_no_interval() -> None:
+    result = compare([scored("a", position(0.5))], [scored("a", position(0.5))])
+    assert result.perplexity.interval is None
+    assert result.perplexity_ratio.value == 1
+
+
+def reference_nats(context: int) -> float:
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    ids = torch.tensor([[start_token(MODEL), *tokenizer(SHORT.text, add_special_tokens=False).input_ids]])
+    assert ids.shape[1] < context
+    with torch.inference_mode():
+        return float(model(ids, labels=ids).loss)
+
+
+def test_served_perplexity_is_that_of_transformers(tmp_path: Path) -> None:
+    expected = math.exp(reference_nats(context=1_024))
+    with running_stack(tmp_path, "--tensor-parallel", "1", "--dtype", "float32", "--model", str(MODEL)) as stack:
+        (found,) = asyncio.run(score_all(stack.url, stack.model(), start_token(MODEL), [SHORT], concurrency=1))
+    assert compare([found], [found]).perplexity.value == pytest.approx(expected, rel=1e-4)

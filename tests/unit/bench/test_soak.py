@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import typer
+
+from bench.soak import seconds_of
+from bench.soaking.faults import Fault, FaultKind, schedule
+from bench.soaking.load import Served, make_cases
+from bench.soaking.memory import Sample, growth, slope
+from bench.soaking.texts import Answer, Difference, difference
+from bench.soaking.verdict import FaultRecord, judge
+
+EXPECTED = Answer("abcd", (1, 2, 3, 4), "length")
+
+
+@pytest.mark.parametrize(
+    ("got", "found"),
+    [
+        (Answer("abcd", (1, 2, 3, 4), "length"), Difference.NONE),
+        (Answer("abd", (1, 2, 4), "length"), Difference.LOST),
+        (Answer("abbcd", (1, 2, 2, 3, 4), "length"), Difference.DUPLICATED),
+        (Answer("abxd", (1, 2, 9, 4), "length"), Difference.OTHER),
+        (Answer("abdc", (1, 2, 4, 3), "length"), Difference.OTHER),
+        (Answer("abc", (1, 2, 3, 4), "length"), Difference.TEXT),
+        (Answer("abcd", (1, 2, 3, 4), "stop"), Difference.TEXT),
+    ],
+)
+def test_differences_have_names(got: Answer, found: Difference) -> None:
+    assert difference(EXPECTED, got) is found
+
+
+def test_the_schedule_is_fixed_by_its_seed_and_meets_every_kind_each_round() -> None:
+    def draw(seed: int) -> list[Fault]:
+        return list(islice(schedule(seed, workers=3), 21))
+
+    assert draw(4) == draw(4)
+    assert draw(4) != draw(5)
+    for begin in (0, 7, 14):
+        assert {fault.kind for fault in draw(4)[begin : begin + 7]} == set(FaultKind)
+    victims = {fault.victim for fault in draw(4) if fault.kind in (FaultKind.KILL_RANK, FaultKind.STOP_WORKER)}
+    assert victims <= {"worker-0", "worker-1", "worker-2"}
+
+
+def served(case: int = 0, answer: Answer = EXPECTED, error: str = "") -> Served:
+    return Served(case, began=10.0, arrivals=[10.1, 10.2, 12.2], ended=12.3, answer=answer, error=error)
+
+
+def test_a_clean_run_passes() -> None:
+    faults = [FaultRecord(FaultKind.KILL_RANK, "worker-0", 11.0, 2.5), FaultRecord(FaultKind.KILL_RANK, "w", 90.0, 3.5)]
+    verdict = judge(60, [served()], [EXPECTED], faults, [])
+    assert verdict.passed
+    (summary,) = verdict.faults
+    assert (summary.count, summary.unrecovered, summary.recover_s_median, summary.recover_s_max) == (2, 0, 3.0, 3.5)
+    assert summary.longest_pause_s == pytest.approx(2.0)
+    assert verdict.ttft_ms_p50 == pytest.approx(100)
+    assert verdict.total_ms_p99 == pytest.approx(2_300)
+
+
+@pytest.mark.parametrize(
+    ("answers", "faults"),
+    [
+        ([served(), served(error="502")], []),
+        ([served(), served(answer=Answer("abd", (1, 2, 4), "length"))], []),
+        ([served()], [FaultRecord(FaultKind.KILL_REDIS, "redis", 11.0, None)]),
+        ([], []),
+    ],
+)
+def test_an_error_a_wrong_answer_an_unrecovered_fault_or_no_request_fails(
+    answers: list[Served], faults: list[FaultRecord]
+) -> None:
+    assert not judge(60, answers, [EXPECTED], faults, []).passed
+
+
+def test_cases_are_fixed_by_the_seed_and_differ_from_each_other() -> None:
+    assert make_cases(16, 8, seed=1) == make_cases(16, 8, seed=1)
+    assert len({case.prompt for case in make_cases(16, 8, seed=1)}) == 16
+
+
+def test_a_restart_is_no_growth_and_hides_none() -> None:
+    flat = [[(t, 100.0) for t in range(60)], [(t, 40.0) for t in range(100, 160)]]
+    growing = [[(t, 100 + t / 3_600) for t in range(60)], [(t, 40 + t / 3_600) for t in range(100, 160)]]
+    assert slope(flat) == pytest.approx(0)
+    assert slope(growing) == pytest.approx(1)
+    assert slope([[(5.0, 1.0)]]) is None
+
+
+def _private_mib(age: float) -> float:
+    return 100 + min(age, 30) * 2 + age / 100
+
+
+def test_growth_leaves_the_warm_up_out_and_counts_lives() -> None:
+    def life(pid: int, start: float) -> list[Sample]:
+        # 60 MiB appear while it warms up, then 36 MiB per hour; its share of shared pages does what it likes.
+        return [
+            Sample("gateway", (pid, start), start + age, (200 + age % 7) * 2**20, int(_private_mib(age) * 2**20))
+            for age in range(0, 101, 5)
+        ]
+
+    (row,) = growth(life(1, 0.0) + life(2, 500.0))
+    assert (row.kind, row.lives, row.observed_s) == ("gateway", 2, 140)
+    assert row.mib_per_hour == pytest.approx(36, rel=1e-3)
+    assert row.last_mib == 202
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("20", 20), ("20s", 20), ("1.5m", 90)])
+def test_durations(text: str, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0s", "-3"])
+def test_durations_that_are_none(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        seconds_of(text)

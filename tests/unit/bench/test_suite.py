@@ -1,0 +1,132 @@
+"""`make bench`, with the two benches that take seconds: real numbers in a file, a page and pictures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.reading import higher, lower, read_readings, write_readings
+from bench.suite import rounds
+from bench.suite.rounds import BenchError, gather, run_round
+from bench.suite.steps import STEPS, Step, chosen, turned
+from services.cli.benchmarks.results import Better, Results, read_results, readable
+from tests.stack import ryzanstein
+
+PROJECT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The JSON file of two rounds."""
+    folder = tmp_path_factory.mktemp("results")
+    only = ("--only", "scheduler", "--only", "coordinator")
+    command = [sys.executable, "-m", "bench.suite", "--rounds", "2", *only, "--out", str(folder)]
+    ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=110, check=False)
+    assert ran.returncode == 0, ran.stderr
+    data, page = (Path(line) for line in ran.stdout.split())
+    assert page == data.with_suffix(".md")
+    return data
+
+
+@pytest.fixture(scope="module")
+def results(written: Path) -> Results:
+    return read_results(written)
+
+
+def test_each_round_gave_a_sample(results: Results) -> None:
+    assert {name.partition("/")[0] for name in results.metrics} == {"scheduler", "coordinator"}
+    assert all(len(metric.samples) == results.rounds == 2 for metric in results.metrics.values())
+    assert results.metrics["scheduler/64 decodes/step p50"].median > 1
+
+
+def test_a_run_says_on_what_it_was_taken(results: Results) -> None:
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+    assert head.startswith(results.commit.removesuffix("+changes"))
+    assert int(results.machine["cores"]) >= 1
+    assert results.versions["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_the_page_shows_every_metric_and_picture(written: Path, results: Results) -> None:
+    page = written.with_suffix(".md").read_text()
+    for name, metric in results.metrics.items():
+        assert f"| {name.partition('/')[2]} | {readable(metric.median)} |" in page
+    for area in ("scheduler", "coordinator"):
+        picture = written.parent / written.stem / f"{area}.svg"
+        assert f"({written.stem}/{area}.svg)" in page
+        assert "<svg" in picture.read_text()
+
+
+def test_a_run_compares_with_itself(written: Path, tmp_path: Path) -> None:
+    compared = ryzanstein("bench", "compare", str(written), str(written), runtime_dir=tmp_path)
+    assert compared.returncode == 0, compared.stderr
+    assert compared.stdout.strip().endswith("same")
+
+
+def test_every_step_is_a_bench_that_hands_readings_back() -> None:
+    for module in {step.module for step in STEPS}:
+        found = importlib.util.find_spec(module)
+        assert found is not None
+        assert found.origin is not None
+        assert '"--json"' in Path(found.origin).read_text()
+
+
+async def test_a_bench_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
+    broken = Step("engine", "bench.engine", (str(tmp_path / "nothing"), "--ranks", "1"))
+    with pytest.raises(BenchError, match=r"engine ended with status 1:(.|\n)*nothing"):
+        await run_round((broken,), 0, tmp_path)
+
+
+async def test_a_bench_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "STEP_S", 2.0)
+    monkeypatch.setenv("STARTED_BY", str(tmp_path))
+    endless = Step("coordinator", "bench.coordinator", ("--events", "100000"))
+    with pytest.raises(BenchError, match=r"coordinator did not end within 2 s"):
+        async with asyncio.timeout(30):
+            await run_round((endless,), 0, tmp_path)
+    assert not started_by(tmp_path), "the process that sends events is ended, too"
+
+
+def started_by(folder: Path) -> list[list[str]]:
+    """Commands of the live processes that inherited the mark."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("STARTED_BY") == str(folder):
+                found.append(process.cmdline())
+    return found
+
+
+def test_every_step_is_first_once() -> None:
+    firsts = [turned(STEPS, number)[0] for number in range(len(STEPS))]
+    assert firsts == list(STEPS)
+    assert all(set(turned(STEPS, number)) == set(STEPS) for number in range(7))
+
+
+def test_an_unknown_bench_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="no bench called quick; there are scheduler, coordinator"):
+        chosen(["quick"])
+
+
+def test_readings_survive_the_file(tmp_path: Path) -> None:
+    readings = [lower("a/b", 0.1, "ms"), higher("a/c", 2.0, "tokens/s")]
+    write_readings(tmp_path / "readings.json", readings)
+    assert read_readings(tmp_path / "readings.json") == readings
+
+
+def test_two_readings_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="readings with the same name: a/b"):
+        write_readings(tmp_path / "readings.json", [lower("a/b", 1, "ms"), lower("a/b", 2, "ms")])
+
+
+def test_a_metric_that_a_round_lacks_is_refused() -> None:
+    both = [lower("a/b", 1, "ms"), lower("a/c", 1, "ms")]
+    assert gather([both, both])["a/c"].better is Better.LOWER
+    with pytest.raises(ValueError, match="not measured once in every round: a/c"):
+        gather([both, both[:1]])

@@ -1,0 +1,106 @@
+"""What the commands say when something is wrong, and what they read from the wire."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.cli.chat import _deltas, error_message, first_model
+from services.cli.errors import CommandError
+from services.cli.stack.options import BUNDLED_MODEL, StackOptions, check
+from services.cli.stack.state import StackState, read_state, run_dir, write_state
+
+
+@pytest.fixture(autouse=True)
+def _own_run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def state_of(pid: int, created: float) -> StackState:
+    return StackState(
+        pid, created, "http://127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", {"gateway": pid}, supervised=True
+    )
+
+
+def test_a_running_installation_is_found() -> None:
+    me = psutil.Process(os.getpid())
+    write_state(run_dir(8123), state_of(me.pid, me.create_time()))
+    assert read_state(8123).processes == {"gateway": me.pid}
+
+
+def test_a_reused_pid_is_not_taken_for_the_supervisor() -> None:
+    me = psutil.Process(os.getpid())
+    write_state(run_dir(8123), state_of(me.pid, me.create_time() - 100))
+    with pytest.raises(CommandError, match="nothing runs on port 8123"):
+        read_state(8123)
+
+
+def test_the_run_directory_is_private() -> None:
+    assert run_dir(8123).stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": "/no/such"}, "no such folder"),
+        ({"model": "not a hub id"}, "not a hub id"),
+        ({"model": str(BUNDLED_MODEL), "redis_url": "http://x"}, "redis://"),
+    ],
+)
+def test_wrong_options_name_the_option(options: dict[str, str], said: str) -> None:
+    with pytest.raises(CommandError, match=said):
+        check(StackOptions(**{"port": _free(), **options}))
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"no config\.json"):
+        check(StackOptions(model=str(tmp_path), port=_free()))
+
+
+def test_a_hub_id_passes_without_asking_the_hub() -> None:
+    check(StackOptions(model="owner/name", port=_free()))
+
+
+def _free() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_chat_reads_deltas_and_ignores_what_is_not_data() -> None:
+    def event(content: str | None) -> str:
+        return "data: " + json.dumps({"choices": [{"delta": {"content": content}}]})
+
+    lines = [": ping", "", event("a"), event(None), event("b"), 'data: {"choices": []}', "data: [DONE]"]
+    assert list(_deltas(iter(lines))) == ["a", "b"]
+
+
+def test_chat_reports_an_error_in_the_stream() -> None:
+    with pytest.raises(CommandError, match="worker lost"):
+        list(_deltas(iter(['data: {"error": {"message": "worker lost"}}'])))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"), [(b'{"error": {"message": "no"}}', "no"), (b"<html>", "<html>"), (b"[1]", "[1]")]
+)
+def test_error_bodies_are_read_whatever_they_are(body: bytes, said: str) -> None:
+    assert error_message(body) == said
+
+
+def test_no_gateway_is_said_clearly() -> None:
+    with pytest.raises(CommandError, match="does not answer"):
+        first_model(f"http://127.0.0.1:{_free()}")
+
+
+def test_train_tiny_passes_its_options_to_the_trainer() -> None:
+    command = [str(Path(sys.executable).parent / "ryzanstein"), "train-tiny", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    for option in ("--steps", "--minutes", "--out", "--device", "--seed"):
+        assert option in shown.stdout

@@ -1,0 +1,59 @@
+"""The layout of a local installation: who is started, where, and how they find each other."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.cli.stack.layout import ProcessSpec, lay_out
+from services.cli.stack.options import StackOptions
+
+
+def laid_out(**options: object) -> dict[str, ProcessSpec]:
+    ports = itertools.count(9001)
+    specs = lay_out(StackOptions(model="m", **options), Path("/run/x"), Path("/bin/redis"), lambda: next(ports))
+    return {spec.name: spec for spec in specs}
+
+
+def test_every_service_of_the_architecture_runs() -> None:
+    assert set(laid_out()) == {"redis", "worker-0", "kv-coordinator", "router", "gateway"}
+
+
+def test_your_own_redis_replaces_the_embedded_one() -> None:
+    specs = laid_out(redis_url="redis://elsewhere:6379/3")
+    assert "redis" not in specs
+    assert {spec.env["RYZANSTEIN_REDIS_URL"] for spec in specs.values()} == {"redis://elsewhere:6379/3"}
+
+
+def test_services_are_told_where_the_others_are() -> None:
+    specs = laid_out()
+    assert specs["gateway"].env["RYZANSTEIN_ROUTER_ADDRESSES"] == specs["router"].address
+    assert specs["router"].env["RYZANSTEIN_COORDINATOR_ADDRESS"] == specs["kv-coordinator"].address
+    assert specs["worker-0"].address.endswith(":" + specs["worker-0"].env["RYZANSTEIN_WORKER_PORT"])
+
+
+def test_two_installations_on_one_redis_do_not_meet() -> None:
+    namespaces = {laid_out(port=port)["router"].env["RYZANSTEIN_NAMESPACE"] for port in (8000, 8001)}
+    assert len(namespaces) == 2
+
+
+@given(workers=st.integers(1, 8), ranks=st.integers(1, 8))
+def test_no_two_processes_share_an_address_or_a_worker_id(workers: int, ranks: int) -> None:
+    specs = laid_out(workers=workers, tensor_parallel=ranks)
+    addresses = [spec.address for spec in specs.values()]
+    assert len(set(addresses)) == len(addresses)
+    ids = [spec.env["RYZANSTEIN_WORKER_ID"] for name, spec in specs.items() if name.startswith("worker-")]
+    assert sorted(ids) == sorted(f"worker-{index}" for index in range(workers))
+
+
+@given(workers=st.integers(1, 8), ranks=st.integers(1, 8))
+def test_threads_never_exceed_the_cores_unless_one_each(workers: int, ranks: int) -> None:
+    import os
+
+    options = StackOptions(model="m", workers=workers, tensor_parallel=ranks)
+    cores = len(os.sched_getaffinity(0))
+    assert options.threads_per_rank >= 1
+    assert options.threads_per_rank == 1 or options.threads_per_rank * workers * ranks <= cores

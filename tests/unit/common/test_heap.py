@@ -1,0 +1,57 @@
+"""What lives as long as the process is not walked by collections, and what has left does not stay for ever."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from services.common.heap import YOUNG_ALLOCATIONS, FleetHeap, freeze_started
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+class Node:
+    """A cycle of one."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_a_started_process_is_out_of_sight() -> None:
+    freeze_started()
+    assert gc.get_freeze_count() > 1000
+    assert gc.get_threshold()[0] == YOUNG_ALLOCATIONS
+    assert len(gc.get_objects()) < gc.get_freeze_count()
+
+
+def test_a_fleet_is_frozen_once_it_stands_still() -> None:
+    heap = FleetHeap()
+    assert not heap.settle(10, 0)  # they are still coming
+    assert not heap.settle(20, 0)
+    assert heap.settle(20, 0)
+    assert not heap.settle(20, 0)
+    assert not heap.settle(21, 0)
+    assert heap.settle(21, 0)
+
+
+def test_garbage_of_members_that_left_is_found_when_it_adds_up() -> None:
+    heap, node = FleetHeap(), Node()
+    heap.settle(100, 0)
+    assert heap.settle(100, 0)
+    member = weakref.ref(node)
+    del node
+    heap.settle(100, 5)
+    assert heap.settle(100, 5)
+    assert member() is not None  # a few are not worth a pause
+    heap.settle(100, 20)
+    assert heap.settle(100, 20)
+    assert member() is None

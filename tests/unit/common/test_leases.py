@@ -1,0 +1,231 @@
+"""Leases in a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+
+from services.common.followers import FollowerHooks, Followers
+from services.common.keys import RedisKeys
+from services.common.leases import Lease, LeaseKeeper, LeaseWatcher
+from services.common.redis_client import Batcher, open_redis
+from services.common.tasks import end_tasks
+from tests.integration.router.processes import RedisServer, until
+
+KEYS = RedisKeys("test")
+
+
+def lease(worker_id: str, address: str = "host:1", phase: str = "serving") -> Lease:
+    return Lease(worker_id, "incarnation", address, "tiny", phase, ("adapters",))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def client(server: RedisServer) -> AsyncIterator[redis.Redis]:
+    async with open_redis(server.url, 5) as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def running(work: Coroutine[None, None, None]) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        await end_tasks([task])
+
+
+def test_a_lease_survives_its_way_through_redis() -> None:
+    assert Lease.from_json(lease("a").to_json()) == lease("a")
+    for text in ("{}", "[]", "nonsense", '{"worker_id": "a", "capabilities": [], "more": 1}'):
+        with pytest.raises(ValueError, match=r"lease|JSON|Expecting"):
+            Lease.from_json(text)
+
+
+async def test_a_kept_lease_is_read_until_it_is_given_up(client: redis.Redis) -> None:
+    watcher, current = LeaseWatcher(client, KEYS), [lease("a")]
+    async with running(LeaseKeeper(client, KEYS, lambda: current[0]).run()):
+
+        async def read(expected: dict[str, Lease]) -> bool:
+            return await watcher.read() == expected
+
+        await until(lambda: read({"a": lease("a")}))
+        current[0] = lease("a", phase="draining")
+        await until(lambda: read({"a": lease("a", phase="draining")}))
+        assert 0 < await client.pttl(KEYS.worker("a")) <= 5000
+    assert await watcher.read() == {}
+    assert await client.zcard(KEYS.workers) == 0
+
+
+async def test_clocks_of_workers_do_not_matter(client: redis.Redis) -> None:
+    await client.set(KEYS.worker("late"), lease("late").to_json(), px=5000)
+    await client.zadd(KEYS.workers, {"late": 0.0, "dead": 9e9})
+    assert set(await LeaseWatcher(client, KEYS).read()) == {"late"}
+
+
+async def test_long_dead_workers_are_swept(client: redis.Redis) -> None:
+    await client.zadd(KEYS.workers, {"long dead": 0.0})
+    async with running(LeaseKeeper(client, KEYS, lambda: lease("a")).run()):
+
+        async def swept() -> bool:
+            return await client.zrange(KEYS.workers, 0, -1) == [b"a"]
+
+        await until(swept)
+
+
+async def test_a_keeper_outlives_redis(client: redis.Redis, server: RedisServer) -> None:
+    watcher = LeaseWatcher(client, KEYS)
+    async with running(LeaseKeeper(client, KEYS, lambda: lease("a")).run()) as keeper:
+        seen = []
+        async with contextlib.aclosing(watcher.watch()) as watch:
+            async for leases in watch:
+                seen.append(leases)
+                if len(seen) == 1:
+                    server.kill()
+                if leases is None:
+                    server.start()
+                if None in seen and leases:
+                    break
+        assert not keeper.done()
+        assert seen[-1] == {"a": lease("a")}
+
+
+async def test_commands_fail_fast(tmp_path: Path) -> None:
+    async with open_redis(f"unix://{tmp_path}/nobody", 0.05) as client:
+        with pytest.raises((redis.RedisError, OSError)):
+            await client.get("x")
+
+
+class Log:
+    def __init__(self) -> None:
+        self.following: dict[str, str] = {}
+        self.lost: list[str] = []
+        self.live: set[str] = set()
+
+    async def follow(self, lease: Lease) -> None:
+        self.following[lease.worker_id] = lease.address
+        try:
+            await asyncio.Event().wait()
+        finally:
+            del self.following[lease.worker_id]
+
+    def followers(self, watcher: LeaseWatcher) -> Followers:
+        return Followers(watcher, FollowerHooks(self.follow, self.live.__contains__, self.lost.append))
+
+
+class Script(LeaseWatcher):
+    """Leases as a test gives them."""
+
+    def __init__(self) -> None:
+        self.leases: asyncio.Queue[dict[str, Lease] | None] = asyncio.Queue()
+
+    async def watch(self):  # type: ignore[no-untyped-def]
+        while True:
+            yield await self.leases.get()
+
+    async def give(self, *leases: Lease) -> None:
+        self.leases.put_nowait({one.worker_id: one for one in leases})
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+async def test_followers_come_move_and_go_with_leases() -> None:
+    log, script = Log(), Script()
+    followers = log.followers(script)
+    async with running(followers.run()):
+        assert not followers.leases_read
+        await script.give(lease("a"), lease("b"))
+        assert followers.leases_read
+        assert log.following == {"a": "host:1", "b": "host:1"}
+        await script.give(lease("a", phase="draining"), lease("b", address="host:2"))
+        assert log.following == {"a": "host:1", "b": "host:2"}
+        assert log.lost == ["b"]
+        script.leases.put_nowait(None)
+        await script.give(lease("b", address="host:2"))
+        assert log.following == {"b": "host:2"}
+        assert log.lost == ["b", "a"]
+    assert log.following == {}
+
+
+async def test_a_live_stream_outweighs_a_missing_lease_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("services.common.followers.time.monotonic", lambda: now[0])
+    log, script = Log(), Script()
+    log.live.add("a")
+    async with running(log.followers(script).run()):
+        await script.give(lease("a"))
+        await script.give()
+        now[0] += 4.9
+        await script.give()
+        assert log.lost == []
+        await script.give(lease("a"))
+        await script.give()
+        now[0] += 4.9
+        await script.give()
+        assert log.lost == []
+        now[0] += 0.2
+        await script.give()
+        assert log.lost == ["a"]
+
+
+async def test_a_task_that_swallows_a_cancellation_is_ended() -> None:
+    swallowed = 0
+
+    async def stubborn() -> None:
+        nonlocal swallowed
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                swallowed += 1
+                if swallowed == 2:
+                    raise
+
+    task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    await end_tasks([task])
+    assert task.cancelled()
+
+
+async def test_commands_of_a_burst_share_a_connection(client: redis.Redis) -> None:
+    batcher = Batcher(client)
+    await asyncio.gather(*(batcher.run("SET", f"key {i}", i) for i in range(100)))
+    assert await asyncio.gather(*(batcher.run("GET", f"key {i}") for i in range(100))) == [
+        str(i).encode() for i in range(100)
+    ]
+    assert int((await client.info("clients"))["connected_clients"]) <= 2
+    assert (await client.info("stats"))["total_connections_received"] <= 3
+
+
+async def test_one_bad_command_of_a_batch_fails_alone(client: redis.Redis) -> None:
+    batcher = Batcher(client)
+    bad, good, abandoned = (
+        asyncio.ensure_future(batcher.run(*command)) for command in (("NONSENSE",), ("PING",), ("PING",))
+    )
+    await asyncio.sleep(0)
+    abandoned.cancel()
+    assert await good
+    with pytest.raises(redis.ResponseError):
+        await bad
+
+
+async def test_a_batch_fails_as_a_whole_when_redis_is_gone(client: redis.Redis, server: RedisServer) -> None:
+    batcher = Batcher(client)
+    await batcher.run("PING")
+    server.kill()
+    results = await asyncio.gather(*(batcher.run("PING") for _ in range(3)), return_exceptions=True)
+    assert all(isinstance(result, (redis.RedisError, OSError)) for result in results)
+    server.start()
+    assert await batcher.run("PING")

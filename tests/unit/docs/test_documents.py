@@ -1,0 +1,129 @@
+"""Documents stay true: generated pages are current, links lead somewhere, nothing is promised that is not there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[3]
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "bench/**/*.md", "docs/**/*.md", "models/**/*.md", "clients/**/*.md", "loadtest/**/*.md")
+    for page in PROJECT.glob(pattern)
+)
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#\s]*)(?:#(?P<anchor>[^)\s]+))?\)")
+CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings: lower case, spaces as hyphens, everything else but letters left out."""
+    headings = HEADING.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@EVERY_PAGE
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.finditer(CODE.sub("", page.read_text())):
+        target, anchor = link["target"], link["anchor"]
+        if target and target.startswith(("http://", "https://", "mailto:")):
+            continue
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(linked), f"{page.name} links to #{anchor} of {linked.name}"
+
+
+def known_modules() -> set[str]:
+    return {
+        str(path.relative_to(PROJECT).with_suffix("")).replace("/", ".").removesuffix(".__main__")
+        for folder in ("bench", "loadtest", "services")
+        for path in (PROJECT / folder).rglob("*.py")
+    }
+
+
+def known_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
+
+
+def known_in(reference: str, pattern: str) -> set[str]:
+    return set(re.findall(pattern, (PROJECT / "docs" / "reference" / reference).read_text()))
+
+
+def suffixes_removed(metrics: set[str]) -> set[str]:
+    """Histograms are listed without the endings that they are scraped with."""
+    return {re.sub(r"_(bucket|sum|count)$", "", metric) for metric in metrics}
+
+
+@EVERY_PAGE
+def test_commands_variables_and_metrics_exist(page: Path) -> None:
+    """Whatever a page names can be typed, set or looked at."""
+    text = page.read_text()
+    named = {
+        "python -m": (set(re.findall(r"python -m ((?:bench|loadtest|services)[\w.]*\w)", text)), known_modules()),
+        "make": (set(re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE)), known_targets()),
+        "tests": (set(re.findall(r"\btests/(?>[\w./]*\w)(?!<)", text)), None),
+        "variable": (
+            set(re.findall(r"\bRYZANSTEIN_[A-Z_]*[A-Z]\b(?!_?\*)", text)),
+            known_in("configuration.md", r"`(RYZANSTEIN_\w+)`") | {"RYZANSTEIN_API_KEY"},
+        ),
+        "metric": (
+            suffixes_removed(set(re.findall(r"\bryzanstein_(?:gateway|router|coordinator|worker)_\w+", text))),
+            known_in("metrics.md", r"`(ryzanstein_\w+)`"),
+        ),
+    }
+    for kind, (names, known) in named.items():
+        missing = {
+            name for name in names if (name not in known if known is not None else not (PROJECT / name).exists())
+        }
+        assert not missing, f"{page.name} names {kind} {sorted(missing)}"
+
+
+def test_the_reference_is_current() -> None:
+    """`make reference` writes it anew."""
+    build = PROJECT / "docs" / "reference" / "build.py"
+    checked = subprocess.run([sys.executable, str(build), "--check"], cwd=PROJECT, check=False, timeout=60)
+    assert checked.returncode == 0, "run `make reference`"
+
+
+RECIPES = re.compile(r"^### (?P<what>.+)\n\n(?P<steps>(?:.+\n)+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "recipe", list(RECIPES.finditer((PROJECT / "CONTRIBUTING.md").read_text())), ids=lambda recipe: recipe["what"]
+)
+def test_the_files_of_a_recipe_exist(recipe: re.Match[str]) -> None:
+    """`<name>` stands for what the contributor writes: its folder must be there."""
+    steps = re.findall(r"^(\d+)\. ", recipe["steps"], re.MULTILINE)
+    assert steps == [str(number) for number in range(1, len(steps) + 1)]
+    files = re.findall(r"`([\w./<>]+/[\w.<>-]+)`", recipe["steps"])
+    assert len(files) >= len(steps) / 2, "steps name files"
+    for file in files:
+        path = PROJECT / file
+        assert path.parent.is_dir() if "<" in path.name else path.exists(), f"{recipe['what']}: {file}"
+
+
+def test_there_are_recipes_for_what_people_add() -> None:
+    named = {recipe["what"] for recipe in RECIPES.finditer((PROJECT / "CONTRIBUTING.md").read_text())}
+    assert named >= {"A model family", "A routing policy", "A quantization method", "A metric", "An endpoint"}
+
+
+def test_every_dependency_has_its_reason() -> None:
+    import tomllib
+
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    reasons = (PROJECT / "docs" / "dependencies.md").read_text()
+    wanted = project["dependencies"] + [need for group in project["optional-dependencies"].values() for need in group]
+    names = {re.split(r"[\[<>=~! ]", need, maxsplit=1)[0] for need in wanted} - {"ryzanstein"}
+    missing = {name for name in names if not _is_named(name, reasons)}
+    assert not missing, f"docs/dependencies.md gives no reason for {sorted(missing)}"
+
+
+def _is_named(name: str, reasons: str) -> bool:
+    """`opentelemetry-exporter-x` may be written as `-exporter-x` after its family; type stubs are one entry."""
+    family, _, rest = name.partition("-")
+    return name in reasons or (f"-{rest}" in reasons and family in reasons) or name.startswith("types-")

@@ -1,0 +1,45 @@
+"""The serving guide's table of options is what `ryzanstein up` takes, with its defaults."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from services.cli.main import app
+from services.cli.stack.options import BUNDLED_MODEL
+
+GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text()
+ROW = re.compile(r"^\| (?P<options>`--.+?) \| (?P<default>[^|]+) \| [^|]+ \|$", re.MULTILINE)
+# What the guide says in words.
+WORDS = {
+    "the bundled model": str(BUNDLED_MODEL),
+    "chosen by the worker": 0,
+    "off": 0,
+    "embedded": "",
+    "none": "",
+    "cost": "cost",
+    "auto": "auto",
+}
+
+
+def documented() -> dict[str, object]:
+    """Default by option; a row may hold several."""
+    found: dict[str, object] = {}
+    for row in ROW.finditer(GUIDE):
+        names = re.findall(r"`(--[a-z-]+)", row["options"])
+        defaults = [default.strip() for default in row["default"].split(",")]
+        found |= {name: WORDS.get(d, d) for name, d in zip(names, defaults, strict=True)}
+    return found
+
+
+def taken() -> dict[str, object]:
+    options: list[Any] = typer.main.get_group(app).commands["up"].params
+    return {option.opts[0]: getattr(option.default, "value", option.default) for option in options}
+
+
+def test_every_option_is_documented_with_its_default() -> None:
+    stated = {name: str(default) for name, default in documented().items()}
+    assert stated == {name: str(default) for name, default in taken().items()}

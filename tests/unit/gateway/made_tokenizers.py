@@ -1,0 +1,81 @@
+"""Small tokenizers of the two families, trained here so that no file is needed."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. STOP here, and stop there.",
+    "def fibonacci(n):\n    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)\n",
+    "Größe, naïve café, señor; 你好，世界。 こんにちは 🙂👍🏽 ∑∫√",
+    "User: What is a list? Assistant: A list is a sequence.",
+] * 8
+
+SPECIAL = ["<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"]
+
+
+@cache
+def byte_level() -> Tokenizer:
+    """GPT-2's family. Ids 0-3 are special."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens([AddedToken("plain added ü", special=False)])
+    return tokenizer
+
+
+@cache
+def sentencepiece() -> Tokenizer:
+    """Llama 2's family: byte fallback, one leading space stripped."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = ["<unk>", *SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=special, limit_alphabet=40, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    # Byte tokens are ordinary tokens in real files, only the others are special.
+    reread = Tokenizer.from_str(_without_added_bytes(tokenizer.to_str()))
+    reread.post_processor = processors.TemplateProcessing(
+        single="<|bos|> $A", special_tokens=[("<|bos|>", reread.token_to_id("<|bos|>"))]
+    )
+    return reread
+
+
+@cache
+def metaspace() -> Tokenizer:
+    """T5's family."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, special_tokens=["<unk>", *SPECIAL], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+@cache
+def wordpiece() -> Tokenizer:
+    """BERT's family, which the detokenizer only knows through windows."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=["<unk>", *SPECIAL], show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def _without_added_bytes(text: str) -> str:
+    description = json.loads(text)
+    description["added_tokens"] = [t for t in description["added_tokens"] if not t["content"].startswith("<0x")]
+    return json.dumps(description)

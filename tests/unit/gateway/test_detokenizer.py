@@ -1,0 +1,73 @@
+"""Pieces joined are the full decoding, whatever the ids."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from services.gateway.text.detokenizer import Vocabulary
+from tests.unit.gateway.made_tokenizers import byte_level, metaspace, sentencepiece, wordpiece
+
+EXACT = {"byte_level": byte_level, "sentencepiece": sentencepiece, "metaspace": metaspace}
+
+
+def pieces(tokenizer: Tokenizer, ids: list[int], *, continues: bool = False, skip: bool = True) -> list[str]:
+    detokenizer = Vocabulary(tokenizer, skip_special_tokens=skip).new_detokenizer(continues=continues)
+    return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
+
+
+@pytest.mark.parametrize("family", EXACT)
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_any_ids_give_the_full_decoding(family: str, data: st.DataObject) -> None:
+    tokenizer = EXACT[family]()
+    ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() + 3), max_size=40))
+    skip = data.draw(st.booleans())
+    assert "".join(pieces(tokenizer, ids, skip=skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("family", [*EXACT, "wordpiece"])
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=60))
+def test_any_text_comes_back_in_pieces(family: str, text: str) -> None:
+    tokenizer = (EXACT | {"wordpiece": wordpiece})[family]()
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+def test_an_unfinished_character_is_held_back() -> None:
+    tokenizer = byte_level()
+    ids = [tokenizer.token_to_id(char) for char in ("ð", "Ł", "¦", "Ħ")]  # the bytes of a unicorn
+    assert pieces(tokenizer, ids) == ["", "", "", "🦄", ""]
+
+
+def test_an_unfinished_character_at_the_end_is_replaced_as_in_the_full_decoding() -> None:
+    tokenizer = byte_level()
+    ids = [tokenizer.token_to_id("ð"), tokenizer.token_to_id("Ł")]
+    assert pieces(tokenizer, ids) == ["", "", "�"]
+
+
+def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
+    tokenizer = sentencepiece()
+    ids = [tokenizer.token_to_id(token) for token in ("<0xC3>", "<0xA9>", "a")]
+    assert pieces(tokenizer, ids) == ["", "", "éa", ""]
+
+
+def test_a_continuation_keeps_its_leading_space() -> None:
+    tokenizer = sentencepiece()
+    ids = tokenizer.encode("list", add_special_tokens=False).ids
+    assert "".join(pieces(tokenizer, ids)) == "list"
+    assert "".join(pieces(tokenizer, ids, continues=True)) == " list"
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_a_continuation_is_what_the_whole_adds_to_the_prompt(data: st.DataObject) -> None:
+    tokenizer = sentencepiece()
+    text_ids = st.integers(261, tokenizer.get_vocab_size() - 1)
+    prompt = data.draw(st.lists(text_ids, min_size=1, max_size=10))
+    ids = data.draw(st.lists(text_ids, max_size=10))
+    whole = tokenizer.decode(prompt + ids)
+    assert tokenizer.decode(prompt) + "".join(pieces(tokenizer, ids, continues=True)) == whole

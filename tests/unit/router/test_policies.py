@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from services.router.policies import make_policy
+from services.router.policies.cost import cost_terms
+from services.router.snapshot import Query, Snapshot, WhyNot, hash64, why_not_for
+from tests.unit.router.fleets import Worker, situations, snapshot_of
+
+NAMES = ("cost", "round_robin", "weighted", "least_loaded", "session_hash")
+policy_names = st.sampled_from(NAMES)
+
+
+def choose(name: str, snapshot: Snapshot, query: Query) -> int | None:
+    choice = make_policy(name, 0.5).choose(snapshot, query, why_not_for(snapshot, query))  # type: ignore[arg-type]
+    return None if choice is None else choice.index
+
+
+@given(policy_names, situations())
+def test_an_ineligible_worker_is_never_chosen(name: str, situation: tuple[Snapshot, Query]) -> None:
+    snapshot, query = situation
+    index = choose(name, snapshot, query)
+    if index is None:
+        assert snapshot.why_not.all(), "somebody was eligible"
+    else:
+        assert snapshot.why_not[index] == 0
+
+
+@given(policy_names, situations())
+def test_an_excluded_worker_is_chosen_only_when_nobody_else_is_left(
+    name: str, situation: tuple[Snapshot, Query]
+) -> None:
+    snapshot, query = situation
+    index = choose(name, snapshot, query)
+    if index in query.excluded:
+        others = [i for i in range(len(snapshot.worker_ids)) if i not in query.excluded and not snapshot.why_not[i]]
+        needed = query.prompt_tokens + max(query.max_tokens, 1)
+        assert all(0 < snapshot.max_request_tokens[i] < needed for i in others)
+
+
+@given(policy_names, situations())
+def test_a_worker_that_is_too_small_is_chosen_only_when_all_are(name: str, situation: tuple[Snapshot, Query]) -> None:
+    snapshot, query = situation
+    index = choose(name, snapshot, query)
+    needed = query.prompt_tokens + max(query.max_tokens, 1)
+    if index is not None and 0 < snapshot.max_request_tokens[index] < needed:
+        limits = snapshot.max_request_tokens[snapshot.why_not == 0]
+        assert ((limits > 0) & (limits < needed)).all()
+
+
+@given(policy_names, situations())
+def test_decisions_are_functions_of_what_is_known(name: str, situation: tuple[Snapshot, Query]) -> None:
+    assert choose(name, *situation) == choose(name, *situation)
+
+
+def eligible_costs(snapshot: Snapshot, query: Query) -> np.ndarray:  # type: ignore[type-arg]
+    return np.where(why_not_for(snapshot, query) == 0, cost_terms(snapshot, query, 0.5).cost_ms, np.inf)
+
+
+@given(situations())
+def test_a_session_stays_exactly_as_long_as_its_worker_is_bearable(situation: tuple[Snapshot, Query]) -> None:
+    snapshot, query = situation
+    query = replace(query, session_key=query.session_key or 1, bindings_known=True)
+    assume(query.bound >= 0)
+    costs = eligible_costs(snapshot, query)
+    assume(np.isfinite(costs).any())
+    choice = make_policy("cost", 0.5).choose(snapshot, query, why_not_for(snapshot, query))
+    assert choice is not None
+    fair = snapshot.share[query.bound] <= 1.02
+    if costs[query.bound] <= (1.25 * costs.min() + 50 if fair else 1.02 * costs.min() + 1):
+        assert (choice.index, choice.reason) == (query.bound, "session kept")
+    else:
+        assert choice.reason == "session rebound"
+        assert costs[choice.index] <= costs.min() * 1.02 + 1
+        assert choice.index != query.bound
+
+
+@given(situations())
+def test_without_a_session_the_cost_is_minimal(situation: tuple[Snapshot, Query]) -> None:
+    snapshot, query = situation
+    query = replace(query, session_key=0)
+    costs = eligible_costs(snapshot, query)
+    index = choose("cost", snapshot, query)
+    assert (index is None) == (not np.isfinite(costs).any())
+    if index is not None:
+        assert costs[index] <= costs.min() * 1.02 + 1
+
+
+@pytest.mark.parametrize("name", ["cost", "session_hash"])
+@given(situations(), st.integers(0, 2**64 - 1))
+def test_routers_without_redis_agree_on_a_session(name: str, situation: tuple[Snapshot, Query], other_key: int) -> None:
+    snapshot, query = situation
+    here = replace(query, session_key=7, bindings_known=False)
+    there = replace(here, request_key=other_key, turn=query.turn + 1, bound=-1)
+    assert choose(name, snapshot, here) == choose(name, snapshot, there)
+
+
+@given(st.integers(2, 12), st.data())
+def test_a_lost_worker_moves_only_its_own_hashed_sessions(n: int, data: st.DataObject) -> None:
+    gone = data.draw(st.integers(0, n - 1))
+    before = snapshot_of([Worker()] * n)
+    after = snapshot_of([Worker(why_not=int(WhyNot.DISCONNECTED) if i == gone else 0) for i in range(n)])
+    for session in range(50):
+        query = Query(100, session_key=hash64(f"session {session}"), bindings_known=False)
+        old, new = choose("cost", before, query), choose("cost", after, query)
+        assert old in (new, gone)
+
+
+def test_cached_prefixes_are_worth_their_prefill_time() -> None:
+    snapshot = snapshot_of([Worker(queued=900), Worker()])
+    cached = np.array([1000.0, 0.0])
+    assert choose("cost", snapshot, Query(2000, 16, matched_tokens=cached)) == 0
+    busier = snapshot_of([Worker(queued=1500), Worker()])
+    assert choose("cost", busier, Query(2000, 16, matched_tokens=cached)) == 1
+
+
+def test_a_slower_worker_gets_what_it_can_finish_as_soon() -> None:
+    snapshot = snapshot_of([Worker(rate=1000), Worker(rate=10_000, queued=5000)])
+    assert choose("cost", snapshot, Query(100, 16)) == 0
+    assert choose("cost", snapshot, Query(5000, 16)) == 1
+
+
+def test_equal_workers_share_what_arrives_between_two_states() -> None:
+    snapshot = snapshot_of([Worker()] * 4)
+    shares = Counter(choose("cost", snapshot, Query(100, 64, request_key=hash64(f"r{i}"))) for i in range(4000))
+    assert max(shares.values()) < 1100
+    assert len(shares) == 4
+
+
+def test_round_robin_takes_turns() -> None:
+    snapshot = snapshot_of([Worker(), Worker(why_not=int(WhyNot.DRAINING)), Worker()])
+    assert [choose("round_robin", snapshot, Query(1, turn=t)) for t in range(4)] == [0, 2, 0, 2]
+
+
+def test_weights_are_kept_to_within_a_percent() -> None:
+    snapshot = snapshot_of([Worker(rate=1000), Worker(rate=3000), Worker(rate=6000)])
+    shares = Counter(choose("weighted", snapshot, Query(1, turn=t)) for t in range(1000))
+    assert [round(shares[i] / 10) for i in range(3)] == [10, 30, 60]
+
+
+def test_least_loaded_counts_requests_then_tokens() -> None:
+    snapshot = snapshot_of([Worker(load=2), Worker(load=1, queued=500), Worker(load=1, queued=100)])
+    assert choose("least_loaded", snapshot, Query(1)) == 2
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(KeyError):
+        make_policy("fastest", 0.5)  # type: ignore[arg-type]

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import pytest
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.router.pool import SILENT_S, UNACKNOWLEDGED_S
+from services.router.snapshot import WhyNot
+from tests.unit.router.fleets import LIMITS, Lab
+
+
+@pytest.fixture
+def lab() -> Lab:
+    lab = Lab()
+    for worker_id in ("a", "b", "c", "d"):
+        lab.join(worker_id)
+    return lab
+
+
+@pytest.mark.parametrize(
+    ("phase", "why_not"),
+    [
+        (pb.PHASE_UNSPECIFIED, WhyNot.LOADING),
+        (pb.PHASE_LOADING, WhyNot.LOADING),
+        (pb.PHASE_RECOVERING, WhyNot.RECOVERING),
+        (pb.PHASE_DRAINING, WhyNot.DRAINING),
+        (pb.PHASE_SERVING, WhyNot.ELIGIBLE),
+    ],
+)
+def test_only_serving_workers_are_eligible(lab: Lab, phase: pb.Phase, why_not: WhyNot) -> None:
+    lab.tell("a", phase=phase)
+    assert lab.why_not("a") is why_not
+
+
+def test_a_worker_is_ineligible_until_its_first_state(lab: Lab) -> None:
+    lab.pool.add("new", "new:1", LIMITS)
+    assert lab.why_not("new") is WhyNot.DISCONNECTED
+    lab.tell("new")
+    assert lab.why_not("new") is WhyNot.ELIGIBLE
+
+
+def test_a_broken_stream_takes_effect_at_once_and_so_does_its_return(lab: Lab) -> None:
+    lab.pool.disconnected("a")
+    assert lab.why_not("a") is WhyNot.DISCONNECTED
+    assert not lab.pool.is_live("a")
+    lab.tell("a")
+    assert lab.why_not("a") is WhyNot.ELIGIBLE
+
+
+def test_a_silent_worker_is_left_out_until_it_speaks(lab: Lab) -> None:
+    lab.clock.now += SILENT_S + 0.1
+    assert lab.why_not("a") is WhyNot.SILENT
+    lab.tell("a")
+    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    assert lab.why_not("b") is WhyNot.SILENT
+
+
+def test_own_dispatches_count_until_they_are_acknowledged(lab: Lab) -> None:
+    lab.tell("a", queued_prefill_tokens=100)
+    lab.pool.book("a", seq=7, tokens=50)
+    lab.pool.book("a", seq=9, tokens=30)
+    assert lab.queued("a") == 180
+    lab.tell("a", queued_prefill_tokens=150, acked={"router": 7})
+    assert lab.queued("a") == 180
+    lab.tell("a", queued_prefill_tokens=180, acked={"router": 9, "other": 99})
+    assert lab.queued("a") == 180
+    assert not lab.pool.members["a"].dispatches
+
+
+def test_a_dispatch_nobody_acknowledges_is_forgotten(lab: Lab) -> None:
+    lab.pool.book("a", seq=1, tokens=50)
+    lab.clock.now += 1
+    lab.pool.book("a", seq=2, tokens=30)
+    lab.clock.now += UNACKNOWLEDGED_S - 1
+    lab.tell("a")
+    assert lab.queued("a") == 30
+    lab.clock.now += 1
+    lab.tell("a")
+    assert lab.queued("a") == 0
+
+
+def test_a_dispatch_can_be_taken_back(lab: Lab) -> None:
+    lab.pool.book("a", seq=1, tokens=50)
+    lab.pool.book("a", seq=2, tokens=30)
+    lab.pool.unbook("a", seq=1)
+    lab.pool.unbook("a", seq=1)
+    lab.pool.unbook("gone", seq=2)
+    assert lab.queued("a") == 30
+
+
+def test_workers_keep_their_numbers_when_others_leave(lab: Lab) -> None:
+    for i, worker_id in enumerate("abcd"):
+        lab.pool.book(worker_id, seq=i, tokens=i + 1)
+    lab.pool.remove("b")
+    lab.join("e")
+    assert [lab.queued(w) for w in "acde"] == [1, 3, 4, 0]
+    lab.pool.book("d", seq=9, tokens=10)
+    assert lab.queued("d") == 14
+
+
+def test_three_faults_eject_a_worker_and_a_restart_forgives_it(lab: Lab) -> None:
+    for _ in range(3):
+        lab.pool.fault("a", "another incarnation")
+    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    for _ in range(3):
+        lab.pool.fault("a", "first")
+    assert lab.why_not("a") is WhyNot.BREAKER
+    lab.tell("a", incarnation="second")
+    assert lab.why_not("a") is WhyNot.ELIGIBLE
+
+
+def test_a_half_open_worker_gets_one_probe(lab: Lab) -> None:
+    for _ in range(3):
+        lab.pool.fault("a", "first")
+    lab.clock.now += 5
+    lab.tell("a")
+    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    lab.pool.book("a", seq=1, tokens=1)
+    assert lab.why_not("a") is WhyNot.BREAKER
+    lab.pool.no_verdict("a", "first")
+    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    lab.pool.book("a", seq=2, tokens=1)
+    lab.pool.success("a", "first")
+    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    lab.pool.book("a", seq=3, tokens=1)
+    assert lab.why_not("a") is WhyNot.ELIGIBLE
+
+
+def test_faults_everywhere_never_eject_more_than_half(lab: Lab) -> None:
+    for worker_id in "abcd":
+        for _ in range(3):
+            lab.pool.fault(worker_id, "first")
+    assert [lab.why_not(w) for w in "abcd"].count(WhyNot.BREAKER) == 2
+
+
+def test_the_only_worker_is_never_ejected() -> None:
+    lab = Lab()
+    lab.join("a")
+    for _ in range(9):
+        lab.pool.fault("a", "first")
+    assert lab.why_not("a") is WhyNot.ELIGIBLE
+
+
+def test_a_queue_of_more_than_thirty_seconds_is_saturation(lab: Lab) -> None:
+    lab.tell("a", queued_prefill_tokens=299_000)
+    lab.pool.book("a", seq=1, tokens=900)
+    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    lab.pool.book("a", seq=2, tokens=900)
+    assert lab.why_not("a") is WhyNot.SATURATED
+
+
+def test_draining_is_over_when_the_worker_restarts(lab: Lab) -> None:
+    lab.pool.set_draining("a", True)
+    lab.tell("a")
+    assert lab.why_not("a") is WhyNot.DRAINING
+    lab.tell("a", incarnation="second")
+    assert lab.why_not("a") is WhyNot.ELIGIBLE
+
+
+def test_unmeasured_speeds_are_taken_to_be_like_the_others(lab: Lab) -> None:
+    lab.join("new", prefill_tokens_per_s=0, decode_step_ms=0)
+    snapshot = lab.pool.snapshot()
+    new = snapshot.worker_ids.index("new")
+    assert snapshot.prefill_rate[new] == 10_000
+    assert snapshot.step_ms[new] == 20
+
+
+def test_an_idle_worker_is_judged_by_its_last_busy_step(lab: Lab) -> None:
+    lab.tell("a", decode_step_ms=40, running=64)
+    lab.tell("a", decode_step_ms=40, running=0)
+    snapshot = lab.pool.snapshot()
+    a = snapshot.worker_ids.index("a")
+    assert (snapshot.step_ms[a], snapshot.step_batch[a], snapshot.load[a]) == (40, 64, 0)
+
+
+def test_a_snapshot_does_not_change(lab: Lab) -> None:
+    snapshot = lab.pool.snapshot()
+    lab.tell("a", queued_prefill_tokens=5, phase=pb.PHASE_DRAINING)
+    lab.pool.remove("b")
+    assert snapshot.queued_tokens.sum() == 0
+    assert not snapshot.why_not.any()
+    assert snapshot.worker_ids == ("a", "b", "c", "d")
+
+
+def test_shares_are_of_recent_work_and_only_while_the_fleet_is_busy(lab: Lab) -> None:
+    lab.pool.book("a", seq=1, tokens=300, output=100)
+    assert lab.pool.snapshot().share.tolist() == [1, 1, 1, 1]
+    for worker_id in "abcd":
+        lab.tell(worker_id, running=4)
+    assert lab.pool.snapshot().share.tolist() == [4, 0, 0, 0]
+    lab.clock.now += 20
+    lab.pool.book("b", seq=2, tokens=200)
+    for worker_id in "abcd":
+        lab.tell(worker_id, running=4)
+    assert lab.pool.snapshot().share.tolist() == [2, 2, 0, 0]
+    lab.clock.now += 7 * 24 * 3600
+    lab.pool.book("c", seq=3, tokens=200)
+    for worker_id in "abcd":
+        lab.tell(worker_id, running=4)
+    assert lab.pool.snapshot().share.round(6).tolist() == [0, 0, 4, 0]

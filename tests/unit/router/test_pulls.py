@@ -1,0 +1,125 @@
+"""When fetching a prefix beats computing it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from ryzanstein.v1 import worker_pb2
+
+from services.router.policies.cost import cost_terms
+from services.router.pulls import LATENCY_S, PAYS, pull_hint, worthwhile_pulls
+from services.router.snapshot import Choice, Query, Snapshot, WhyNot
+from tests.unit.router.fleets import Lab, Worker, situations, snapshot_of
+
+STEP_MS = 20.0
+
+
+def worker(*, rate: float = 2000.0, kv_bytes: float = 40_000.0, pull_rate: float = 1e9, **fields: float) -> Worker:
+    return Worker(rate=rate, kv_bytes=kv_bytes, pull_rate=pull_rate, step_ms=STEP_MS, **fields)  # type: ignore[arg-type]
+
+
+def query_of(*matched: int, prompt: int = 4000) -> Query:
+    return Query(prompt, 16, matched_tokens=np.array(matched, dtype=float))
+
+
+def test_what_is_saved_is_computing_less_the_transfer() -> None:
+    snapshot = snapshot_of([worker(), worker()])
+    query = query_of(1000, 3000)
+    pulls = worthwhile_pulls(snapshot, query)
+    assert pulls is not None
+    assert pulls.source == 1
+    assert pulls.tokens.tolist() == [2000, 0]
+    transfer_s = LATENCY_S + 2 * STEP_MS / 1e3 + 2000 * 40_000 / 1e9
+    assert pulls.saved_s[0] == pytest.approx(2000 / 2000 - transfer_s)
+    assert pulls.saved_s[1] == 0
+    without = snapshot_of([worker(pull_rate=0), worker(pull_rate=0)])
+    saved_ms = cost_terms(without, query, 0.5).cost_ms - cost_terms(snapshot, query, 0.5).cost_ms
+    assert saved_ms == pytest.approx(pulls.saved_s * 1e3)
+
+
+def test_a_small_gain_is_not_taken() -> None:
+    """The link is just fast enough, or just not."""
+    compute_s = 3000 / 2000
+    enough = 3000 * 40_000 / (compute_s / PAYS - LATENCY_S - 2 * STEP_MS / 1e3)
+    for pull_rate, tokens in ((enough * 1.001, 3000), (enough * 0.999, 0)):
+        pulls = worthwhile_pulls(snapshot_of([worker(pull_rate=pull_rate), worker()]), query_of(0, 3000))
+        assert pulls is not None
+        assert pulls.tokens[0] == tokens
+
+
+@pytest.mark.parametrize(
+    ("target", "matched"),
+    [
+        (worker(rate=1e6), (0, 3000)),  # computes faster than the link carries
+        (worker(pull_rate=0), (0, 3000)),  # told not to pull
+        (worker(kv_bytes=0), (0, 3000)),  # its blocks cannot be moved
+        (worker(), (0, 32)),  # less than the latency is worth
+    ],
+)
+def test_computing_is_chosen_where_it_is_not_clearly_slower(target: Worker, matched: tuple[int, int]) -> None:
+    pulls = worthwhile_pulls(snapshot_of([target, worker()]), query_of(*matched))
+    assert pulls is not None
+    assert pulls.tokens[0] == 0
+
+
+def test_nobody_knows_or_nobody_has_more() -> None:
+    snapshot = snapshot_of([worker(), worker()])
+    assert worthwhile_pulls(snapshot, Query(4000, 16)) is None
+    assert worthwhile_pulls(snapshot, query_of(0, 0)) is None
+    assert worthwhile_pulls(snapshot, query_of(3000, 3000)) is None
+
+
+@pytest.mark.parametrize(
+    ("why_not", "readable"),
+    [
+        (WhyNot.SATURATED, True),
+        (WhyNot.DRAINING, True),
+        (WhyNot.DISCONNECTED, False),
+        (WhyNot.SILENT, False),
+        (WhyNot.BREAKER, False),
+        (WhyNot.RECOVERING, False),
+    ],
+)
+def test_whoever_answers_can_be_read(why_not: WhyNot, readable: bool) -> None:
+    pulls = worthwhile_pulls(snapshot_of([worker(), worker(why_not=why_not)]), query_of(0, 3000))
+    assert (pulls is not None and pulls.tokens[0] == 3000) == readable
+
+
+def test_of_equal_holders_the_least_busy_is_read() -> None:
+    snapshot = snapshot_of([worker(), worker(queued=500), worker(queued=100), worker(queued=900)])
+    pulls = worthwhile_pulls(snapshot, query_of(0, 3000, 3000, 3000))
+    assert pulls is not None
+    assert pulls.source == 2
+
+
+@given(situations())
+def test_a_pull_never_makes_a_worker_dearer_nor_faster_than_having_it(situation: tuple[Snapshot, Query]) -> None:
+    snapshot, query = situation
+    pulls = worthwhile_pulls(snapshot, query)
+    terms = cost_terms(snapshot, query, 0.5)
+    assert (terms.ttft_ms >= 0).all()
+    if pulls is None:
+        return
+    assert (pulls.saved_s >= 0).all()
+    assert query.matched_tokens is not None
+    assert ((pulls.tokens == 0) | (pulls.tokens + query.matched_tokens < query.prompt_tokens)).all()
+    assert pulls.tokens[pulls.source] == 0
+
+
+def test_the_hint_names_the_process_that_holds_the_prefix() -> None:
+    lab = Lab()
+    for name in ("a", "b"):
+        lab.join(name, prefill_tokens_per_s=2000, kv_bytes_per_token=40_000, pull_bytes_per_s=1e9)
+    lab.tell("b", incarnation="second", prefill_tokens_per_s=2000, kv_bytes_per_token=40_000, pull_bytes_per_s=1e9)
+    snapshot = lab.pool.snapshot()
+
+    def hint_for(chosen: int, *matched: int) -> worker_pb2.PullHint | None:
+        return pull_hint(lab.pool, snapshot, Choice(chosen, "", cost_terms(snapshot, query_of(*matched), 0.5)))
+
+    hint = hint_for(0, 0, 3000)
+    assert hint is not None
+    assert (hint.worker_id, hint.incarnation, hint.address, hint.tokens) == ("b", "second", "b:1", 3000)
+    assert hint_for(1, 0, 3000) is None
+    assert hint_for(0, 0, 16) is None
+    assert pull_hint(lab.pool, snapshot, Choice(0, "a policy that does not count")) is None

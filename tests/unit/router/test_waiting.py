@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.router.waiting import QueueFullError, WaitingQueue
+
+
+class Gate:
+    """Lets a number of attempts succeed, in the order they are made."""
+
+    def __init__(self) -> None:
+        self.places = 0
+        self.served: list[tuple[str, int]] = []
+
+    def attempt(self, tenant: str, i: int) -> int | None:
+        if not self.places:
+            return None
+        self.places -= 1
+        self.served.append((tenant, i))
+        return i
+
+
+async def enqueue(
+    queue: WaitingQueue[int], gate: Gate, waiters: list[tuple[str, int]], timeout_s: float = 30
+) -> list[asyncio.Task[int]]:
+    tasks = []
+    for i, (tenant, priority) in enumerate(waiters):
+        wait = queue.wait(tenant, priority, lambda t=tenant, i=i: gate.attempt(t, i), timeout_s)  # type: ignore[misc]
+        tasks.append(asyncio.create_task(wait))
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_tenants_take_turns_whatever_the_length_of_their_lines() -> None:
+    queue, gate = WaitingQueue[int](100), Gate()
+    tasks = await enqueue(queue, gate, [("greedy", 0)] * 10 + [("modest", 0)] * 2)
+    gate.places = 4
+    queue.drain()
+    assert Counter(tenant for tenant, _ in gate.served) == {"greedy": 2, "modest": 2}
+    gate.places = 100
+    queue.drain()
+    assert await asyncio.gather(*tasks) == list(range(12))
+    assert len(queue) == 0
+
+
+async def test_priority_comes_before_fairness() -> None:
+    queue, gate = WaitingQueue[int](100), Gate()
+    tasks = await enqueue(queue, gate, [("a", 1), ("b", 0), ("a", -5), ("b", 0)])
+    gate.places = 100
+    queue.drain()
+    await asyncio.gather(*tasks)
+    assert [i for _, i in gate.served] == [2, 1, 3, 0]
+
+
+async def test_a_full_queue_refuses() -> None:
+    queue, gate = WaitingQueue[int](2), Gate()
+    await enqueue(queue, gate, [("a", 0), ("b", 0)])
+    with pytest.raises(QueueFullError):
+        await queue.wait("a", 0, lambda: None, 1)
+    with pytest.raises(QueueFullError):
+        await WaitingQueue[int](0).wait("a", 0, lambda: None, 1)
+
+
+async def test_a_greedy_tenant_makes_room_for_another() -> None:
+    queue, gate = WaitingQueue[int](3), Gate()
+    tasks = await enqueue(queue, gate, [("greedy", 0)] * 3 + [("modest", 0)])
+    with pytest.raises(QueueFullError):
+        await tasks[2]
+    gate.places = 3
+    queue.drain()
+    assert await asyncio.gather(tasks[0], tasks[1], tasks[3]) == [0, 1, 3]
+
+
+async def test_a_more_urgent_request_takes_the_place_of_a_less_urgent_one() -> None:
+    queue, gate = WaitingQueue[int](1), Gate()
+    tasks = await enqueue(queue, gate, [("a", 5), ("a", 0)])
+    with pytest.raises(QueueFullError):
+        await tasks[0]
+    gate.places = 1
+    queue.drain()
+    assert await tasks[1] == 1
+
+
+async def test_waiting_ends_and_leaves_nothing_behind() -> None:
+    queue, gate = WaitingQueue[int](10), Gate()
+    tasks = await enqueue(queue, gate, [("a", 0)], timeout_s=0.01)
+    with pytest.raises(TimeoutError):
+        await tasks[0]
+    assert len(queue) == 0
+
+
+async def test_a_caller_that_goes_away_leaves_the_queue() -> None:
+    queue, gate = WaitingQueue[int](10), Gate()
+    tasks = await enqueue(queue, gate, [("a", 0), ("a", 0)])
+    tasks[0].cancel()
+    gate.places = 1
+    await asyncio.wait([tasks[0]])
+    queue.drain()
+    assert await tasks[1] == 1
+    assert gate.served == [("a", 1)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 2)), max_size=30), st.integers(0, 30))
+def test_within_a_priority_nobody_is_served_twice_before_another_once(
+    waiters: list[tuple[str, int]], places: int
+) -> None:
+    async def run() -> list[tuple[str, int]]:
+        queue, gate = WaitingQueue[int](1000), Gate()
+        tasks = await enqueue(queue, gate, waiters)
+        gate.places = places
+        queue.drain()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert len(queue) == 0
+        return gate.served
+
+    served = asyncio.run(run())
+    assert len(served) == min(places, len(waiters))
+    priorities = [waiters[i][1] for _, i in served]
+    assert priorities == sorted(priorities)
+    for priority in set(priorities):
+        asked = Counter(t for t, p in waiters if p == priority)
+        got = Counter(t for t, i in served if waiters[i][1] == priority)
+        for tenant, count in got.items():
+            assert all(got[other] >= min(count - 1, asked[other]) for other in asked), (tenant, got)

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from services.trainer.config import ModelShape, Recipe, Stage
+from services.trainer.evaluate import load_model
+from services.trainer.model import Llama
+
+BUNDLED = Path(__file__).parents[3] / "models" / "ryzanstein-tiny"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def bundled_folder() -> Path:
+    return BUNDLED
+
+
+@pytest.fixture(scope="session")
+def bundled() -> tuple[Llama, Tokenizer]:
+    return load_model(BUNDLED)
+
+
+@pytest.fixture
+def toy_shape() -> ModelShape:
+    return ModelShape(
+        hidden_size=32,
+        n_layers=2,
+        n_heads=4,
+        n_kv_heads=2,
+        head_dim=8,
+        ffn_size=48,
+        vocab_size=300,
+        max_positions=64,
+    )
+
+
+@pytest.fixture
+def toy_recipe() -> Recipe:
+    return Recipe(
+        seed=7,
+        steps=8,
+        batch_tokens=64,
+        stages=(Stage(0.0, 16, chat=0.3), Stage(0.5, 32, chat=0.3)),
+        mixture={"library": 1.0},
+    )

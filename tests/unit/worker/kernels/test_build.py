@@ -1,0 +1,97 @@
+"""Compiling the kernels: with what is there, or with a compiler from the package registry; never half."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+from pathlib import Path
+
+import pytest
+
+from services.worker.kernels import build, tiles
+
+PROJECT = Path(__file__).resolve().parents[4]
+needs_compiler = pytest.mark.skipif(
+    (platform.system(), platform.machine()) != ("Linux", "x86_64") or build.required_packages() != [],
+    reason="this machine has no C compiler that knows the target, or another architecture",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the kernels' folder, without a library."""
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    shutil.copytree(build.FOLDER / "source", tmp_path / "source")
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def _only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str | None) -> None:
+    """Nothing on the PATH but this `cc`."""
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    if compiler:
+        (bin_ / "cc").write_text(compiler)
+        (bin_ / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(bin_))
+
+
+OLD = "#!/bin/sh\necho \"error: bad value 'sapphirerapids' for '-march=' switch\" >&2\nexit 1\n"
+
+
+@pytest.mark.parametrize("compiler", [None, OLD], ids=["none", "too old"])
+def test_without_a_compiler_one_is_asked_of_the_package_registry(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, compiler: str | None
+) -> None:
+    _only(folder, monkeypatch, compiler)
+    assert build.required_packages() == [build.COMPILER]
+    assert build.COMPILER.startswith("ziglang==")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RuntimeError, match=r"no C compiler that knows sapphirerapids.*pip install ziglang=="):
+        build.build_kernels()
+    assert not list(folder.glob("*.so*"))
+
+
+@needs_compiler
+def test_a_compiler_is_enough(folder: Path) -> None:
+    assert build.required_packages() == []
+    build.build_kernels()
+    assert [path.name for path in folder.glob("*.so*")] == [tiles.LIBRARY.name]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("int wrong(void) { return missing; }", "missing"), ("static int unused(void) { return 1; }", "unused")],
+    ids=["error", "warning"],
+)
+def test_a_broken_source_is_an_error_in_the_compilers_words(folder: Path, line: str, words: str) -> None:
+    """The library that was there before stays."""
+    (folder / tiles.LIBRARY.name).write_bytes(b"old")
+    with (folder / "source" / "rows.c").open("a") as source:
+        source.write(line)
+    with pytest.raises(RuntimeError, match=rf"failed on the kernels:(.|\n)*rows\.c(.|\n)*{words}"):
+        build.build_kernels()
+    assert (folder / tiles.LIBRARY.name).read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(("system", "machine"), [("Linux", "aarch64"), ("Darwin", "x86_64")])
+def test_other_machines_need_nothing_and_get_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, system: str, machine: str
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    _only(folder, monkeypatch, None)
+    assert build.required_packages() == []
+    build.build_kernels()
+    assert not list(folder.glob("*.so*"))
+
+
+@pytest.mark.skipif((platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="no kernels here")
+def test_the_installation_has_them() -> None:
+    """Also where the CPU has no AMX: the library is made for where it will run."""
+    assert tiles.LIBRARY.exists(), "run `make kernels`"
+    exported = {name for name in [*tiles._SIGNATURES, "rz_enable"] if name.encode() in tiles.LIBRARY.read_bytes()}
+    assert exported >= {*tiles._SIGNATURES, "rz_enable"}

@@ -1,0 +1,126 @@
+"""Who serves: our kernels wherever they apply, torch's elsewhere, and the log says which and why."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from services.worker.kernels import tiles
+from services.worker.model.attention_tiles import PagedTiles
+from services.worker.model.batch import StepBatch
+from services.worker.model.build import load_model
+from services.worker.parallel.communicator import SingleRank
+from tests.unit.worker.model.harness import CPU
+from tests.unit.worker.model.zoo import write_checkpoint
+
+PROJECT = Path(__file__).resolve().parents[4]
+WITHOUT_AMX = "flags\t\t: fpu sse2 avx2 avx512f avx512bw avx512vl avx512_bf16"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    shape = {"hidden_size": 256, "intermediate_size": 1536, "num_hidden_layers": 2, "vocab_size": 300}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    write_checkpoint(transformers.LlamaConfig(**shape, **heads), folder)
+    return folder
+
+
+def test_where_there_is_amx_our_kernels_serve_and_the_log_says_so(
+    amx: None, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        model = load_model(checkpoint, SingleRank(), torch.bfloat16, CPU)
+    assert model.kernels is not None
+    assert "kernels: ours for AMX tiles" in caplog.messages
+    assert "attention: PagedTiles" in caplog.messages
+
+
+def test_another_dtype_is_served_by_torch(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        model = load_model(checkpoint, SingleRank(), torch.float32, CPU)
+    assert model.kernels is None
+    assert "kernels: torch's, because the dtype is float32" in caplog.messages
+    assert "attention: PagedSdpa" in caplog.messages
+
+
+def test_without_amx_torch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As such a CPU's /proc/cpuinfo reads."""
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path: WITHOUT_AMX if str(path) == "/proc/cpuinfo" else read(path))
+    assert tiles.open_kernels(torch.bfloat16, CPU) is None
+    assert tiles.explain(None, torch.bfloat16, CPU) == "torch's, because this CPU has no AMX tiles for bfloat16"
+
+
+def test_on_another_device_torch_serves() -> None:
+    device = torch.device("cuda")
+    assert tiles.open_kernels(torch.bfloat16, device) is None
+    assert tiles.explain(None, torch.bfloat16, device) == "torch's, because the device is cuda"
+
+
+def test_a_missing_library_is_an_error_where_the_cpu_has_amx(
+    amx: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tiles, "LIBRARY", tmp_path / "librz_tiles.so")
+    with pytest.raises(RuntimeError, match=r"librz_tiles\.so is missing: run `make kernels`"):
+        tiles.open_kernels(torch.bfloat16, CPU)
+
+
+def test_too_many_threads_are_an_error(amx: None) -> None:
+    """More than the operating system lets a process have; in a process of its own, for a pool never shrinks."""
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"
+        "from pathlib import Path; from services.worker.kernels import tiles\n"
+        "tiles.load_library(tiles.LIBRARY, 100_000)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert "RuntimeError: the kernels cannot start 100000 threads" in done.stderr
+
+
+def test_blocks_that_the_kernel_cannot_read_are_refused(kernels: tiles.TileKernels) -> None:
+    batch = StepBatch(*[torch.zeros(1, dtype=torch.int64)] * 3, (0, 1), (1,), torch.zeros(1, 1, dtype=torch.int64), 1)
+    with pytest.raises(ValueError, match="blocks of 24 positions"):
+        PagedTiles(None, kernels).plan(batch, 24, None)  # type: ignore[arg-type]
+
+
+# Linux grants no tile registers to a process with a signal stack on which they could not be saved.
+_REFUSED = """
+import ctypes, logging, sys
+class Stack(ctypes.Structure):
+    _fields_ = [("sp", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+area = ctypes.create_string_buffer(4096)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(area), 0, 4096)), None) == 0
+
+from pathlib import Path
+import torch
+from services.worker.model.build import load_model
+from services.worker.parallel.communicator import SingleRank
+from tests.unit.worker.model.harness import CPU, Engine
+from tests.unit.worker.model.zoo import prompt
+
+logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
+model = load_model(Path(sys.argv[1]), SingleRank(), torch.bfloat16, CPU)
+assert model.kernels is None
+def run(chunks):
+    return Engine(model, dtype=torch.bfloat16, block_size=16).run(prompt(120, 300), chunks)
+expected = run([])
+assert expected.isfinite().all()
+for chunks in ([1, 2, 3], [64], [33, *[1] * 40], [31, 32]):
+    assert torch.equal(run(chunks), expected), chunks
+"""
+
+
+def test_where_the_operating_system_refuses_tiles_torch_serves_with_a_warning(amx: None, checkpoint: Path) -> None:
+    """Rows do not depend on their company then, either."""
+    done = subprocess.run(
+        [sys.executable, "-c", _REFUSED, str(checkpoint)], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING the operating system refuses the tile registers: torch's kernels serve" in done.stderr
+    assert "INFO kernels: torch's, because the operating system refuses the tile registers" in done.stderr

@@ -1,0 +1,85 @@
+"""Whole decoders in bfloat16: by our kernels as close to exact arithmetic as by torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from services.worker.kernels.tiles import TileKernels
+from services.worker.model import build
+from services.worker.model.attention_tiles import PagedTiles
+from services.worker.model.build import load_model
+from services.worker.model.decoder import Decoder
+from services.worker.parallel.communicator import SingleRank
+from tests.unit.worker.model.harness import CPU, Engine
+from tests.unit.worker.model.zoo import prompt, reference_logits, write_checkpoint
+
+N_TOKENS = 150
+_SHAPE: dict[str, Any] = {"vocab_size": 203, "num_hidden_layers": 3, "max_position_embeddings": 256}
+_SLIDES = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 40}
+
+
+def _config(name: str, hidden: int, ffn: int, heads: int, kv: int, **more: Any) -> transformers.PretrainedConfig:
+    sizes = {"hidden_size": hidden, "intermediate_size": ffn, "num_attention_heads": heads}
+    if name != "GPTNeoXConfig":
+        sizes["num_key_value_heads"] = kv
+    return getattr(transformers, name)(**{**_SHAPE, **sizes, **more})
+
+
+# Sizes that are no multiples of 32 or 64 are among them: the kernels' tiles are.
+CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "biased": lambda: _config("LlamaConfig", 96, 200, 3, 1, attention_bias=True, mlp_bias=True),
+    "window": lambda: _config("MistralConfig", 80, 176, 5, 1, head_dim=96, sliding_window=40),
+    "qk_norm": lambda: _config("Qwen3Config", 128, 250, 4, 2, head_dim=64),
+    "full_qk_norm": lambda: _config("Olmo2Config", 128, 256, 4, 4),
+    "softcap_gelu_tanh": lambda: _config(
+        "Gemma2Config", 128, 256, 4, 2, **_SLIDES, head_dim=128, attn_logit_softcapping=5.0, query_pre_attn_scalar=64
+    ),
+    "gelu_tanh_qk_norm": lambda: _config("Gemma3TextConfig", 96, 176, 2, 1, **_SLIDES, head_dim=256),
+    "experts": lambda: _config("MixtralConfig", 128, 144, 4, 2, num_experts_per_tok=2, num_local_experts=4),
+    "scales": lambda: _config(
+        "GraniteConfig", 128, 250, 4, 2, embedding_multiplier=3.0, residual_multiplier=0.6, attention_multiplier=0.2
+    ),
+    "partial_rotary_parallel": lambda: _config(
+        "GPTNeoXConfig",
+        128,
+        250,
+        4,
+        4,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    ),
+    "plain_mlp": lambda: transformers.GPT2Config(vocab_size=203, n_embd=96, n_layer=3, n_head=3, n_positions=256),
+}
+
+
+def _errors(model: Decoder, exact: torch.Tensor, chunks: list[int]) -> torch.Tensor:
+    """The distance of each row's logits from the exact ones: [N_TOKENS]."""
+    hidden = Engine(model, dtype=torch.bfloat16, block_size=16).run(prompt(N_TOKENS, 203), chunks)
+    return (model.logits(hidden)[:, :203] - exact).square().mean(-1).sqrt()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_as_close_to_float32_as_torchs(
+    kernels: TileKernels, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both round after each layer, so neither is exact; the weights are bfloat16 for float32, too."""
+    reference = write_checkpoint(CONFIGS[name](), tmp_path).bfloat16()
+    reference.save_pretrained(tmp_path)
+    exact = reference_logits(reference.float(), prompt(N_TOKENS, 203))
+    ours = load_model(tmp_path, SingleRank(), torch.bfloat16, CPU)
+    assert ours.kernels is not None
+    assert isinstance(ours._backend, PagedTiles)
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "open_kernels", lambda dtype, device: None)
+        torchs = load_model(tmp_path, SingleRank(), torch.bfloat16, CPU)
+    assert torchs.kernels is None
+    by_torch = _errors(torchs, exact, [])
+    for chunks in ([], [1, 37, 1, 64, *[1] * 20]):
+        by_us = _errors(ours, exact, chunks)
+        assert by_us.median() <= 1.3 * by_torch.median()
+        assert by_us.max() <= 2 * by_torch.max()

@@ -1,0 +1,98 @@
+"""Linear layers: every sum is there, correctly rounded, and the same in any company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from services.worker.kernels.tiles import TileKernels
+from services.worker.parallel.linear import TileLinear
+from tests.unit.worker.kernels.conftest import OnThreads
+from tests.unit.worker.kernels.numbers import FLOAT32, assert_rounded, normal
+
+ROWS = st.one_of(st.integers(1, 70), st.sampled_from([255, 256, 257, 287, 288, 513, 531]))
+SHAPES = {"n": ROWS, "n_out": st.integers(1, 330), "steps": st.integers(1, 12)}
+
+
+def multiply(
+    kernels: TileKernels,
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    bias: torch.Tensor | None,
+    n_out: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """What the kernel leaves unwritten is NaN; what it writes beyond the result is noticed."""
+    guarded = torch.full((x.shape[0] + 1, n_out), torch.nan, dtype=dtype)
+    kernels.linear(x, packed, bias, guarded[:-1], kernels.spare(x.shape[1]).fill_(torch.nan))
+    assert guarded[-1].isnan().all()
+    return guarded[:-1]
+
+
+@settings(max_examples=120, deadline=None)
+@given(**SHAPES, bias=st.booleans(), dtype=st.sampled_from([torch.bfloat16, torch.float32]), strided=st.booleans())
+@example(n=531, n_out=257, steps=9, bias=True, dtype=torch.float32, strided=True)
+def test_products_are_exact_up_to_rounding(
+    kernels: TileKernels, n: int, n_out: int, steps: int, bias: bool, dtype: torch.dtype, strided: bool
+) -> None:
+    n_in = 32 * steps
+    stored = normal(1, n, n_in + 48)
+    x = stored[:, 16 : 16 + n_in] if strided else stored[:, :n_in].contiguous()
+    weight = normal(2, n_out, n_in)
+    added = normal(3, n_out, scale=5.0).float() if bias else None
+    found = multiply(kernels, x, kernels.pack(weight), added, n_out, dtype)
+    exact = x.double() @ weight.double().T + (0 if added is None else added.double())
+    sizes = x.double().abs() @ weight.double().abs().T
+    assert_rounded(found, exact, sizes * FLOAT32 * 4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(**SHAPES, place=st.integers(0, 1000), seed=st.integers(0, 1000))
+def test_a_row_is_the_same_alone_and_at_any_place(
+    kernels: TileKernels, n: int, n_out: int, steps: int, place: int, seed: int
+) -> None:
+    packed, row = kernels.pack(normal(2, n_out, 32 * steps)), normal(seed, 1, 32 * steps)
+    alone = multiply(kernels, row, packed, None, n_out, torch.float32)
+    company = normal(seed + 1, n, 32 * steps)
+    company[place % n] = row
+    found = multiply(kernels, company, packed, None, n_out, torch.float32)
+    assert torch.equal(found[place % n], alone[0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(**SHAPES)
+def test_neighbours_that_are_not_finite_stay_with_themselves(
+    kernels: TileKernels, n: int, n_out: int, steps: int
+) -> None:
+    packed, x = kernels.pack(normal(2, n_out, 32 * steps)), normal(1, n, 32 * steps)
+    expected = multiply(kernels, x, packed, None, n_out, torch.float32)
+    x[::2] = torch.nan
+    found = multiply(kernels, x, packed, None, n_out, torch.float32)
+    assert found[::2].isnan().all()
+    assert torch.equal(found[1::2], expected[1::2])
+
+
+@settings(max_examples=30, deadline=None)
+@given(**SHAPES)
+def test_the_number_of_threads_changes_no_bit(on_threads: OnThreads, n: int, n_out: int, steps: int) -> None:
+    x, weight = normal(1, n, 32 * steps), normal(2, n_out, 32 * steps)
+    found = [
+        multiply(kernels, x, kernels.pack(weight), None, n_out, torch.float32)
+        for kernels in (on_threads(1), on_threads(2), on_threads(3))
+    ]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("n_in", [1, 31, 48, 80, 96])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layer_pads_what_the_kernel_cannot_divide(kernels: TileKernels, n_in: int, bias: bool) -> None:
+    layer = TileLinear(kernels)
+    layer.create(50, n_in, torch.bfloat16, torch.device("cpu"))
+    weight, x, added = normal(1, 50, n_in), normal(2, 19, n_in), normal(3, 50)
+    layer._weight.copy_(weight)
+    layer.process_after_load(added if bias else None)
+    exact = x.double() @ weight.double().T + (added.double() if bias else 0)
+    assert_rounded(layer.apply(x), exact, x.double().abs() @ weight.double().abs().T * FLOAT32 * 4)

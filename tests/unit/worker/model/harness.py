@@ -1,0 +1,143 @@
+"""Drives a decoder by hand: block tables, chunks and steps, without scheduler or runner."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from services.worker.model.batch import StepBatch
+from services.worker.model.decoder import Decoder
+from services.worker.model.kv_cache import KvCache
+from services.worker.parallel.communicator import Communicator, SingleRank
+
+CPU = torch.device("cpu")
+T = TypeVar("T")
+
+
+@dataclass
+class Request:
+    """One request's tokens and blocks."""
+
+    ids: list[int]
+    table: list[int]
+    computed: int = 0
+
+
+@dataclass
+class Engine:
+    """A decoder with a cache whose blocks are handed out in a scrambled order, and never reused."""
+
+    model: Decoder
+    comm: Communicator = field(default_factory=SingleRank)
+    block_size: int = 8
+    n_blocks: int = 400
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        sizes = (self.n_blocks, self.block_size)
+        self.cache = KvCache(self.model.spec, self.comm, *sizes, self.dtype, CPU, self.model.kernels)
+        order = torch.randperm(self.n_blocks, generator=torch.Generator().manual_seed(1)) + 1
+        self._free = order.tolist()
+
+    def admit(self, ids: Sequence[int]) -> Request:
+        n = -(-len(ids) // self.block_size)
+        table, self._free = self._free[:n], self._free[n:]
+        return Request(list(ids), table)
+
+    def step(self, work: Sequence[tuple[Request, int]]) -> list[torch.Tensor]:
+        """Compute the next `n` tokens of each sequence; returns their hidden states in the given order."""
+        order = sorted(range(len(work)), key=lambda i: work[i][1] > 1)
+        batch = self.batch([work[i] for i in order])
+        hidden = self.model.forward(batch, self.cache)
+        results: list[torch.Tensor] = [hidden] * len(work)
+        for place, i in enumerate(order):
+            results[i] = hidden[batch.query_starts[place] : batch.query_starts[place + 1]].clone()
+            work[i][0].computed += work[i][1]
+        return results
+
+    def batch(self, work: Sequence[tuple[Request, int]]) -> StepBatch:
+        size = self.block_size
+        ids, positions, slots, starts, lengths = [], [], [], [0], []
+        for seq, n in work:
+            for p in range(seq.computed, seq.computed + n):
+                ids.append(seq.ids[p])
+                positions.append(p)
+                slots.append(seq.table[p // size] * size + p % size)
+            starts.append(len(ids))
+            lengths.append(seq.computed + n)
+        width = max(-(-length // size) for length in lengths)
+        tables = torch.zeros(len(work), width, dtype=torch.int64)
+        for row, ((seq, _), length) in enumerate(zip(work, lengths, strict=True)):
+            needed = -(-length // size)
+            tables[row, :needed] = torch.tensor(seq.table[:needed])
+        return StepBatch(
+            token_ids=torch.tensor(ids),
+            positions=torch.tensor(positions),
+            kv_slots=torch.tensor(slots),
+            query_starts=tuple(starts),
+            context_lens=tuple(lengths),
+            block_tables=tables,
+            n_decode=sum(n == 1 for _, n in work),
+        )
+
+    def run(self, ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
+        """Compute one sequence alone, cut into `chunks` (the last one takes the rest): [n, hidden_size]."""
+        seq = self.admit(ids)
+        found = [self.step([(seq, n)])[0] for n in cut(len(ids), chunks)]
+        return torch.cat(found)
+
+
+def cut(length: int, chunks: Sequence[int]) -> list[int]:
+    sizes = []
+    for chunk in chunks:
+        sizes.append(min(chunk, length - sum(sizes)))
+    sizes.append(length - sum(sizes))
+    return [size for size in sizes if size > 0]
+
+
+class ThreadRank:
+    """One rank of a group of threads. Sums are taken in float32 in rank order."""
+
+    def __init__(self, rank: int, size: int, barrier: threading.Barrier, board: list[torch.Tensor | None]) -> None:
+        self.rank, self.size = rank, size
+        self._barrier, self._board = barrier, board
+        self.n_calls = 0
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self._exchange(x)
+        total = parts[0].float()
+        for part in parts[1:]:
+            total = total + part.float()
+        return x.copy_(total)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._exchange(x))
+
+    def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
+        self.n_calls += 1
+        self._board[self.rank] = x.clone()
+        self._barrier.wait(timeout=60)
+        parts = [part.clone() for part in self._board if part is not None]
+        self._barrier.wait(timeout=60)
+        assert len({part.shape for part in parts}) == 1
+        return parts
+
+
+def run_ranks(size: int, work: Callable[[ThreadRank], T]) -> list[T]:
+    """Run `work` on `size` ranks at once; returns their results by rank."""
+    barrier, board = threading.Barrier(size), [None] * size
+
+    def guarded(rank: int) -> T:
+        try:
+            return work(ThreadRank(rank, size, barrier, board))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(guarded, range(size)))

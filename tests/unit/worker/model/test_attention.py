@@ -1,0 +1,80 @@
+"""Backends agree with the definition of attention, or are not used."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from services.worker.model.attention import AttentionShape
+from services.worker.model.attention_sdpa import PagedSdpa
+from services.worker.model.backends import candidates, choose_backend
+from services.worker.model.batch import StepBatch
+from services.worker.model.kv_cache import KvCache
+from services.worker.model.reference import check_backend
+from tests.unit.worker.model.harness import CPU
+
+SHAPE = AttentionShape(n_heads=6, n_kv_heads=2, head_dim=32, scale=0.2, softcap=None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize(("n_heads", "n_kv_heads", "head_dim"), [(6, 2, 32), (3, 3, 80), (8, 1, 192)])
+def test_the_gathering_backend_is_right(
+    dtype: torch.dtype, softcap: float | None, n_heads: int, n_kv_heads: int, head_dim: int
+) -> None:
+    shape = AttentionShape(n_heads, n_kv_heads, head_dim, head_dim**-0.5, softcap)
+    assert check_backend(PagedSdpa(shape, dtype, CPU), shape, dtype, CPU) is None
+
+
+class WrongScale(PagedSdpa):
+    def __init__(self) -> None:
+        super().__init__(AttentionShape(6, 2, 32, 0.3, None), torch.float32, CPU)
+
+
+class ForgetsTheWindow(PagedSdpa):
+    def __init__(self) -> None:
+        super().__init__(SHAPE, torch.float32, CPU)
+
+    def plan(self, batch: StepBatch, block_size: int, window: int | None) -> object:
+        return super().plan(batch, block_size, None)
+
+
+class LeavesRowsUnwritten(PagedSdpa):
+    def __init__(self) -> None:
+        super().__init__(SHAPE, torch.float32, CPU)
+
+    def attend(self, q: torch.Tensor, cache: KvCache, layer: int, plan: object) -> torch.Tensor:
+        out = super().attend(q, cache, layer, plan)
+        out[-5:] = torch.nan
+        return out
+
+
+class Raises(PagedSdpa):
+    def __init__(self) -> None:
+        super().__init__(SHAPE, torch.float32, CPU)
+
+    def attend(self, q: torch.Tensor, cache: KvCache, layer: int, plan: object) -> torch.Tensor:
+        raise RuntimeError("no kernel for this device")
+
+
+@pytest.mark.parametrize("wrong", [WrongScale, ForgetsTheWindow, LeavesRowsUnwritten, Raises])
+def test_a_wrong_backend_is_passed_over_with_a_warning(wrong: type, caplog: pytest.LogCaptureFixture) -> None:
+    right = candidates(SHAPE, torch.float32, CPU)
+    with caplog.at_level(logging.WARNING):
+        chosen = choose_backend([wrong, *right], SHAPE, torch.float32, CPU)
+    assert type(chosen) is PagedSdpa
+    assert f"{wrong.__name__} is not used" in caplog.text
+
+
+def test_no_right_backend_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="no attention backend"):
+        choose_backend([Raises], SHAPE, torch.float32, CPU)
+
+
+def test_bytes_per_token_are_what_is_allocated() -> None:
+    cache = KvCache.of_shape(3, 4, 16, 2, 32, torch.bfloat16, CPU)
+    allocated = sum(kv.numel() * kv.element_size() for kv in cache.kv)
+    assert allocated == 5 * 16 * (2 * 3 * 2 * 32 * 2)
+    assert [tuple(part[0].shape) for part in (cache.k, cache.v)] == [(5, 16, 2, 32)] * 2

@@ -1,0 +1,143 @@
+"""config.json of transformers 4 and 5 means the same, and what is not implemented is refused by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.worker.model.registry import FAMILIES, read_spec
+from services.worker.model.spec import ModelError
+from tests.unit.worker.model.conftest import Sample
+
+Json = dict[str, Any]
+
+
+def _write(folder: Path, config: Json) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _read(sample: Sample) -> Json:
+    config: Json = json.loads((sample.folder / "config.json").read_text())
+    return config
+
+
+def _as_version_4(config: Json) -> Json:
+    """Spell a configuration as transformers 4 did."""
+    old = dict(config)
+    old["torch_dtype"] = old.pop("dtype")
+    rope = old.pop("rope_parameters")
+    if "full_attention" in rope:
+        old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    old["rope_theta"] = rope["rope_theta"]
+    if "partial_rotary_factor" in rope:
+        old["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    scaling = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    old["rope_scaling"] = scaling if scaling["rope_type"] != "default" else None
+    return old
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        *("llama", "llama_linear", "llama_dynamic", "llama_llama3", "llama_yarn", "mistral", "mixtral", "qwen3_moe"),
+        *("gemma2", "gemma3", "phi3_longrope", "phi3_partial", "granite", "olmo2"),
+    ],
+)
+def test_transformers_4_and_5_spell_the_same_model(
+    variant: str, sample: Callable[[str], Sample], tmp_path: Path
+) -> None:
+    config = _read(sample(variant))
+    assert read_spec(_write(tmp_path, _as_version_4(config))) == read_spec(sample(variant).folder)
+
+
+def test_older_spellings(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    linear = _as_version_4(_read(sample("llama_linear")))
+    linear["rope_scaling"] = {"type": "linear", "factor": 3.0}
+    assert read_spec(_write(tmp_path, linear)) == read_spec(sample("llama_linear").folder)
+
+    longrope = _as_version_4(_read(sample("phi3_longrope")))
+    longrope["rope_scaling"]["type"] = "su"
+    del longrope["rope_scaling"]["rope_type"]
+    assert read_spec(_write(tmp_path, longrope)) == read_spec(sample("phi3_longrope").folder)
+
+    neox = _as_version_4(_read(sample("gpt_neox")))
+    neox["rotary_pct"], neox["rotary_emb_base"] = neox.pop("partial_rotary_factor"), neox.pop("rope_theta")
+    assert read_spec(_write(tmp_path, neox)) == read_spec(sample("gpt_neox").folder)
+
+    experts = _read(sample("qwen3_moe"))
+    experts["num_experts"] = experts.pop("num_local_experts")
+    assert read_spec(_write(tmp_path, experts)) == read_spec(sample("qwen3_moe").folder)
+
+
+def test_windows_alternate_by_default(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    gemma2 = _read(sample("gemma2"))
+    del gemma2["layer_types"]
+    assert [layer.window for layer in read_spec(_write(tmp_path, gemma2)).layers] == [13, None, 13]
+    gemma3 = _read(sample("gemma3"))
+    del gemma3["layer_types"]
+    gemma3["sliding_window_pattern"] = 2
+    spec = read_spec(_write(tmp_path, gemma3))
+    assert [layer.window for layer in spec.layers] == [13, None, 13]
+    assert [layer.rope.theta for layer in spec.layers if layer.rope] == [5_000.0, 100_000.0, 5_000.0]
+
+
+@pytest.mark.parametrize(
+    ("variant", "change", "message"),
+    [
+        ("llama", {"a_new_switch": 3}, "a_new_switch: 3 is not implemented"),
+        ("llama", {"sliding_window": 5}, "sliding_window: 5 is not implemented"),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ("llama", {"pretraining_tp": 2}, "pretraining_tp: 2 is not implemented"),
+        ("llama", {"hidden_act": "quick_gelu"}, "hidden_act: 'quick_gelu' is not implemented"),
+        ("llama", {"hidden_size": "48"}, "hidden_size: expected a positive integer"),
+        ("llama", {"num_hidden_layers": 0}, "num_hidden_layers: expected a positive integer"),
+        ("llama", {"rms_norm_eps": None}, "rms_norm_eps: expected a number"),
+        ("llama", {"dtype": "float64"}, "dtype: 'float64' is not implemented"),
+        ("llama", {"architectures": ["MambaForCausalLM"]}, "architectures: 'MambaForCausalLM' is not implemented"),
+        ("llama", {"architectures": None}, "architectures: expected a list"),
+        ("llama", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "rope_type 'spiral'"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}}, "needs a factor"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "twist": 1}}, "twist is not implemented"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention: True is not implemented"),
+        ("gemma2", {"layer_types": ["chunked_attention"] * 3}, "layer_types: expected"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: True"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention: True is not implemented"),
+        ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window: True is not implemented"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(
+    variant: str, change: Json, message: str, sample: Callable[[str], Sample], tmp_path: Path
+) -> None:
+    folder = _write(tmp_path, _read(sample(variant)) | change)
+    with pytest.raises(ModelError) as refused:
+        read_spec(folder)
+    assert message in str(refused.value)
+    assert str(folder / "config.json") in str(refused.value)
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_a_broken_file_is_refused_by_name(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        read_spec(tmp_path)
+
+
+def test_fourteen_families() -> None:
+    assert len(FAMILIES) == 14
+
+
+def test_reading_a_spec_needs_no_torch(sample: Callable[[str], Sample]) -> None:
+    code = (
+        "import sys, pathlib; from services.worker.model.registry import read_spec; "
+        f"read_spec(pathlib.Path({str(sample('llama').folder)!r})); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,33 @@
+"""Every family computes what transformers computes, however the prompt is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from services.worker.model.build import load_model
+from services.worker.model.registry import read_spec
+from services.worker.parallel.communicator import SingleRank
+from tests.unit.worker.model.conftest import Sample
+from tests.unit.worker.model.harness import CPU, Engine
+from tests.unit.worker.model.zoo import VARIANTS
+
+FULL: list[int] = []
+CHUNKED = [5, 1, 17, 2, 1]
+DECODED = [20, *[1] * 24]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers(variant: str, sample: Callable[[str], Sample]) -> None:
+    expected = sample(variant)
+    model = load_model(expected.folder, SingleRank(), torch.float32, CPU)
+    assert model.spec == read_spec(expected.folder)
+    vocab = expected.logits.shape[1]
+    for chunks in (FULL, CHUNKED, DECODED):
+        logits = model.logits(Engine(model).run(expected.ids, chunks))
+        assert logits.dtype is torch.float32
+        assert torch.isneginf(logits[:, vocab:]).all()
+        assert (logits[:, :vocab] - expected.logits).abs().max() <= 1e-4
+        assert torch.equal(logits.argmax(-1), expected.logits.argmax(-1))

@@ -1,0 +1,70 @@
+"""2 and 4 ranks compute what one computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from services.worker.model.build import load_model
+from services.worker.model.decoder import Decoder
+from services.worker.model.spec import ModelError
+from tests.unit.worker.model.conftest import Sample
+from tests.unit.worker.model.harness import CPU, Engine, ThreadRank, run_ranks
+
+# 2 KV heads on 4 ranks are shared by pairs; 99 tokens are padded on every number of ranks.
+_VARIANTS = [
+    *("llama", "llama_tied_biased", "llama_mha_wide", "qwen2", "qwen3_moe", "mixtral", "gemma", "gemma2"),
+    *("phi3", "gpt2", "gpt_neox", "gpt_neox_serial", "olmo2", "granite"),
+]
+
+
+def _load(folder: object, rank: ThreadRank) -> Decoder:
+    return load_model(folder, rank, torch.float32, CPU)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("variant", _VARIANTS)
+def test_ranks_together_equal_one(variant: str, size: int, sample: Callable[[str], Sample]) -> None:
+    expected = sample(variant)
+
+    def work(rank: ThreadRank) -> tuple[torch.Tensor, torch.Tensor, Decoder]:
+        torch.set_num_threads(1)
+        model = _load(expected.folder, rank)
+        hidden = Engine(model, rank).run(expected.ids, [7, 1, 20, 1])
+        return hidden, model.logits(hidden), model
+
+    results = run_ranks(size, work)
+    for hidden, _, _ in results:
+        assert torch.equal(hidden, results[0][0])  # every rank holds the same bits
+    logits = torch.cat([part for _, part, _ in results], dim=-1)
+    vocab = expected.logits.shape[1]
+    assert (logits[:, :vocab] - expected.logits).abs().max() <= 1e-4
+    assert torch.isneginf(logits[:, vocab:]).all()
+    starts = [model.vocab_start for _, _, model in results]
+    assert starts == [rank * results[0][2].vocab_local for rank in range(size)]
+
+
+def test_one_all_reduce_after_attention_and_one_after_the_mlp(sample: Callable[[str], Sample]) -> None:
+    expected = sample("llama")
+
+    def work(rank: ThreadRank) -> tuple[int, int]:
+        model = _load(expected.folder, rank)
+        engine, before = Engine(model, rank), rank.n_calls
+        engine.run(expected.ids, [])
+        return rank.n_calls - before, model.spec.n_layers
+
+    for calls, n_layers in run_ranks(2, work):
+        assert calls == 1 + 2 * n_layers  # one more for the embedding
+
+
+def test_what_cannot_be_divided_is_refused(sample: Callable[[str], Sample]) -> None:
+    class Third(ThreadRank):
+        """A rank that never gets as far as a collective."""
+
+        def __init__(self) -> None:
+            self.rank, self.size = 0, 3
+
+    with pytest.raises(ModelError, match=r"4 attention heads cannot be divided among 3 ranks"):
+        _load(sample("llama").folder, Third())

@@ -1,0 +1,178 @@
+"""Tiny random checkpoints of every family, written by transformers, with its logits beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+N_TOKENS = 44
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+
+
+def _rope(**settings: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 10_000.0, **settings}}
+
+
+def _make(config: str, **settings: Any) -> Callable[[], transformers.PretrainedConfig]:
+    shape = {} if config == "GPT2Config" else dict(_SHAPE)
+    if config == "GPTNeoXConfig":
+        del shape["num_key_value_heads"]  # unknown to it
+    return lambda: getattr(transformers, config)(**{**shape, **settings})
+
+
+_LAYERS3: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+_SLIDES: dict[str, Any] = {"sliding_window": 13}
+_LONG = {"short_factor": [1.0, 1.1, 1.3, 1.7, 2.1, 2.5], "long_factor": [1.5, 2.0, 3.0, 4.0, 6.0, 9.0]}
+_GPT2: dict[str, Any] = {"vocab_size": 99, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
+_MOE: dict[str, Any] = {"num_experts_per_tok": 2, "num_local_experts": 4}
+
+VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "llama": _make("LlamaConfig"),
+    "llama_tied_biased": _make("LlamaConfig", tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
+    "llama_mha_wide": _make("LlamaConfig", num_key_value_heads=4, head_dim=24, hidden_act="gelu"),
+    "llama_linear": _make("LlamaConfig", **_rope(rope_type="linear", factor=3.0)),
+    "llama_dynamic": _make("LlamaConfig", **_rope(rope_type="dynamic", factor=3.0)),
+    "llama_llama3": _make(
+        "LlamaConfig",
+        **_rope(
+            rope_type="llama3",
+            factor=4.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        ),
+    ),
+    "llama_yarn": _make(
+        "LlamaConfig",
+        head_dim=32,
+        **_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8.0),
+    ),
+    "llama_yarn_mscale": _make(
+        "LlamaConfig",
+        **_rope(
+            rope_type="yarn",
+            factor=4.0,
+            original_max_position_embeddings=32,
+            mscale=0.7,
+            mscale_all_dim=1.3,
+            beta_fast=4.0,
+            beta_slow=0.5,
+        ),
+    ),
+    "mistral": _make("MistralConfig", head_dim=16, **_SLIDES),
+    "mixtral": _make("MixtralConfig", **_MOE, sliding_window=None),
+    "qwen2": _make("Qwen2Config", tie_word_embeddings=True),
+    "qwen2_sliding": _make("Qwen2Config", use_sliding_window=True, **_SLIDES, **_LAYERS3, max_window_layers=1),
+    "qwen3": _make("Qwen3Config", head_dim=16),
+    "qwen3_moe": _make(
+        "Qwen3MoeConfig",
+        **{**_MOE, "num_hidden_layers": 3},
+        head_dim=16,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+    ),
+    "qwen3_moe_unnormalised": _make(
+        "Qwen3MoeConfig", **_MOE, head_dim=16, moe_intermediate_size=32, norm_topk_prob=False
+    ),
+    "gemma": _make("GemmaConfig", head_dim=16, num_key_value_heads=1),
+    "gemma2": _make(
+        "Gemma2Config",
+        head_dim=16,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=4.0,
+        **_SLIDES,
+        **_LAYERS3,
+    ),
+    "gemma3": _make(
+        "Gemma3TextConfig",
+        head_dim=16,
+        query_pre_attn_scalar=24,
+        **_SLIDES,
+        **_LAYERS3,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5_000.0},
+        },
+    ),
+    "phi3": _make("Phi3Config", **_SLIDES),
+    "phi3_longrope": _make(
+        "Phi3Config",
+        original_max_position_embeddings=32,
+        **_rope(rope_type="longrope", partial_rotary_factor=1.0, **_LONG),
+    ),
+    "phi3_longrope_short": _make(
+        "Phi3Config",
+        original_max_position_embeddings=128,
+        **_rope(rope_type="longrope", partial_rotary_factor=1.0, **_LONG),
+    ),
+    "phi3_partial": _make("Phi3Config", **_rope(rope_type="default", partial_rotary_factor=0.5)),
+    "gpt2": _make("GPT2Config", **_GPT2),
+    "gpt2_unscaled_wide": _make(
+        "GPT2Config", **_GPT2, n_inner=96, scale_attn_weights=False, activation_function="relu"
+    ),
+    "gpt_neox": _make("GPTNeoXConfig", **_rope(rope_type="default", partial_rotary_factor=0.5)),
+    "gpt_neox_serial": _make(
+        "GPTNeoXConfig",
+        **_rope(rope_type="default", partial_rotary_factor=0.5),
+        use_parallel_residual=False,
+        attention_bias=False,
+        hidden_act="gelu_new",
+        tie_word_embeddings=True,
+    ),
+    "olmo2": _make("Olmo2Config"),
+    "granite": _make(
+        "GraniteConfig",
+        embedding_multiplier=3.0,
+        attention_multiplier=0.2,
+        residual_multiplier=0.6,
+        logits_scaling=2.5,
+        tie_word_embeddings=True,
+    ),
+}
+
+
+def write_checkpoint(
+    config: transformers.PretrainedConfig, folder: Path, seed: int = 0
+) -> transformers.PreTrainedModel:
+    """Write a checkpoint whose every tensor is random, biases and norms too, so that none can go unnoticed."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            noise = torch.randn(tensor.shape)
+            if tensor.dim() > 1:
+                tensor.copy_(noise * 0.15)
+            else:
+                tensor.copy_(noise * 0.3 + (1.0 if "weight" in name else 0.0))
+    model.save_pretrained(folder)
+    return model
+
+
+def prompt(n: int = N_TOKENS, vocab_size: int = 99, seed: int = 3) -> list[int]:
+    return torch.randint(0, vocab_size, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def reference_logits(model: transformers.PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    """Return transformers' logits [n, vocab_size] of one full prefill."""
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].float()

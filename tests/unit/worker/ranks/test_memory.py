@@ -1,0 +1,55 @@
+"""KV caches are sized by tokens or bytes, and refused with numbers when the memory is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.worker.memory.sizing import (
+    NotEnoughMemoryError,
+    available_host_memory,
+    blocks_for,
+    require_memory,
+)
+
+
+def machine(root: Path, available_kib: int, **cgroup: str) -> Path:
+    (root / "proc").mkdir()
+    (root / "proc/meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {available_kib} kB\n")
+    for name, text in cgroup.items():
+        file = root / "sys/fs/cgroup" / name.replace("__", ".").replace("_v1_", "memory/memory.")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+    return root
+
+
+def test_tokens_round_up_and_bytes_round_down_after_the_null_block() -> None:
+    common = {"block_size": 16, "block_bytes": 1000, "max_model_len": 64}
+    assert blocks_for(kv_tokens=100, kv_bytes=None, **common) == 7
+    assert blocks_for(kv_tokens=None, kv_bytes=7999, **common) == 6
+    with pytest.raises(NotEnoughMemoryError, match="would hold no block: one takes 1,000 bytes"):
+        blocks_for(kv_tokens=None, kv_bytes=1999, **common)
+    for sizes in ({"kv_tokens": 1, "kv_bytes": 1}, {"kv_tokens": None, "kv_bytes": None}):
+        with pytest.raises(ValueError, match="exactly one of kv_tokens and kv_bytes"):
+            blocks_for(**sizes, **common)
+
+
+def test_too_little_memory_names_need_and_supply() -> None:
+    require_memory(5, 5, what="x")
+    with pytest.raises(NotEnoughMemoryError, match="a KV cache needs 3 MiB but 1 MiB are available"):
+        require_memory(3 << 20, 1 << 20, what="a KV cache")
+
+
+def test_the_tighter_of_machine_and_cgroup_counts(tmp_path: Path) -> None:
+    limits = {
+        "machine": ({}, 8 << 20),
+        "unlimited": ({"memory__max": "max", "memory__current": "5"}, 8 << 20),
+        "v2": ({"memory__max": "3000", "memory__current": "1000"}, 2000),
+        "v1": ({"_v1_limit_in_bytes": "5000", "_v1_usage_in_bytes": "1000"}, 4000),
+        "used up": ({"memory__max": "3000", "memory__current": "4000"}, 0),
+    }
+    for name, (cgroup, expected) in limits.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        assert available_host_memory(machine(folder, 8 << 10, **cgroup)) == expected, name

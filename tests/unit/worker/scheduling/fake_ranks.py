@@ -1,0 +1,96 @@
+"""Ranks without a model: they keep the slot state that real ranks keep and draw a function of all tokens so far.
+
+A plan that the real ranks could not execute (a chunk without blocks, a stale position) fails here. The KV of a
+position is the hash of the prefix that ends there, so a block that is shared or reused wrongly gives other
+tokens, just as wrong KV would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from services.worker.scheduling.plan import Admission, Chunk, SamplingParams, StepPlan, StepResult
+
+VOCAB = 97
+
+
+def next_token(state: int, sampling: SamplingParams) -> int:
+    return crc32(state.to_bytes(8, "little") + sampling.seed.to_bytes(8, "little")) % VOCAB
+
+
+def extend(state: int, token: int) -> int:
+    return crc32(token.to_bytes(4, "little"), state)
+
+
+def generate(prompt: list[int], n: int, sampling: SamplingParams) -> list[int]:
+    """What one request alone must answer."""
+    tokens = list(prompt)
+    state = 0
+    for token in tokens:
+        state = extend(state, token)
+    for _ in range(n):
+        tokens.append(next_token(state, sampling))
+        if tokens[-1] in sampling.end_token_ids:
+            break
+        state = extend(state, tokens[-1])
+    return tokens[len(prompt) :]
+
+
+@dataclass
+class _Slot:
+    admission: Admission
+    tokens: list[int]
+    table: list[int] = field(default_factory=list)
+
+
+class FakeRanks:
+    def __init__(self, n_blocks: int, block_tokens: int, max_running: int) -> None:
+        self.kv = [[0] * block_tokens for _ in range(n_blocks + 1)]
+        self.block_tokens = block_tokens
+        self.max_running = max_running
+        self.slots: dict[int, _Slot] = {}
+        self.rows = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for slot in plan.released:
+            del self.slots[slot]
+        for admission in plan.admissions:
+            assert admission.slot not in self.slots
+            assert 0 <= admission.slot < self.max_running
+            self.slots[admission.slot] = _Slot(admission, list(admission.token_ids))
+        assert len({chunk.slot for chunk in plan.chunks}) == len(plan.chunks)
+        drawn = {chunk.slot: token for chunk in plan.chunks if (token := self._compute(chunk)) is not None}
+        pooled = {slot: (float(self.slots[slot].tokens[0]),) for slot in drawn if self.slots[slot].admission.pool}
+        tokens = {slot: token for slot, token in drawn.items() if slot not in pooled}
+        return StepResult(plan.step, tuple(tokens), tuple(tokens.values()), pooled=pooled)
+
+    def _compute(self, chunk: Chunk) -> int | None:
+        slot = self.slots[chunk.slot]
+        slot.table += chunk.new_blocks
+        end = chunk.start + chunk.n_tokens
+        assert chunk.n_tokens > 0
+        assert end <= len(slot.tokens), "the rank does not know these tokens"
+        assert end <= len(slot.table) * self.block_tokens, "no block for these positions"
+        state = self._kv(slot, chunk.start - 1) if chunk.start else 0
+        for position in range(chunk.start, end):
+            state = extend(state, slot.tokens[position])
+            self.kv[slot.table[position // self.block_tokens]][position % self.block_tokens] = state
+        self.rows += chunk.n_tokens
+        if not chunk.sample:
+            return None
+        assert end == len(slot.tokens)
+        self._verify(slot, end)
+        token = next_token(state, slot.admission.sampling)
+        slot.tokens.append(token)
+        return token
+
+    def _kv(self, slot: _Slot, position: int) -> int:
+        return self.kv[slot.table[position // self.block_tokens]][position % self.block_tokens]
+
+    def _verify(self, slot: _Slot, end: int) -> None:
+        """Every position that attention would read holds the KV of this very prefix."""
+        state = 0
+        for position in range(end):
+            state = extend(state, slot.tokens[position])
+            assert self._kv(slot, position) == state, f"position {position} holds the KV of another prefix"

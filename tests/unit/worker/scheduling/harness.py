@@ -1,0 +1,106 @@
+"""A scheduler, fake ranks and clients, driven step by step."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from services.common.blockhash import chain_root
+from services.worker.scheduling.config import SchedulerConfig
+from services.worker.scheduling.kv_events import KvEventLog
+from services.worker.scheduling.plan import SamplingParams, StepPlan, StepResult
+from services.worker.scheduling.request import Finish, Output, Request
+from services.worker.scheduling.scheduler import Scheduler
+from services.worker.scheduling.transfers import Arrival
+from tests.unit.worker.scheduling.fake_ranks import FakeRanks, extend
+
+
+class Harness:
+    def __init__(self, *, share_min_tokens: int = 1, **sizes: int) -> None:
+        self.config = SchedulerConfig(**{"n_blocks": 64, "block_tokens": 16, "max_model_len": 256, **sizes})
+        self.events = KvEventLog()
+        self.now = 0.0
+        self.scheduler = Scheduler(self.config, self.events, clock=lambda: self.now)
+        self.scheduler.share_min_tokens = share_min_tokens
+        self.ranks = FakeRanks(self.config.n_blocks, self.config.block_tokens, self.config.max_running)
+        self.in_flight: deque[StepResult] = deque()  # of plans that the ranks have executed, in their order
+        self.answers: dict[Request, list[int]] = {}
+        self.ended: dict[Request, Finish] = {}
+
+    def submit(self, prompt: list[int], max_tokens: int = 4, **fields: object) -> Request:
+        root = fields.pop("chain_root", chain_root("test"))
+        sampling = fields.pop("sampling", SamplingParams())
+        parked = bool(fields.pop("parked", False))
+        assert isinstance(sampling, SamplingParams)
+        assert isinstance(root, bytes)
+        request = Request(
+            token_ids=list(prompt),
+            n_prompt=len(prompt),
+            sampling=sampling,
+            max_tokens=max_tokens,
+            chain_root=root,
+            **fields,  # type: ignore[arg-type]
+        )
+        self.scheduler.submit(request, parked=parked)
+        self.answers[request] = []
+        return request
+
+    def write(self, arrival: Arrival, request: Request, n: int) -> None:
+        """The ranks take in the next `n` blocks of an arrival, as another worker has computed them."""
+        size, state = self.config.block_tokens, 0
+        states = [state := extend(state, token) for token in request.token_ids]
+        for i, block in enumerate(arrival.fresh[:n], start=len(arrival.held)):
+            self.ranks.kv[block][:] = states[i * size : (i + 1) * size]
+
+    def plan(self) -> StepPlan | None:
+        self.now += 0.01
+        plan = self.scheduler.plan()
+        if plan is not None:
+            assert plan.n_tokens <= self.config.max_batched_tokens
+            self.in_flight.append(self.ranks.execute(plan))
+        return plan
+
+    def apply(self) -> list[Output]:
+        outputs = self.scheduler.apply(self.in_flight.popleft())
+        for output in outputs:
+            assert output.request not in self.ended, "output after the end"
+            answer = self.answers[output.request]
+            assert output.first_index == len(answer)
+            assert output.first == (not answer)
+            answer += output.token_ids
+            if output.finish is not None:
+                self.ended[output.request] = output.finish
+        return outputs
+
+    def step(self) -> bool:
+        """Keep two plans in flight, then take a result; False when there is nothing to do."""
+        while self.plan() is not None:
+            pass
+        if not self.in_flight:
+            return False
+        self.apply()
+        return True
+
+    def drain(self, limit: int = 100_000) -> int:
+        """Step until idle; returns the number of steps."""
+        for n in range(limit):
+            if not self.step():
+                assert self.scheduler.idle, "nothing runs although something waits"
+                self.scheduler.check()
+                return n
+        raise AssertionError(f"not idle after {limit} steps")
+
+
+def cache_of(events: KvEventLog) -> set[int]:
+    """The cache that a coordinator sees after replaying all events."""
+    held: set[int] = set()
+    replay = events.since(0)
+    assert replay is not None
+    for event in replay:
+        if event.cleared:
+            held.clear()
+        for value in event.stored:
+            assert value not in held
+            held.add(value)
+        for value in event.removed:
+            held.remove(value)
+    return held

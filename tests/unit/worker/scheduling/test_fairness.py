@@ -1,0 +1,141 @@
+"""Who gets how much of a worker that everybody wants more of."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from services.worker.scheduling.fairness import OUTPUT_COST, PREFILL_COST, TenantLedger
+from tests.unit.worker.scheduling.harness import Harness
+
+STEPS = 3000
+
+
+class Backlog:
+    """Every tenant always has requests waiting, of its own sizes."""
+
+    def __init__(self, harness: Harness, tenants: dict[str, tuple[int, int, int]]) -> None:
+        self.harness = harness
+        self.tenants = tenants  # name -> prompt tokens, output tokens, weight
+        self.requests: dict[str, list] = {name: [] for name in tenants}
+        self.fresh = itertools.count()
+
+    def top_up(self) -> None:
+        for name, (n_prompt, n_output, weight) in self.tenants.items():
+            alive = [r for r in self.requests[name] if r not in self.harness.ended]
+            for _ in range(12 - len(alive)):
+                prompt = [next(self.fresh) % 97 for _ in range(n_prompt)]
+                request = self.harness.submit(prompt, n_output, tenant=name, weight=weight, cacheable=False)
+                self.requests[name].append(request)
+
+    def served(self, name: str) -> float:
+        return sum(PREFILL_COST * r.n_charged + OUTPUT_COST * len(self.harness.answers[r]) for r in self.requests[name])
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.top_up()
+            self.harness.step()
+
+
+def test_two_greedy_tenants_get_the_same_within_5_percent() -> None:
+    backlog = Backlog(Harness(max_running=8, max_batched_tokens=64), {"long": (100, 40, 1), "short": (10, 5, 1)})
+    backlog.run(STEPS)
+    long, short = backlog.served("long"), backlog.served("short")
+    assert long == pytest.approx(short, rel=0.05)
+
+
+def test_a_tenant_of_weight_three_gets_three_times_as_much() -> None:
+    backlog = Backlog(Harness(max_running=8, max_batched_tokens=64), {"paid": (30, 20, 3), "free": (30, 20, 1)})
+    backlog.run(STEPS)
+    assert backlog.served("paid") == pytest.approx(3 * backlog.served("free"), rel=0.05)
+
+
+def test_more_tenants_of_one_size_each_get_their_share() -> None:
+    tenants = {name: (random.Random(name).randrange(5, 60), 10, 1) for name in "abcde"}
+    backlog = Backlog(Harness(max_running=8, max_batched_tokens=64), tenants)
+    backlog.run(STEPS)
+    shares = [backlog.served(name) for name in tenants]
+    assert max(shares) <= 1.05 * min(shares)
+
+
+def test_who_comes_back_gets_no_credit_for_the_pause() -> None:
+    ledger = TenantLedger()
+    ledger.enter("early", 1)
+    ledger.leave("early")
+    ledger.enter("busy", 1)
+    ledger.charge("busy", 1000)
+    ledger.enter("early", 1)
+    assert ledger.served("early") == ledger.served("busy")
+
+
+def test_who_took_much_before_a_pause_still_owes_it() -> None:
+    ledger = TenantLedger()
+    ledger.enter("a", 1)
+    ledger.enter("b", 1)
+    ledger.charge("a", 500)
+    ledger.leave("a")
+    ledger.enter("a", 1)
+    assert ledger.served("a") - ledger.served("b") == 500
+
+
+def test_inside_a_tenant_first_come_is_first_served() -> None:
+    harness = Harness(max_running=1, max_batched_tokens=50)
+    requests = [harness.submit([i] * 20, 3, tenant="t") for i in range(6)]
+    harness.drain()
+    assert list(harness.ended) == requests
+
+
+def test_priority_goes_first_and_waiting_long_enough_makes_up_for_it() -> None:
+    harness = Harness(max_running=1, max_batched_tokens=50)
+    low = harness.submit([1] * 20, 3, priority=1)
+    high = harness.submit([2] * 20, 3, priority=0)
+    harness.drain()
+    assert list(harness.ended) == [high, low]
+
+    old = harness.submit([3] * 20, 3, priority=1)
+    harness.now += harness.config.age_s * 2
+    new = harness.submit([4] * 20, 3, priority=0)
+    harness.drain()
+    assert list(harness.ended)[2:] == [old, new]
+
+
+def test_an_important_request_takes_the_place_of_a_lesser_one() -> None:
+    harness = Harness(max_running=1)
+    lesser = harness.submit([1] * 20, 60, priority=5)
+    for _ in range(4):
+        harness.step()
+    urgent = harness.submit([2] * 20, 3, priority=0)
+    harness.drain()
+    assert list(harness.ended) == [urgent, lesser]
+    assert lesser.n_preempted == 1
+    assert len(harness.answers[lesser]) == 60
+
+
+def test_a_long_prompt_does_not_hold_up_a_short_one_and_wastes_no_budget() -> None:
+    harness = Harness(n_blocks=100, max_model_len=1600, max_batched_tokens=64)
+    long = harness.submit([i % 97 for i in range(1500)], 2)
+    harness.plan()
+    short = harness.submit([1, 2, 3], 2)
+    plans = []
+    while short not in harness.ended:
+        plans.append(harness.plan())
+        harness.apply()
+    assert len(plans) <= 4
+    assert all(plan is not None and plan.n_tokens == 64 for plan in plans)
+    harness.drain()
+    assert long in harness.ended
+
+
+def test_a_prompt_beside_decodes_is_cut_to_what_they_can_bear() -> None:
+    harness = Harness(n_blocks=100, max_model_len=1600, max_batched_tokens=512)
+    harness.scheduler.prefill_rows_beside_decodes = 32
+    decoding = harness.submit([9], 100)
+    harness.step()
+    harness.submit([i % 97 for i in range(600)], 1)
+    while decoding not in harness.ended:
+        plan = harness.plan()
+        assert plan is None or plan.n_tokens <= 33
+        harness.apply()
+    harness.drain()

@@ -1,0 +1,166 @@
+"""Random traffic against every invariant. RYZANSTEIN_FUZZ_STEPS=100000 for the long run."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from services.common.blockhash import HASH_BLOCK_TOKENS, chain_root, extend_chain
+from services.worker.scheduling.admission import TooLongError
+from services.worker.scheduling.kv_events import KvEventLog
+from services.worker.scheduling.plan import SamplingParams
+from services.worker.scheduling.request import Finish, Request
+from services.worker.scheduling.transfers import Arrival, Pin
+from tests.unit.worker.scheduling.fake_ranks import generate
+from tests.unit.worker.scheduling.harness import Harness, cache_of
+
+STEPS = int(os.environ.get("RYZANSTEIN_FUZZ_STEPS", "10000"))
+SEEDS = range(8)
+
+
+class Traffic:
+    """Clients that share prefixes, cancel, resume, and ask for too much; workers that fetch and send blocks."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        choice = self.random.choice
+        max_running = choice([1, 4, 16])
+        self.harness = Harness(
+            share_min_tokens=choice([1, 32, 10_000]),
+            n_blocks=choice([6, 20, 60]),
+            block_tokens=choice([16, 32]),
+            max_model_len=choice([100, 200]),
+            max_running=max_running,
+            max_batched_tokens=choice([max_running, 40, 500]),
+            share_max_steps=choice([2, 64]),
+        )
+        self.harness.events = self.harness.scheduler._events = KvEventLog(10**7)
+        self.harness.scheduler._reset()
+        self.harness.scheduler.prefill_rows_beside_decodes = choice([5, 100, 10_000])
+        self.prefixes = [[self.random.randrange(97) for _ in range(150)] for _ in range(3)]
+        self.cancelled: set[Request] = set()
+        self.expected: dict[Request, list[int]] = {}
+        self.pulls: list[tuple[Request, Arrival, int]] = []  # and the blocks on their way into the ranks
+        self.pins: list[Pin] = []
+
+    def submit(self) -> None:
+        rng = self.random
+        prompt = rng.choice(self.prefixes)[: rng.randrange(150)]
+        prompt = prompt + [rng.randrange(97) for _ in range(rng.randrange(1, 20))]
+        max_tokens = rng.choice([0, 1, 2, 30, 60])
+        sampling = SamplingParams(
+            seed=rng.randrange(3),
+            end_token_ids=(5, 6, 7) if rng.random() < 0.5 else (),
+            prompt_logprobs=1 if rng.random() < 0.1 else None,
+        )
+        try:
+            request = self.harness.submit(
+                prompt,
+                max_tokens,
+                sampling=sampling,
+                tenant=rng.choice("abc"),
+                priority=rng.choice([0, 0, 0, 1, -1]),
+                pool=rng.random() < 0.05,
+                cacheable=rng.random() < 0.95,
+                parked=(parked := rng.random() < 0.2),
+            )
+        except TooLongError:
+            return
+        if parked:
+            self.expect(request)
+        n = 0 if request.pool else request.limit - len(prompt)
+        self.expected[request] = generate(prompt, n, sampling)
+
+    def expect(self, request: Request) -> None:
+        """A request was told that another worker holds its beginning."""
+        transfers = self.harness.scheduler.transfers
+        arrival = transfers.expect(request, self.random.randrange(200)) if request.reads_cache else None
+        if arrival is None:
+            self.harness.scheduler.unpark(request)
+        else:
+            self.pulls.append((request, arrival, 0))
+
+    def transfer(self) -> None:
+        """Some blocks arrive or are used, a pull ends well or breaks off, somebody reads or has read."""
+        rng, scheduler = self.random, self.harness.scheduler
+        if self.pulls and rng.random() < 0.7:
+            request, arrival, written = self.pulls.pop(rng.randrange(len(self.pulls)))
+            scheduler.adopt(arrival, written)
+            if rng.random() < 0.3 or not arrival.fresh:
+                scheduler.transfers.settle(arrival)
+                scheduler.unpark(request)
+                return
+            written = rng.randrange(len(arrival.fresh) + 1)
+            self.harness.write(arrival, request, written)
+            self.pulls.append((request, arrival, written))
+        elif self.pins and rng.random() < 0.5:
+            scheduler.transfers.unpin(self.pins.pop(rng.randrange(len(self.pins))))
+        else:
+            digests = extend_chain(chain_root("test"), rng.choice(self.prefixes))
+            per_block = self.harness.config.block_tokens // HASH_BLOCK_TOKENS
+            if (pin := scheduler.transfers.pin(digests[per_block - 1 :: per_block])) is not None:
+                self.pins.append(pin)
+
+    def end_transfers(self) -> None:
+        while self.pulls or self.pins:
+            self.transfer()
+
+    def cancel(self) -> None:
+        alive = [r for r in self.harness.answers if r not in self.harness.ended and r not in self.cancelled]
+        if alive:
+            request = self.random.choice(alive)
+            assert self.harness.scheduler.cancel(request)
+            assert not self.harness.scheduler.cancel(request)
+            self.cancelled.add(request)
+
+    def move(self) -> None:
+        roll = self.random.random()
+        if roll < 0.25 and self.harness.scheduler.n_waiting < 30:
+            self.submit()
+        elif roll < 0.28:
+            self.cancel()
+        elif roll < 0.38:
+            self.transfer()
+        elif roll < 0.65:
+            self.harness.plan()
+        elif self.harness.in_flight:
+            self.harness.apply()
+
+    def settle(self) -> None:
+        """Everybody ends exactly once, with the tokens that the request alone would have got."""
+        self.end_transfers()
+        self.harness.drain()
+        for request, expected in self.expected.items():
+            answer = self.harness.answers[request]
+            if request in self.cancelled:
+                assert request not in self.harness.ended
+                assert answer == expected[: len(answer)]
+            else:
+                finish = self.harness.ended[request]
+                assert answer == expected
+                assert (finish is Finish.EMBEDDED) == request.pool
+                assert (finish is Finish.STOP) == (bool(answer) and answer[-1] in request.sampling.end_token_ids)
+        self.expected.clear()
+        self.harness.answers.clear()
+        self.harness.ended.clear()
+        self.cancelled.clear()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.timeout(60 + STEPS // 20)
+def test_random_traffic_breaks_no_invariant(seed: int) -> None:
+    traffic = Traffic(seed)
+    scheduler = traffic.harness.scheduler
+    for step in range(STEPS // len(SEEDS)):
+        traffic.move()
+        if step % 7 == 0:
+            scheduler.check()
+        if step % 500 == 499:
+            traffic.settle()
+            assert cache_of(traffic.harness.events) == set(scheduler.pool.hashes())
+    traffic.settle()
+    assert scheduler.pool.used == 0
+    assert len(scheduler.transfers) == 0
+    assert scheduler.counters.generated_tokens > 0

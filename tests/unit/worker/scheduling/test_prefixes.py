@@ -1,0 +1,112 @@
+"""What is not computed twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.worker.scheduling.plan import SamplingParams
+from tests.unit.worker.scheduling.fake_ranks import generate
+from tests.unit.worker.scheduling.harness import Harness
+
+PREFIX = [i % 97 for i in range(160)]
+
+
+def wave(harness: Harness, n: int = 8) -> list:
+    return [harness.submit([*PREFIX, 1, i], 4) for i in range(n)]
+
+
+def test_a_first_wave_computes_its_shared_prefix_once() -> None:
+    harness = Harness(n_blocks=200)
+    requests = wave(harness)
+    harness.drain()
+    assert harness.scheduler.counters.prefill_tokens == 162 + 7 * 2
+    for i, request in enumerate(requests):
+        assert harness.answers[request] == generate([*PREFIX, 1, i], 4, SamplingParams())
+
+
+def test_followers_wait_for_shared_blocks_only() -> None:
+    """The leader's own 90 tokens come after the shared 160: nobody waits for those."""
+    harness = Harness(n_blocks=200, max_batched_tokens=64)
+    leader = harness.submit([*PREFIX, *[7] * 90], 4)
+    follower = harness.submit([*PREFIX, 3], 1)
+    harness.drain()
+    assert follower.cached_tokens == 160
+    assert list(harness.ended) == [follower, leader]
+
+
+def test_a_prefix_shorter_than_the_wait_is_worth_is_computed_again() -> None:
+    harness = Harness(n_blocks=200, share_min_tokens=161)
+    wave(harness)
+    harness.step()
+    assert harness.scheduler.n_waiting == 0
+    harness.drain()
+    assert harness.scheduler.counters.prefill_tokens == 8 * 162
+
+
+def test_when_the_leader_is_cancelled_a_follower_leads() -> None:
+    harness = Harness(n_blocks=200, max_batched_tokens=64)
+    leader, *followers = wave(harness)
+    harness.plan()
+    assert harness.scheduler.n_waiting == 7
+    harness.scheduler.cancel(leader)
+    harness.drain()
+    assert set(harness.ended) == set(followers)
+    # The first 64 rows were the leader's; what it had written by then is not computed again.
+    assert harness.scheduler.counters.prefill_tokens <= 64 + 162 + 6 * 2
+
+
+def test_a_follower_gives_up_waiting_in_the_end() -> None:
+    harness = Harness(n_blocks=200, max_batched_tokens=16, max_running=16, share_max_steps=3)
+    wave(harness, 2)
+    for _ in range(5):
+        harness.step()
+    assert harness.scheduler.n_running == 2
+    harness.drain()
+
+
+def test_the_last_prompt_token_is_always_computed() -> None:
+    harness = Harness()
+    prompt = PREFIX[:64]
+    harness.submit(prompt, 3)
+    harness.drain()
+    again = harness.submit(prompt, 3)
+    harness.drain()
+    assert again.cached_tokens == 48
+    assert harness.answers[again] == generate(prompt, 3, SamplingParams())
+
+
+def test_a_fully_repeated_prompt_and_its_continuation_stay_reusable() -> None:
+    """The recomputed last block replaces the cached one, so what follows it can be published."""
+    harness = Harness()
+    prompt = PREFIX[:64]
+    harness.submit(prompt, 1)
+    harness.drain()
+    first = harness.submit(prompt, 40)
+    harness.drain()
+    conversation = [*prompt, *harness.answers[first], 5, 5]
+    turn = harness.submit(conversation, 2)
+    harness.drain()
+    assert turn.cached_tokens == 96
+
+
+@pytest.mark.parametrize("fields", [{"sampling": SamplingParams(prompt_logprobs=0)}, {"pool": True}])
+def test_requests_that_must_see_every_position_take_no_hits_but_leave_blocks(fields: dict[str, object]) -> None:
+    harness = Harness()
+    harness.submit(PREFIX[:64], 2)
+    harness.drain()
+    request = harness.submit(PREFIX[:80], 2, **fields)
+    harness.drain()
+    assert request.cached_tokens == 0
+    assert harness.scheduler.counters.prefill_tokens == 64 + 80
+    last = harness.submit(PREFIX[:90], 2)
+    harness.drain()
+    assert last.cached_tokens == 80
+
+
+def test_tenants_with_another_salt_share_nothing() -> None:
+    harness = Harness()
+    harness.submit(PREFIX[:64], 2)
+    harness.drain()
+    other = harness.submit(PREFIX[:64], 2, chain_root=b"another root of 32 bytes.........")
+    harness.drain()
+    assert other.cached_tokens == 0
