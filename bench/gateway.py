@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -39,6 +38,7 @@ from bench.gateway_clients import (
 from bench.gateway_mocks import ANSWER_TOKENS, MODEL, answer_text
 from bench.reading import Reading, higher, lower, write_readings
 from bench.stats import median, percentile
+from services.common.ports import free_port
 
 AT_ONCE, UNPACED = 0, 1
 WIRE_PACE_US = 8_000  # slow enough that every token travels alone
@@ -160,13 +160,6 @@ async def grpc_against_rest(rest_port: int, grpc_port: int, rounds: int) -> dict
         }
         await target.close()
     return found
-
-
-def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -28,8 +28,8 @@ from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
 
 from bench.reading import Reading, lower, write_readings
-from bench.start import free_port
 from bench.stats import median
+from services.common.ports import free_port
 from services.common.rpc import open_channel
 from services.router.breaker import BreakerLimits
 from services.router.pool import Pool

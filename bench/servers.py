@@ -7,7 +7,6 @@ import contextlib
 import os
 import shlex
 import signal
-import socket
 import time
 import tomllib
 from dataclasses import dataclass, field
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import httpx
 import psutil
+
+from services.common.ports import free_port
 
 PEERS = Path(__file__).with_name("peers.toml")
 
@@ -73,9 +74,7 @@ class Server:
 
 async def start(peer: Peer, home: str, model: str, ranks: int, log: Path, timeout_s: float = 300) -> Server:
     """Start a peer and wait until it says it is ready; raises RuntimeError when it ends or stays silent."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     cores = len(os.sched_getaffinity(0))
     words = {"home": home, "model": model, "port": port, "threads": cores, "ranks": ranks}
     command = [word.format(**words) for word in shlex.split(peer.command)]

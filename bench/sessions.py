@@ -31,12 +31,12 @@ from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 from bench.conversations import TENANTS, Clients, Load, Turn, imbalance, kept_share
 from bench.reading import Reading, higher, lower, write_readings
 from bench.servers import Peer, start
-from bench.start import free_port
 from bench.stats import median
 from services.cli.stack.options import BUNDLED_MODEL
 from services.cli.stack.probes import Probe, http_ready
 from services.cli.stack.state import read_state, run_dir
 from services.common.keys import RedisKeys
+from services.common.ports import free_port
 from services.common.rpc import open_channel
 
 WARM_UP_S = 15.0  # caches fill, workers measure themselves

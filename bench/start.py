@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -19,14 +18,7 @@ import typer
 from bench.reading import lower, write_readings
 from bench.serve import complete
 from bench.stats import median
-
-
-def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from services.common.ports import free_port
 
 
 async def first_token(model: str, arguments: list[str]) -> float:

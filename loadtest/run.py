@@ -14,7 +14,8 @@ from typing import Annotated
 
 import typer
 
-from tests.stack import RunningStack, free_port, running_stack
+from services.common.ports import free_port
+from tests.stack import RunningStack, running_stack
 
 FOLDER = Path(__file__).parent
 _STOP_S = 30  # for the answers under way at the end

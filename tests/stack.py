@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ from typing import Any
 
 import httpx
 import psutil
+
+from services.common.ports import free_port
 
 COMMAND = str(Path(sys.executable).parent / "ryzanstein")
 START_S = 90
@@ -99,12 +100,6 @@ def ryzanstein(*args: str, runtime_dir: Path) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [COMMAND, *args], env=environment(runtime_dir), capture_output=True, text=True, timeout=START_S, check=False
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

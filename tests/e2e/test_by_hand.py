@@ -15,9 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from services.common.ports import free_port
 from tests.e2e.conftest import BUNDLED_MODEL, PROJECT
 from tests.integration.router.processes import RedisServer
-from tests.stack import START_S, free_port
+from tests.stack import START_S
 
 GUIDE = (PROJECT / "docs" / "operations.md").read_text()
 ROW = re.compile(r"^\| (?P<name>[\w -]+) \| `python -m (?P<module>[\w.]+)` \| (?P<needs>.+) \|$", re.MULTILINE)

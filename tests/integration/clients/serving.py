@@ -11,10 +11,10 @@ from typing import Any
 from ryzanstein_client import AsyncClient, Chunk, Client, Settings
 from ryzanstein_client.grpc import AsyncGrpcClient, GrpcClient
 
+from services.common.ports import free_port
 from tests.integration.clients.breaking import Network, network
 from tests.integration.gateway.fleet import Worker, scripted_token
 from tests.integration.gateway.gateways import Stack, running_stack
-from tests.stack import free_port
 from tests.unit.gateway.made_tokenizers import byte_level
 
 PROMPT = "The quick brown fox"

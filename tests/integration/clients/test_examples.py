@@ -14,9 +14,10 @@ from ryzanstein_client import Client, Message
 from ryzanstein_client.grpc import GrpcClient
 from ryzanstein_client.websocket import WebSocketClient
 
+from services.common.ports import free_port
 from tests.integration.clients.conftest import CLIENT
 from tests.integration.clients.serving import DIRECT
-from tests.stack import free_port, running_stack
+from tests.stack import running_stack
 
 STUBS = CLIENT.parents[1] / "generated"
 PROMPT = "Once upon a time"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.cli.stack.options import free_port
+from services.common.ports import free_port
 from tests.integration.gateway.gateways import running_stack
 from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running
 from tests.integration.worker_server.conftest import running_worker

@@ -17,7 +17,7 @@ import websockets
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc
 
-from services.cli.stack.options import free_port
+from services.common.ports import free_port
 from services.common.rpc import open_channel
 from tests.integration.gateway.fleet import Fault, Worker, running_fleet
 

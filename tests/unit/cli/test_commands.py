@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from services.cli.chat import _deltas, error_message, first_model
 from services.cli.errors import CommandError
 from services.cli.stack.options import BUNDLED_MODEL, StackOptions, check
 from services.cli.stack.state import StackState, read_state, run_dir, write_state
+from services.common.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -56,22 +56,16 @@ def test_the_run_directory_is_private() -> None:
 )
 def test_wrong_options_name_the_option(options: dict[str, str], said: str) -> None:
     with pytest.raises(CommandError, match=said):
-        check(StackOptions(**{"port": _free(), **options}))
+        check(StackOptions(**{"port": free_port(), **options}))
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"no config\.json"):
-        check(StackOptions(model=str(tmp_path), port=_free()))
+        check(StackOptions(model=str(tmp_path), port=free_port()))
 
 
 def test_a_hub_id_passes_without_asking_the_hub() -> None:
-    check(StackOptions(model="owner/name", port=_free()))
-
-
-def _free() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    check(StackOptions(model="owner/name", port=free_port()))
 
 
 def test_chat_reads_deltas_and_ignores_what_is_not_data() -> None:
@@ -96,7 +90,7 @@ def test_error_bodies_are_read_whatever_they_are(body: bytes, said: str) -> None
 
 def test_no_gateway_is_said_clearly() -> None:
     with pytest.raises(CommandError, match="does not answer"):
-        first_model(f"http://127.0.0.1:{_free()}")
+        first_model(f"http://127.0.0.1:{free_port()}")
 
 
 def test_train_tiny_passes_its_options_to_the_trainer() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 import urllib.error
 import urllib.request
@@ -13,14 +12,13 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from services.common import metrics
 from services.common.metrics import Totals, new_registry, serve_metrics
+from services.common.ports import free_port
 from services.common.tracing import current_metadata, remote_context, traceparent_of, tracing
 
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 async def get(port: int, path: str) -> tuple[int, str]:
