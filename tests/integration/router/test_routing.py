@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, worker_pb2
 from ryzanstein.v1 import routing_pb2 as pb
 
+from services.common.ports import free_port
 from services.common.rpc import open_channel
 from tests.integration.router.conftest import Fleet, eligible, views
 from tests.integration.router.processes import coordinator_process, router_process, until
@@ -252,15 +253,16 @@ async def test_every_policy_serves(fleet: Fleet, policy: str) -> None:
     assert {p.decision.policy for p in placed} == {policy}
 
 
-async def test_metrics_and_probes_tell_the_truth(fleet: Fleet, unused_tcp_port: int) -> None:
+async def test_metrics_and_probes_tell_the_truth(fleet: Fleet) -> None:
+    port = free_port()
     await fleet.worker("only")
-    process = fleet.process(router_process(fleet.redis_server.url, METRICS_PORT=str(unused_tcp_port)))
+    process = fleet.process(router_process(fleet.redis_server.url, METRICS_PORT=str(port)))
     router = await fleet.stub(process)
     await until(lambda: eligible(router, 1))
     await router.Route(ask())
 
     def get(path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{unused_tcp_port}{path}") as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as response:
             return str(response.read(), "utf-8")
 
     async def refreshed() -> bool:
@@ -278,12 +280,11 @@ async def test_metrics_and_probes_tell_the_truth(fleet: Fleet, unused_tcp_port: 
             assert response.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_metrics_show_breakers_and_what_became_of_sessions(fleet: Fleet, unused_tcp_port: int) -> None:
+async def test_metrics_show_breakers_and_what_became_of_sessions(fleet: Fleet) -> None:
+    port = free_port()
     worker = await fleet.worker("w0")
     await fleet.worker("w1")
-    process = fleet.process(
-        router_process(fleet.redis_server.url, METRICS_PORT=str(unused_tcp_port), REDIS_TIMEOUT_MS="5000")
-    )
+    process = fleet.process(router_process(fleet.redis_server.url, METRICS_PORT=str(port), REDIS_TIMEOUT_MS="5000"))
     router = await fleet.stub(process)
     await until(lambda: eligible(router, 2))
     first = await router.Route(ask(session="s"))
@@ -299,7 +300,7 @@ async def test_metrics_show_breakers_and_what_became_of_sessions(fleet: Fleet, u
     await router.Report(outcomes())
 
     def get() -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{unused_tcp_port}/metrics") as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
             return str(response.read(), "utf-8")
 
     async def refreshed() -> bool:
