@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from services.worker.cpu import has_tiles
+
 logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).with_name("librz_tiles.so")
@@ -21,7 +23,6 @@ _STRIP = 64  # outputs of a packed weight are padded to a multiple of it
 _TILE_ROWS = 16
 _NO_THREADS = -2  # from rz_enable
 _REFUSED = "the operating system refuses the tile registers"
-_CPU_FLAGS = frozenset({"amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl", "avx512_bf16"})
 
 _pointer, _long, _float, _int = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -194,11 +195,4 @@ def _why_not(dtype: torch.dtype, device: torch.device) -> str | None:
         return f"the device is {device.type}"
     if dtype is not torch.bfloat16:
         return f"the dtype is {str(dtype).removeprefix('torch.')}"
-    return None if _cpu_has_tiles() else "this CPU has no AMX tiles for bfloat16"
-
-
-def _cpu_has_tiles() -> bool:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            return set(line.split(":", 1)[1].split()) >= _CPU_FLAGS
-    return False
+    return None if has_tiles() else "this CPU has no AMX tiles for bfloat16"

@@ -84,9 +84,9 @@ class PlainLinear:
 class PackedLinear(PlainLinear):
     """An unquantized weight in oneDNN's blocked layout (CPU), whose rows do not depend on their neighbours.
 
-    Measured with oneDNN 3.12 and its AVX512 kernels: rows are bitwise equal for every number of rows from 2 on; a lone
-    row is summed in another order, hence the padding. Its AMX kernels, which may cut K by the number of rows, are never
-    met: where the operating system grants tile registers, `TileLinear` serves bfloat16.
+    Measured with oneDNN 3.12: with its AVX2 and its AVX512 kernels rows are bitwise equal for every number of rows from
+    2 on; AVX512 sums a lone row in another order, hence the padding. Its AMX kernels, which may cut K by the number of
+    rows, are never met: where the operating system grants tile registers, `TileLinear` serves bfloat16.
     """
 
     min_rows = 2
@@ -141,8 +141,10 @@ def choose_method(dtype: torch.dtype, device: torch.device, kernels: TileKernels
     """Return the fastest unquantized method for this machine: our kernels, else oneDNN's on CPU where there are any."""
     if kernels is not None:
         return lambda: TileLinear(kernels)
-    packed = device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return PackedLinear if packed and dtype in (torch.float32, torch.bfloat16) else PlainLinear
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return PlainLinear
+    packed = dtype is torch.float32 or (dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return PackedLinear if packed else PlainLinear
 
 
 @dataclass(frozen=True, slots=True)

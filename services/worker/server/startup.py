@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.common.lifecycle import StartupError
+from services.worker.cpu import has_bfloat16
 from services.worker.loading.hub import HubSettings, resolve_model
 from services.worker.model.registry import read_spec
 from services.worker.model.spec import ModelError, ModelSpec
@@ -37,12 +38,13 @@ def group_config(settings: WorkerSettings, folder: Path) -> RankGroupConfig:
         raise StartupError(
             f"RYZANSTEIN_MAX_MODEL_LEN {settings.max_model_len}: the model was made for {spec.max_positions}"
         )
+    device = _device(settings.device)
     try:
         return RankGroupConfig(
             model_path=str(folder),
             ranks=settings.tensor_parallel,
-            dtype=_dtype(settings.dtype, spec),
-            device=_device(settings.device),
+            dtype=_dtype(settings.dtype, spec, device),
+            device=device,
             block_size=settings.kv_block_tokens,
             kv_tokens=settings.kv_tokens or DEFAULT_KV_TOKENS,
             max_slots=settings.max_running,
@@ -54,11 +56,12 @@ def group_config(settings: WorkerSettings, folder: Path) -> RankGroupConfig:
         raise StartupError(str(error)) from error
 
 
-def _dtype(asked: str, spec: ModelSpec) -> str:
-    """The checkpoint's own type; float16 is served as bfloat16, which CPUs compute natively."""
+def _dtype(asked: str, spec: ModelSpec, device: str) -> str:
+    """`auto` is the checkpoint's own type, float16 as bfloat16, or float32 on a CPU that computes in nothing else."""
     if asked != "auto":
         return asked
-    return "float32" if spec.dtype == "float32" else "bfloat16"
+    half = spec.dtype != "float32" and (device == "cuda" or has_bfloat16())
+    return "bfloat16" if half else "float32"
 
 
 def _device(asked: str) -> str:

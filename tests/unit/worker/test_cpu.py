@@ -1,0 +1,67 @@
+"""The dtype that is served is one that the CPU computes in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from services.worker import cpu
+from services.worker.parallel.linear import choose_method
+from services.worker.server.settings import WorkerSettings
+from services.worker.server.startup import group_config
+
+MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"  # in bfloat16
+ZEN_3 = "flags\t\t: fpu sse2 fma avx2"
+SKYLAKE = ZEN_3 + " avx512f avx512bw avx512vl avx512dq"
+SAPPHIRE_RAPIDS = SKYLAKE + " avx512_bf16 amx_tile amx_bf16"
+SIERRA_FOREST = ZEN_3 + " avx_ne_convert"
+GRAVITON_2 = "Features\t: fp asimd"
+GRAVITON_3 = GRAVITON_2 + " bf16 sve"
+
+
+@pytest.fixture
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_text
+    text = f"processor\t: 0\n{request.param}\n"
+    monkeypatch.setattr(Path, "read_text", lambda path, *a: text if str(path) == "/proc/cpuinfo" else read(path, *a))
+
+
+def dtype(**settings: str) -> str:
+    return group_config(WorkerSettings(model=str(MODEL), **settings), MODEL).dtype
+
+
+@pytest.mark.parametrize("machine", [ZEN_3, GRAVITON_2, "no flags here"], indirect=True)
+def test_a_cpu_without_bfloat16_serves_float32_unless_told_otherwise(machine: None) -> None:
+    assert not cpu.has_bfloat16()
+    assert dtype(device="cpu") == "float32"
+    assert dtype(device="cpu", dtype="bfloat16") == "bfloat16"
+    assert dtype(device="cuda") == "bfloat16"
+
+
+@pytest.mark.parametrize("machine", [SKYLAKE, SAPPHIRE_RAPIDS, SIERRA_FOREST, GRAVITON_3], indirect=True)
+def test_a_cpu_with_bfloat16_serves_it_unless_told_otherwise(machine: None) -> None:
+    assert dtype(device="cpu") == "bfloat16"
+    assert dtype(device="cpu", dtype="float32") == "float32"
+
+
+@pytest.mark.parametrize("machine", [SKYLAKE, SAPPHIRE_RAPIDS], indirect=True)
+def test_tiles_need_all_of_their_flags(machine: None, request: pytest.FixtureRequest) -> None:
+    assert cpu.has_tiles() == ("amx_tile" in request.node.callspec.params["machine"])
+
+
+def test_what_this_cpu_is_said_to_do_is_what_onednn_says() -> None:
+    assert cpu.has_bfloat16() == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_dtype_is_multiplied_on_this_cpu(dtype: torch.dtype) -> None:
+    """Without our kernels, in the formats that are left; a product of small integers is exact."""
+    weight, x = (torch.randint(-3, 4, shape).to(dtype) for shape in ((40, 32), (5, 32)))
+    method = choose_method(dtype, torch.device("cpu"))()
+    method.create(40, 32, dtype, torch.device("cpu"))
+    method._weight.copy_(weight)  # type: ignore[attr-defined]
+    method.process_after_load(None)
+    assert torch.equal(method.apply(x), F.linear(x.double(), weight.double()).to(dtype))
