@@ -156,7 +156,17 @@ class Pool:
         verdict = _PHASES.get(member.state.phase, WhyNot.LOADING)
         if member.draining:
             verdict = WhyNot.DRAINING
-        self._table[_Column.WHY_NOT, member.index] = verdict if member.connected else WhyNot.DISCONNECTED
+        if not member.connected:
+            verdict = WhyNot.DISCONNECTED
+        if verdict is WhyNot.ELIGIBLE and self._table[_Column.WHY_NOT, member.index] != WhyNot.ELIGIBLE:
+            self._catch_up(member.index)
+        self._table[_Column.WHY_NOT, member.index] = verdict
+
+    def _catch_up(self, index: int) -> None:
+        """A worker that comes has no claim to the work done without it, or all sessions would move there at once."""
+        others = self._table[_Column.WORK, self._table[_Column.WHY_NOT] == WhyNot.ELIGIBLE]
+        if len(others):
+            self._table[_Column.WORK, index] = max(self._table[_Column.WORK, index], others.mean())
 
     def book(self, worker_id: str, seq: int, tokens: int, output: float = 0.0) -> None:
         """A request is on its way there, with `tokens` to prefill and about `output` to generate.

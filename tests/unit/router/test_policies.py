@@ -63,8 +63,14 @@ def eligible_costs(snapshot: Snapshot, query: Query) -> np.ndarray:  # type: ign
     return np.where(why_not_for(snapshot, query) == 0, cost_terms(snapshot, query, 0.5).cost_ms, np.inf)
 
 
+def bearable_for(costs: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    return costs <= 1.25 * costs.min() + 50
+
+
 @given(situations())
-def test_a_session_stays_exactly_as_long_as_its_worker_is_bearable(situation: tuple[Snapshot, Query]) -> None:
+def test_a_session_stays_while_its_worker_is_bearable_and_has_no_more_than_its_share(
+    situation: tuple[Snapshot, Query],
+) -> None:
     snapshot, query = situation
     query = replace(query, session_key=query.session_key or 1, bindings_known=True)
     assume(query.bound >= 0)
@@ -72,13 +78,33 @@ def test_a_session_stays_exactly_as_long_as_its_worker_is_bearable(situation: tu
     assume(np.isfinite(costs).any())
     choice = make_policy("cost", 0.5).choose(snapshot, query, why_not_for(snapshot, query))
     assert choice is not None
-    fair = snapshot.share[query.bound] <= 1.02
-    if costs[query.bound] <= (1.25 * costs.min() + 50 if fair else 1.02 * costs.min() + 1):
+    bearable, share = bearable_for(costs), snapshot.share
+    if not bearable[query.bound]:
+        assert choice.reason == "session rebound"
+        assert choice.index != query.bound
+    elif share[query.bound] <= 1.05:
         assert (choice.index, choice.reason) == (query.bound, "session kept")
     else:
-        assert choice.reason == "session rebound"
-        assert costs[choice.index] <= costs.min() * 1.02 + 1
-        assert choice.index != query.bound
+        assert choice.reason == ("session kept" if choice.index == query.bound else "session evened out")
+        assert share[choice.index] <= share[query.bound]
+
+
+@given(situations())
+def test_a_session_that_starts_or_moves_goes_to_the_bearable_worker_with_the_least_work(
+    situation: tuple[Snapshot, Query],
+) -> None:
+    snapshot, query = situation
+    query = replace(query, session_key=query.session_key or 1, bindings_known=True)
+    costs = eligible_costs(snapshot, query)
+    assume(np.isfinite(costs).any())
+    choice = make_policy("cost", 0.5).choose(snapshot, query, why_not_for(snapshot, query))
+    assert choice is not None
+    bearable = bearable_for(costs)
+    assert bearable[choice.index]
+    if choice.index != query.bound:
+        idlest = snapshot.share <= snapshot.share[bearable].min() + 0.01
+        assert idlest[choice.index]
+        assert costs[choice.index] <= costs[bearable & idlest].min() * 1.02 + 1
 
 
 @given(situations())

@@ -1,0 +1,147 @@
+"""Simulated conversations in steady state: they stay where their history is cached, and the fleet stays even."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from services.router.policies import make_policy
+from services.router.snapshot import Query, hash64, why_not_for
+from tests.unit.router.fleets import Lab
+
+TICK_S = 0.01  # of the simulation, a decode step, and the pace of states
+PREFILL_PER_TICK = 50
+SYSTEM, QUESTION, ANSWER, QUESTIONS = 250, 40, 32, 6  # tokens; questions of a conversation
+
+
+@dataclass(eq=False)
+class Client:
+    """Holds one conversation after another."""
+
+    session: str = ""
+    tenant: str = ""
+    asked: int = QUESTIONS
+    prompt: int = 0
+    waits: bool = False
+
+
+@dataclass
+class SimulatedWorker:
+    prefills: list[tuple[list[int], Client]] = field(default_factory=list)  # [tokens left]
+    decodes: list[tuple[list[int], Client]] = field(default_factory=list)  # [tokens left]
+    cached: dict[str, int] = field(default_factory=dict)  # tokens by session, or by tenant: its system prompt
+    work: int = 0
+    acked: int = 0
+
+
+class Simulation:
+    """Clients in a closed loop; one tenant of eight starts half of the conversations."""
+
+    def __init__(self, seed: int, n_workers: int, n_clients: int) -> None:
+        self.random, self.lab, self.policy = random.Random(seed), Lab(), make_policy("cost", 0.5)
+        self.workers = {f"worker-{i}": SimulatedWorker() for i in range(n_workers)}
+        self.clients = [Client() for _ in range(n_clients)]
+        self.bindings: dict[str, str] = {}
+        self.seq = self.kept = self.later = 0
+        for worker_id in self.workers:
+            self.lab.join(worker_id)
+
+    def ask(self, client: Client) -> None:
+        if client.asked == QUESTIONS:
+            tenant = "hot" if self.random.random() < 0.5 else f"tenant {self.random.randrange(7)}"
+            client.session, client.tenant, client.asked, client.prompt = f"session {self.seq}", tenant, 0, SYSTEM
+        client.asked, client.prompt, client.waits, self.seq = (
+            client.asked + 1,
+            client.prompt + QUESTION,
+            True,
+            self.seq + 1,
+        )
+        snapshot, bound = self.lab.pool.snapshot(), self.bindings.get(client.session, "")
+        cached = [max(w.cached.get(client.session, 0), w.cached.get(client.tenant, 0)) for w in self.workers.values()]
+        query = Query(
+            prompt_tokens=client.prompt,
+            max_tokens=ANSWER,
+            request_key=hash64(f"request {self.seq}"),
+            session_key=hash64(client.session),
+            bound=snapshot.worker_ids.index(bound) if bound else -1,
+            matched_tokens=np.array([tokens // 16 * 16.0 for tokens in cached]),
+            turn=self.seq,
+        )
+        choice = self.policy.choose(snapshot, query, why_not_for(snapshot, query))
+        assert choice is not None
+        worker_id = self.bindings[client.session] = snapshot.worker_ids[choice.index]
+        self.later, self.kept = self.later + bool(bound), self.kept + (worker_id == bound)
+        computed = client.prompt - cached[choice.index] // 16 * 16
+        self.lab.pool.book(worker_id, self.seq, computed, output=ANSWER / 2)
+        self.workers[worker_id].prefills.append(([computed], client))
+        self.workers[worker_id].acked = self.seq
+
+    def step(self, worker: SimulatedWorker) -> None:
+        budget = PREFILL_PER_TICK
+        while worker.prefills and budget:
+            left, client = worker.prefills[0]
+            done = min(budget, left[0])
+            left[0], budget, worker.work = left[0] - done, budget - done, worker.work + done
+            if not left[0]:
+                worker.prefills.pop(0)
+                worker.decodes.append(([ANSWER], client))
+                worker.cached[client.tenant] = SYSTEM
+        for left, client in worker.decodes:
+            left[0], worker.work = left[0] - 1, worker.work + 1
+            if not left[0]:
+                client.prompt, client.waits = client.prompt + ANSWER, False
+                worker.cached[client.session] = client.prompt - 1
+        worker.decodes = [(left, client) for left, client in worker.decodes if left[0]]
+
+    def run(self, seconds: float) -> None:
+        for _ in range(int(seconds / TICK_S)):
+            self.lab.clock.now += TICK_S
+            for client in self.clients:
+                if not client.waits:
+                    self.ask(client)
+            for worker_id, worker in self.workers.items():
+                self.step(worker)
+                self.lab.tell(
+                    worker_id,
+                    queued_prefill_tokens=sum(left[0] for left, _ in worker.prefills),
+                    running=len(worker.decodes),
+                    waiting=len(worker.prefills),
+                    prefill_tokens_per_s=PREFILL_PER_TICK / TICK_S,
+                    decode_step_ms=1000 * TICK_S * self.random.uniform(0.95, 1.05),
+                    acked={"router": worker.acked},
+                )
+
+    def measure(self, seconds: float) -> tuple[float, float]:
+        """The share of later turns that stayed, and how far the busiest worker is above the mean."""
+        before = {worker_id: worker.work for worker_id, worker in self.workers.items()}
+        self.kept = self.later = 0
+        self.run(seconds)
+        work = [worker.work - before[worker_id] for worker_id, worker in self.workers.items()]
+        return self.kept / self.later, max(work) / (sum(work) / len(work)) - 1
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("n_workers", "n_clients"), [(2, 16), (3, 24)])
+def test_conversations_stay_and_the_fleet_is_even(n_workers: int, n_clients: int, seed: int) -> None:
+    simulation = Simulation(seed, n_workers, n_clients)
+    simulation.run(20)
+    kept, imbalance = simulation.measure(40)
+    assert kept > 0.95
+    assert imbalance < 0.05
+
+
+def test_a_worker_that_joins_takes_its_share_without_a_stampede() -> None:
+    simulation = Simulation(3, 3, 24)
+    simulation.run(15)
+    simulation.workers["joining"] = SimulatedWorker()
+    simulation.lab.join("joining", decode_step_ms=0)  # not measured yet
+    kept, _ = simulation.measure(5)
+    assert simulation.workers["joining"].work
+    assert kept > 0.8
+    simulation.run(30)
+    kept, imbalance = simulation.measure(30)
+    assert kept > 0.95
+    assert imbalance < 0.10
