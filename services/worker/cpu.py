@@ -6,6 +6,7 @@ from pathlib import Path
 
 # oneDNN's bfloat16 needs one of these sets; without it torch takes seven times as long as in float32 (16 rows, Zen 3).
 _BFLOAT16 = ({"avx512bw", "avx512vl", "avx512dq"}, {"avx_ne_convert"}, {"bf16"})  # the last: 64-bit ARM
+_VECTORS = {"avx2", "fma", "f16c", "bmi2"}
 _TILES = {"amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl", "avx512_bf16"}
 
 
@@ -17,6 +18,11 @@ def has_bfloat16() -> bool:
 def has_tiles() -> bool:
     """Whether the CPU has the tile registers (AMX) that our kernels are made for."""
     return _flags() >= _TILES
+
+
+def has_vectors() -> bool:
+    """Whether the CPU has the vector instructions (AVX2) that our kernels are made for where there are no tiles."""
+    return _flags() >= _VECTORS
 
 
 def _flags() -> set[str]:

@@ -1,4 +1,4 @@
-"""Compiles our kernels into one library beside this file.
+"""Compiles our kernels into libraries beside this file, one for each kind of CPU.
 
 Runs in the build hook of every installation, and by itself (``python services/worker/kernels/build.py``) after a
 change of ``source/``. Machines of other architectures get none and use torch's kernels.
@@ -11,11 +11,18 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+Compiler = Callable[[str], list[str]]  # the command for a target
 
 FOLDER = Path(__file__).resolve().parent
 COMPILER = "ziglang==0.17.0"  # a C compiler from the package registry, where the machine has none
-_TARGET = "sapphirerapids"  # the first CPUs with tile registers
+# What is in source/FOLDER is for the CPUs that a compiler knows by this name.
+TARGETS = {
+    "tiles": "sapphirerapids",  # the first with tile registers
+    "vectors": "x86-64-v3",  # with AVX2: Intel's since 2013, AMD's since 2015
+}
 _FLAGS = ("-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-lm", "-lpthread")
 
 
@@ -29,33 +36,43 @@ def build_kernels() -> None:
     if not _wanted():
         return
     compiler = _system_compiler() or _packaged_compiler()
-    sources = [str(path) for path in sorted((FOLDER / "source").glob("*.c"))]
-    made = FOLDER / "librz_tiles.so.new"
-    done = subprocess.run([*compiler, *sources, *_FLAGS, "-o", str(made)], capture_output=True, text=True, check=False)
+    for name, target in TARGETS.items():
+        _compile(compiler(target), name)
+
+
+def _compile(command: list[str], name: str) -> None:
+    source = FOLDER / "source"
+    sources = [str(path) for path in (*sorted((source / name).glob("*.c")), source / "pool.c")]
+    made = FOLDER / f"librz_{name}.so.new"
+    command = [*command, *sources, *_FLAGS, f"-I{source}", "-o", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(compiler)} failed on the kernels:\n{done.stderr}")
-    made.replace(FOLDER / "librz_tiles.so")  # a process that has the old one open keeps it
+        raise RuntimeError(f"{command[0]} failed on the kernels:\n{done.stderr}")
+    made.replace(FOLDER / f"librz_{name}.so")  # a process that has the old one open keeps it
 
 
 def _wanted() -> bool:
     return platform.system() == "Linux" and platform.machine() == "x86_64"
 
 
-def _system_compiler() -> list[str] | None:
-    """The machine's own compiler, unless it is too old to know the target."""
+def _system_compiler() -> Compiler | None:
+    """The machine's own compiler, unless it is too old to know the targets."""
     path = shutil.which("cc")
     if path is None:
         return None
-    command = [path, f"-march={_TARGET}"]
-    probe = [*command, "-x", "c", "-c", "-o", "/dev/null", "-"]
-    knows = subprocess.run(probe, input="#include <immintrin.h>\n", capture_output=True, text=True, check=False)
-    return command if knows.returncode == 0 else None
+    for target in TARGETS.values():
+        probe = [path, f"-march={target}", "-x", "c", "-c", "-o", "/dev/null", "-"]
+        knows = subprocess.run(probe, input="#include <immintrin.h>\n", capture_output=True, text=True, check=False)
+        if knows.returncode:
+            return None
+    return lambda target: [path, f"-march={target}"]
 
 
-def _packaged_compiler() -> list[str]:
+def _packaged_compiler() -> Compiler:
     if importlib.util.find_spec("ziglang") is None:
-        raise RuntimeError(f"no C compiler that knows {_TARGET}: install one, or pip install {COMPILER}")
-    return [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.17", f"-mcpu={_TARGET}"]
+        raise RuntimeError(f"no C compiler that knows {TARGETS['tiles']}: install one, or pip install {COMPILER}")
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.17"]
+    return lambda target: [*command, f"-mcpu={target.replace('-', '_')}"]
 
 
 if __name__ == "__main__":

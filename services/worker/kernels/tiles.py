@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from services.worker.cpu import has_tiles
+from services.worker.kernels.library import float_, int_, long, open_library, pointer
 
 logger = logging.getLogger(__name__)
 
@@ -21,23 +22,21 @@ TILE_K = 32  # linear layers and heads are multiples of it
 MAX_HEAD_DIM = 256
 _STRIP = 64  # outputs of a packed weight are padded to a multiple of it
 _TILE_ROWS = 16
-_NO_THREADS = -2  # from rz_enable
 _REFUSED = "the operating system refuses the tile registers"
 
-_pointer, _long, _float, _int = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {
-    "rz_pack_weight": (_pointer, _long, _long, _pointer),
-    "rz_linear": (_pointer, *[_long] * 3, _pointer, _pointer, _long, _pointer, _long, _int, _pointer),
-    "rz_rms_norm": (_pointer, _long, _pointer, _long, _float, _pointer, _long, _long, _long),
-    "rz_add": (_pointer, _pointer, _float, _long),
-    "rz_rotate": (_pointer, *[_long] * 3, _pointer, _pointer, _long, _pointer, _long),
-    "rz_write_rows": (_pointer, _pointer, _pointer, *[_long] * 3),
-    "rz_gate": (_pointer, _pointer, _long, _long, _int),
-    "rz_sum": (_pointer, _pointer, _long),
+    "rz_pack_weight": (pointer, long, long, pointer),
+    "rz_linear": (pointer, *[long] * 3, pointer, pointer, long, pointer, long, int_, pointer),
+    "rz_rms_norm": (pointer, long, pointer, long, float_, pointer, long, long, long),
+    "rz_add": (pointer, pointer, float_, long),
+    "rz_rotate": (pointer, *[long] * 3, pointer, pointer, long, pointer, long),
+    "rz_write_rows": (pointer, pointer, pointer, *[long] * 3),
+    "rz_gate": (pointer, pointer, long, long, int_),
+    "rz_sum": (pointer, pointer, long),
     "rz_attend": (
-        *(_pointer, _long, _pointer, _long, _pointer),
-        *(_long, _long, _long, _long, _float, _float, _long),
-        *(_pointer, _pointer, _pointer, _long, _long),
+        *(pointer, long, pointer, long, pointer),
+        *(long, long, long, long, float_, float_, long),
+        *(pointer, pointer, pointer, long, long),
     ),
 }
 
@@ -46,8 +45,8 @@ class SharedGroup(ctypes.Structure):
     """Where the ranks of a group put what they bring to a collective. `area`: an address."""
 
     _fields_ = (
-        *(("area", _pointer), ("stride", _long), ("sizes", _long), ("payload", _long)),
-        *(("rank", _long), ("ranks", _long)),
+        *(("area", pointer), ("stride", long), ("sizes", long), ("payload", long)),
+        *(("rank", long), ("ranks", long)),
     )
 
 
@@ -55,11 +54,8 @@ class TileKernels:
     """The compiled kernels, called with tensors."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        for name, arguments in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, None
-        library.rz_publish.argtypes = (_pointer, _pointer, _long, ctypes.c_uint64, _long)
-        library.rz_publish.restype = _int
+        library.rz_publish.argtypes = (pointer, pointer, long, ctypes.c_uint64, long)
+        library.rz_publish.restype = int_
         self._library = library
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
@@ -161,8 +157,6 @@ def open_kernels(dtype: torch.dtype, device: torch.device) -> TileKernels | None
     """
     if _why_not(dtype, device) is not None:
         return None
-    if not LIBRARY.exists():
-        raise RuntimeError(f"{LIBRARY} is missing: run `make kernels`, or install again")
     kernels = load_library(LIBRARY, torch.get_num_threads())
     if kernels is None:
         logger.warning("%s: torch's kernels serve, at a fraction of the speed", _REFUSED)
@@ -172,14 +166,10 @@ def open_kernels(dtype: torch.dtype, device: torch.device) -> TileKernels | None
 def load_library(path: Path, threads: int) -> TileKernels | None:
     """Load the kernels to run on `threads` threads; None: the operating system refuses the tile registers.
 
-    Raises RuntimeError when there are no threads.
+    Raises RuntimeError when it is missing, or when there are no threads.
     """
-    library = ctypes.CDLL(str(path))
-    library.rz_enable.argtypes, library.rz_enable.restype = (_long,), _int
-    result = library.rz_enable(threads)
-    if result == _NO_THREADS:
-        raise RuntimeError(f"the kernels cannot start {threads} threads")
-    return None if result else TileKernels(library)
+    library = open_library(path, _SIGNATURES, threads)
+    return None if library is None else TileKernels(library)
 
 
 def explain(kernels: TileKernels | None, dtype: torch.dtype, device: torch.device) -> str:

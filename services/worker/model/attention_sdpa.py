@@ -1,12 +1,12 @@
 """Paged attention: keys gathered for torch's flash kernel, in shapes where a row's bits do not depend on its batch.
 
-It serves what `PagedTiles` does not: float32, CPUs without AMX, heads that are no multiple of 32.
+It serves what our own kernels do not: other devices and architectures, and heads that are no multiple of 8.
 
-Measured on CPU, torch 2.13 (AVX512, AMX): the kernel walks keys in blocks of 512 from the first one given, and a row's
-result is bitwise independent of the other rows, and of masked keys at the end, as long as the number of keys is
-a multiple of 64 and the number of query rows even: a lone row takes another path. In float32 the rows must even be a
-multiple of 8 (of 16 where head_dim > 128), and the last block must have at most 256 keys or all 512, because MKL halves
-a sum over more than 384 terms.
+Measured on CPU, torch 2.13 with AVX512 (with AVX2 none of it holds, but there our kernels serve): the kernel walks keys
+in blocks of 512 from the first one given, and a row's result is bitwise independent of the other rows, and of masked
+keys at the end, as long as the number of keys is a multiple of 64 and the number of query rows even: a lone row takes
+another path. In float32 the rows must even be a multiple of 8 (of 16 where head_dim > 128), and the last block must
+have at most 256 keys or all 512, because MKL halves a sum over more than 384 terms.
 """
 
 from __future__ import annotations

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from services.worker.kernels.tiles import MAX_HEAD_DIM, TILE_K, TileKernels
+from services.worker.kernels.vectors import open_vectors
 from services.worker.model.attention import AttentionBackend, AttentionShape
+from services.worker.model.attention_kernels import PagedTiles, PagedVectors
 from services.worker.model.attention_sdpa import PagedSdpa
-from services.worker.model.attention_tiles import PagedTiles
 from services.worker.model.attention_varlen import PagedVarlen
 from services.worker.model.reference import check_backend
 
@@ -27,6 +28,8 @@ def candidates(
     gathering = [lambda: PagedSdpa(shape, dtype, device)]
     if kernels is not None and shape.head_dim % TILE_K == 0 and shape.head_dim <= MAX_HEAD_DIM:
         return [lambda: PagedTiles(shape, kernels), *gathering]
+    if (vectors := open_vectors(dtype, device, shape.head_dim)) is not None:
+        return [lambda: PagedVectors(shape, vectors), *gathering]
     if device.type != "cuda" or shape.softcap is not None or dtype is torch.float32:
         return [*gathering]
     return [lambda: PagedVarlen(shape), *gathering]

@@ -1,6 +1,7 @@
 // A pool for pieces of work of microseconds: idle threads look out for a moment, then sleep in the kernel.
 #include "pool.h"
 
+#include <immintrin.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -8,8 +9,6 @@
 #include <stdint.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include "common.h"
 
 #define LOOKS 1000 // some tens of microseconds; longer would take the core from the neighbours while there is nothing to do
 
@@ -75,11 +74,20 @@ void share(task work, const void *context, long n) {
 
 long pool_threads(void) { return pool.threads; }
 
-// Asks the operating system for the tile registers, which threads inherit, and starts threads up to the number
-// wanted. Returns 0, -1 when it refuses the registers, -2 when it refuses threads.
-EXPORT int rz_enable(long threads) {
+// Whether the operating system lets this process have the tile registers, which threads inherit; of no matter elsewhere.
+static int get_registers(void) {
+#ifdef __AMX_TILE__
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
-    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)) return -1;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#else
+    return 1;
+#endif
+}
+
+// Starts threads up to the number wanted. Returns 0, -1 when the operating system refuses the registers that the kernels
+// need, -2 when it refuses threads.
+EXPORT int rz_enable(long threads) {
+    if (!get_registers()) return -1;
     pthread_mutex_lock(&pool.owner);
     int failed = 0;
     for (; pool.threads < threads && !failed; pool.threads += !failed) {

@@ -1,6 +1,8 @@
 // Threads that share the work of one kernel.
 #pragma once
 
+#define EXPORT __attribute__((visibility("default")))
+
 typedef void (*task)(const void *context, long index);
 
 // Calls work(context, i) once for every i below n, on this thread and those of the pool; returns when all are done.

@@ -1,4 +1,4 @@
-"""The kernels on several threads. No AMX is the only reason to skip: where the CPU has it, nothing may be missing."""
+"""The kernels on several threads. A CPU that cannot run them is the only reason to skip."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.kernels import tiles
+from services.worker.cpu import has_tiles, has_vectors
+from services.worker.kernels import tiles, vectors
 from services.worker.kernels.tiles import TileKernels
+from services.worker.kernels.vectors import VectorKernels
 
 OnThreads = Callable[[int], TileKernels]
+Load = Callable[[str, int], TileKernels | VectorKernels]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,28 +23,44 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def _need(library: str) -> None:
+    if not (has_tiles() if library == "tiles" else has_vectors()):
+        pytest.skip(f"this CPU has no {'tile registers (AMX)' if library == 'tiles' else 'AVX2'}")
+
+
 @pytest.fixture(scope="session")
 def amx() -> None:
-    if "amx_bf16" not in Path("/proc/cpuinfo").read_text().split():
-        pytest.skip("this CPU has no AMX: amx_bf16 is not among its flags")
+    _need("tiles")
 
 
 @pytest.fixture(scope="session")
-def on_threads(amx: None, tmp_path_factory: pytest.TempPathFactory) -> OnThreads:
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     """A pool never shrinks, so every number of threads gets a copy of the library with a pool of its own."""
-    opened: dict[int, TileKernels] = {}
+    opened: dict[tuple[str, int], TileKernels | VectorKernels] = {}
 
-    def load(threads: int) -> TileKernels:
-        if threads not in opened:
-            copy = shutil.copy(tiles.LIBRARY, tmp_path_factory.mktemp("kernels") / f"on_{threads}.so")
-            kernels = tiles.load_library(Path(copy), threads)
+    def load(library: str, threads: int) -> TileKernels | VectorKernels:
+        _need(library)
+        if (library, threads) not in opened:
+            module = tiles if library == "tiles" else vectors
+            copy = shutil.copy(module.LIBRARY, tmp_path_factory.mktemp("kernels") / f"{library}_on_{threads}.so")
+            kernels = module.load_library(Path(copy), threads)
             assert kernels is not None
-            opened[threads] = kernels
-        return opened[threads]
+            opened[library, threads] = kernels
+        return opened[library, threads]
 
     return load
 
 
 @pytest.fixture(scope="session")
-def kernels(on_threads: OnThreads) -> TileKernels:
+def on_threads(load: Load) -> OnThreads:
+    def load_tiles(threads: int) -> TileKernels:
+        kernels = load("tiles", threads)
+        assert isinstance(kernels, TileKernels)
+        return kernels
+
+    return load_tiles
+
+
+@pytest.fixture(scope="session")
+def kernels(amx: None, on_threads: OnThreads) -> TileKernels:
     return on_threads(3)

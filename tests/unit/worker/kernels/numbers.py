@@ -8,9 +8,9 @@ HALF_ULP = 2.0**-8  # of bfloat16, relative
 FLOAT32 = 2.0**-23
 
 
-def normal(seed: int, *shape: int, scale: float = 1.0) -> torch.Tensor:
-    """bfloat16 from N(0, scale^2)."""
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).bfloat16()
+def normal(seed: int, *shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Values from N(0, scale^2)."""
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
 
 
 def assert_rounded(found: torch.Tensor, exact: torch.Tensor, slack: torch.Tensor | float = 0.0) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from services.worker.kernels.tiles import TileKernels
-from tests.unit.worker.kernels.conftest import OnThreads
+from services.worker.kernels.vectors import VectorKernels
+from tests.unit.worker.kernels.conftest import Load
 from tests.unit.worker.kernels.numbers import HALF_ULP, assert_rounded, normal
 
 
@@ -36,18 +38,42 @@ def works(draw: st.DrawFn) -> tuple[tuple[int, int], ...]:
     return tuple((draw(st.one_of(st.just(1), st.integers(1, length))), length) for length in lengths)
 
 
-CASES = st.builds(
-    Case,
-    work=works(),
-    n_kv=st.integers(1, 3),
-    group=st.integers(1, 20),
-    head_dim=st.sampled_from([32, 64, 96, 128, 160, 192, 224, 256]),
-    block_size=st.sampled_from([16, 32, 48]),
-    window=st.one_of(st.just(0), st.integers(1, 100)),
-    softcap=st.sampled_from([0.0, 1.5, 30.0]),
-    sharpness=st.sampled_from([0.3, 1.0, 6.0]),
-    seed=st.integers(0, 99),
-)
+def cases(head_dims: list[int], block_sizes: list[int]) -> st.SearchStrategy[Case]:
+    return st.builds(
+        Case,
+        work=works(),
+        n_kv=st.integers(1, 3),
+        group=st.integers(1, 20),
+        head_dim=st.sampled_from(head_dims),
+        block_size=st.sampled_from(block_sizes),
+        window=st.one_of(st.just(0), st.integers(1, 100)),
+        softcap=st.sampled_from([0.0, 1.5, 30.0]),
+        sharpness=st.sampled_from([0.3, 1.0, 6.0]),
+        seed=st.integers(0, 99),
+    )
+
+
+CASES = cases([32, 64, 96, 128, 160, 192, 224, 256], [16, 32, 48])
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of our attention kernels in one dtype."""
+
+    library: str
+    dtype: torch.dtype
+    kernels: TileKernels | VectorKernels
+
+    @property
+    def weight_error(self) -> float:
+        """Of a weight when it meets its value, relative: tiles round it to bfloat16."""
+        return HALF_ULP * 1.01 if self.library == "tiles" else 0.0
+
+
+@pytest.fixture(params=["tiles-bfloat16", "vectors-bfloat16", "vectors-float32"])
+def kind(request: pytest.FixtureRequest, load: Load) -> Kind:
+    library, dtype = request.param.split("-")
+    return Kind(library, getattr(torch, dtype), load(library, 3))
 
 
 @dataclass(frozen=True)
@@ -59,20 +85,20 @@ class Data:
     tables: torch.Tensor
 
 
-def lay_out(case: Case) -> Data:
+def lay_out(case: Case, dtype: torch.dtype) -> Data:
     counts = [-(-keys // case.block_size) for _, keys in case.work]
     order = (torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(case.seed)) + 1).tolist()
-    cache = torch.full((len(order) + 1, case.block_size, 2, case.n_kv, case.head_dim), torch.nan).bfloat16()
+    cache = torch.full((len(order) + 1, case.block_size, 2, case.n_kv, case.head_dim), torch.nan).to(dtype)
     cache[0] = 0
     tables = torch.zeros(len(counts), max(counts) + case.seed % 2, dtype=torch.int64)
     starts = [0]
     for index, (rows, keys) in enumerate(case.work):
         tables[index, : counts[index]] = torch.tensor([order.pop() for _ in range(counts[index])])
         slots = slots_of(tables[index], keys, case)
-        cache.flatten(0, 1)[slots] = normal(case.seed + index, keys, 2, case.n_kv, case.head_dim)
+        cache.flatten(0, 1)[slots] = normal(case.seed + index, keys, 2, case.n_kv, case.head_dim, dtype=dtype)
         starts.append(starts[-1] + rows)
     width = case.n_kv * case.group * case.head_dim
-    q = normal(case.seed + 50, starts[-1], width + 64)[:, 32 : 32 + width]
+    q = normal(case.seed + 50, starts[-1], width + 64, dtype=dtype)[:, 32 : 32 + width]
     return Data(q, cache, torch.tensor(starts), torch.tensor([keys for _, keys in case.work]), tables)
 
 
@@ -81,8 +107,8 @@ def slots_of(table: torch.Tensor, keys: int, case: Case) -> torch.Tensor:
     return table[positions // case.block_size] * case.block_size + positions % case.block_size
 
 
-def attend(kernels: TileKernels, case: Case, data: Data) -> torch.Tensor:
-    out = torch.full((data.q.shape[0] + 1, data.q.shape[1]), torch.nan, dtype=torch.bfloat16)
+def attend(kernels: TileKernels | VectorKernels, case: Case, data: Data) -> torch.Tensor:
+    out = torch.full((data.q.shape[0] + 1, data.q.shape[1]), torch.nan, dtype=data.q.dtype)
     numbers = (case.n_kv, case.group, case.head_dim, case.block_size, case.scale, case.softcap, case.window)
     kernels.attend(data.q, out[:-1], data.cache, numbers, (data.starts, data.lengths, data.tables))
     assert out[-1].isnan().all()
@@ -108,25 +134,35 @@ def exactly(case: Case, data: Data) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # 31 to 33 and 63 to 65 keys lie around the kernel's blocks; 17 query heads do not fit into one tile.
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=CASES)
 @example(Case(((31, 31), (1, 32), (2, 33), (1, 1)), n_kv=2, group=17, head_dim=256))
 @example(Case(((64, 65), (1, 63), (3, 64)), n_kv=3, group=3, head_dim=96, window=32, softcap=1.5))
 @example(Case(((1, 700), (90, 700)), group=7, head_dim=128, block_size=32, window=100, sharpness=6.0))
 @example(Case(((40, 40),), group=16, window=1))
-def test_attention_is_what_its_definition_says(kernels: TileKernels, case: Case) -> None:
-    data = lay_out(case)
+def test_attention_is_what_its_definition_says(kind: Kind, case: Case) -> None:
+    data = lay_out(case, kind.dtype)
     exact, sizes = exactly(case, data)
-    # Weights are rounded to bfloat16 before they meet the values, scores and sums to float32.
-    assert_rounded(attend(kernels, case, data), exact, sizes * (HALF_ULP * 1.01 + 2e-5 * case.sharpness))
+    # Scores and sums are rounded to float32.
+    assert_rounded(attend(kind.kernels, case, data), exact, sizes * (kind.weight_error + 2e-5 * case.sharpness))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=cases([8, 24, 40, 72, 80, 200, 248], [1, 5, 16, 24]))
+def test_vectors_take_more_shapes(kind: Kind, case: Case) -> None:
+    if kind.library == "tiles":
+        pytest.skip("tiles are of 32 values and 16 positions")
+    data = lay_out(case, kind.dtype)
+    exact, sizes = exactly(case, data)
+    assert_rounded(attend(kind.kernels, case, data), exact, sizes * 2e-5 * case.sharpness)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=CASES, chosen=st.integers(0, 10_000))
-def test_a_row_is_the_same_alone_and_among_others(kernels: TileKernels, case: Case, chosen: int) -> None:
+def test_a_row_is_the_same_alone_and_among_others(kind: Kind, case: Case, chosen: int) -> None:
     """As a decode by itself, although it stood in the middle of a prompt among other sequences."""
-    data = lay_out(case)
-    together = attend(kernels, case, data)
+    data = lay_out(case, kind.dtype)
+    together = attend(kind.kernels, case, data)
     row = chosen % together.shape[0]
     index = int(torch.searchsorted(data.starts, row, right=True)) - 1
     length = int(data.lengths[index] - (data.starts[index + 1] - 1 - row))
@@ -137,25 +173,25 @@ def test_a_row_is_the_same_alone_and_among_others(kernels: TileKernels, case: Ca
         torch.tensor([length]),
         data.tables[index : index + 1, : -(-length // case.block_size)].contiguous(),
     )
-    assert torch.equal(attend(kernels, case, alone)[0], together[row])
+    assert torch.equal(attend(kind.kernels, case, alone)[0], together[row])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=CASES)
-def test_the_number_of_threads_changes_no_bit(on_threads: OnThreads, case: Case) -> None:
-    data = lay_out(case)
-    expected = attend(on_threads(1), case, data)
-    assert torch.equal(attend(on_threads(2), case, data), expected)
-    assert torch.equal(attend(on_threads(3), case, data), expected)
+def test_the_number_of_threads_changes_no_bit(kind: Kind, load: Load, case: Case) -> None:
+    data = lay_out(case, kind.dtype)
+    expected = attend(load(kind.library, 1), case, data)
+    assert torch.equal(attend(load(kind.library, 2), case, data), expected)
+    assert torch.equal(attend(kind.kernels, case, data), expected)
 
 
-def test_scores_far_apart_and_equal(kernels: TileKernels) -> None:
+def test_scores_far_apart_and_equal(kind: Kind) -> None:
     """One key takes everything; or all keys are alike, and the mean of the values is exact."""
     case = Case(((1, 96),), head_dim=64, sharpness=1000.0)
-    data = lay_out(case)
+    data = lay_out(case, kind.dtype)
     keys = data.cache.flatten(0, 1)[slots_of(data.tables[0], 96, case)]
     best = int((keys[:, 0, 0].double() @ data.q[0].double()).argmax())
-    assert_rounded(attend(kernels, case, data)[0], keys[best, 1, 0].double(), 1e-6)
+    assert_rounded(attend(kind.kernels, case, data)[0], keys[best, 1, 0].double(), 1e-6)
     data.q[:] = 0
     exact, sizes = exactly(case, data)
-    assert_rounded(attend(kernels, case, data), exact, sizes * 1e-6)  # 2^0 is exact, and so is its rounding
+    assert_rounded(attend(kind.kernels, case, data), exact, sizes * 1e-6)  # 2^0 is exact, and so is its rounding

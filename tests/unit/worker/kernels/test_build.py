@@ -6,10 +6,11 @@ import importlib.util
 import platform
 import shutil
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from services.worker.kernels import build, tiles
+from services.worker.kernels import build, tiles, vectors
 
 PROJECT = Path(__file__).resolve().parents[4]
 needs_compiler = pytest.mark.skipif(
@@ -58,7 +59,7 @@ def test_without_a_compiler_one_is_asked_of_the_package_registry(
 def test_a_compiler_is_enough(folder: Path) -> None:
     assert build.required_packages() == []
     build.build_kernels()
-    assert [path.name for path in folder.glob("*.so*")] == [tiles.LIBRARY.name]
+    assert {path.name for path in folder.glob("*.so*")} == {tiles.LIBRARY.name, vectors.LIBRARY.name}
 
 
 @needs_compiler
@@ -70,7 +71,7 @@ def test_a_compiler_is_enough(folder: Path) -> None:
 def test_a_broken_source_is_an_error_in_the_compilers_words(folder: Path, line: str, words: str) -> None:
     """The library that was there before stays."""
     (folder / tiles.LIBRARY.name).write_bytes(b"old")
-    with (folder / "source" / "rows.c").open("a") as source:
+    with (folder / "source" / "tiles" / "rows.c").open("a") as source:
         source.write(line)
     with pytest.raises(RuntimeError, match=rf"failed on the kernels:(.|\n)*rows\.c(.|\n)*{words}"):
         build.build_kernels()
@@ -90,8 +91,9 @@ def test_other_machines_need_nothing_and_get_nothing(
 
 
 @pytest.mark.skipif((platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="no kernels here")
-def test_the_installation_has_them() -> None:
-    """Also where the CPU has no AMX: the library is made for where it will run."""
-    assert tiles.LIBRARY.exists(), "run `make kernels`"
-    exported = {name for name in [*tiles._SIGNATURES, "rz_enable"] if name.encode() in tiles.LIBRARY.read_bytes()}
-    assert exported >= {*tiles._SIGNATURES, "rz_enable"}
+@pytest.mark.parametrize("module", [tiles, vectors], ids=["tiles", "vectors"])
+def test_the_installation_has_them(module: ModuleType) -> None:
+    """Also where the CPU could not run them: the libraries are made for where they will run."""
+    assert module.LIBRARY.exists(), "run `make kernels`"
+    names = {*module._SIGNATURES, "rz_enable"}
+    assert {name for name in names if name.encode() in module.LIBRARY.read_bytes()} == names

@@ -11,8 +11,9 @@ import pytest
 import torch
 import transformers
 
-from services.worker.kernels import tiles
-from services.worker.model.attention_tiles import PagedTiles
+from services.worker.cpu import has_vectors
+from services.worker.kernels import tiles, vectors
+from services.worker.model.attention_kernels import PagedTiles
 from services.worker.model.batch import StepBatch
 from services.worker.model.build import load_model
 from services.worker.parallel.communicator import SingleRank
@@ -42,12 +43,12 @@ def test_where_there_is_amx_our_kernels_serve_and_the_log_says_so(
     assert "attention: PagedTiles" in caplog.messages
 
 
-def test_another_dtype_is_served_by_torch(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_dtype_is_served_by_torch_and_our_attention(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         model = load_model(checkpoint, SingleRank(), torch.float32, CPU)
     assert model.kernels is None
     assert "kernels: torch's, because the dtype is float32" in caplog.messages
-    assert "attention: PagedSdpa" in caplog.messages
+    assert f"attention: {'PagedVectors' if has_vectors() else 'PagedSdpa'}" in caplog.messages
 
 
 def test_without_amx_torch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +71,21 @@ def test_a_missing_library_is_an_error_where_the_cpu_has_amx(
     monkeypatch.setattr(tiles, "LIBRARY", tmp_path / "librz_tiles.so")
     with pytest.raises(RuntimeError, match=r"librz_tiles\.so is missing: run `make kernels`"):
         tiles.open_kernels(torch.bfloat16, CPU)
+
+
+@pytest.mark.skipif(not has_vectors(), reason="this CPU has no AVX2")
+def test_the_vector_kernel_serves_where_it_can(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert vectors.open_vectors(dtype, CPU, 80) is not None
+    assert vectors.open_vectors(torch.float32, CPU, 84) is None
+    assert vectors.open_vectors(torch.float32, CPU, 264) is None
+    assert vectors.open_vectors(torch.float16, CPU, 80) is None
+    assert vectors.open_vectors(torch.float32, torch.device("cuda"), 80) is None
+    monkeypatch.setattr(vectors, "LIBRARY", tmp_path / "librz_vectors.so")
+    with pytest.raises(RuntimeError, match=r"librz_vectors\.so is missing: run `make kernels`"):
+        vectors.open_vectors(torch.float32, CPU, 80)
+    monkeypatch.setattr(vectors, "has_vectors", lambda: False)
+    assert vectors.open_vectors(torch.float32, CPU, 80) is None
 
 
 def test_too_many_threads_are_an_error(amx: None) -> None:

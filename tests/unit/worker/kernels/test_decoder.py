@@ -12,7 +12,7 @@ import transformers
 
 from services.worker.kernels.tiles import TileKernels
 from services.worker.model import build
-from services.worker.model.attention_tiles import PagedTiles
+from services.worker.model.attention_kernels import PagedTiles
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
 from services.worker.parallel.communicator import SingleRank

@@ -4,7 +4,6 @@
 // softmax in its own register lane, in blocks of 32 keys counted from the sequence's start. Masked keys add exact
 // zeros. Hence a lane's bits depend neither on the other lanes nor on how rows are cut into steps.
 #include "common.h"
-#include "pool.h"
 
 #define KEYS 32           // per block: two tiles of scores, one step of the product with V
 #define MAX_HEAD_DIM 256

@@ -6,7 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#define EXPORT __attribute__((visibility("default")))
+#include "pool.h"
+
 #define TILE 16         // rows of a tile, and float32 columns of its accumulator
 #define TILE_K 32       // bfloat16 values in a row of a tile
 #define TILE_BYTES 1024

@@ -1,0 +1,61 @@
+"""Paged attention by our kernels, straight from the cache: decode and prefill alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from services.worker.kernels.tiles import TileKernels
+from services.worker.kernels.vectors import VectorKernels
+from services.worker.model.attention import AttentionShape
+from services.worker.model.batch import StepBatch
+from services.worker.model.kv_cache import KvCache
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """One step's sequences, for one window."""
+
+    n_rows: int
+    window: int  # 0: all keys
+    sequences: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # row starts, context lengths, block tables
+
+
+class PagedKernels:
+    """Attention by one kernel for all sequences of a step."""
+
+    def __init__(self, shape: AttentionShape, kernels: VectorKernels | TileKernels) -> None:
+        self._shape, self._kernels = shape, kernels
+
+    def plan(self, batch: StepBatch, block_size: int, window: int | None) -> KernelPlan:
+        """Lay out the step's sequences for layers with `window`."""
+        starts, lengths = torch.tensor(batch.query_starts), torch.tensor(batch.context_lens)
+        return KernelPlan(batch.query_starts[-1], window or 0, (starts, lengths, batch.block_tables))
+
+    def n_rows(self, plan: KernelPlan) -> int:
+        """Rows of `q` that `attend` reads."""
+        return plan.n_rows
+
+    def attend(self, q: torch.Tensor, cache: KvCache, layer: int, plan: KernelPlan) -> torch.Tensor:
+        """Attend with `q` [n_rows, n_heads * head_dim]; returns the same shape."""
+        shape = self._shape
+        out = torch.empty(q.shape, dtype=q.dtype)
+        sizes = (shape.n_kv_heads, shape.group, shape.head_dim, cache.block_size)
+        numbers = (shape.scale, shape.softcap or 0.0, plan.window)
+        self._kernels.attend(q, out, cache.kv[layer], (*sizes, *numbers), plan.sequences)
+        return out
+
+
+class PagedVectors(PagedKernels):
+    """Attention in float32 or bfloat16 with head_dim a multiple of 8."""
+
+
+class PagedTiles(PagedKernels):
+    """Attention in bfloat16 with head_dim a multiple of 32 and blocks of a multiple of 16 positions."""
+
+    def plan(self, batch: StepBatch, block_size: int, window: int | None) -> KernelPlan:
+        """Lay out the step's sequences for layers with `window`. Raises ValueError for other block sizes."""
+        if block_size % 16:
+            raise ValueError(f"blocks of {block_size} positions; the kernel reads 16 at a time")
+        return super().plan(batch, block_size, window)
