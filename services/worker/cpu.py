@@ -11,7 +11,7 @@ _TILES = {"amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl", "avx512_bf1
 
 
 def has_bfloat16() -> bool:
-    """Whether the CPU computes in bfloat16 at the speed of float32 or better."""
+    """Whether torch computes in bfloat16 at the speed of float32 or better."""
     return any(flags <= _flags() for flags in _BFLOAT16)
 
 

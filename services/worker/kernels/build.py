@@ -18,7 +18,7 @@ Compiler = Callable[[str], list[str]]  # the command for a target
 
 FOLDER = Path(__file__).resolve().parent
 COMPILER = "ziglang==0.17.0"  # a C compiler from the package registry, where the machine has none
-# What is in source/FOLDER is for the CPUs that a compiler knows by this name.
+# Each gets what is in source/ and in the folder of its name, for the CPUs that a compiler knows by this name.
 TARGETS = {
     "tiles": "sapphirerapids",  # the first with tile registers
     "vectors": "x86-64-v3",  # with AVX2: Intel's since 2013, AMD's since 2015
@@ -42,9 +42,9 @@ def build_kernels() -> None:
 
 def _compile(command: list[str], name: str) -> None:
     source = FOLDER / "source"
-    sources = [str(path) for path in (*sorted((source / name).glob("*.c")), source / "pool.c")]
+    sources = [str(path) for path in (*sorted((source / name).glob("*.c")), *sorted(source.glob("*.c")))]
     made = FOLDER / f"librz_{name}.so.new"
-    command = [*command, *sources, *_FLAGS, f"-I{source}", "-o", str(made)]
+    command = [*command, *sources, *_FLAGS, f"-I{source / name}", f"-I{source}", "-o", str(made)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed on the kernels:\n{done.stderr}")

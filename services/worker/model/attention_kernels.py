@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from services.worker.kernels.tiles import TileKernels
-from services.worker.kernels.vectors import VectorKernels
+from services.worker.kernels.attention import VectorAttention
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.model.attention import AttentionShape
 from services.worker.model.batch import StepBatch
 from services.worker.model.kv_cache import KvCache
@@ -25,7 +25,7 @@ class KernelPlan:
 class PagedKernels:
     """Attention by one kernel for all sequences of a step."""
 
-    def __init__(self, shape: AttentionShape, kernels: VectorKernels | TileKernels) -> None:
+    def __init__(self, shape: AttentionShape, kernels: VectorAttention | Bfloat16Kernels) -> None:
         self._shape, self._kernels = shape, kernels
 
     def plan(self, batch: StepBatch, block_size: int, window: int | None) -> KernelPlan:

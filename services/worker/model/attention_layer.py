@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from services.worker.kernels.tiles import TileKernels
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.loading.checkpoint import Span
 from services.worker.model.attention import AttentionBackend
 from services.worker.model.batch import StepBatch
@@ -59,7 +59,7 @@ class HeadNorm:
         k_weight: torch.Tensor,
         heads: Heads,
         eps: float,
-        kernels: TileKernels | None = None,
+        kernels: Bfloat16Kernels | None = None,
     ) -> None:
         weights = [q_weight] * len(heads.q) + [k_weight] * len(heads.kv)
         self._norm = make_rms_norm(torch.stack(weights), eps, kernels)  # [n_q + n_kv, head_dim]

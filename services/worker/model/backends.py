@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from services.worker.kernels.tiles import MAX_HEAD_DIM, TILE_K, TileKernels
-from services.worker.kernels.vectors import open_vectors
+from services.worker.kernels.attention import open_attention
+from services.worker.kernels.bfloat16 import MAX_HEAD_DIM, TILE_K, Bfloat16Kernels
 from services.worker.model.attention import AttentionBackend, AttentionShape
 from services.worker.model.attention_kernels import PagedTiles, PagedVectors
 from services.worker.model.attention_sdpa import PagedSdpa
@@ -22,14 +22,14 @@ Candidate = Callable[[], AttentionBackend[Any]]
 
 
 def candidates(
-    shape: AttentionShape, dtype: torch.dtype, device: torch.device, kernels: TileKernels | None = None
+    shape: AttentionShape, dtype: torch.dtype, device: torch.device, kernels: Bfloat16Kernels | None = None
 ) -> list[Candidate]:
     """Return the backends that may serve, fastest first."""
     gathering = [lambda: PagedSdpa(shape, dtype, device)]
-    if kernels is not None and shape.head_dim % TILE_K == 0 and shape.head_dim <= MAX_HEAD_DIM:
+    if kernels is not None and kernels.tiles and shape.head_dim % TILE_K == 0 and shape.head_dim <= MAX_HEAD_DIM:
         return [lambda: PagedTiles(shape, kernels), *gathering]
-    if (vectors := open_vectors(dtype, device, shape.head_dim)) is not None:
-        return [lambda: PagedVectors(shape, vectors), *gathering]
+    if (attention := open_attention(dtype, device, shape.head_dim)) is not None:
+        return [lambda: PagedVectors(shape, attention), *gathering]
     if device.type != "cuda" or shape.softcap is not None or dtype is torch.float32:
         return [*gathering]
     return [lambda: PagedVarlen(shape), *gathering]

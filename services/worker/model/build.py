@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from services.worker.kernels.tiles import explain, open_kernels
+from services.worker.kernels.bfloat16 import explain, open_kernels
 from services.worker.loading.checkpoint import Checkpoint
 from services.worker.model.attention import AttentionBackend, AttentionShape
 from services.worker.model.attention_layer import load_attention

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from services.worker.kernels.tiles import TileKernels
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.model.attention import AttentionBackend
 from services.worker.model.attention_layer import Attention, Step
 from services.worker.model.batch import StepBatch
@@ -40,7 +40,7 @@ class DecoderLayer:
         attention: Attention,
         mlp: Mlp,
         norms: LayerNorms,
-        kernels: TileKernels | None,
+        kernels: Bfloat16Kernels | None,
     ) -> None:
         self._comm, self._attention, self._mlp, self._norms, self._kernels = comm, attention, mlp, norms, kernels
         self._parallel, self._scale = spec.parallel_residual, spec.residual_scale
@@ -86,7 +86,7 @@ class Decoder:
         vocabulary: VocabShard,
         tables: Tables,
         backend: AttentionBackend[Any],
-        kernels: TileKernels | None,
+        kernels: Bfloat16Kernels | None,
         min_rows: int,
     ) -> None:
         """`min_rows`: what the linear layers want at least."""

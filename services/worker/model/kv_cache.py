@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from services.worker.kernels.tiles import TileKernels
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.model.spec import ModelSpec
 from services.worker.parallel.communicator import Communicator
 
@@ -24,7 +24,7 @@ class KvCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
-        kernels: TileKernels | None = None,
+        kernels: Bfloat16Kernels | None = None,
     ) -> None:
         self._kernels = kernels
         n_kv_local = spec.kv_heads_per_rank(comm.size)

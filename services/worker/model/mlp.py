@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from services.worker.kernels.tiles import TileKernels
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.model.spec import Activation, ModelError, ModelSpec
 from services.worker.parallel.linear import LinearLoader, LinearMethod
 
@@ -60,10 +60,10 @@ class GatedMlp:
         return self._down.apply(self._act(gate).mul_(up))
 
 
-class TileGatedMlp:
+class KernelGatedMlp:
     """The same, the gate by our kernel."""
 
-    def __init__(self, gate_up: LinearMethod, down: LinearMethod, kernels: TileKernels, *, tanh: bool) -> None:
+    def __init__(self, gate_up: LinearMethod, down: LinearMethod, kernels: Bfloat16Kernels, *, tanh: bool) -> None:
         """`tanh`: gelu_tanh instead of silu."""
         self._gate_up, self._down, self._kernels, self._tanh = gate_up, down, kernels, tanh
 
@@ -81,7 +81,7 @@ Mlp = Callable[[torch.Tensor], torch.Tensor]
 def make_gated_mlp(name: Activation, gate_up: LinearMethod, down: LinearMethod, load: LinearLoader) -> Mlp:
     """Return the gated MLP that is fastest here."""
     if load.kernels is not None and name in ("silu", "gelu_tanh"):
-        return TileGatedMlp(gate_up, down, load.kernels, tanh=name == "gelu_tanh")
+        return KernelGatedMlp(gate_up, down, load.kernels, tanh=name == "gelu_tanh")
     return GatedMlp(gate_up, down, activation(name, load.dtype, load.device))
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional as F
 
-from services.worker.kernels.tiles import TileKernels
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.model.spec import ModelSpec
 from services.worker.parallel.linear import LinearLoader
 
@@ -38,10 +38,10 @@ class RmsNorm:
         return (wide / torch.hypot(length, self._floor)).mul_(self._weight).to(x.dtype)
 
 
-class TileRmsNorm:
+class KernelRmsNorm:
     """The same by our kernel."""
 
-    def __init__(self, weight: torch.Tensor, eps: float, kernels: TileKernels) -> None:
+    def __init__(self, weight: torch.Tensor, eps: float, kernels: Bfloat16Kernels) -> None:
         """`weight`: [size], or [groups, size] for x [n, groups, size]."""
         self._weight, self._eps, self._kernels = weight.float().contiguous(), eps, kernels
 
@@ -52,9 +52,9 @@ class TileRmsNorm:
         return out
 
 
-def make_rms_norm(weight: torch.Tensor, eps: float, kernels: TileKernels | None) -> Norm:
+def make_rms_norm(weight: torch.Tensor, eps: float, kernels: Bfloat16Kernels | None) -> Norm:
     """Return the norm with `weight` that is fastest here."""
-    return RmsNorm(weight, eps) if kernels is None else TileRmsNorm(weight, eps, kernels)
+    return RmsNorm(weight, eps) if kernels is None else KernelRmsNorm(weight, eps, kernels)
 
 
 class LayerNorm:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from services.worker.kernels.tiles import TileKernels
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.model.spec import RopeSpec
 
 
@@ -15,7 +15,7 @@ class RotaryTables:
     """cos and sin of every position for one kind of rope."""
 
     def __init__(
-        self, spec: RopeSpec, max_positions: int, device: torch.device, kernels: TileKernels | None = None
+        self, spec: RopeSpec, max_positions: int, device: torch.device, kernels: Bfloat16Kernels | None = None
     ) -> None:
         self._kernels = kernels
         self._half = spec.rotary_dim // 2
@@ -26,7 +26,7 @@ class RotaryTables:
     def at(self, positions: torch.Tensor) -> Rotation:
         """Return the rotation of rows at `positions` [n]."""
         if self._kernels is not None:
-            return TileRotation(self._kernels, self._cos, self._sin, positions)
+            return KernelRotation(self._kernels, self._cos, self._sin, positions)
         cos = self._cos.index_select(0, positions).unsqueeze(1)  # [n, 1, rotary_dim / 2]
         sin = self._sin.index_select(0, positions).unsqueeze(1)
         # The first half of a head is rotated against the second: out = x cos + swap(x) [-sin, sin].
@@ -41,10 +41,10 @@ class Rotation(Protocol):
         ...
 
 
-class TileRotation:
+class KernelRotation:
     """By our kernel, which looks the angles up itself."""
 
-    def __init__(self, kernels: TileKernels, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> None:
+    def __init__(self, kernels: Bfloat16Kernels, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> None:
         self._kernels, self._cos, self._sin, self._positions = kernels, cos, sin, positions
 
     def rotate_(self, heads: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional as F
 
-from services.worker.kernels.tiles import TILE_K, TileKernels
+from services.worker.kernels.bfloat16 import TILE_K, Bfloat16Kernels
 from services.worker.loading.checkpoint import Checkpoint, Span
 from services.worker.parallel.communicator import Communicator
 
@@ -86,7 +86,7 @@ class PackedLinear(PlainLinear):
 
     Measured with oneDNN 3.12: with its AVX2 and its AVX512 kernels rows are bitwise equal for every number of rows from
     2 on; AVX512 sums a lone row in another order, hence the padding. Its AMX kernels, which may cut K by the number of
-    rows, are never met: where the operating system grants tile registers, `TileLinear` serves bfloat16.
+    rows, are never met: where the operating system grants tile registers, `KernelLinear` serves bfloat16.
     """
 
     min_rows = 2
@@ -107,10 +107,10 @@ class PackedLinear(PlainLinear):
         return self._multiply(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]
 
 
-class TileLinear(PlainLinear):
+class KernelLinear(PlainLinear):
     """An unquantized bfloat16 weight, packed for our own kernel."""
 
-    def __init__(self, kernels: TileKernels) -> None:
+    def __init__(self, kernels: Bfloat16Kernels) -> None:
         self._kernels = kernels
 
     def process_after_load(self, bias: torch.Tensor | None) -> None:
@@ -137,10 +137,10 @@ class TileLinear(PlainLinear):
         return out
 
 
-def choose_method(dtype: torch.dtype, device: torch.device, kernels: TileKernels | None = None) -> MakeMethod:
+def choose_method(dtype: torch.dtype, device: torch.device, kernels: Bfloat16Kernels | None = None) -> MakeMethod:
     """Return the fastest unquantized method for this machine: our kernels, else oneDNN's on CPU where there are any."""
     if kernels is not None:
-        return lambda: TileLinear(kernels)
+        return lambda: KernelLinear(kernels)
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return PlainLinear
     packed = dtype is torch.float32 or (dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -156,7 +156,7 @@ class LinearLoader:
     dtype: torch.dtype
     device: torch.device
     make: MakeMethod
-    kernels: TileKernels | None = None
+    kernels: Bfloat16Kernels | None = None
 
     def share(self, size: int) -> Span:
         """Return this rank's share of a dimension that the ranks divide."""

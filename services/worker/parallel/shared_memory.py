@@ -15,7 +15,7 @@ from math import prod
 
 import torch
 
-from services.worker.kernels.tiles import SharedGroup, TileKernels
+from services.worker.kernels.bfloat16 import Bfloat16Kernels, SharedGroup
 from services.worker.transport.control import RankLine, RankState
 from services.worker.transport.futex import Counter, Patience
 from services.worker.transport.segment import Segment
@@ -69,7 +69,7 @@ class SharedMemoryCommunicator:
         line: RankLine,
         patience: Patience,
         timeout_s: float,
-        kernels: TileKernels | None = None,
+        kernels: Bfloat16Kernels | None = None,
     ) -> None:
         self.rank, self.size = rank, size
         self._segment, self._offset, self._buffer_bytes = segment, offset, buffer_bytes
@@ -110,7 +110,7 @@ class SharedMemoryCommunicator:
         self._elapsed_ns += time.perf_counter_ns() - started
         return x
 
-    def _reduce_by_kernel(self, kernels: TileKernels, x: torch.Tensor) -> None:
+    def _reduce_by_kernel(self, kernels: Bfloat16Kernels, x: torch.Tensor) -> None:
         parity = self._rounds & 1
         group, tag = self._groups[parity], self._next_tag()
         arrived = kernels.publish(group, x, tag, _LOOKS)

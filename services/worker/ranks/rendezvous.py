@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from services.worker.kernels.tiles import open_kernels
+from services.worker.kernels.bfloat16 import open_kernels
 from services.worker.parallel.nccl import NcclCommunicator
 from services.worker.parallel.shared_memory import SharedMemoryCommunicator
 from services.worker.ranks.communication import LoneRank, StepCommunicator

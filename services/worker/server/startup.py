@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.common.lifecycle import StartupError
-from services.worker.cpu import has_bfloat16
+from services.worker.cpu import has_bfloat16, has_vectors
 from services.worker.loading.hub import HubSettings, resolve_model
 from services.worker.model.registry import read_spec
 from services.worker.model.spec import ModelError, ModelSpec
@@ -57,10 +57,10 @@ def group_config(settings: WorkerSettings, folder: Path) -> RankGroupConfig:
 
 
 def _dtype(asked: str, spec: ModelSpec, device: str) -> str:
-    """`auto` is the checkpoint's own type, float16 as bfloat16, or float32 on a CPU that computes in nothing else."""
+    """`auto` is the checkpoint's own type, float16 as bfloat16, or float32 on a CPU that is slow in anything else."""
     if asked != "auto":
         return asked
-    half = spec.dtype != "float32" and (device == "cuda" or has_bfloat16())
+    half = spec.dtype != "float32" and (device == "cuda" or has_bfloat16() or has_vectors())
     return "bfloat16" if half else "float32"
 
 

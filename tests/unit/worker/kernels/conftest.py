@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from services.worker.cpu import has_tiles, has_vectors
-from services.worker.kernels import tiles, vectors
-from services.worker.kernels.tiles import TileKernels
-from services.worker.kernels.vectors import VectorKernels
+from services.worker.kernels import attention, bfloat16
+from services.worker.kernels.bfloat16 import TILES, VECTORS, Bfloat16Kernels
 
-OnThreads = Callable[[int], TileKernels]
-Load = Callable[[str, int], TileKernels | VectorKernels]
+OnThreads = Callable[[int], Bfloat16Kernels]
+Load = Callable[[str, int], Any]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,44 +24,44 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _need(library: str) -> None:
-    if not (has_tiles() if library == "tiles" else has_vectors()):
-        pytest.skip(f"this CPU has no {'tile registers (AMX)' if library == 'tiles' else 'AVX2'}")
+def need(library: Path) -> None:
+    """Skip where the CPU cannot run it."""
+    if not (has_tiles() if library is TILES else has_vectors()):
+        pytest.skip(f"this CPU has no {'tile registers (AMX)' if library is TILES else 'AVX2'}")
 
 
 @pytest.fixture(scope="session")
 def amx() -> None:
-    _need("tiles")
+    need(TILES)
 
 
 @pytest.fixture(scope="session")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
-    """A pool never shrinks, so every number of threads gets a copy of the library with a pool of its own."""
-    opened: dict[tuple[str, int], TileKernels | VectorKernels] = {}
+    """What "tiles", "vectors" or "attention" stands for, on as many threads.
 
-    def load(library: str, threads: int) -> TileKernels | VectorKernels:
-        _need(library)
-        if (library, threads) not in opened:
-            module = tiles if library == "tiles" else vectors
-            copy = shutil.copy(module.LIBRARY, tmp_path_factory.mktemp("kernels") / f"{library}_on_{threads}.so")
-            kernels = module.load_library(Path(copy), threads)
-            assert kernels is not None
-            opened[library, threads] = kernels
-        return opened[library, threads]
+    A pool never shrinks, so every number of threads gets a copy of the library with a pool of its own.
+    """
+    folder, opened = tmp_path_factory.mktemp("kernels"), dict[tuple[str, int], Any]()
+
+    def load(what: str, threads: int) -> Any:
+        library = TILES if what == "tiles" else VECTORS
+        need(library)
+        if (what, threads) not in opened:
+            copy = Path(shutil.copy(library, folder / f"{library.stem}_{what}_on_{threads}.so"))
+            module = attention if what == "attention" else bfloat16
+            opened[what, threads] = module.load_library(copy, threads)
+            assert opened[what, threads] is not None
+        return opened[what, threads]
 
     return load
 
 
-@pytest.fixture(scope="session")
-def on_threads(load: Load) -> OnThreads:
-    def load_tiles(threads: int) -> TileKernels:
-        kernels = load("tiles", threads)
-        assert isinstance(kernels, TileKernels)
-        return kernels
-
-    return load_tiles
+@pytest.fixture(scope="session", params=["tiles", "vectors"])
+def on_threads(request: pytest.FixtureRequest, load: Load) -> OnThreads:
+    load(request.param, 1)
+    return functools.partial(load, request.param)
 
 
 @pytest.fixture(scope="session")
-def kernels(amx: None, on_threads: OnThreads) -> TileKernels:
+def kernels(on_threads: OnThreads) -> Bfloat16Kernels:
     return on_threads(3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -9,8 +11,8 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from services.worker.kernels.tiles import TileKernels
-from services.worker.kernels.vectors import VectorKernels
+from services.worker.kernels.attention import VectorAttention
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from tests.unit.worker.kernels.conftest import Load
 from tests.unit.worker.kernels.numbers import HALF_ULP, assert_rounded, normal
 
@@ -60,20 +62,25 @@ CASES = cases([32, 64, 96, 128, 160, 192, 224, 256], [16, 32, 48])
 class Kind:
     """One of our attention kernels in one dtype."""
 
-    library: str
     dtype: torch.dtype
-    kernels: TileKernels | VectorKernels
+    tiles: bool
+    on_threads: Callable[[int], Bfloat16Kernels | VectorAttention]
+
+    @property
+    def kernels(self) -> Bfloat16Kernels | VectorAttention:
+        return self.on_threads(3)
 
     @property
     def weight_error(self) -> float:
         """Of a weight when it meets its value, relative: tiles round it to bfloat16."""
-        return HALF_ULP * 1.01 if self.library == "tiles" else 0.0
+        return HALF_ULP * 1.01 if self.tiles else 0.0
 
 
-@pytest.fixture(params=["tiles-bfloat16", "vectors-bfloat16", "vectors-float32"])
+@pytest.fixture(params=["tiles-bfloat16", "vectors-bfloat16", "attention-bfloat16", "attention-float32"])
 def kind(request: pytest.FixtureRequest, load: Load) -> Kind:
-    library, dtype = request.param.split("-")
-    return Kind(library, getattr(torch, dtype), load(library, 3))
+    what, dtype = request.param.split("-")
+    load(what, 3)
+    return Kind(getattr(torch, dtype), what == "tiles", functools.partial(load, what))
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,7 @@ def slots_of(table: torch.Tensor, keys: int, case: Case) -> torch.Tensor:
     return table[positions // case.block_size] * case.block_size + positions % case.block_size
 
 
-def attend(kernels: TileKernels | VectorKernels, case: Case, data: Data) -> torch.Tensor:
+def attend(kernels: Bfloat16Kernels | VectorAttention, case: Case, data: Data) -> torch.Tensor:
     out = torch.full((data.q.shape[0] + 1, data.q.shape[1]), torch.nan, dtype=data.q.dtype)
     numbers = (case.n_kv, case.group, case.head_dim, case.block_size, case.scale, case.softcap, case.window)
     kernels.attend(data.q, out[:-1], data.cache, numbers, (data.starts, data.lengths, data.tables))
@@ -150,7 +157,7 @@ def test_attention_is_what_its_definition_says(kind: Kind, case: Case) -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases([8, 24, 40, 72, 80, 200, 248], [1, 5, 16, 24]))
 def test_vectors_take_more_shapes(kind: Kind, case: Case) -> None:
-    if kind.library == "tiles":
+    if kind.tiles:
         pytest.skip("tiles are of 32 values and 16 positions")
     data = lay_out(case, kind.dtype)
     exact, sizes = exactly(case, data)
@@ -178,10 +185,10 @@ def test_a_row_is_the_same_alone_and_among_others(kind: Kind, case: Case, chosen
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=CASES)
-def test_the_number_of_threads_changes_no_bit(kind: Kind, load: Load, case: Case) -> None:
+def test_the_number_of_threads_changes_no_bit(kind: Kind, case: Case) -> None:
     data = lay_out(case, kind.dtype)
-    expected = attend(load(kind.library, 1), case, data)
-    assert torch.equal(attend(load(kind.library, 2), case, data), expected)
+    expected = attend(kind.on_threads(1), case, data)
+    assert torch.equal(attend(kind.on_threads(2), case, data), expected)
     assert torch.equal(attend(kind.kernels, case, data), expected)
 
 

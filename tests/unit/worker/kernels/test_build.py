@@ -6,11 +6,11 @@ import importlib.util
 import platform
 import shutil
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from services.worker.kernels import build, tiles, vectors
+from services.worker.kernels import attention, bfloat16, build
+from services.worker.kernels.bfloat16 import TILES, VECTORS
 
 PROJECT = Path(__file__).resolve().parents[4]
 needs_compiler = pytest.mark.skipif(
@@ -59,7 +59,7 @@ def test_without_a_compiler_one_is_asked_of_the_package_registry(
 def test_a_compiler_is_enough(folder: Path) -> None:
     assert build.required_packages() == []
     build.build_kernels()
-    assert {path.name for path in folder.glob("*.so*")} == {tiles.LIBRARY.name, vectors.LIBRARY.name}
+    assert {path.name for path in folder.glob("*.so*")} == {TILES.name, VECTORS.name}
 
 
 @needs_compiler
@@ -70,12 +70,12 @@ def test_a_compiler_is_enough(folder: Path) -> None:
 )
 def test_a_broken_source_is_an_error_in_the_compilers_words(folder: Path, line: str, words: str) -> None:
     """The library that was there before stays."""
-    (folder / tiles.LIBRARY.name).write_bytes(b"old")
-    with (folder / "source" / "tiles" / "rows.c").open("a") as source:
+    (folder / TILES.name).write_bytes(b"old")
+    with (folder / "source" / "rows.c").open("a") as source:
         source.write(line)
     with pytest.raises(RuntimeError, match=rf"failed on the kernels:(.|\n)*rows\.c(.|\n)*{words}"):
         build.build_kernels()
-    assert (folder / tiles.LIBRARY.name).read_bytes() == b"old"
+    assert (folder / TILES.name).read_bytes() == b"old"
 
 
 @pytest.mark.parametrize(("system", "machine"), [("Linux", "aarch64"), ("Darwin", "x86_64")])
@@ -91,9 +91,9 @@ def test_other_machines_need_nothing_and_get_nothing(
 
 
 @pytest.mark.skipif((platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="no kernels here")
-@pytest.mark.parametrize("module", [tiles, vectors], ids=["tiles", "vectors"])
-def test_the_installation_has_them(module: ModuleType) -> None:
+@pytest.mark.parametrize("library", [TILES, VECTORS], ids=["tiles", "vectors"])
+def test_the_installation_has_them(library: Path) -> None:
     """Also where the CPU could not run them: the libraries are made for where they will run."""
-    assert module.LIBRARY.exists(), "run `make kernels`"
-    names = {*module._SIGNATURES, "rz_enable"}
-    assert {name for name in names if name.encode() in module.LIBRARY.read_bytes()} == names
+    assert library.exists(), "run `make kernels`"
+    names = {*bfloat16._SIGNATURES, "rz_enable"} | ({*attention._SIGNATURES} if library is VECTORS else set())
+    assert {name for name in names if name.encode() in library.read_bytes()} == names

@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 
-from services.worker.cpu import has_vectors
-from services.worker.kernels import tiles, vectors
+from services.worker.cpu import has_bfloat16, has_tiles, has_vectors
+from services.worker.kernels import attention, bfloat16
 from services.worker.model.attention_kernels import PagedTiles
 from services.worker.model.batch import StepBatch
 from services.worker.model.build import load_model
@@ -21,7 +21,11 @@ from tests.unit.worker.model.harness import CPU
 from tests.unit.worker.model.zoo import write_checkpoint
 
 PROJECT = Path(__file__).resolve().parents[4]
-WITHOUT_AMX = "flags\t\t: fpu sse2 avx2 avx512f avx512bw avx512vl avx512_bf16"
+AVX2 = "flags\t\t: fpu sse2 avx2 fma f16c bmi2"
+AVX512 = f"{AVX2} avx512f avx512bw avx512vl avx512dq"
+needs_kernels = pytest.mark.skipif(
+    not (has_tiles() or (has_vectors() and not has_bfloat16())), reason="torch serves bfloat16 on this CPU"
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +37,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_where_there_is_amx_our_kernels_serve_and_the_log_says_so(
-    amx: None, checkpoint: Path, caplog: pytest.LogCaptureFixture
+@needs_kernels
+def test_where_there_are_kernels_they_serve_and_the_log_says_so(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         model = load_model(checkpoint, SingleRank(), torch.bfloat16, CPU)
     assert model.kernels is not None
-    assert "kernels: ours for AMX tiles" in caplog.messages
-    assert "attention: PagedTiles" in caplog.messages
+    assert f"kernels: ours for {'AMX tiles' if has_tiles() else 'AVX2'}" in caplog.messages
+    assert f"attention: {'PagedTiles' if has_tiles() else 'PagedVectors'}" in caplog.messages
 
 
 def test_another_dtype_is_served_by_torch_and_our_attention(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -51,55 +56,70 @@ def test_another_dtype_is_served_by_torch_and_our_attention(checkpoint: Path, ca
     assert f"attention: {'PagedVectors' if has_vectors() else 'PagedSdpa'}" in caplog.messages
 
 
-def test_without_amx_torch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [(AVX512, "this CPU has no AMX tiles, but AVX-512 for bfloat16"), ("", "this CPU has neither AMX tiles nor AVX2")],
+)
+def test_elsewhere_torch_serves(monkeypatch: pytest.MonkeyPatch, flags: str, why: str) -> None:
     """As such a CPU's /proc/cpuinfo reads."""
     read = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda path: WITHOUT_AMX if str(path) == "/proc/cpuinfo" else read(path))
-    assert tiles.open_kernels(torch.bfloat16, CPU) is None
-    assert tiles.explain(None, torch.bfloat16, CPU) == "torch's, because this CPU has no AMX tiles for bfloat16"
+    monkeypatch.setattr(Path, "read_text", lambda path: flags if str(path) == "/proc/cpuinfo" else read(path))
+    assert bfloat16.open_kernels(torch.bfloat16, CPU) is None
+    assert bfloat16.explain(None, torch.bfloat16, CPU) == f"torch's, because {why}"
+
+
+@pytest.mark.skipif(not has_vectors(), reason="this CPU has no AVX2")
+def test_a_cpu_with_avx2_alone_is_served_by_our_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path: AVX2 if str(path) == "/proc/cpuinfo" else read(path))
+    kernels = bfloat16.open_kernels(torch.bfloat16, CPU)
+    assert kernels is not None
+    assert not kernels.tiles
+    assert bfloat16.explain(kernels, torch.bfloat16, CPU) == "ours for AVX2"
 
 
 def test_on_another_device_torch_serves() -> None:
     device = torch.device("cuda")
-    assert tiles.open_kernels(torch.bfloat16, device) is None
-    assert tiles.explain(None, torch.bfloat16, device) == "torch's, because the device is cuda"
+    assert bfloat16.open_kernels(torch.bfloat16, device) is None
+    assert bfloat16.explain(None, torch.bfloat16, device) == "torch's, because the device is cuda"
 
 
-def test_a_missing_library_is_an_error_where_the_cpu_has_amx(
-    amx: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tiles, "LIBRARY", tmp_path / "librz_tiles.so")
-    with pytest.raises(RuntimeError, match=r"librz_tiles\.so is missing: run `make kernels`"):
-        tiles.open_kernels(torch.bfloat16, CPU)
+@needs_kernels
+def test_a_missing_library_is_an_error_where_it_should_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("TILES", "VECTORS"):
+        monkeypatch.setattr(bfloat16, name, tmp_path / getattr(bfloat16, name).name)
+    with pytest.raises(RuntimeError, match=r"librz_\w+\.so is missing: run `make kernels`"):
+        bfloat16.open_kernels(torch.bfloat16, CPU)
 
 
 @pytest.mark.skipif(not has_vectors(), reason="this CPU has no AVX2")
-def test_the_vector_kernel_serves_where_it_can(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_attention_alone_serves_where_it_can(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        assert vectors.open_vectors(dtype, CPU, 80) is not None
-    assert vectors.open_vectors(torch.float32, CPU, 84) is None
-    assert vectors.open_vectors(torch.float32, CPU, 264) is None
-    assert vectors.open_vectors(torch.float16, CPU, 80) is None
-    assert vectors.open_vectors(torch.float32, torch.device("cuda"), 80) is None
-    monkeypatch.setattr(vectors, "LIBRARY", tmp_path / "librz_vectors.so")
+        assert attention.open_attention(dtype, CPU, 80) is not None
+    assert attention.open_attention(torch.float32, CPU, 84) is None
+    assert attention.open_attention(torch.float32, CPU, 264) is None
+    assert attention.open_attention(torch.float16, CPU, 80) is None
+    assert attention.open_attention(torch.float32, torch.device("cuda"), 80) is None
+    monkeypatch.setattr(attention, "VECTORS", tmp_path / "librz_vectors.so")
     with pytest.raises(RuntimeError, match=r"librz_vectors\.so is missing: run `make kernels`"):
-        vectors.open_vectors(torch.float32, CPU, 80)
-    monkeypatch.setattr(vectors, "has_vectors", lambda: False)
-    assert vectors.open_vectors(torch.float32, CPU, 80) is None
+        attention.open_attention(torch.float32, CPU, 80)
+    monkeypatch.setattr(attention, "has_vectors", lambda: False)
+    assert attention.open_attention(torch.float32, CPU, 80) is None
 
 
-def test_too_many_threads_are_an_error(amx: None) -> None:
+@needs_kernels
+def test_too_many_threads_are_an_error() -> None:
     """More than the operating system lets a process have; in a process of its own, for a pool never shrinks."""
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"
-        "from pathlib import Path; from services.worker.kernels import tiles\n"
-        "tiles.load_library(tiles.LIBRARY, 100_000)"
+        "from pathlib import Path; from services.worker.kernels import bfloat16\n"
+        f"bfloat16.load_library(bfloat16.{'TILES' if has_tiles() else 'VECTORS'}, 100_000)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert "RuntimeError: the kernels cannot start 100000 threads" in done.stderr
 
 
-def test_blocks_that_the_kernel_cannot_read_are_refused(kernels: tiles.TileKernels) -> None:
+def test_blocks_that_the_kernel_cannot_read_are_refused(kernels: bfloat16.Bfloat16Kernels) -> None:
     batch = StepBatch(*[torch.zeros(1, dtype=torch.int64)] * 3, (0, 1), (1,), torch.zeros(1, 1, dtype=torch.int64), 1)
     with pytest.raises(ValueError, match="blocks of 24 positions"):
         PagedTiles(None, kernels).plan(batch, 24, None)  # type: ignore[arg-type]

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
-from services.worker.kernels.tiles import TileKernels
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.model import build
-from services.worker.model.attention_kernels import PagedTiles
+from services.worker.model.attention_kernels import PagedTiles, PagedVectors
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
 from services.worker.parallel.communicator import SingleRank
@@ -65,15 +65,17 @@ def _errors(model: Decoder, exact: torch.Tensor, chunks: list[int]) -> torch.Ten
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_are_as_close_to_float32_as_torchs(
-    kernels: TileKernels, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernels: Bfloat16Kernels, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both round after each layer, so neither is exact; the weights are bfloat16 for float32, too."""
     reference = write_checkpoint(CONFIGS[name](), tmp_path).bfloat16()
     reference.save_pretrained(tmp_path)
     exact = reference_logits(reference.float(), prompt(N_TOKENS, 203))
-    ours = load_model(tmp_path, SingleRank(), torch.bfloat16, CPU)
-    assert ours.kernels is not None
-    assert isinstance(ours._backend, PagedTiles)
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "open_kernels", lambda dtype, device: kernels)
+        ours = load_model(tmp_path, SingleRank(), torch.bfloat16, CPU)
+    assert ours.kernels is kernels
+    assert isinstance(ours._backend, PagedTiles if kernels.tiles else PagedVectors)
     with monkeypatch.context() as patch:
         patch.setattr(build, "open_kernels", lambda dtype, device: None)
         torchs = load_model(tmp_path, SingleRank(), torch.bfloat16, CPU)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.worker.kernels.tiles import TileKernels
-from services.worker.parallel.linear import TileLinear
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
+from services.worker.parallel.linear import KernelLinear
 from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.kernels.numbers import FLOAT32, assert_rounded, normal
 
@@ -17,7 +17,7 @@ SHAPES = {"n": ROWS, "n_out": st.integers(1, 330), "steps": st.integers(1, 12)}
 
 
 def multiply(
-    kernels: TileKernels,
+    kernels: Bfloat16Kernels,
     x: torch.Tensor,
     packed: torch.Tensor,
     bias: torch.Tensor | None,
@@ -35,7 +35,7 @@ def multiply(
 @given(**SHAPES, bias=st.booleans(), dtype=st.sampled_from([torch.bfloat16, torch.float32]), strided=st.booleans())
 @example(n=531, n_out=257, steps=9, bias=True, dtype=torch.float32, strided=True)
 def test_products_are_exact_up_to_rounding(
-    kernels: TileKernels, n: int, n_out: int, steps: int, bias: bool, dtype: torch.dtype, strided: bool
+    kernels: Bfloat16Kernels, n: int, n_out: int, steps: int, bias: bool, dtype: torch.dtype, strided: bool
 ) -> None:
     n_in = 32 * steps
     stored = normal(1, n, n_in + 48)
@@ -51,7 +51,7 @@ def test_products_are_exact_up_to_rounding(
 @settings(max_examples=60, deadline=None)
 @given(**SHAPES, place=st.integers(0, 1000), seed=st.integers(0, 1000))
 def test_a_row_is_the_same_alone_and_at_any_place(
-    kernels: TileKernels, n: int, n_out: int, steps: int, place: int, seed: int
+    kernels: Bfloat16Kernels, n: int, n_out: int, steps: int, place: int, seed: int
 ) -> None:
     packed, row = kernels.pack(normal(2, n_out, 32 * steps)), normal(seed, 1, 32 * steps)
     alone = multiply(kernels, row, packed, None, n_out, torch.float32)
@@ -64,7 +64,7 @@ def test_a_row_is_the_same_alone_and_at_any_place(
 @settings(max_examples=40, deadline=None)
 @given(**SHAPES)
 def test_neighbours_that_are_not_finite_stay_with_themselves(
-    kernels: TileKernels, n: int, n_out: int, steps: int
+    kernels: Bfloat16Kernels, n: int, n_out: int, steps: int
 ) -> None:
     packed, x = kernels.pack(normal(2, n_out, 32 * steps)), normal(1, n, 32 * steps)
     expected = multiply(kernels, x, packed, None, n_out, torch.float32)
@@ -88,8 +88,8 @@ def test_the_number_of_threads_changes_no_bit(on_threads: OnThreads, n: int, n_o
 
 @pytest.mark.parametrize("n_in", [1, 31, 48, 80, 96])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_layer_pads_what_the_kernel_cannot_divide(kernels: TileKernels, n_in: int, bias: bool) -> None:
-    layer = TileLinear(kernels)
+def test_a_layer_pads_what_the_kernel_cannot_divide(kernels: Bfloat16Kernels, n_in: int, bias: bool) -> None:
+    layer = KernelLinear(kernels)
     layer.create(50, n_in, torch.bfloat16, torch.device("cpu"))
     weight, x, added = normal(1, 50, n_in), normal(2, 19, n_in), normal(3, 50)
     layer._weight.copy_(weight)

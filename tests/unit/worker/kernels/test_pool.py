@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
-from services.worker.kernels.tiles import LIBRARY
-from tests.unit.worker.kernels.conftest import OnThreads
+from services.worker.kernels.bfloat16 import TILES, VECTORS
+from tests.unit.worker.kernels.conftest import OnThreads, need
 from tests.unit.worker.kernels.numbers import normal
 from tests.unit.worker.kernels.test_attention import Case, attend, lay_out
 
@@ -38,7 +39,7 @@ def test_thousands_of_rounds_in_a_row(on_threads: OnThreads, threads: int) -> No
 def test_callers_at_once(on_threads: OnThreads) -> None:
     """One has the pool, the others work alone meanwhile; nobody gets another's result."""
     kernels, case = on_threads(3), Case(((1, 40), (5, 70)), n_kv=3, group=2)
-    weight, data = normal(1, 700, 64), lay_out(case)
+    weight, data = normal(1, 700, 64), lay_out(case, torch.bfloat16)
     packed, attended = kernels.pack(weight), attend(on_threads(1), case, data)
 
     def call(caller: int) -> None:
@@ -59,7 +60,7 @@ _IDLE = """
 import sys, time
 from pathlib import Path
 import torch
-from services.worker.kernels.tiles import load_library
+from services.worker.kernels.bfloat16 import load_library
 before = set(Path("/proc/self/task").iterdir())
 kernels = load_library(Path(sys.argv[1]), 3)
 helpers = set(Path("/proc/self/task").iterdir()) - before
@@ -74,8 +75,10 @@ for _ in range(20):
 """
 
 
-def test_helpers_sleep_while_there_is_nothing_to_do(amx: None) -> None:
+@pytest.mark.parametrize("library", [TILES, VECTORS], ids=["tiles", "vectors"])
+def test_helpers_sleep_while_there_is_nothing_to_do(library: Path) -> None:
     """Whoever only looks out takes the core from the neighbours."""
-    program = [sys.executable, "-c", _IDLE, str(LIBRARY)]
+    need(library)
+    program = [sys.executable, "-c", _IDLE, str(library)]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr

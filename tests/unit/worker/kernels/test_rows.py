@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.kernels.tiles import TileKernels
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from tests.unit.worker.kernels.numbers import FLOAT32, assert_rounded, normal
 
 N, SIZE = st.integers(1, 40), st.integers(1, 200)
@@ -17,7 +17,7 @@ EXAMPLES = settings(max_examples=60, deadline=None)
 
 @EXAMPLES
 @given(n=N, size=SIZE, groups=st.integers(0, 5), eps=st.sampled_from([1e-6, 1e-5, 0.3]), seed=st.integers(0, 99))
-def test_rms_norm(kernels: TileKernels, n: int, size: int, groups: int, eps: float, seed: int) -> None:
+def test_rms_norm(kernels: Bfloat16Kernels, n: int, size: int, groups: int, eps: float, seed: int) -> None:
     """`groups` 0: one norm over the row; else heads in the middle of a wider row, each with its own weight."""
     if groups:
         x = normal(seed, n, groups * size + 7)[:, 3 : 3 + groups * size].view(n, groups, size)
@@ -35,7 +35,7 @@ def test_rms_norm(kernels: TileKernels, n: int, size: int, groups: int, eps: flo
 
 @EXAMPLES
 @given(n=N, size=SIZE, scale=st.sampled_from([1.0, 0.22, -3.0]), seed=st.integers(0, 99))
-def test_add(kernels: TileKernels, n: int, size: int, scale: float, seed: int) -> None:
+def test_add(kernels: Bfloat16Kernels, n: int, size: int, scale: float, seed: int) -> None:
     x, added = normal(seed, n + 1, size), normal(seed + 1, n, size)
     exact, beyond = x[:n].double() + added.double() * torch.tensor(scale).double(), x[n].clone()
     kernels.add_(x[:n], added, scale)
@@ -45,7 +45,7 @@ def test_add(kernels: TileKernels, n: int, size: int, scale: float, seed: int) -
 
 @EXAMPLES
 @given(data=st.data(), n=N, heads=st.integers(1, 5), head_dim=st.integers(2, 256), seed=st.integers(0, 99))
-def test_rotate(kernels: TileKernels, data: st.DataObject, n: int, heads: int, head_dim: int, seed: int) -> None:
+def test_rotate(kernels: Bfloat16Kernels, data: st.DataObject, n: int, heads: int, head_dim: int, seed: int) -> None:
     half = data.draw(st.integers(1, head_dim // 2))
     positions = torch.randint(0, 300, (n,), generator=torch.Generator().manual_seed(seed))
     angles = torch.arange(300).unsqueeze(1) * torch.logspace(0, -4, half)
@@ -65,7 +65,7 @@ def test_rotate(kernels: TileKernels, data: st.DataObject, n: int, heads: int, h
 
 @EXAMPLES
 @given(n=N, size=SIZE, seed=st.integers(0, 99))
-def test_write_rows(kernels: TileKernels, n: int, size: int, seed: int) -> None:
+def test_write_rows(kernels: Bfloat16Kernels, n: int, size: int, seed: int) -> None:
     cache, rows = normal(seed, 64, size), normal(seed + 1, n, size + 5)[:, 5:]
     slots = torch.randperm(64, generator=torch.Generator().manual_seed(seed))[:n]
     expected = cache.index_copy(0, slots, rows)
@@ -75,7 +75,7 @@ def test_write_rows(kernels: TileKernels, n: int, size: int, seed: int) -> None:
 
 @EXAMPLES
 @given(n=N, size=SIZE, tanh=st.booleans(), scale=st.sampled_from([0.01, 1.0, 40.0]), seed=st.integers(0, 99))
-def test_gate(kernels: TileKernels, n: int, size: int, tanh: bool, scale: float, seed: int) -> None:
+def test_gate(kernels: Bfloat16Kernels, n: int, size: int, tanh: bool, scale: float, seed: int) -> None:
     x, out = normal(seed, n, 2 * size, scale=scale), torch.full((n + 1, size), torch.nan, dtype=torch.bfloat16)
     kernels.gate(x, out[:n], tanh=tanh)
     gate, up = x.double().chunk(2, -1)
@@ -87,7 +87,7 @@ def test_gate(kernels: TileKernels, n: int, size: int, tanh: bool, scale: float,
     assert out[n].isnan().all()
 
 
-def test_gates_of_extreme_values(kernels: TileKernels) -> None:
+def test_gates_of_extreme_values(kernels: Bfloat16Kernels) -> None:
     gate = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 200.0, -200.0, 3e38, -3e38], dtype=torch.bfloat16)
     for tanh in (False, True):
         out = torch.empty(1, 8, dtype=torch.bfloat16)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.kernels.tiles import open_kernels
+from services.worker.kernels.bfloat16 import open_kernels
 from services.worker.parallel.shared_memory import (
     CollectiveMismatchError,
     CollectiveTimeoutError,

@@ -13,6 +13,9 @@
 #define TILE_BYTES 1024
 
 typedef uint16_t bf16;
+typedef __m512 vec;
+
+#define WIDTH 16 // floats in a register
 
 typedef struct {
     uint8_t palette, start_row, reserved[14];
@@ -42,7 +45,17 @@ static inline void store_bf16(bf16 *y, __m512 x) { _mm256_storeu_si256((__m256i 
 
 static inline void store_bf16_tail(bf16 *y, __m512 x, __mmask16 mask) { _mm256_mask_storeu_epi16(y, mask, narrow(x)); }
 
-static inline __mmask16 first_lanes(long n) { return n >= 16 ? 0xFFFF : (__mmask16)((1u << n) - 1); }
+typedef __mmask16 lanes;
+
+static inline lanes first_lanes(long n) { return n >= WIDTH ? 0xFFFF : (lanes)((1u << n) - 1); }
+
+static inline vec load_tail(const float *x, lanes mask) { return _mm512_maskz_loadu_ps(mask, x); }
+
+static inline vec spread(float x) { return _mm512_set1_ps(x); }
+
+static inline vec fma_of(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); } // a b + c
+
+static inline float total_of(vec x) { return _mm512_reduce_add_ps(x); }
 
 // 2^x: the fraction by a polynomial (minimax on [-0.5, 0.5], relative error 2e-7), the integer by the exponent.
 static inline __m512 exp2_of(__m512 x) {

@@ -4,20 +4,11 @@
 // A lane is one query head of one row. Keys are taken in blocks of 16 counted from the sequence's start, and whatever is
 // summed for a lane is summed in an order of its own: over head_dim in eight partial sums, over keys one after the other.
 // Masked keys add exact zeros. Hence a lane's bits depend neither on the other lanes nor on how rows are cut into steps.
-#include <immintrin.h>
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-#include "pool.h"
+#include "common.h"
 
 #define KEYS 16
 #define LANES 32
 #define MAX_HEAD_DIM 256
-#define ROW 8 // floats in a register
-#define INLINE static inline __attribute__((always_inline))
-
-typedef uint16_t bf16;
 
 typedef struct {
     const void *q; // [rows, ldq], bfloat16 or float32 like everything here
@@ -45,47 +36,6 @@ typedef struct {
     float wide[2][KEYS * MAX_HEAD_DIM]; // bfloat16 keys and values as float32
 } block;
 
-INLINE __m256 load_bf16(const bf16 *x) {
-    __m128i narrow = _mm_loadu_si128((const __m128i *)x);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
-}
-
-INLINE void store_bf16(bf16 *y, __m256 x) { // to nearest, ties to even; NaN keeps its high bits
-    __m256i bits = _mm256_castps_si256(x);
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    bits = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
-    __m256i high = _mm256_srli_epi32(bits, 16);
-    _mm_storeu_si128((__m128i *)y, _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
-}
-
-// 2^x: the fraction by a polynomial (minimax on [-0.5, 0.5], relative error 2e-7), the integer by the exponent.
-INLINE __m256 exp2_of(__m256 x) {
-    __m256 normal = _mm256_cmp_ps(x, _mm256_set1_ps(-126.0f), _CMP_GE_OQ); // below, it is 0
-    x = _mm256_and_ps(x, normal);
-    __m256 whole = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = _mm256_sub_ps(x, whole);
-    __m256 p = _mm256_set1_ps(1.5403530e-4f);
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.3333558e-3f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(9.6181291e-3f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(5.5504109e-2f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(2.4022651e-1f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(6.9314718e-1f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
-    __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23);
-    return _mm256_and_ps(_mm256_mul_ps(p, _mm256_castsi256_ps(exponent)), normal);
-}
-
-INLINE __m256 tanh_of(__m256 x) { // 2 / (1 + e^-2x) - 1; beyond 40 it is 1, and e^-2x might overflow
-    x = _mm256_max_ps(_mm256_min_ps(x, _mm256_set1_ps(40.0f)), _mm256_set1_ps(-40.0f));
-    __m256 e = exp2_of(_mm256_mul_ps(x, _mm256_set1_ps(-2.88539008f)));
-    return _mm256_sub_ps(_mm256_div_ps(_mm256_set1_ps(2.0f), _mm256_add_ps(_mm256_set1_ps(1.0f), e)), _mm256_set1_ps(1.0f));
-}
-
-INLINE float sum_of(__m256 x) {
-    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
-    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
-}
-
 INLINE float max_of(__m256 x) {
     __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     y = _mm_max_ps(y, _mm_movehl_ps(y, y));
@@ -97,7 +47,7 @@ static void take_queries(const layer *a, tile *t) {
     __m256 scale = _mm256_set1_ps(a->softcap ? a->scale / a->softcap : a->scale * 1.44269504f);
     for (long lane = 0; lane < t->lanes; lane++) {
         long at = t->row[lane] * a->ldq + t->head[lane] * a->head_dim;
-        for (long j = 0; j < a->head_dim; j += ROW) {
+        for (long j = 0; j < a->head_dim; j += WIDTH) {
             __m256 q = a->half ? load_bf16((const bf16 *)a->q + at + j) : _mm256_loadu_ps((const float *)a->q + at + j);
             _mm256_storeu_ps(t->queries + lane * a->head_dim + j, _mm256_mul_ps(q, scale));
         }
@@ -110,14 +60,14 @@ static void take_queries(const layer *a, tile *t) {
 INLINE void dots(const float *queries, const float *const *keys, long head_dim, int lanes, int n, float (*scores)[KEYS]) {
     __m256 sums[8];
     for (int i = 0; i < lanes * n; i++) sums[i] = _mm256_setzero_ps();
-    for (long j = 0; j < head_dim; j += ROW)
+    for (long j = 0; j < head_dim; j += WIDTH)
         for (int key = 0; key < n; key++) {
             __m256 k = _mm256_loadu_ps(keys[key] + j);
             for (int lane = 0; lane < lanes; lane++)
                 sums[lane * n + key] = _mm256_fmadd_ps(_mm256_loadu_ps(queries + lane * head_dim + j), k, sums[lane * n + key]);
         }
     for (int lane = 0; lane < lanes; lane++)
-        for (int key = 0; key < n; key++) scores[lane][key] = sum_of(sums[lane * n + key]);
+        for (int key = 0; key < n; key++) scores[lane][key] = total_of(sums[lane * n + key]);
 }
 
 static void score(const layer *a, tile *t, const block *b) {
@@ -135,9 +85,9 @@ static void weigh(const layer *a, tile *t, long lane, long first_key) {
     __m256 part[2], none = _mm256_set1_ps(-INFINITY), cap = _mm256_set1_ps(a->softcap * 1.44269504f);
     __m256i limit = _mm256_set1_epi32(t->limit[lane]), low = _mm256_set1_epi32(t->low[lane] - 1);
     for (int i = 0; i < 2; i++) {
-        __m256i position = _mm256_add_epi32(_mm256_set1_epi32((int)first_key + i * ROW), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        __m256i position = _mm256_add_epi32(_mm256_set1_epi32((int)first_key + i * WIDTH), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
         __m256i seen = _mm256_and_si256(_mm256_cmpgt_epi32(limit, position), _mm256_cmpgt_epi32(position, low));
-        __m256 s = _mm256_loadu_ps(t->scores[lane] + i * ROW);
+        __m256 s = _mm256_loadu_ps(t->scores[lane] + i * WIDTH);
         if (a->softcap) s = _mm256_mul_ps(tanh_of(s), cap);
         part[i] = _mm256_blendv_ps(none, s, _mm256_castsi256_ps(seen));
     }
@@ -146,10 +96,10 @@ static void weigh(const layer *a, tile *t, long lane, long first_key) {
     float shrink = _mm256_cvtss_f32(exp2_of(_mm256_set1_ps(t->top[lane] - base)));
     for (int i = 0; i < 2; i++) {
         part[i] = exp2_of(_mm256_sub_ps(part[i], _mm256_set1_ps(base)));
-        _mm256_storeu_ps(t->scores[lane] + i * ROW, part[i]);
+        _mm256_storeu_ps(t->scores[lane] + i * WIDTH, part[i]);
     }
     t->top[lane] = top;
-    t->total[lane] = t->total[lane] * shrink + sum_of(_mm256_add_ps(part[0], part[1]));
+    t->total[lane] = t->total[lane] * shrink + total_of(_mm256_add_ps(part[0], part[1]));
     t->shrink[lane] = shrink;
 }
 
@@ -158,15 +108,15 @@ INLINE void add(const float (*weights)[KEYS], const float *const *values, long k
     __m256 sums[8];
     for (int lane = 0; lane < lanes; lane++)
         for (int i = 0; i < n; i++)
-            sums[lane * n + i] = _mm256_mul_ps(_mm256_loadu_ps(found + lane * head_dim + j + i * ROW), _mm256_set1_ps(shrink[lane]));
+            sums[lane * n + i] = _mm256_mul_ps(_mm256_loadu_ps(found + lane * head_dim + j + i * WIDTH), _mm256_set1_ps(shrink[lane]));
     for (long key = 0; key < keys; key++)
         for (int i = 0; i < n; i++) {
-            __m256 v = _mm256_loadu_ps(values[key] + j + i * ROW);
+            __m256 v = _mm256_loadu_ps(values[key] + j + i * WIDTH);
             for (int lane = 0; lane < lanes; lane++)
                 sums[lane * n + i] = _mm256_fmadd_ps(_mm256_set1_ps(weights[lane][key]), v, sums[lane * n + i]);
         }
     for (int lane = 0; lane < lanes; lane++)
-        for (int i = 0; i < n; i++) _mm256_storeu_ps(found + lane * head_dim + j + i * ROW, sums[lane * n + i]);
+        for (int i = 0; i < n; i++) _mm256_storeu_ps(found + lane * head_dim + j + i * WIDTH, sums[lane * n + i]);
 }
 
 // found = found * shrink + weights V
@@ -175,16 +125,16 @@ static void accumulate(const layer *a, tile *t, const block *b, long keys) {
     for (; lane + 4 <= t->lanes; lane += 4) {
         const float(*weights)[KEYS] = (const float(*)[KEYS])t->scores[lane];
         long j = 0;
-        for (; j + 2 * ROW <= size; j += 2 * ROW)
+        for (; j + 2 * WIDTH <= size; j += 2 * WIDTH)
             add(weights, b->values, keys, t->shrink + lane, j, 4, 2, t->found + lane * size, size);
         if (j < size) add(weights, b->values, keys, t->shrink + lane, j, 4, 1, t->found + lane * size, size);
     }
     for (; lane < t->lanes; lane++) {
         const float(*weights)[KEYS] = (const float(*)[KEYS])t->scores[lane];
         long j = 0;
-        for (; j + 8 * ROW <= size; j += 8 * ROW)
+        for (; j + 8 * WIDTH <= size; j += 8 * WIDTH)
             add(weights, b->values, keys, t->shrink + lane, j, 1, 8, t->found + lane * size, size);
-        for (; j < size; j += ROW) add(weights, b->values, keys, t->shrink + lane, j, 1, 1, t->found + lane * size, size);
+        for (; j < size; j += WIDTH) add(weights, b->values, keys, t->shrink + lane, j, 1, 1, t->found + lane * size, size);
     }
 }
 
@@ -223,7 +173,7 @@ static void take_keys(const layer *a, const int64_t *blocks, long n_blocks, long
             continue;
         }
         float *wide[2] = {b->wide[0] + i * a->head_dim, b->wide[1] + i * a->head_dim};
-        for (long j = 0; j < a->head_dim; j += ROW) {
+        for (long j = 0; j < a->head_dim; j += WIDTH) {
             _mm256_storeu_ps(wide[0] + j, load_bf16((const bf16 *)a->cache + at + j));
             _mm256_storeu_ps(wide[1] + j, load_bf16((const bf16 *)a->cache + at + values + j));
         }
@@ -236,7 +186,7 @@ static void give_results(const layer *a, const tile *t) {
     for (long lane = 0; lane < t->lanes; lane++) {
         __m256 factor = _mm256_set1_ps(1.0f / t->total[lane]);
         long to = t->row[lane] * a->ldo + t->head[lane] * a->head_dim;
-        for (long j = 0; j < a->head_dim; j += ROW) {
+        for (long j = 0; j < a->head_dim; j += WIDTH) {
             __m256 y = _mm256_mul_ps(_mm256_loadu_ps(t->found + lane * a->head_dim + j), factor);
             if (a->half)
                 store_bf16((bf16 *)a->out + to + j, y);
@@ -292,12 +242,25 @@ static void attend_sequence(const void *context, long index) {
         }
 }
 
+static void attend(const layer *a, const int64_t *starts, const int64_t *lengths, const int64_t *blocks, long n_blocks,
+                   long sequences) {
+    work w = {*a, starts, lengths, blocks, n_blocks};
+    share(attend_sequence, &w, sequences * a->n_kv);
+}
+
 // Rows [starts[i], starts[i + 1]) belong to sequence i and are its last before position lengths[i]. head_dim: a multiple
-// of 8 up to 256; blocks: [sequences, n_blocks]; half: bfloat16 in, out and in the cache.
-EXPORT void rz_attend(const void *q, long ldq, void *out, long ldo, const void *cache, long n_kv, long group, long head_dim,
+// of 8 up to 256; blocks: [sequences, n_blocks].
+EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *cache, long n_kv, long group, long head_dim,
                       long block_size, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
-                      const int64_t *blocks, long n_blocks, long sequences, int half) {
-    work w = {{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window, half},
-              starts, lengths, blocks, n_blocks};
-    share(attend_sequence, &w, sequences * n_kv);
+                      const int64_t *blocks, long n_blocks, long sequences) {
+    layer a = {q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window, 1};
+    attend(&a, starts, lengths, blocks, n_blocks, sequences);
+}
+
+// The same in float32.
+EXPORT void rz_attend_float(const float *q, long ldq, float *out, long ldo, const float *cache, long n_kv, long group,
+                            long head_dim, long block_size, float scale, float softcap, long window, const int64_t *starts,
+                            const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences) {
+    layer a = {q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window, 0};
+    attend(&a, starts, lengths, blocks, n_blocks, sequences);
 }

@@ -1,4 +1,4 @@
-"""Our bfloat16 kernels for CPUs with tile registers (AMX), and whether this machine has them.
+"""Our bfloat16 kernels for CPUs, and whether they are for this one: for tile registers (AMX), or else for AVX2.
 
 A row's bits depend on that row alone, whatever the number of rows. All tensors are bfloat16 on CPU with contiguous
 last dimensions unless said otherwise; their shapes are the caller's promise.
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from services.worker.cpu import has_tiles
+from services.worker.cpu import has_bfloat16, has_tiles, has_vectors
 from services.worker.kernels.library import float_, int_, long, open_library, pointer
 
 logger = logging.getLogger(__name__)
 
-LIBRARY = Path(__file__).with_name("librz_tiles.so")
+TILES, VECTORS = (Path(__file__).with_name(f"librz_{name}.so") for name in ("tiles", "vectors"))
 TILE_K = 32  # linear layers and heads are multiples of it
 MAX_HEAD_DIM = 256
 _STRIP = 64  # outputs of a packed weight are padded to a multiple of it
@@ -50,10 +50,11 @@ class SharedGroup(ctypes.Structure):
     )
 
 
-class TileKernels:
+class Bfloat16Kernels:
     """The compiled kernels, called with tensors."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, *, tiles: bool) -> None:
+        self.tiles = tiles  # whose heads are multiples of 32 values and whose blocks of 16 positions
         library.rz_publish.argtypes = (pointer, pointer, long, ctypes.c_uint64, long)
         library.rz_publish.restype = int_
         self._library = library
@@ -150,32 +151,32 @@ class TileKernels:
         )
 
 
-def open_kernels(dtype: torch.dtype, device: torch.device) -> TileKernels | None:
+def open_kernels(dtype: torch.dtype, device: torch.device) -> Bfloat16Kernels | None:
     """Return the kernels, or None where they do not apply; `explain` says why.
 
     Raises RuntimeError when this machine should have them and they are missing, or when there are no threads.
     """
     if _why_not(dtype, device) is not None:
         return None
-    kernels = load_library(LIBRARY, torch.get_num_threads())
+    kernels = load_library(TILES if has_tiles() else VECTORS, torch.get_num_threads())
     if kernels is None:
         logger.warning("%s: torch's kernels serve, at a fraction of the speed", _REFUSED)
     return kernels
 
 
-def load_library(path: Path, threads: int) -> TileKernels | None:
+def load_library(path: Path, threads: int) -> Bfloat16Kernels | None:
     """Load the kernels to run on `threads` threads; None: the operating system refuses the tile registers.
 
     Raises RuntimeError when it is missing, or when there are no threads.
     """
     library = open_library(path, _SIGNATURES, threads)
-    return None if library is None else TileKernels(library)
+    return None if library is None else Bfloat16Kernels(library, tiles=path.name.startswith(TILES.stem))
 
 
-def explain(kernels: TileKernels | None, dtype: torch.dtype, device: torch.device) -> str:
+def explain(kernels: Bfloat16Kernels | None, dtype: torch.dtype, device: torch.device) -> str:
     """Say whose kernels serve, and why, of what `open_kernels` returned."""
     if kernels is not None:
-        return "ours for AMX tiles"
+        return "ours for AMX tiles" if kernels.tiles else "ours for AVX2"
     return f"torch's, because {_why_not(dtype, device) or _REFUSED}"
 
 
@@ -185,4 +186,8 @@ def _why_not(dtype: torch.dtype, device: torch.device) -> str | None:
         return f"the device is {device.type}"
     if dtype is not torch.bfloat16:
         return f"the dtype is {str(dtype).removeprefix('torch.')}"
-    return None if has_tiles() else "this CPU has no AMX tiles for bfloat16"
+    if has_tiles():
+        return None
+    if has_bfloat16():
+        return "this CPU has no AMX tiles, but AVX-512 for bfloat16"
+    return None if has_vectors() else "this CPU has neither AMX tiles nor AVX2"

@@ -1,4 +1,4 @@
-"""Our attention kernel for CPUs with AVX2: float32, or bfloat16 where there are no tile registers.
+"""Our attention kernel for CPUs with AVX2, by itself: for float32, and for bfloat16 where torch serves all else.
 
 A row's bits depend on that row alone, whatever the number of rows.
 """
@@ -11,20 +11,19 @@ from pathlib import Path
 import torch
 
 from services.worker.cpu import has_vectors
-from services.worker.kernels.library import float_, int_, long, open_library, pointer
+from services.worker.kernels.bfloat16 import VECTORS
+from services.worker.kernels.library import float_, long, open_library, pointer
 
-LIBRARY = Path(__file__).with_name("librz_vectors.so")
 HEAD_MULTIPLE, MAX_HEAD_DIM = 8, 256  # of head_dim
-_SIGNATURES: dict[str, tuple[type, ...]] = {
-    "rz_attend": (
-        *(pointer, long, pointer, long, pointer),
-        *(long, long, long, long, float_, float_, long),
-        *(pointer, pointer, pointer, long, long, int_),
-    ),
-}
+_ARGUMENTS = (
+    *(pointer, long, pointer, long, pointer),
+    *(long, long, long, long, float_, float_, long),
+    *(pointer, pointer, pointer, long, long),
+)
+_SIGNATURES = {"rz_attend": _ARGUMENTS, "rz_attend_float": _ARGUMENTS}
 
 
-class VectorKernels:
+class VectorAttention:
     """The compiled kernel, called with tensors."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -44,15 +43,15 @@ class VectorKernels:
         `sequences`: row starts [n + 1], context lengths [n], block tables [n, n_blocks], all int64.
         """
         starts, lengths, blocks = sequences
-        self._library.rz_attend(
+        function = self._library.rz_attend if q.dtype is torch.bfloat16 else self._library.rz_attend_float
+        function(
             *(q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), cache.data_ptr()),
             *shape,
             *(starts.data_ptr(), lengths.data_ptr(), blocks.data_ptr(), blocks.shape[1], blocks.shape[0]),
-            q.dtype is torch.bfloat16,
         )
 
 
-def open_vectors(dtype: torch.dtype, device: torch.device, head_dim: int) -> VectorKernels | None:
+def open_attention(dtype: torch.dtype, device: torch.device, head_dim: int) -> VectorAttention | None:
     """Return the kernel, or None where it does not apply.
 
     Raises RuntimeError when this machine should have it and it is missing, or when there are no threads.
@@ -60,13 +59,13 @@ def open_vectors(dtype: torch.dtype, device: torch.device, head_dim: int) -> Vec
     fits = head_dim % HEAD_MULTIPLE == 0 and head_dim <= MAX_HEAD_DIM
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or not fits or not has_vectors():
         return None
-    return load_library(LIBRARY, torch.get_num_threads())
+    return load_library(VECTORS, torch.get_num_threads())
 
 
-def load_library(path: Path, threads: int) -> VectorKernels | None:
+def load_library(path: Path, threads: int) -> VectorAttention | None:
     """Load the kernel to run on `threads` threads; None: the operating system refuses.
 
     Raises RuntimeError when it is missing, or when there are no threads.
     """
     library = open_library(path, _SIGNATURES, threads)
-    return None if library is None else VectorKernels(library)
+    return None if library is None else VectorAttention(library)

@@ -29,12 +29,12 @@ EXPORT int rz_publish(const group *g, const bf16 *x, long count, uint64_t tag, l
 
 // x [count] = the sum of what all ranks brought, in float32 and in their order, rounded once.
 EXPORT void rz_sum(const group *g, bf16 *x, long count) {
-    for (long j = 0; j < count; j += 16) {
-        __mmask16 mask = first_lanes(count - j);
-        __m512 total = load_bf16_tail((const bf16 *)(g->area + g->payload) + j, mask);
+    for (long j = 0; j < count; j += WIDTH) {
+        lanes mask = first_lanes(count - j);
+        vec total = load_bf16_tail((const bf16 *)(g->area + g->payload) + j, mask);
         for (long rank = 1; rank < g->ranks; rank++) {
             const bf16 *theirs = (const bf16 *)(g->area + rank * g->stride + g->payload);
-            total = _mm512_add_ps(total, load_bf16_tail(theirs + j, mask));
+            total += load_bf16_tail(theirs + j, mask);
         }
         store_bf16_tail(x + j, total, mask);
     }
