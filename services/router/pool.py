@@ -54,6 +54,7 @@ class _Column(IntEnum):
 class _Dispatch:
     seq: int
     tokens: int
+    output: float
     expires_at: float
 
 
@@ -176,7 +177,7 @@ class Pool:
         member, now = self.members[worker_id], self._clock()
         self._table[_Column.WORK, member.index] += (tokens + output) * self._work_weight(now)
         member.breaker.called(now)
-        member.dispatches.append(_Dispatch(seq, tokens, now + UNACKNOWLEDGED_S))
+        member.dispatches.append(_Dispatch(seq, tokens, output, now + UNACKNOWLEDGED_S))
         self._unexpired.append((now + UNACKNOWLEDGED_S, member))
         self._table[[_Column.UNACKED_TOKENS, _Column.UNACKED], member.index] += (tokens, 1)
 
@@ -195,7 +196,9 @@ class Pool:
         if member is None or dispatch is None:
             return
         member.dispatches.remove(dispatch)
-        member.breaker.no_verdict(self._clock())
+        now = self._clock()
+        member.breaker.no_verdict(now)
+        self._table[_Column.WORK, member.index] -= (dispatch.tokens + dispatch.output) * self._work_weight(now)
         self._table[[_Column.UNACKED_TOKENS, _Column.UNACKED], member.index] -= (dispatch.tokens, 1)
 
     def _acknowledge(self, member: Member, seq: int) -> None:
@@ -259,13 +262,16 @@ class Pool:
         for index in ejected(tripped, len(self._ids), now):
             why_not[index] = why_not[index] or WhyNot.BREAKER
         load = table[_Column.REQUESTS] + table[_Column.UNACKED]
+        work = table[_Column.WORK] / self._work_weight(now)
+        share = _shares(work / rate, load, why_not == WhyNot.ELIGIBLE)
         return Snapshot(
             worker_ids=self._ids,
             identities=self._identities,
             why_not=why_not,
             queued_tokens=queued,
             load=load,
-            share=_shares(table[_Column.WORK] / rate, load, why_not == WhyNot.ELIGIBLE),
+            share=share,
+            excess=work * (1.0 - 1.0 / np.maximum(share, 1.0)),
             prefill_rate=rate,
             step_ms=_or_mean(table[_Column.STEP_MS], ASSUMED_STEP_MS),
             step_batch=np.maximum(table[_Column.STEP_BATCH], 1.0),

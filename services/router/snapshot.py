@@ -79,6 +79,7 @@ class Snapshot:
     queued_tokens: Floats  # prefill: the worker's own count plus dispatches it has not acknowledged
     load: Floats  # requests running, waiting or not yet acknowledged
     share: Floats  # of this router's recent work, 1 is fair; 1 for all while the fleet is not busy
+    excess: Floats  # tokens of it beyond the fair share
     prefill_rate: Floats  # tokens per second, > 0
     step_ms: Floats  # of a decode step with ...
     step_batch: Floats  # ... this many requests

@@ -19,9 +19,9 @@ BATCH_DOUBLES_STEP = 64.0
 
 # What staying with a session may cost beyond the cheapest worker, and what evening out may.
 KEEP_FACTOR, KEEP_MS = 1.25, 50.0
-# A worker that has had more than this share of the recent work gives sessions away. New sessions even out most: in
-# the simulation of test_balance.py one turn in a hundred moves.
-FAIR_SHARE = 1.05
+# A worker that has had more than this share of the recent work, and so many requests more than its share, gives sessions
+# away. New sessions even out most: in the simulation of test_conversations.py one to four turns in a hundred move.
+FAIR_SHARE, FAIR_REQUESTS = 1.05, 4
 # Shares this close are equal.
 SAME_SHARE = 0.01
 # Costs this close are equal: they differ by less than the state's age, and a strict minimum would send everything
@@ -40,8 +40,7 @@ def cost_terms(snapshot: Snapshot, query: Query, decode_weight: float) -> Terms:
         pulled, source, ttft = pulls.tokens, pulls.source, ttft - pulls.saved_s * 1000.0
     growth = (BATCH_DOUBLES_STEP + snapshot.load + 1.0) / (BATCH_DOUBLES_STEP + snapshot.step_batch)
     itl = snapshot.step_ms * growth
-    output = min(query.max_tokens or MAX_COUNTED_OUTPUT, MAX_COUNTED_OUTPUT)
-    return Terms(matched, pulled, source, ttft, itl, ttft + decode_weight * output * itl)
+    return Terms(matched, pulled, source, ttft, itl, ttft + decode_weight * _output(query) * itl)
 
 
 def cheapest(costs: Floats, snapshot: Snapshot, request_key: int) -> int:
@@ -81,7 +80,7 @@ class CostPolicy:
             scores = rendezvous(snapshot.identities[affordable], query.session_key)
             return Choice(int(affordable[scores.argmax()]), "session hashed", terms)
         bound = query.bound
-        if bound >= 0 and bearable[bound] and snapshot.share[bound] <= FAIR_SHARE:
+        if bound >= 0 and bearable[bound] and not self._too_much(snapshot, query, terms):
             return Choice(bound, "session kept", terms)
         idlest = bearable & (snapshot.share <= snapshot.share[bearable].min() + SAME_SHARE)
         index = cheapest(np.where(idlest, costs, np.inf), snapshot, query.request_key)
@@ -90,3 +89,12 @@ class CostPolicy:
         if bound < 0:
             return Choice(index, "session bound", terms)
         return Choice(index, "session evened out" if bearable[bound] else "session rebound", terms)
+
+    def _too_much(self, snapshot: Snapshot, query: Query, terms: Terms) -> bool:
+        """Whether the bound worker has had clearly more than its share: by more than a few requests like this one."""
+        own = query.prompt_tokens - terms.matched_tokens[query.bound] + self.decode_weight * _output(query)
+        return bool(snapshot.share[query.bound] > FAIR_SHARE and snapshot.excess[query.bound] > FAIR_REQUESTS * own)
+
+
+def _output(query: Query) -> int:
+    return min(query.max_tokens or MAX_COUNTED_OUTPUT, MAX_COUNTED_OUTPUT)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from services.worker.scheduling.request import Request
+
 PREFILL_COST = 1.0
 CACHED_COST = 0.1
 OUTPUT_COST = 2.0  # a decoded token takes a step of its own share of the batch
@@ -55,6 +57,12 @@ class TenantLedger:
         """Count `cost` against an active tenant."""
         account = self._active[tenant]
         account.served += cost / account.weight
+
+    def charge_known(self, request: Request, start: int, end: int, cost: float) -> None:
+        """Count positions [start, end) of a request's known tokens at `cost` each; none is counted twice."""
+        if end > request.n_charged:
+            self.charge(request.tenant, cost * (end - max(start, request.n_charged)))
+            request.n_charged = end
 
     def served(self, tenant: str) -> float:
         """The counter of an active tenant."""

@@ -221,9 +221,7 @@ class Scheduler:
         request.n_in_flight += 1
         draft.work.append((request, Chunk(request.slot, start, end - start, sample, new_blocks)))
         self.counters.prefill_tokens += end - start
-        if end > request.n_charged:
-            self._ledger.charge(request.tenant, PREFILL_COST * (end - max(start, request.n_charged)))
-            request.n_charged = end
+        self._ledger.charge_known(request, start, end, PREFILL_COST)
 
     def _grow(self, request: Request, draft: Draft) -> tuple[int, ...]:
         """One more block for a decode; empty when it has to sit this step out."""
@@ -297,9 +295,7 @@ class Scheduler:
         self.counters.prefix_hit_tokens += n_tokens
         if request.n_preempted == 0:
             request.cached_tokens = min(n_tokens, request.n_prompt)
-        if n_tokens > request.n_charged:
-            self._ledger.charge(request.tenant, CACHED_COST * (n_tokens - request.n_charged))
-            request.n_charged = n_tokens
+        self._ledger.charge_known(request, 0, n_tokens, CACHED_COST)
 
     def _make_way(self, head: Request) -> bool:
         """Preempt someone less important than the waiting `head`; returns whether to try again at once."""

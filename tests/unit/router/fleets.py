@@ -24,6 +24,7 @@ class Worker:
     step_ms: float = 20.0
     why_not: int = 0
     share: float = 1.0
+    excess: float = 0.0
     max_tokens: float = 0.0
     kv_bytes: float = 0.0
     pull_rate: float = 0.0
@@ -38,6 +39,7 @@ def snapshot_of(workers: Sequence[Worker]) -> Snapshot:
         queued_tokens=np.array([w.queued for w in workers], dtype=float),
         load=np.array([w.load for w in workers], dtype=float),
         share=np.array([w.share for w in workers], dtype=float),
+        excess=np.array([w.excess for w in workers], dtype=float),
         prefill_rate=np.array([w.rate for w in workers], dtype=float),
         step_ms=np.array([w.step_ms for w in workers], dtype=float),
         step_batch=np.ones(len(workers)),
@@ -56,6 +58,7 @@ workers = st.builds(
     step_ms=st.floats(1, 200),
     why_not=hard_verdicts,
     share=st.sampled_from([0.0, 0.9, 1.0, 1.01, 1.06, 2.0]),
+    excess=st.sampled_from([0.0, 100.0, 1e6]),
     max_tokens=st.sampled_from([0.0, 1000.0, 100_000.0]),
     kv_bytes=st.sampled_from([0.0, 1e4, 1e5]),
     pull_rate=st.sampled_from([0.0, 1e7, 1e9]),

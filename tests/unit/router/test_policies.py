@@ -79,10 +79,12 @@ def test_a_session_stays_while_its_worker_is_bearable_and_has_no_more_than_its_s
     choice = make_policy("cost", 0.5).choose(snapshot, query, why_not_for(snapshot, query))
     assert choice is not None
     bearable, share = bearable_for(costs), snapshot.share
+    cached = 0.0 if query.matched_tokens is None else query.matched_tokens[query.bound]
+    own = query.prompt_tokens - cached + 0.5 * min(query.max_tokens or 256, 256)
     if not bearable[query.bound]:
         assert choice.reason == "session rebound"
         assert choice.index != query.bound
-    elif share[query.bound] <= 1.05:
+    elif share[query.bound] <= 1.05 or snapshot.excess[query.bound] <= 4 * own:
         assert (choice.index, choice.reason) == (query.bound, "session kept")
     else:
         assert choice.reason == ("session kept" if choice.index == query.bound else "session evened out")

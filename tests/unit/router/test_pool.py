@@ -87,6 +87,18 @@ def test_a_dispatch_can_be_taken_back(lab: Lab) -> None:
     assert lab.queued("a") == 30
 
 
+def test_work_that_is_taken_back_was_never_done() -> None:
+    lab = Lab()
+    for worker_id in ("a", "b"):
+        lab.join(worker_id, waiting=8)
+        lab.pool.book(worker_id, seq=1, tokens=30)
+    lab.pool.book("a", seq=2, tokens=50, output=10.0)
+    assert lab.pool.snapshot().share == pytest.approx([90 / 60, 30 / 60])
+    assert lab.pool.snapshot().excess == pytest.approx([30, 0])
+    lab.pool.unbook("a", seq=2)
+    assert lab.pool.snapshot().share == pytest.approx([1.0, 1.0])
+
+
 def test_workers_keep_their_numbers_when_others_leave(lab: Lab) -> None:
     for i, worker_id in enumerate("abcd"):
         lab.pool.book(worker_id, seq=i, tokens=i + 1)
