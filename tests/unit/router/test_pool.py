@@ -89,9 +89,10 @@ def test_a_dispatch_can_be_taken_back(lab: Lab) -> None:
 
 def test_work_that_is_taken_back_was_never_done() -> None:
     lab = Lab()
-    for worker_id in ("a", "b"):
-        lab.join(worker_id, waiting=8)
-        lab.pool.book(worker_id, seq=1, tokens=30)
+    lab.join("a", waiting=8)
+    lab.join("b", waiting=8)
+    lab.pool.book("a", seq=1, tokens=30)
+    lab.pool.book("b", seq=1, tokens=30)
     lab.pool.book("a", seq=2, tokens=50, output=10.0)
     assert lab.pool.snapshot().share == pytest.approx([90 / 60, 30 / 60])
     assert lab.pool.snapshot().excess == pytest.approx([30, 0])
@@ -209,3 +210,12 @@ def test_shares_are_of_recent_work_and_only_while_the_fleet_is_busy(lab: Lab) ->
     for worker_id in "abcd":
         lab.tell(worker_id, running=4)
     assert lab.pool.snapshot().share.round(6).tolist() == [0, 0, 4, 0]
+
+
+def test_a_worker_that_comes_has_no_claim_to_what_was_done_without_it(lab: Lab) -> None:
+    for worker_id in ("a", "b", "c"):
+        lab.tell(worker_id, waiting=20)
+        lab.pool.book(worker_id, seq=1, tokens=100)
+    lab.join("new", waiting=20)
+    snapshot = lab.pool.snapshot()
+    assert snapshot.share[snapshot.worker_ids.index("new")] == pytest.approx(1.0)
