@@ -19,8 +19,8 @@ BATCH_DOUBLES_STEP = 64.0
 
 # What staying with a session may cost beyond the cheapest worker, and what evening out may.
 KEEP_FACTOR, KEEP_MS = 1.25, 50.0
-# A worker that has had more than this share of the recent work, and so many requests more than its share, gives sessions
-# away. New sessions even out most: in the simulation of test_conversations.py one to four turns in a hundred move.
+# A worker that has had more than this share of the recent work, and as many requests more than its share, gives
+# sessions away. New ones even out most: in the simulation of test_conversations.py 1 to 3 turns in a hundred move.
 FAIR_SHARE, FAIR_REQUESTS = 1.05, 4
 # Shares this close are equal.
 SAME_SHARE = 0.01
