@@ -23,6 +23,8 @@ SILENT_S = 3.0
 WORK_HALF_LIFE_S = 20.0
 # Below this many requests per worker a step is hardly slower than for one, and unequal shares harm nobody.
 BUSY_LOAD = 4.0
+# Measured speeds that differ by less are those of equal workers.
+SAME_SPEED = 0.25
 # Until a worker has measured itself, and nobody else of its pool has either.
 ASSUMED_PREFILL_RATE = 2000.0
 ASSUMED_STEP_MS = 20.0
@@ -263,7 +265,7 @@ class Pool:
             why_not[index] = why_not[index] or WhyNot.BREAKER
         load = table[_Column.REQUESTS] + table[_Column.UNACKED]
         work = table[_Column.WORK] / self._work_weight(now)
-        share = _shares(work / rate, load, why_not == WhyNot.ELIGIBLE)
+        share = _shares(work / _alike(rate), load, why_not == WhyNot.ELIGIBLE)
         return Snapshot(
             worker_ids=self._ids,
             identities=self._identities,
@@ -279,6 +281,12 @@ class Pool:
             kv_bytes_per_token=table[_Column.KV_BYTES],
             pull_bytes_per_s=table[_Column.PULL_RATE],
         )
+
+
+def _alike(rates: Floats) -> Floats:
+    """Rates of which those near the median are equal to it: workers of one kind differ by what their prompts were."""
+    median = np.median(rates)
+    return np.where(np.abs(rates - median) <= SAME_SPEED * median, median, rates)
 
 
 def _shares(work: Floats, load: Floats, eligible: NDArray[np.bool_]) -> Floats:

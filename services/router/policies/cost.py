@@ -17,11 +17,14 @@ MAX_COUNTED_OUTPUT = 256
 # this many requests' attention and activations. Only ratios between near batch sizes depend on it.
 BATCH_DOUBLES_STEP = 64.0
 
-# What staying with a session may cost beyond the cheapest worker, and what evening out may.
-KEEP_FACTOR, KEEP_MS = 1.25, 50.0
+# What staying with its worker may cost a session beyond the cheapest one. Wide, since costs swing with every prompt
+# that arrives somewhere, and who moves has to be computed again: a queue makes sessions move, and moves make queues.
+KEEP_FACTOR, KEEP_MS = 2.0, 100.0
+# What evening out may cost: all that is asked of a worker that is no session's own.
+EVEN_FACTOR, EVEN_MS = 1.25, 50.0
 # A worker that has had more than this share of the recent work, and as many requests more than its share, gives
 # sessions away. New ones even out most: in the simulation of test_conversations.py 1 to 3 turns in a hundred move.
-FAIR_SHARE, FAIR_REQUESTS = 1.05, 4
+FAIR_SHARE, FAIR_REQUESTS = 1.04, 4
 # Shares this close are equal.
 SAME_SHARE = 0.01
 # Costs this close are equal: they differ by less than the state's age, and a strict minimum would send everything
@@ -74,21 +77,22 @@ class CostPolicy:
         costs = np.where(eligible, terms.cost_ms, np.inf)
         if not query.session_key:
             return Choice(cheapest(costs, snapshot, query.request_key), "lowest cost", terms)
-        bearable = costs <= KEEP_FACTOR * costs.min() + KEEP_MS
+        best = costs.min()
+        near = costs <= EVEN_FACTOR * best + EVEN_MS
         if not query.bindings_known:
-            affordable = np.flatnonzero(bearable)
+            affordable = np.flatnonzero(near)
             scores = rendezvous(snapshot.identities[affordable], query.session_key)
             return Choice(int(affordable[scores.argmax()]), "session hashed", terms)
-        bound = query.bound
-        if bound >= 0 and bearable[bound] and not self._too_much(snapshot, query, terms):
-            return Choice(bound, "session kept", terms)
-        idlest = bearable & (snapshot.share <= snapshot.share[bearable].min() + SAME_SHARE)
+        bearable = query.bound >= 0 and costs[query.bound] <= KEEP_FACTOR * best + KEEP_MS
+        if bearable and not self._too_much(snapshot, query, terms):
+            return Choice(query.bound, "session kept", terms)
+        idlest = near & (snapshot.share <= snapshot.share[near].min() + SAME_SHARE)
         index = cheapest(np.where(idlest, costs, np.inf), snapshot, query.request_key)
-        if index == bound:
+        if index == query.bound:
             return Choice(index, "session kept", terms)
-        if bound < 0:
+        if query.bound < 0:
             return Choice(index, "session bound", terms)
-        return Choice(index, "session evened out" if bearable[bound] else "session rebound", terms)
+        return Choice(index, "session evened out" if bearable else "session rebound", terms)
 
     def _too_much(self, snapshot: Snapshot, query: Query, terms: Terms) -> bool:
         """Whether the bound worker has had clearly more than its share: by more than a few requests like this one."""

@@ -219,3 +219,14 @@ def test_a_worker_that_comes_has_no_claim_to_what_was_done_without_it(lab: Lab) 
     lab.join("new", waiting=20)
     snapshot = lab.pool.snapshot()
     assert snapshot.share[snapshot.worker_ids.index("new")] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("rate", "share"), [(10_000, 1.0), (8_000, 1.0), (12_000, 1.0), (5_000, 1.5)])
+def test_shares_tell_slow_workers_from_those_that_were_measured_so(rate: float, share: float) -> None:
+    """A share is of time; but equal workers measure speeds that differ by some."""
+    lab = Lab()
+    for worker_id in ("a", "b", "odd"):
+        lab.join(worker_id, waiting=8, prefill_tokens_per_s=rate if worker_id == "odd" else 10_000)
+    for worker_id in ("a", "b", "odd"):
+        lab.pool.book(worker_id, seq=1, tokens=100)
+    assert lab.pool.snapshot().share[2] == pytest.approx(share)
