@@ -23,6 +23,8 @@ SILENT_S = 3.0
 WORK_HALF_LIFE_S = 20.0
 # Below this many requests per worker a step is hardly slower than for one, and unequal shares harm nobody.
 BUSY_LOAD = 4.0
+# In this time half of what was known of an idle worker's step is forgotten.
+STEP_HALF_LIFE_S = 15.0
 # Measured speeds that differ by less are those of equal workers.
 SAME_SPEED = 0.25
 # Until a worker has measured itself, and nobody else of its pool has either.
@@ -50,6 +52,7 @@ class _Column(IntEnum):
     WORK = 10  # given by this router, decaying with WORK_HALF_LIFE_S
     KV_BYTES = 11
     PULL_RATE = 12
+    STEP_AT = 13  # when STEP_MS was measured
 
 
 @dataclass(slots=True)
@@ -132,6 +135,7 @@ class Pool:
         if state.decode_step_ms > 0 and (state.running or not column[_Column.STEP_BATCH]):
             # An idle worker keeps the pair of its last busy moment: alone, the time of a step says nothing.
             column[_Column.STEP_MS], column[_Column.STEP_BATCH] = state.decode_step_ms, max(state.running, 1)
+            column[_Column.STEP_AT] = column[_Column.LAST_SEEN]
         self._judge(member)
         if member.dispatches and (acked := state.acked.get(router_id, 0)):
             self._acknowledge(member, acked)
@@ -275,12 +279,25 @@ class Pool:
             share=share,
             excess=work * (1.0 - 1.0 / np.maximum(share, 1.0)),
             prefill_rate=rate,
-            step_ms=_or_mean(table[_Column.STEP_MS], ASSUMED_STEP_MS),
+            step_ms=_renewed(_or_mean(table[_Column.STEP_MS], ASSUMED_STEP_MS), now - table[_Column.STEP_AT]),
             step_batch=np.maximum(table[_Column.STEP_BATCH], 1.0),
             max_request_tokens=table[_Column.MAX_TOKENS],
             kv_bytes_per_token=table[_Column.KV_BYTES],
             pull_bytes_per_s=table[_Column.PULL_RATE],
         )
+
+
+def _renewed(step_ms: Floats, age_s: Floats) -> Floats:
+    """Steps of which the old ones are taken to be more and more like the others' new ones.
+
+    A worker that was slow for a moment, perhaps for its neighbours' sake, and then idle would never be asked again.
+    """
+    weight = np.exp2(-np.minimum(age_s, 1000.0) / STEP_HALF_LIFE_S)
+    known = weight.sum()
+    if known < 1e-3:
+        return step_ms
+    steps: Floats = weight * step_ms + (1.0 - weight) * ((weight * step_ms).sum() / known)
+    return steps
 
 
 def _alike(rates: Floats) -> Floats:

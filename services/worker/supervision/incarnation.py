@@ -16,7 +16,7 @@ from services.worker.supervision.failure import FailureKind, RankFailure, RanksF
 from services.worker.supervision.launcher import Launcher
 from services.worker.supervision.link import GroupLink
 from services.worker.supervision.process_info import describe_exit, reap_adopted
-from services.worker.supervision.stall import StallDetector, StallLimits
+from services.worker.supervision.stall import StallDetector, StallLimits, is_stopped
 from services.worker.transport.event_codec import RankError, RankStarted, decode_event, encode_stop
 from services.worker.transport.plan_codec import encode_plan
 from services.worker.transport.result_codec import decode_result
@@ -24,6 +24,7 @@ from services.worker.transport.settings import RankGroupConfig
 from services.worker.transport.words import Kind
 
 _LOOK_S = 0.1
+_IDLE_LOOK_S = 1.0
 _REAPING_S = 0.2
 _KILLED_S = 10.0  # SIGKILL takes effect long before
 logger = logging.getLogger(__name__)
@@ -207,13 +208,14 @@ class Incarnation:
         )
 
     async def _watch_progress(self) -> None:
-        """While plans are in flight, look for ranks without signs of life."""
+        """While plans are in flight, look for ranks without signs of life; else now and then for stopped ones."""
         limits = StallLimits(self._config.stall_timeout_s, self._config.busy_timeout_s)
         detectors = [StallDetector(line, limits) for line in self._link.lines]
         while True:
             if self.in_flight == 0:
                 self._busy.clear()
-                await self._busy.wait()
+                if await self._fails_idle():
+                    return
                 for detector in detectors:
                     detector.reset()
             last = time.monotonic()
@@ -223,3 +225,16 @@ class Incarnation:
                 if self.in_flight and (reason := detector.look(elapsed)):
                     self._fail(RankFailure(rank, FailureKind.STALLED, reason))
                     return
+
+    async def _fails_idle(self) -> bool:
+        """Wait for work; whether a rank was stopped meanwhile: it would be found by the first request otherwise."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_IDLE_LOOK_S):
+                    await self._busy.wait()
+                    return False
+            for rank, line in enumerate(self._link.lines):
+                if is_stopped(line):
+                    reason = f"process {line.pid} is stopped by a signal, without work"
+                    self._fail(RankFailure(rank, FailureKind.STALLED, reason))
+                    return True

@@ -25,6 +25,12 @@ class StallLimits:
     busy_s: float
 
 
+def is_stopped(line: RankLine) -> bool:
+    """Whether the rank's process is stopped by a signal; one that is gone is not."""
+    info = ProcessInfo.read(line.pid)
+    return info is not None and info.state in "Tt"
+
+
 class StallDetector:
     """Watches one rank. `look` is called every 0.1 s or so while work is pending."""
 

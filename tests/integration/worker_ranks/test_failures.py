@@ -56,11 +56,22 @@ async def test_a_stopped_rank_is_named_while_work_is_pending(make_group: MakeGro
     talk = Conversation(group, PROMPTS)
     await talk.run(2)
     os.kill(pids[1], signal.SIGSTOP)
-    await asyncio.sleep(0.5)
     talk.submit()
     failure = await failure_of(group)
     assert (failure.rank, failure.kind) == (1, FailureKind.STALLED)
     assert "stopped by a signal" in failure.detail
+    await wait_gone(pids)
+
+
+async def test_a_stopped_rank_is_named_while_there_is_no_work(make_group: MakeGroup) -> None:
+    group = make_group()
+    pids = pids_of(await group.start())
+    talk = Conversation(group, PROMPTS)
+    await talk.run(2)
+    os.kill(pids[1], signal.SIGSTOP)
+    failure = await failure_of(group)
+    assert (failure.rank, failure.kind) == (1, FailureKind.STALLED)
+    assert "stopped by a signal, without work" in failure.detail
     await wait_gone(pids)
 
 

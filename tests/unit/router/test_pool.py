@@ -230,3 +230,25 @@ def test_shares_tell_slow_workers_from_those_that_were_measured_so(rate: float, 
     for worker_id in ("a", "b", "odd"):
         lab.pool.book(worker_id, seq=1, tokens=100)
     assert lab.pool.snapshot().share[2] == pytest.approx(share)
+
+
+def test_what_was_measured_long_ago_gives_way_to_what_others_measure() -> None:
+    lab = Lab()
+    for worker_id, step_ms in (("idle", 40), ("busy", 10)):
+        lab.join(worker_id, decode_step_ms=step_ms, running=4)
+    assert lab.pool.snapshot().step_ms == pytest.approx([40, 10])
+    for _ in range(60):
+        lab.clock.now += 1
+        lab.tell("idle", decode_step_ms=40)
+        lab.tell("busy", decode_step_ms=10, running=4)
+    assert lab.pool.snapshot().step_ms == pytest.approx([13.5, 10.0], abs=0.1)
+    lab.tell("idle", decode_step_ms=38, running=1)
+    assert lab.pool.snapshot().step_ms == pytest.approx([38, 10])
+
+
+def test_when_nobody_has_worked_for_long_the_old_measurements_count() -> None:
+    lab = Lab()
+    for worker_id, step_ms in (("slow", 40), ("fast", 10)):
+        lab.join(worker_id, decode_step_ms=step_ms, running=4)
+    lab.clock.now += 3600
+    assert lab.pool.snapshot().step_ms == pytest.approx([40, 10])

@@ -2,9 +2,9 @@
 // a row's bits depend neither on the number of rows nor on its neighbours.
 #include "common.h"
 
-#define STRIP 16             // outputs of a packed strip: two registers
-#define AT_ONCE 4            // strips that a single row is multiplied with, so that sums do not wait for each other
-#define ROWS 6               // rows that a strip is multiplied with: 12 sums and what they are made of fill the registers
+#define STRIP 16                // outputs of a packed strip: two registers
+#define AT_ONCE 4               // strips that a single row is multiplied with, so that sums do not wait for each other
+#define ROWS 6                  // rows that a strip is multiplied with: their 12 sums and the weights fill the registers
 #define INPUT_BYTES (192 << 10) // of inputs that stay in the second-level cache while the weight streams past them
 
 // Weights are packed as [strips][k][8][2]: outputs i and i + 8 of a strip share 32 bits, low half first. n is padded with
