@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from services.common.leases import LEASE_TTL_S, Lease, LeaseWatcher
+from services.common.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,6 @@ class Followers:
     async def _end(self, worker_id: str) -> None:
         follower = self._followers.pop(worker_id)
         self.left += 1
-        follower.task.cancel()
-        await asyncio.wait([follower.task])
+        await end_tasks([follower.task])
         log.info("worker %s leaves", worker_id, extra={"worker_id": worker_id})
         self._hooks.lost(worker_id)

@@ -18,6 +18,7 @@ from services.common.logs import configure_logging
 from services.common.metrics import serve_metrics
 from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
+from services.common.tasks import end_tasks
 from services.common.tracing import tracing
 from services.gateway.api.app import new_app
 from services.gateway.api.chat import ChatEndpoint
@@ -172,9 +173,7 @@ async def _tasks(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
 
 
 @asynccontextmanager

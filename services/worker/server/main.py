@@ -20,6 +20,7 @@ from services.common.logs import configure_logging
 from services.common.metrics import serve_metrics
 from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
+from services.common.tasks import end_tasks
 from services.common.tracing import tracing
 from services.worker.server.assembly import Assembly
 from services.worker.server.block_puller import Puller
@@ -91,7 +92,8 @@ async def serve(
             core.close()
             await core.puller.close()
             await server.stop(STREAMS_END_S)
-            await _cancel(*beside, keeper)
+            await end_tasks(beside)
+            await _end(keeper)
 
 
 async def _follow_phase(core: WorkerCore, health: Health) -> None:
@@ -128,12 +130,11 @@ async def _first(stop: asyncio.Task[bool], keeper: asyncio.Task[None]) -> None:
         keeper.result()
 
 
-async def _cancel(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    for task in tasks:
-        with contextlib.suppress(asyncio.CancelledError, StartupError):
-            await task
+async def _end(keeper: asyncio.Task[None]) -> None:
+    """Cancel once: the ranks take their time to stop, and a second cancellation would leave them behind."""
+    keeper.cancel()
+    with contextlib.suppress(asyncio.CancelledError, StartupError):
+        await keeper
 
 
 def main() -> None:

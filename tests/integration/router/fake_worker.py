@@ -23,6 +23,7 @@ from services.common.keys import RedisKeys
 from services.common.leases import Lease, LeaseKeeper
 from services.common.ports import free_port
 from services.common.rpc import bind, new_server
+from services.common.tasks import end_tasks
 
 MODEL = "tiny"
 HEARTBEAT_S = 1.0
@@ -99,8 +100,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         await self._server.start()
         if client is not None:
             keeper = asyncio.create_task(LeaseKeeper(client, keys or RedisKeys("default"), self.lease).run())
-            self._stack.push_async_callback(asyncio.wait, [keeper])
-            self._stack.callback(keeper.cancel)
+            self._stack.push_async_callback(end_tasks, [keeper])
 
     def lease(self) -> Lease:
         return Lease(self.worker_id, self.incarnation, self.address, self.model, "serving")
