@@ -88,13 +88,6 @@ async def event_to_visible(n: int) -> dict[str, float]:
     return quantiles(index.ages_ms, 3)
 
 
-class _Nobody:
-    """A call without metadata."""
-
-    def invocation_metadata(self) -> None:
-        """No trace context."""
-
-
 def fill(n_workers: int, n_blocks: int) -> tuple[BlockIndex, list[list[int]]]:
     """An index of that size, and one chain per worker that it holds the beginning of."""
     source, index = random.Random(1), BlockIndex()
@@ -111,7 +104,7 @@ def fill(n_workers: int, n_blocks: int) -> tuple[BlockIndex, list[list[int]]]:
     return index, chains
 
 
-async def lookups(index: BlockIndex, chains: list[list[int]], n: int) -> dict[str, dict[str, float]]:
+def lookups(index: BlockIndex, chains: list[list[int]], n: int) -> dict[str, dict[str, float]]:
     """The service's own time, as protobuf in and out, without the network."""
     from prometheus_client import CollectorRegistry
 
@@ -125,7 +118,7 @@ async def lookups(index: BlockIndex, chains: list[list[int]], n: int) -> dict[st
             request = kv_pb2.LookupRequest(hashes=chain).SerializeToString()
             # Of this thread's own time: other processes of the machine are not what is measured here.
             began = time.thread_time()
-            response = await service.Lookup(kv_pb2.LookupRequest.FromString(request), _Nobody())  # type: ignore[arg-type]
+            response = service.lookup(kv_pb2.LookupRequest.FromString(request))
             response.SerializeToString()
             times.append((time.thread_time() - began) * 1000)
         results[name] = quantiles(times, 3)
@@ -166,7 +159,7 @@ def main() -> None:
     index, chains = fill(options.workers, options.blocks)
     filled_s = time.process_time() - began
     bytes_per_entry = (process.memory_info().rss - before) / index.entries
-    times = uvloop.run(lookups(index, chains, 1000))
+    times = lookups(index, chains, 1000)
     slices: list[float] = []
     index.close_slot(next(index.members(1)))
     sweep, last = index.sweep(0.001), time.thread_time()

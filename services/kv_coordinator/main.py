@@ -30,7 +30,8 @@ SERVICE = kv_pb2.DESCRIPTOR.services_by_name["KvCoordinator"].full_name
 # While the index is swept, half of the time is left to events and lookups, in slices they do not notice.
 SWEEP_SLICE_S = 0.001
 REFRESH_S = 1.0
-STOP_GRACE_S = 1.0
+# A lookup takes milliseconds; routers keep their calls open as long as they live.
+STOP_GRACE_S = 0.2
 
 log = logging.getLogger(__name__)
 

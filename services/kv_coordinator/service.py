@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
@@ -38,17 +39,20 @@ class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
         self._metrics = metrics
         self._tracer = trace.get_tracer("ryzanstein.kv_coordinator")
 
-    async def Lookup(self, request: kv_pb2.LookupRequest, context: Context) -> kv_pb2.LookupResponse:  # noqa: N802
-        """Every worker's depth."""
-        with self._tracer.start_as_current_span(
-            "lookup", context=remote_context(context.invocation_metadata())
-        ) as span:
-            response = self._lookup(request)
-            if span.is_recording():
-                span.set_attributes({"lookup.blocks": len(request.hashes), "lookup.workers": len(response.depths)})
-        return response
+    async def Lookup(  # noqa: N802
+        self, requests: AsyncIterator[kv_pb2.LookupRequest], context: Context
+    ) -> AsyncIterator[kv_pb2.LookupResponse]:
+        """Every worker's depth, for each request in turn."""
+        async for request in requests:
+            parent = remote_context([("traceparent", request.traceparent)]) if request.traceparent else None
+            with self._tracer.start_as_current_span("lookup", context=parent) as span:
+                response = self.lookup(request)
+                if span.is_recording():
+                    span.set_attributes({"lookup.blocks": len(request.hashes), "lookup.workers": len(response.depths)})
+            yield response
 
-    def _lookup(self, request: kv_pb2.LookupRequest) -> kv_pb2.LookupResponse:
+    def lookup(self, request: kv_pb2.LookupRequest) -> kv_pb2.LookupResponse:
+        """The answer to one request."""
         began = time.perf_counter()
         chain = list(request.hashes)  # indexing a list is several times faster than a repeated field
         found = []

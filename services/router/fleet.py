@@ -24,8 +24,8 @@ class UnknownModelError(Exception):
     """No worker has ever served the model, or several models are served and none was named."""
 
 
-class EmptyPoolError(Exception):
-    """The model is known but has no workers at all now."""
+class UnavailableError(Exception):
+    """The model is known but none of its workers can take requests now."""
 
 
 class Fleet:
@@ -98,13 +98,13 @@ class Fleet:
     def pool(self, model: str) -> Pool:
         """The pool that serves `model` ('' when there is only one); it has members.
 
-        Raises UnknownModelError or EmptyPoolError.
+        Raises UnknownModelError or UnavailableError.
         """
         staffed = [name for name, pool in self.pools.items() if pool.members]
         if not model and len(staffed) > 1:
             raise UnknownModelError(f"model: name one of {', '.join(sorted(staffed))}")
         if not staffed or (model in self.pools and model not in staffed):
-            raise EmptyPoolError(f"no worker serves {model or 'any model'} now")
+            raise UnavailableError(f"no worker serves {model or 'any model'} now")
         if model and model not in staffed:
             raise UnknownModelError(f"model: {model!r} is not served; served are {', '.join(sorted(staffed))}")
         return self.pools[model or staffed[0]]

@@ -74,6 +74,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             channel = await stack.enter_async_context(open_channel(settings.coordinator_address, small_messages=True))
             channel.get_state(try_to_connect=True)  # connecting takes longer than the first lookup may
             prefixes = Prefixes(channel, settings.lookup_timeout_ms / 1000)
+            stack.push_async_callback(prefixes.close)
         metrics = RouterMetrics(registry, prefixes)
         routing = Routing(
             fleet=fleet,

@@ -302,15 +302,20 @@ def _renewed(step_ms: Floats, age_s: Floats) -> Floats:
 
 def _alike(rates: Floats) -> Floats:
     """Rates of which those near the median are equal to it: workers of one kind differ by what their prompts were."""
-    median = np.median(rates)
+    if not len(rates):
+        return rates
+    median = np.partition(rates, len(rates) // 2)[len(rates) // 2]  # np.median takes three times as long
     return np.where(np.abs(rates - median) <= SAME_SPEED * median, median, rates)
 
 
 def _shares(work: Floats, load: Floats, eligible: NDArray[np.bool_]) -> Floats:
     """Work of each worker relative to the mean of those that get any; all 1 while the fleet is not busy."""
-    if not eligible.any() or load[eligible].mean() < BUSY_LOAD or not work[eligible].any():
+    # Sums as products with 0 and 1: several times as fast as indexing with a mask.
+    counts = eligible.astype(np.float64)
+    n, done = counts.sum(), work @ counts
+    if load @ counts < BUSY_LOAD * n or not done:
         return np.ones(len(work))
-    shares: Floats = work / work[eligible].mean()
+    shares: Floats = work * (n / done)
     return shares
 
 

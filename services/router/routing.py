@@ -7,6 +7,7 @@ import itertools
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -14,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from ryzanstein.v1 import routing_pb2
 
-from services.router.fleet import EmptyPoolError, Fleet
+from services.router.fleet import Fleet, UnavailableError
 from services.router.policies.cost import MAX_COUNTED_OUTPUT
 from services.router.pool import Pool
 from services.router.prefixes import CachedPrefix, Prefixes
 from services.router.sessions import Binding, Held, Sessions, SessionsAway
-from services.router.snapshot import Choice, Floats, Policy, Query, Snapshot, hash64, why_not_for
+from services.router.snapshot import Choice, Floats, Policy, Query, Snapshot, WhyNot, hash64, why_not_for
 from services.router.waiting import QueueFullError, WaitingQueue
 
 # A session that two routers fight over is settled after a try or two: the winner is live.
@@ -80,7 +81,7 @@ class Routing:
     _turn: int = field(default_factory=lambda: secrets.randbelow(1 << 20))  # routers do not march in step
 
     async def route(self, request: routing_pb2.RouteRequest) -> Placement:
-        """Place a request and book it. Raises UnknownModelError, EmptyPoolError or OverloadedError."""
+        """Place a request and book it. Raises UnknownModelError, UnavailableError or OverloadedError."""
         pool = self.fleet.pool(request.model)
         known = await self._learn(request, touch=True)
         placed = await self._place_or_wait(pool, request, known)
@@ -133,12 +134,7 @@ class Routing:
                 request.tenant, request.priority, lambda: self._book(pool, request, known), self.queue_timeout_s
             )
         except (QueueFullError, TimeoutError) as error:
-            if not pool.members:
-                raise EmptyPoolError(f"no worker serves {pool.model} now") from error
-            full = isinstance(error, QueueFullError)
-            raise OverloadedError(
-                "the queue for a worker is full" if full else "no worker became free in time", _retry_after_s(pool)
-            ) from error
+            raise _refusal(pool, queue_full=isinstance(error, QueueFullError)) from error
         return replace(placed, queued_s=time.monotonic() - began)
 
     def _choose(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Placement:
@@ -228,8 +224,18 @@ def _matched_tokens(pool: Pool, prefixes: list[CachedPrefix]) -> Floats | None:
     return matched
 
 
-def _retry_after_s(pool: Pool) -> int:
-    """When the first worker will have worked off what saturates it; at least a second."""
+def _refusal(pool: Pool, *, queue_full: bool) -> UnavailableError | OverloadedError:
+    """Why a request that has waited, or could not even wait, is not placed: nobody serves, or all have too much."""
     snapshot = pool.snapshot()
+    verdicts = Counter(snapshot.why_not.tolist())
+    if verdicts[WhyNot.ELIGIBLE] or verdicts[WhyNot.SATURATED]:
+        reason = "the queue for a worker is full" if queue_full else "no worker became free in time"
+        return OverloadedError(reason, _retry_after_s(pool, snapshot))
+    reasons = ", ".join(f"{n} {WhyNot(why).text}" for why, n in verdicts.most_common())
+    return UnavailableError(f"no worker serves {pool.model} now" + (f" ({reasons})" if reasons else ""))
+
+
+def _retry_after_s(pool: Pool, snapshot: Snapshot) -> int:
+    """When the first worker will have worked off what saturates it; at least a second."""
     backlog = float((snapshot.queued_tokens / snapshot.prefill_rate).min()) - pool.saturation_s
     return max(1, math.ceil(backlog))

@@ -16,7 +16,7 @@ from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2, worker_pb2_
 
 from services.common.rpc import open_channel
 from services.common.tracing import current_metadata, remote_context
-from services.router.fleet import EmptyPoolError, Fleet, UnknownModelError
+from services.router.fleet import Fleet, UnavailableError, UnknownModelError
 from services.router.messages import ROUTE_CANDIDATES, decision_message, worker_view
 from services.router.metrics import RouterMetrics
 from services.router.pulls import pull_hint
@@ -122,7 +122,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         except UnknownModelError as error:
             self._metrics.refusals.labels("not_found").inc()
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-        except EmptyPoolError as error:
+        except UnavailableError as error:
             self._metrics.refusals.labels("unavailable").inc()
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except OverloadedError as error:

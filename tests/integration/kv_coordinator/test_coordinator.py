@@ -61,9 +61,13 @@ async def workers(redis_server: RedisServer) -> AsyncIterator[Workers]:
     await client.aclose()
 
 
+async def lookup(coordinator: kv_pb2_grpc.KvCoordinatorStub, *chains: list[int]) -> list[pb.LookupResponse]:
+    return [answer async for answer in coordinator.Lookup(pb.LookupRequest(hashes=chain) for chain in chains)]
+
+
 async def depths(coordinator: kv_pb2_grpc.KvCoordinatorStub, chain: list[int]) -> dict[str, int]:
-    response = await coordinator.Lookup(pb.LookupRequest(hashes=chain))
-    return {depth.worker_id: depth.blocks for depth in response.depths}
+    [answer] = await lookup(coordinator, chain)
+    return {depth.worker_id: depth.blocks for depth in answer.depths}
 
 
 async def until_depths(coordinator: kv_pb2_grpc.KvCoordinatorStub, chain: list[int], expected: dict[str, int]) -> None:
@@ -95,8 +99,9 @@ async def test_depths_follow_what_workers_store_evict_and_clear(
     after.store(CHAIN[:1])
     await until_depths(coordinator, CHAIN, {"before": 3, "after": 1})
     assert await depths(coordinator, []) == {}
-    incarnations = {d.incarnation for d in (await coordinator.Lookup(pb.LookupRequest(hashes=CHAIN))).depths}
-    assert incarnations == {before.incarnation, after.incarnation}
+    answers = await lookup(coordinator, CHAIN, [], CHAIN[:1])  # one call, in order
+    assert [sorted(d.blocks for d in answer.depths) for answer in answers] == [[1, 3], [], [1, 1]]
+    assert {d.incarnation for d in answers[0].depths} == {before.incarnation, after.incarnation}
 
 
 async def test_a_gap_is_noticed_and_repaired_by_a_dump(

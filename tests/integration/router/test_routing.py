@@ -11,7 +11,7 @@ import grpc
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, worker_pb2
+from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, routing_pb2_grpc, worker_pb2
 from ryzanstein.v1 import routing_pb2 as pb
 
 from services.common.ports import free_port
@@ -150,10 +150,12 @@ async def test_a_stalled_coordinator_costs_its_time_out_and_not_the_request(flee
     class Stalled(kv_pb2_grpc.KvCoordinatorServicer):
         calls = 0
 
-        async def Lookup(self, request: kv_pb2.LookupRequest, context: object) -> kv_pb2.LookupResponse:  # noqa: N802
-            self.calls += 1
-            await asyncio.sleep(3600)
-            raise AssertionError
+        async def Lookup(  # noqa: N802
+            self, requests: AsyncIterator[kv_pb2.LookupRequest], context: object
+        ) -> AsyncIterator[kv_pb2.LookupResponse]:
+            async for _ in requests:
+                self.calls += 1
+            yield kv_pb2.LookupResponse()
 
     server, stalled = grpc.aio.server(), Stalled()
     kv_pb2_grpc.add_KvCoordinatorServicer_to_server(stalled, server)
@@ -168,6 +170,13 @@ async def test_a_stalled_coordinator_costs_its_time_out_and_not_the_request(flee
     await server.stop(None)
 
 
+async def refusals(router: routing_pb2_grpc.RouterStub) -> list[grpc.aio.AioRpcError]:
+    """Of one more request than the queue holds: one that waits in vain and some that cannot even wait."""
+    results = await asyncio.gather(*(router.Route(ask(f"r{i}")) for i in range(4)), return_exceptions=True)
+    assert all(isinstance(result, grpc.aio.AioRpcError) for result in results)
+    return results  # type: ignore[return-value]
+
+
 async def test_status_codes_say_what_is_wrong(fleet: Fleet) -> None:
     worker = await fleet.worker("only")
     router = await fleet.router(workers=1, QUEUE_SIZE="1", QUEUE_TIMEOUT_S="0.2")
@@ -175,13 +184,20 @@ async def test_status_codes_say_what_is_wrong(fleet: Fleet) -> None:
         await router.Route(ask(model="other"))
     assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
     assert "tiny" in (unknown.value.details() or "")
-    worker.update(phase=worker_pb2.PHASE_RECOVERING)
+    worker.update(queued_prefill_tokens=1_000_000)
     await until(lambda: eligible(router, 0))
-    results = await asyncio.gather(*(router.Route(ask(f"r{i}")) for i in range(4)), return_exceptions=True)
-    for result in results:
-        assert isinstance(result, grpc.aio.AioRpcError)
-        assert result.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert dict(result.trailing_metadata())["retry-after"] == "1"
+    for refusal in await refusals(router):
+        assert refusal.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, "it will be able to again"
+        assert dict(refusal.trailing_metadata())["retry-after"] == "70"
+    worker.update(phase=worker_pb2.PHASE_RECOVERING)
+
+    async def recovering() -> bool:
+        return (await views(router))["only"].why_not == "recovering"
+
+    await until(recovering)
+    for refusal in await refusals(router):
+        assert refusal.code() is grpc.StatusCode.UNAVAILABLE, "nobody serves"
+        assert refusal.details() == "no worker serves tiny now (1 recovering)"
     await worker.stop()
 
     async def gone() -> bool:
