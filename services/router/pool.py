@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,21 +37,19 @@ _PHASES = {
 }
 
 
-class _Column(IntEnum):
-    WHY_NOT = 0
-    LAST_SEEN = 1
-    QUEUED = 2
-    REQUESTS = 3
-    RATE = 4
-    STEP_MS = 5
-    STEP_BATCH = 6
-    MAX_TOKENS = 7
-    UNACKED_TOKENS = 8
-    UNACKED = 9
-    WORK = 10  # given by this router, decaying with WORK_HALF_LIFE_S
-    KV_BYTES = 11
-    PULL_RATE = 12
-    STEP_AT = 13  # when STEP_MS was measured
+class _Column:
+    """Rows of a pool's table. Plain numbers: every state and every decision reads them, and enums are slow at that."""
+
+    TOLD = slice(0, 7)  # by every state, in this order:
+    LAST_SEEN, QUEUED, REQUESTS, RATE, MAX_TOKENS, KV_BYTES, PULL_RATE = range(7)
+    WHY_NOT = 7
+    STEP_MS = 8
+    STEP_BATCH = 9
+    STEP_AT = 10  # when STEP_MS was measured
+    UNACKED_TOKENS = 11
+    UNACKED = 12
+    WORK = 13  # given by this router, decaying with WORK_HALF_LIFE_S
+    COUNT = 14
 
 
 @dataclass(slots=True)
@@ -72,6 +69,7 @@ class Member:
     breaker: Breaker
     index: int
     identity: int  # hash64 of the worker id
+    verdict: WhyNot = WhyNot.DISCONNECTED  # as far as its state tells
     state: worker_pb2.WorkerState = field(default_factory=worker_pb2.WorkerState)
     incarnation: str = ""
     connected: bool = False
@@ -87,7 +85,7 @@ class Pool:
         self.members: dict[str, Member] = {}
         self.saturation_s = saturation_s
         self._clock = clock
-        self._table: Floats = np.zeros((len(_Column), 0))  # [columns, n_workers]
+        self._table: Floats = np.zeros((_Column.COUNT, 0))  # [columns, n_workers]
         self._ids: tuple[str, ...] = ()
         self._identities = np.zeros(0, dtype=np.uint64)
         self._unexpired: deque[tuple[float, Member]] = deque()
@@ -99,7 +97,7 @@ class Pool:
         if worker_id in self.members:
             self.remove(worker_id)
         self.members[worker_id] = Member(worker_id, address, Breaker(limits), len(self._ids), hash64(worker_id))
-        row = np.zeros((len(_Column), 1))
+        row = np.zeros((_Column.COUNT, 1))
         row[_Column.WHY_NOT] = WhyNot.DISCONNECTED
         self._table = np.concatenate([self._table, row], axis=1)
         self._renumber()
@@ -124,18 +122,20 @@ class Pool:
         if state.incarnation != member.incarnation:
             self._restarted(member)
         member.state, member.incarnation, member.connected = state, state.incarnation, True
-        column = self._table[:, member.index]
-        column[_Column.LAST_SEEN] = self._clock()
-        column[_Column.QUEUED] = state.queued_prefill_tokens
-        column[_Column.REQUESTS] = state.running + state.waiting
-        column[_Column.RATE] = state.prefill_tokens_per_s
-        column[_Column.MAX_TOKENS] = state.max_request_tokens
-        column[_Column.KV_BYTES] = state.kv_bytes_per_token
-        column[_Column.PULL_RATE] = state.pull_bytes_per_s
-        if state.decode_step_ms > 0 and (state.running or not column[_Column.STEP_BATCH]):
+        column, now, running = self._table[:, member.index], self._clock(), state.running
+        column[_Column.TOLD] = (
+            now,
+            state.queued_prefill_tokens,
+            running + state.waiting,
+            state.prefill_tokens_per_s,
+            state.max_request_tokens,
+            state.kv_bytes_per_token,
+            state.pull_bytes_per_s,
+        )
+        if (step_ms := state.decode_step_ms) > 0 and (running or not column[_Column.STEP_BATCH]):
             # An idle worker keeps the pair of its last busy moment: alone, the time of a step says nothing.
-            column[_Column.STEP_MS], column[_Column.STEP_BATCH] = state.decode_step_ms, max(state.running, 1)
-            column[_Column.STEP_AT] = column[_Column.LAST_SEEN]
+            column[_Column.STEP_MS], column[_Column.STEP_BATCH] = step_ms, max(running, 1)
+            column[_Column.STEP_AT] = now
         self._judge(member)
         if member.dispatches and (acked := state.acked.get(router_id, 0)):
             self._acknowledge(member, acked)
@@ -165,8 +165,11 @@ class Pool:
             verdict = WhyNot.DRAINING
         if not member.connected:
             verdict = WhyNot.DISCONNECTED
-        if verdict is WhyNot.ELIGIBLE and self._table[_Column.WHY_NOT, member.index] != WhyNot.ELIGIBLE:
+        if verdict is member.verdict:
+            return
+        if verdict is WhyNot.ELIGIBLE:
             self._catch_up(member.index)
+        member.verdict = verdict
         self._table[_Column.WHY_NOT, member.index] = verdict
 
     def _catch_up(self, index: int) -> None:
@@ -185,7 +188,7 @@ class Pool:
         member.breaker.called(now)
         member.dispatches.append(_Dispatch(seq, tokens, output, now + UNACKNOWLEDGED_S))
         self._unexpired.append((now + UNACKNOWLEDGED_S, member))
-        self._table[[_Column.UNACKED_TOKENS, _Column.UNACKED], member.index] += (tokens, 1)
+        self._count_unacknowledged(member, tokens, 1)
 
     def _work_weight(self, now: float) -> float:
         """New work weighs more and more instead of old work less and less; rescaled before that overflows."""
@@ -205,14 +208,18 @@ class Pool:
         now = self._clock()
         member.breaker.no_verdict(now)
         self._table[_Column.WORK, member.index] -= (dispatch.tokens + dispatch.output) * self._work_weight(now)
-        self._table[[_Column.UNACKED_TOKENS, _Column.UNACKED], member.index] -= (dispatch.tokens, 1)
+        self._count_unacknowledged(member, -dispatch.tokens, -1)
 
     def _acknowledge(self, member: Member, seq: int) -> None:
         tokens = count = 0
         while member.dispatches and member.dispatches[0].seq <= seq:
             tokens += member.dispatches.popleft().tokens
             count += 1
-        self._table[[_Column.UNACKED_TOKENS, _Column.UNACKED], member.index] -= (tokens, count)
+        self._count_unacknowledged(member, -tokens, -count)
+
+    def _count_unacknowledged(self, member: Member, tokens: int, dispatches: int) -> None:
+        self._table[_Column.UNACKED_TOKENS, member.index] += tokens
+        self._table[_Column.UNACKED, member.index] += dispatches
 
     def _expire(self, now: float) -> None:
         while self._unexpired and self._unexpired[0][0] <= now:

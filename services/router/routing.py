@@ -103,17 +103,13 @@ class Routing:
 
     async def _learn(self, request: routing_pb2.RouteRequest, *, touch: bool) -> _Known:
         wants_session = bool(request.session) and self.policy.uses_sessions
-        wants_prefixes = bool(request.block_hashes) and self.policy.uses_prefixes and self.prefixes is not None
-        if wants_session and wants_prefixes:
-            prefixes, (held, known) = await asyncio.gather(self._cached(request), self._held(request, touch=touch))
-            return _Known(prefixes, held, known)
-        if wants_session:
-            held, known = await self._held(request, touch=touch)
-            return _Known([], held, known)
-        return _Known(await self._cached(request) if wants_prefixes else [], None, True)
-
-    async def _cached(self, request: routing_pb2.RouteRequest) -> list[CachedPrefix]:
-        return await self.prefixes.lookup(request.block_hashes) if self.prefixes else []
+        wants_prefixes = bool(request.block_hashes) and self.policy.uses_prefixes
+        lookup = self.prefixes.lookup(request.block_hashes) if self.prefixes and wants_prefixes else None
+        if not wants_session:
+            return _Known(await lookup if lookup else [], None, True)
+        beside = asyncio.create_task(lookup) if lookup else None
+        held, known = await self._held(request, touch=touch)
+        return _Known(await beside if beside else [], held, known)
 
     async def _held(self, request: routing_pb2.RouteRequest, *, touch: bool) -> tuple[Held | None, bool]:
         try:
