@@ -52,7 +52,7 @@ async def serve_workers(redis_url: str, n: int) -> None:
     for worker in workers[:HOLDERS]:
         worker.store(PREFIX)
     for worker in workers:
-        await worker.start()
+        await worker.start(port=0)
     async with redis.from_url(redis_url) as client:
         # A few workers at a time: a fleet does not beat in step, and a thousand keepers would take the machine that is
         # measured.

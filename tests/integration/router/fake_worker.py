@@ -93,10 +93,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     # The server
 
-    async def start(self, client: redis.Redis | None = None, keys: RedisKeys | None = None, port: int = 0) -> None:
+    async def start(
+        self, client: redis.Redis | None = None, keys: RedisKeys | None = None, port: int | None = None
+    ) -> None:
+        """Listen, by default on a port that it can have again after a break."""
         self._server = new_server()
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{bind(self._server, '127.0.0.1', port or free_port())}"
+        self.address = f"127.0.0.1:{bind(self._server, '127.0.0.1', free_port() if port is None else port)}"
         await self._server.start()
         if client is not None:
             keeper = asyncio.create_task(LeaseKeeper(client, keys or RedisKeys("default"), self.lease).run())
