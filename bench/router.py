@@ -4,7 +4,8 @@
 
 Workers are real gRPC servers without a model, in a process of their own; Redis, coordinator and router are real
 processes. The router has the first core to itself; everything else is on the other cores, where the workers give way to
-the rest. Latency is seen from a client on the same machine, so it includes gRPC on both sides.
+the rest. Latency is seen from a client on the same machine, which asks as gateways do, over one call: it includes gRPC
+on both sides.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
 from services.common.leases import BEAT_S, LEASE_TTL_S
 from services.common.rpc import open_channel
+from services.common.shared_call import SharedCall
 from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running, until
 
 PREFIX = list(range(1, 65))  # the shared system prompt: 1,024 tokens
 LEASES_AT_ONCE = 25
+Routes = SharedCall[routing_pb2.RouteFrame, routing_pb2.RouteAnswer]
 HOLDERS = 20  # workers that have it cached
 # How many sessions take turns: the few are all bound during the warm-up, the many are each new when they come.
 KINDS = {"plain": 0, "session and prefix": 200, "new session and prefix": 1 << 30}
@@ -123,8 +126,8 @@ def on(cores: set[int]) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def stack(n_workers: int) -> AsyncIterator[tuple[routing_pb2_grpc.RouterStub, psutil.Process]]:
-    """Everything, up and connected."""
+async def stack(n_workers: int) -> AsyncIterator[tuple[Routes, psutil.Process]]:
+    """Everything, up and connected: the call over which to ask, and the router's process."""
     every = os.sched_getaffinity(0)
     first = {min(every)}
     with contextlib.ExitStack() as processes:
@@ -149,18 +152,21 @@ async def stack(n_workers: int) -> AsyncIterator[tuple[routing_pb2_grpc.RouterSt
                 return sum(w.eligible for w in workers) == n_workers
 
             await until(connected, within_s=60, every_s=1)
-            yield stub, psutil.Process(router.process.pid)
+            routes: Routes = SharedCall(stub.RouteMany)
+            yield routes, psutil.Process(router.process.pid)
+            await routes.close()
 
 
 async def measure(options: argparse.Namespace) -> dict[str, object]:
     """All numbers."""
     results: dict[str, object] = {"workers": options.workers, "rate": options.rate}
-    async with stack(options.workers) as (stub, process):
+    async with stack(options.workers) as (routes, process):
         freeze_started()  # a full collection of the client would pass for the router's pause
         for name, sessions in KINDS.items():
 
             async def route(i: int, sessions: int = sessions) -> object:
-                return await stub.Route(request(i, sessions), timeout=10)
+                async with asyncio.timeout(10):
+                    return await routes.ask(routing_pb2.RouteFrame(route=request(i, sessions)))
 
             await paced(route, options.rate, 1)
             cpu_before = sum(process.cpu_times()[:2])

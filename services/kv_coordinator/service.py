@@ -60,7 +60,7 @@ class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
             for slot in self._index.members(mask):
                 slot.depth.blocks = depth
                 found.append(slot.depth)
-        response = kv_pb2.LookupResponse(depths=found)
+        response = kv_pb2.LookupResponse(depths=found, tag=request.tag)
         self._hot.count(chain)
         self._metrics.looked_up(hit=bool(response.depths), seconds=time.perf_counter() - began)
         return response

@@ -268,7 +268,7 @@ class Pool:
         rate = _or_mean(table[_Column.RATE], ASSUMED_PREFILL_RATE)
         queued = table[_Column.QUEUED] + table[_Column.UNACKED_TOKENS]
         why_not = table[_Column.WHY_NOT].astype(np.uint8)
-        serving = why_not == WhyNot.ELIGIBLE
+        serving = why_not == 0  # comparing with the enum takes five times as long
         why_not[serving & (queued > self.saturation_s * rate)] = WhyNot.SATURATED
         why_not[serving & (table[_Column.LAST_SEEN] < now - SILENT_S)] = WhyNot.SILENT
         tripped = [(member.index, member.breaker) for member in self._tripped.values()]
@@ -276,7 +276,7 @@ class Pool:
             why_not[index] = why_not[index] or WhyNot.BREAKER
         load = table[_Column.REQUESTS] + table[_Column.UNACKED]
         work = table[_Column.WORK] / self._work_weight(now)
-        share = _shares(work / _alike(rate), load, why_not == WhyNot.ELIGIBLE)
+        share = _shares(work / _alike(rate), load, why_not == 0)
         return Snapshot(
             worker_ids=self._ids,
             identities=self._identities,
@@ -329,6 +329,6 @@ def _shares(work: Floats, load: Floats, eligible: NDArray[np.bool_]) -> Floats:
 def _or_mean(values: Floats, default: float) -> Floats:
     """Values that are not measured yet (0) are taken to be like the others'."""
     unknown = values <= 0
-    if not unknown.any():
+    if not np.count_nonzero(unknown):
         return values
     return np.where(unknown, default if unknown.all() else values[~unknown].mean(), values)

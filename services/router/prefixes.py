@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import grpc.aio
@@ -13,7 +12,7 @@ from opentelemetry import trace
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc
 
 from services.common.blockhash import HASH_BLOCK_TOKENS
-from services.common.tasks import end_tasks
+from services.common.shared_call import CallBrokenError, SharedCall
 from services.common.tracing import traceparent_of
 from services.router.breaker import Breaker, BreakerLimits
 
@@ -28,58 +27,13 @@ class CachedPrefix(NamedTuple):
     tokens: int
 
 
-class _LookupsBrokenError(Exception):
-    """The call that carried the lookups has ended."""
-
-
-class _Lookups:
-    """One call for many lookups: the oldest one without an answer gets the next."""
-
-    def __init__(self, stub: kv_pb2_grpc.KvCoordinatorAsyncStub) -> None:
-        self.broken = False
-        self._unsent: asyncio.Queue[kv_pb2.LookupRequest] = asyncio.Queue()
-        self._unanswered: deque[asyncio.Future[kv_pb2.LookupResponse]] = deque()
-        self._call = stub.Lookup(self._requests())
-        self._reader = asyncio.create_task(self._read(), name="lookups")
-
-    async def ask(self, request: kv_pb2.LookupRequest) -> kv_pb2.LookupResponse:
-        """The answer; raises _LookupsBrokenError when there will be none."""
-        answer: asyncio.Future[kv_pb2.LookupResponse] = asyncio.get_running_loop().create_future()
-        self._unanswered.append(answer)
-        self._unsent.put_nowait(request)
-        return await answer
-
-    async def close(self) -> None:
-        await end_tasks([self._reader])
-
-    async def _requests(self) -> AsyncIterator[kv_pb2.LookupRequest]:
-        while True:
-            yield await self._unsent.get()
-
-    async def _read(self) -> None:
-        reason = "the coordinator has ended the call"
-        try:
-            async for response in self._call:
-                answer = self._unanswered.popleft()
-                if not answer.done():  # nobody waits for a late one
-                    answer.set_result(response)
-        except grpc.aio.AioRpcError as error:
-            reason = f"{error.code().name}: {error.details()}"
-        finally:
-            self.broken = True
-            self._call.cancel()
-            for answer in self._unanswered:
-                if not answer.done():
-                    answer.set_exception(_LookupsBrokenError(reason))
-
-
 class Prefixes:
     """Asks the coordinator. Unknown means nothing cached: a slow or absent coordinator costs affinity, no more."""
 
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
         self._stub = kv_pb2_grpc.KvCoordinatorStub(channel)
         self._timeout_s = timeout_s
-        self._lookups: _Lookups | None = None
+        self._lookups: SharedCall[kv_pb2.LookupRequest, kv_pb2.LookupResponse] | None = None
         self._breaker = Breaker(_LIMITS)
         self.answered = 0
         self.failed = 0
@@ -91,12 +45,12 @@ class Prefixes:
             return []
         self._breaker.called(now)
         if self._lookups is None or self._lookups.broken:
-            self._lookups = _Lookups(self._stub)
+            self._lookups = SharedCall(self._stub.Lookup)
         request = kv_pb2.LookupRequest(hashes=hashes, traceparent=traceparent_of(trace.get_current_span()))
         try:
             async with asyncio.timeout(self._timeout_s):
                 response = await self._lookups.ask(request)
-        except (_LookupsBrokenError, TimeoutError):
+        except (CallBrokenError, TimeoutError):
             self.failed += 1
             self._breaker.fault(time.monotonic())
             return []

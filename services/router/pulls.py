@@ -44,7 +44,7 @@ def worthwhile_pulls(snapshot: Snapshot, query: Query) -> Pulls | None:
     """The pulls that pay for this request; None when nobody can fetch anything."""
     matched = query.matched_tokens
     movable = (snapshot.pull_bytes_per_s > 0) & (snapshot.kv_bytes_per_token > 0)
-    if matched is None or not movable.any():
+    if matched is None or not np.count_nonzero(movable):
         return None
     held = np.where(_READABLE[snapshot.why_not], matched, 0.0)
     deepest = held.max()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter as Tally
 from collections import OrderedDict
@@ -12,9 +13,11 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 from opentelemetry import trace
+from opentelemetry.context import Context as TraceContext
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 from services.common.rpc import open_channel
+from services.common.tasks import end_tasks
 from services.common.tracing import current_metadata, remote_context
 from services.router.fleet import Fleet, UnavailableError, UnknownModelError
 from services.router.messages import ROUTE_CANDIDATES, decision_message, worker_view
@@ -30,8 +33,12 @@ LIST_SLICE = 20
 # Sessions counted for ListWorkers: those seen most lately.
 COUNTED_SESSIONS = 10_000
 
+_REFUSALS = (UnknownModelError, UnavailableError, OverloadedError)
+
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[object, object]
+
+log = logging.getLogger(__name__)
 
 
 class RouterService(routing_pb2_grpc.RouterServicer):
@@ -47,10 +54,56 @@ class RouterService(routing_pb2_grpc.RouterServicer):
 
     async def Route(self, request: routing_pb2.RouteRequest, context: Context) -> routing_pb2.RouteResponse:  # noqa: N802
         """Where the request runs."""
-        began = time.monotonic()
         parent = remote_context(context.invocation_metadata())
+        return await self._or_abort(context, self._route(request, parent))
+
+    async def RouteMany(  # noqa: N802
+        self, frames: AsyncIterator[routing_pb2.RouteFrame], context: Context
+    ) -> AsyncIterator[routing_pb2.RouteAnswer]:
+        """Where all the requests of the call run; the end of the call cancels those that still wait."""
+        answers: asyncio.Queue[routing_pb2.RouteAnswer | None] = asyncio.Queue()
+        reader = asyncio.create_task(self._decide(frames, answers))
+        try:
+            while (answer := await answers.get()) is not None:
+                yield answer
+        finally:
+            await end_tasks([reader])
+
+    async def _decide(
+        self, frames: AsyncIterator[routing_pb2.RouteFrame], answers: asyncio.Queue[routing_pb2.RouteAnswer | None]
+    ) -> None:
+        """Until the gateway ends its side and has all its answers."""
+        deciding: dict[int, asyncio.Task[None]] = {}
+
+        async def decide(frame: routing_pb2.RouteFrame) -> None:
+            answers.put_nowait(await self._answer(frame))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for frame in frames:
+                    if frame.WhichOneof("frame") == "route":
+                        task = deciding[frame.tag] = group.create_task(decide(frame))
+                        task.add_done_callback(lambda _, tag=frame.tag: deciding.pop(tag, None))  # type: ignore[misc]
+                    elif waiting := deciding.get(frame.tag):
+                        waiting.cancel()
+        finally:
+            answers.put_nowait(None)
+
+    async def _answer(self, frame: routing_pb2.RouteFrame) -> routing_pb2.RouteAnswer:
+        parent = remote_context([("traceparent", frame.traceparent)]) if frame.traceparent else None
+        try:
+            return routing_pb2.RouteAnswer(tag=frame.tag, placed=await self._route(frame.route, parent))
+        except _REFUSALS as error:
+            return _refused(frame.tag, str(error), *self._refuse(error))
+        except Exception as error:
+            # One request's trouble must not end its neighbours' call.
+            log.exception("decision failed", extra={"request_id": frame.route.request_id})
+            return _refused(frame.tag, repr(error), grpc.StatusCode.INTERNAL)
+
+    async def _route(self, request: routing_pb2.RouteRequest, parent: TraceContext | None) -> routing_pb2.RouteResponse:
+        began = time.monotonic()
         with self._tracer.start_as_current_span("route", context=parent) as span:
-            placed = await self._or_abort(context, self._routing.route(request))
+            placed = await self._routing.route(request)
             assert placed.binding is not None
             decision = self._decision(placed, ROUTE_CANDIDATES)
             if span.is_recording():
@@ -119,16 +172,22 @@ class RouterService(routing_pb2_grpc.RouterServicer):
     async def _or_abort(self, context: Context, decision: Awaitable[T]) -> T:
         try:
             return await decision
-        except UnknownModelError as error:
-            self._metrics.refusals.labels("not_found").inc()
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-        except UnavailableError as error:
-            self._metrics.refusals.labels("unavailable").inc()
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        except OverloadedError as error:
-            self._metrics.refusals.labels("resource_exhausted").inc()
-            retry_after = (("retry-after", str(error.retry_after_s)),)
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), trailing_metadata=retry_after)
+        except _REFUSALS as error:
+            code, retry_after_s = self._refuse(error)
+            metadata = (("retry-after", str(retry_after_s)),) if retry_after_s else ()
+            await context.abort(code, str(error), trailing_metadata=metadata)
+
+    def _refuse(self, error: Exception) -> tuple[grpc.StatusCode, int]:
+        """Count a refusal; its status and after how many seconds to try again (0: not known)."""
+        match error:
+            case OverloadedError():
+                code, retry_after_s = grpc.StatusCode.RESOURCE_EXHAUSTED, error.retry_after_s
+            case UnavailableError():
+                code, retry_after_s = grpc.StatusCode.UNAVAILABLE, 0
+            case _:
+                code, retry_after_s = grpc.StatusCode.NOT_FOUND, 0
+        self._metrics.refusals.labels(code.name.lower()).inc()
+        return code, retry_after_s
 
     def _decision(self, placed: Placement, limit: int | None) -> routing_pb2.Decision:
         return decision_message(placed, self._settings.policy, self._settings.decode_weight, limit)
@@ -138,6 +197,11 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         self._sessions.move_to_end(session)
         if len(self._sessions) > COUNTED_SESSIONS:
             self._sessions.popitem(last=False)
+
+
+def _refused(tag: int, message: str, code: grpc.StatusCode, retry_after_s: int = 0) -> routing_pb2.RouteAnswer:
+    refusal = routing_pb2.RouteRefusal(code=code.value[0], message=message, retry_after_s=retry_after_s)
+    return routing_pb2.RouteAnswer(tag=tag, refused=refusal)
 
 
 def _attributes(request: routing_pb2.RouteRequest, decision: routing_pb2.Decision) -> dict[str, str | int | float]:

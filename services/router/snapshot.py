@@ -145,12 +145,12 @@ def why_not_for(snapshot: Snapshot, query: Query) -> NDArray[np.uint8]:
     limits = snapshot.max_request_tokens
     needed = query.prompt_tokens + max(query.max_tokens, 1)
     small = (limits > 0) & (limits < needed) & (hard == 0)
-    fitting = np.where(small, np.uint8(WhyNot.TOO_SMALL), hard) if small.any() else hard
-    if not (fitting == 0).any():
+    fitting = np.where(small, np.uint8(WhyNot.TOO_SMALL), hard) if np.count_nonzero(small) else hard
+    if not np.count_nonzero(fitting == 0):
         fitting = hard
     if not query.excluded:
         return fitting
     wanted = fitting.copy()
     excluded = np.array(query.excluded)
     wanted[excluded] = np.where(wanted[excluded] == 0, np.uint8(WhyNot.EXCLUDED), wanted[excluded])
-    return wanted if (wanted == 0).any() else fitting
+    return wanted if np.count_nonzero(wanted == 0) else fitting

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
+from opentelemetry import trace
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2
 
 from services.common.rpc import open_channel
-from services.common.tracing import current_metadata
+from services.common.shared_call import CallBrokenError, SharedCall
+from services.common.tracing import traceparent_of
 from services.gateway.upstream.channels import became_ready
 from services.gateway.upstream.connection import WorkerRef
 from services.gateway.upstream.fleet import Fleet
@@ -51,6 +53,7 @@ class _Endpoint:
     channel: grpc.aio.Channel
     stub: routing_pb2_grpc.RouterAsyncStub  # made once: it registers every method with its channel
     down_until: float = 0.0
+    routes: SharedCall[routing_pb2.RouteFrame, routing_pb2.RouteAnswer] | None = None
     reports: deque[routing_pb2.Outcome] = field(default_factory=lambda: deque(maxlen=_MAX_REPORTS))
     reported: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -58,6 +61,21 @@ class _Endpoint:
     def at(address: str) -> _Endpoint:
         channel = open_channel(address, small_messages=True)
         return _Endpoint(address, channel, routing_pb2_grpc.RouterStub(channel))
+
+    async def ask(self, request: routing_pb2.RouteRequest) -> routing_pb2.RouteAnswer:
+        """The router's answer, over the call that all requests share; raises CallBrokenError."""
+        if self.routes is None or self.routes.broken:
+            self.routes = SharedCall(
+                self.stub.RouteMany, cancel=lambda tag: routing_pb2.RouteFrame(tag=tag, cancel=True)
+            )
+        traceparent = traceparent_of(trace.get_current_span())
+        return await self.routes.ask(routing_pb2.RouteFrame(route=request, traceparent=traceparent))
+
+    async def close(self) -> None:
+        """End the call and the channel."""
+        if self.routes is not None:
+            await self.routes.close()
+        await self.channel.close()
 
 
 class RouterClient:
@@ -78,14 +96,15 @@ class RouterClient:
             if not await self._reachable(endpoint):
                 continue
             try:
-                answer = await endpoint.stub.Route(request, timeout=self._route_timeout_s, metadata=current_metadata())
-            except grpc.aio.AioRpcError as error:
-                _raise_if_answered(error, endpoint.channel)
-                self._mark_down(endpoint, error)
+                async with asyncio.timeout(self._route_timeout_s):
+                    answer = await endpoint.ask(request)
+            except (CallBrokenError, TimeoutError) as error:
+                self._mark_down(endpoint, repr(error))
                 continue
-            ref = WorkerRef(answer.worker_id, answer.incarnation, answer.address)
-            pull = answer.pull if answer.HasField("pull") else None
-            return Placement(ref, answer.ticket, answer.decision.reason, pull)
+            if answer.HasField("placed"):
+                return _placement(answer.placed)
+            _raise_refusal(answer.refused)
+            self._mark_down(endpoint, answer.refused.message)
         return self._route_alone(request)
 
     def _route_alone(self, request: routing_pb2.RouteRequest) -> Placement:
@@ -124,7 +143,7 @@ class RouterClient:
 
     async def close(self) -> None:
         """Close all channels."""
-        await asyncio.gather(*(endpoint.channel.close() for endpoint in self._endpoints))
+        await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints))
 
     def _by_health(self) -> list[_Endpoint]:
         now = time.monotonic()
@@ -147,16 +166,20 @@ class RouterClient:
         endpoint.down_until = time.monotonic() + _DOWN_S
 
 
-def _raise_if_answered(error: grpc.aio.AioRpcError, channel: grpc.aio.Channel) -> None:
-    """Turn a router's refusal into NoWorkerError; other errors mean that the router itself is in trouble."""
-    code, message = error.code(), error.details() or "no worker can take the request"
-    retry_after = dict(error.trailing_metadata() or ()).get("retry-after", "1")
-    # UNAVAILABLE is a router's word for an empty pool, and gRPC's for a lost connection.
-    answered = code is grpc.StatusCode.UNAVAILABLE and channel.get_state() is grpc.ChannelConnectivity.READY
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        raise NoWorkerError(message, pool_empty=False, retry_after_s=float(retry_after)) from error
-    if answered or code is grpc.StatusCode.NOT_FOUND:
-        raise NoWorkerError(message, pool_empty=True, retry_after_s=float(retry_after)) from error
+def _placement(answer: routing_pb2.RouteResponse) -> Placement:
+    ref = WorkerRef(answer.worker_id, answer.incarnation, answer.address)
+    return Placement(ref, answer.ticket, answer.decision.reason, answer.pull if answer.HasField("pull") else None)
+
+
+_BUSY = {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}
+_NOBODY = {grpc.StatusCode.UNAVAILABLE.value[0], grpc.StatusCode.NOT_FOUND.value[0]}
+
+
+def _raise_refusal(refusal: routing_pb2.RouteRefusal) -> None:
+    """Turn a router's refusal into NoWorkerError; return when it means that the router itself is in trouble."""
+    if refusal.code in _BUSY | _NOBODY:
+        retry_after_s = float(refusal.retry_after_s or 1)
+        raise NoWorkerError(refusal.message, pool_empty=refusal.code in _NOBODY, retry_after_s=retry_after_s)
 
 
 async def _send_reports(endpoint: _Endpoint) -> None:

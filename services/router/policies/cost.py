@@ -71,7 +71,7 @@ class CostPolicy:
         cached is left behind.
         """
         eligible = why_not == 0
-        if not eligible.any():
+        if not np.count_nonzero(eligible):
             return None
         terms = cost_terms(snapshot, query, self.decode_weight)
         costs = np.where(eligible, terms.cost_ms, np.inf)

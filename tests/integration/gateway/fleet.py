@@ -289,12 +289,18 @@ class Router(routing_pb2_grpc.RouterServicer):
             await self._server.stop(0)
             self._server = None
 
-    async def Route(self, request, context):  # noqa: N802
+    async def RouteMany(self, frames, context):  # noqa: N802
+        async for frame in frames:
+            if frame.HasField("route"):
+                self.traceparents.append(frame.traceparent)
+                answer = self._route(frame.route)
+                field = "placed" if isinstance(answer, routing_pb2.RouteResponse) else "refused"
+                yield routing_pb2.RouteAnswer(tag=frame.tag, **{field: answer})
+
+    def _route(self, request: routing_pb2.RouteRequest) -> routing_pb2.RouteResponse | routing_pb2.RouteRefusal:
         self.routes.append(request)
-        self.traceparents.append(dict(context.invocation_metadata()).get("traceparent", ""))
         if self.busy:
-            retry = (("retry-after", str(self.retry_after_s)),)
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no worker became free in time", retry)
+            return _refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "no worker became free in time", self.retry_after_s)
         able = [
             w
             for w in self.workers
@@ -303,7 +309,7 @@ class Router(routing_pb2_grpc.RouterServicer):
             and w.worker_id not in self.hidden | self.away
         ]
         if self.empty or not able:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the pool is empty")
+            return _refusal(grpc.StatusCode.UNAVAILABLE, "the pool is empty")
         self._turn += 1
         chosen = able[self._turn % len(able)]
         return routing_pb2.RouteResponse(
@@ -334,6 +340,10 @@ class Router(routing_pb2_grpc.RouterServicer):
             if w.worker_id not in self.hidden
         ]
         return routing_pb2.ListWorkersResponse(workers=views, router_id="r", policy="round_robin")
+
+
+def _refusal(code: grpc.StatusCode, message: str, retry_after_s: int = 0) -> routing_pb2.RouteRefusal:
+    return routing_pb2.RouteRefusal(code=code.value[0], message=message, retry_after_s=retry_after_s)
 
 
 @asynccontextmanager

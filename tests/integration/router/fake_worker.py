@@ -137,7 +137,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 if not self.stalled.is_set():
                     yield self.state
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(random.uniform(0.6, 1.0) * HEARTBEAT_S):  # a fleet does not beat in step
+                    async with asyncio.timeout(random.uniform(0.9, 1.0) * HEARTBEAT_S):  # a fleet does not beat in step
                         await changed.wait()
 
     async def KvSync(self, request, context) -> AsyncIterator[pb.KvEvents]:  # type: ignore[no-untyped-def]  # noqa: N802

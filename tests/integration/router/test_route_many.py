@@ -1,0 +1,112 @@
+"""All requests of a gateway over one call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import grpc
+from prometheus_client import CollectorRegistry
+from ryzanstein.v1 import routing_pb2 as pb
+from ryzanstein.v1 import routing_pb2_grpc, worker_pb2
+
+from services.common.rpc import bind, new_server, open_channel
+from services.common.shared_call import SharedCall
+from services.router.breaker import BreakerLimits
+from services.router.fleet import Fleet as Workers
+from services.router.fleet import UnavailableError
+from services.router.metrics import RouterMetrics
+from services.router.routing import Placement, Routing
+from services.router.service import RouterService
+from services.router.settings import RouterSettings
+from tests.integration.router.conftest import Fleet, eligible, views
+from tests.integration.router.processes import until
+
+Routes = SharedCall[pb.RouteFrame, pb.RouteAnswer]
+
+
+def frame(request_id: str, tag: int = 0) -> pb.RouteFrame:
+    return pb.RouteFrame(tag=tag, route=pb.RouteRequest(request_id=request_id, prompt_tokens=100, max_tokens=16))
+
+
+@asynccontextmanager
+async def shared_call(router: routing_pb2_grpc.RouterStub) -> AsyncIterator[Routes]:
+    routes: Routes = SharedCall(router.RouteMany, cancel=lambda tag: pb.RouteFrame(tag=tag, cancel=True))
+    yield routes
+    await routes.close()
+
+
+async def test_a_call_ends_when_all_its_requests_are_answered(fleet: Fleet) -> None:
+    worker = await fleet.worker("only", phase=worker_pb2.PHASE_LOADING)
+    router = await fleet.router(workers=0, QUEUE_TIMEOUT_S="60")
+
+    async def known() -> bool:
+        return "only" in await views(router)
+
+    await until(known)
+
+    async def ask_all() -> list[pb.RouteAnswer]:
+        return [answer async for answer in router.RouteMany(frame(f"r{i}", tag=i) for i in range(5))]
+
+    answering = asyncio.ensure_future(ask_all())
+    await asyncio.sleep(0.2)
+    assert not answering.done(), "all of them wait"
+    worker.update(phase=worker_pb2.PHASE_SERVING)
+    answers = await answering
+    assert sorted(answer.tag for answer in answers) == [0, 1, 2, 3, 4]
+    assert {answer.placed.worker_id for answer in answers} == {"only"}
+    assert len({answer.placed.ticket.seq for answer in answers}) == 5
+
+
+async def test_a_refusal_does_not_wait_for_those_before_it_and_who_gives_up_takes_nothing(fleet: Fleet) -> None:
+    worker = await fleet.worker("only", phase=worker_pb2.PHASE_LOADING)
+    router = await fleet.router(workers=0, QUEUE_SIZE="1", QUEUE_TIMEOUT_S="60")
+
+    async def known() -> bool:
+        return "only" in await views(router)
+
+    await until(known)
+    async with shared_call(router) as routes:
+        first = asyncio.ensure_future(routes.ask(frame("first")))
+        await asyncio.sleep(0)  # let it ask
+        second = await routes.ask(frame("second"))
+        assert second.refused.code == grpc.StatusCode.UNAVAILABLE.value[0]
+        assert second.refused.message == "no worker serves tiny now (1 loading)"
+        assert not first.done()
+        first.cancel()
+        await asyncio.wait([first])
+        worker.update(phase=worker_pb2.PHASE_SERVING)
+        await until(lambda: eligible(router, 1))
+        assert (await routes.ask(frame("third"))).placed.worker_id == "only"
+        assert (await views(router))["only"].unacknowledged == 1, "the first was not placed behind its caller's back"
+
+
+async def test_a_decision_that_fails_says_so_and_leaves_the_others_alone() -> None:
+    class Failing:
+        async def route(self, request: pb.RouteRequest) -> Placement:
+            if request.request_id == "bad":
+                raise KeyError("a mistake of ours")
+            raise UnavailableError("nobody")
+
+    service = RouterService(
+        RouterSettings(),
+        Workers("router", 30.0, BreakerLimits(), lambda: None),
+        cast("Routing", Failing()),
+        RouterMetrics(CollectorRegistry(), None),
+    )
+    server = new_server()
+    routing_pb2_grpc.add_RouterServicer_to_server(service, server)
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    async with (
+        open_channel(f"127.0.0.1:{port}") as channel,
+        shared_call(routing_pb2_grpc.RouterStub(channel)) as routes,
+    ):
+        bad, good = await asyncio.gather(routes.ask(frame("bad")), routes.ask(frame("good")))
+        assert bad.refused.code == grpc.StatusCode.INTERNAL.value[0]
+        assert "a mistake of ours" in bad.refused.message
+        assert good.refused.code == grpc.StatusCode.UNAVAILABLE.value[0]
+        assert not routes.broken
+    await server.stop(None)

@@ -1,0 +1,105 @@
+"""Over a real gRPC server that answers when and in the order a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import grpc.aio
+import pytest
+from ryzanstein.v1 import kv_pb2 as pb
+from ryzanstein.v1 import kv_pb2_grpc
+
+from services.common.rpc import bind, new_server, open_channel
+from services.common.shared_call import CallBrokenError, SharedCall
+
+Lookups = SharedCall[pb.LookupRequest, pb.LookupResponse]
+
+
+class Peer(kv_pb2_grpc.KvCoordinatorServicer):
+    """Answers with the request's first hash as a depth, once `release` is called for it."""
+
+    def __init__(self) -> None:
+        self.asked: list[pb.LookupRequest] = []
+        self.answers: asyncio.Queue[pb.LookupResponse | None] = asyncio.Queue()
+        self.n_calls = 0
+
+    async def Lookup(  # noqa: N802
+        self, requests: AsyncIterator[pb.LookupRequest], context: object
+    ) -> AsyncIterator[pb.LookupResponse]:
+        self.n_calls += 1
+        reading = asyncio.create_task(self._read(requests))
+        while (answer := await self.answers.get()) is not None:
+            yield answer
+        reading.cancel()
+
+    async def _read(self, requests: AsyncIterator[pb.LookupRequest]) -> None:
+        async for request in requests:
+            self.asked.append(request)
+
+    def release(self, request: pb.LookupRequest) -> None:
+        depth = pb.WorkerDepth(worker_id="w", blocks=request.hashes[0])
+        self.answers.put_nowait(pb.LookupResponse(tag=request.tag, depths=[depth]))
+
+    async def until_asked(self, n: int) -> None:
+        while len(self.asked) < n:  # noqa: ASYNC110  # the other side of a connection
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[tuple[Peer, Lookups]]:
+    peer, server = Peer(), new_server()
+    kv_pb2_grpc.add_KvCoordinatorServicer_to_server(peer, server)
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        call: Lookups = SharedCall(kv_pb2_grpc.KvCoordinatorStub(channel).Lookup)
+        yield peer, call
+        await call.close()
+    await server.stop(None)
+
+
+async def test_everybody_gets_the_own_answer_in_whatever_order_they_come(peer: tuple[Peer, Lookups]) -> None:
+    there, call = peer
+    asking = [asyncio.ensure_future(call.ask(pb.LookupRequest(hashes=[i]))) for i in range(100)]
+    await there.until_asked(100)
+    for request in random.Random(0).sample(there.asked, 100):
+        there.release(request)
+    assert [answer.depths[0].blocks for answer in await asyncio.gather(*asking)] == list(range(100))
+    assert there.n_calls == 1
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_disturbs_nobody(peer: tuple[Peer, Lookups]) -> None:
+    there, call = peer
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await call.ask(pb.LookupRequest(hashes=[1]))
+    other = asyncio.ensure_future(call.ask(pb.LookupRequest(hashes=[2])))
+    await there.until_asked(2)
+    for request in there.asked:
+        there.release(request)
+    assert (await other).depths[0].blocks == 2
+
+
+@pytest.mark.parametrize("politely", [True, False])
+async def test_the_end_of_the_call_is_heard_by_all_that_wait(peer: tuple[Peer, Lookups], politely: bool) -> None:
+    there, call = peer
+    asking = [asyncio.ensure_future(call.ask(pb.LookupRequest(hashes=[i]))) for i in range(3)]
+    await there.until_asked(3)
+    if politely:
+        there.answers.put_nowait(None)
+    else:
+        await call.close()
+    for result in await asyncio.gather(*asking, return_exceptions=True):
+        assert isinstance(result, CallBrokenError)
+    assert call.broken
+    with pytest.raises(CallBrokenError):
+        await call.ask(pb.LookupRequest(hashes=[4]))
+
+
+async def test_a_peer_that_is_not_there_is_said_at_once() -> None:
+    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+        call: Lookups = SharedCall(kv_pb2_grpc.KvCoordinatorStub(channel).Lookup)
+        with pytest.raises(CallBrokenError, match="UNAVAILABLE"):
+            await call.ask(pb.LookupRequest(hashes=[1]))
