@@ -56,8 +56,13 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
     """Run the router until `stop`; raises OSError when a port is taken."""
     keys, registry, changed = RedisKeys(settings.namespace), new_registry(), asyncio.Event()
     lease_redis = open_redis(settings.redis_url, READ_TIMEOUT_S)
-    session_redis = open_redis(settings.redis_url, settings.redis_timeout_ms / 1000)
-    fleet = Fleet(settings.router_id, settings.saturation_s, BreakerLimits(), changed.set)
+    session_redis = open_redis(settings.redis_url, settings.redis_timeout_ms / 1000, timed_by_caller=True)
+
+    def fleet_changed() -> None:
+        if routing.anybody_waits:
+            changed.set()
+
+    fleet = Fleet(settings.router_id, settings.saturation_s, BreakerLimits(), fleet_changed)
     followers = Followers(
         LeaseWatcher(lease_redis, keys), FollowerHooks(fleet.follow, connected=fleet.connected, lost=fleet.lost)
     )

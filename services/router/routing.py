@@ -96,6 +96,11 @@ class Routing:
         pool = self.fleet.pool(request.model)
         return self._choose(pool, request, await self._learn(request, touch=False))
 
+    @property
+    def anybody_waits(self) -> bool:
+        """Whether any request is in a queue."""
+        return any(self.queues.values())
+
     def drain_queues(self) -> None:
         """Let waiting requests try again."""
         for queue in self.queues.values():

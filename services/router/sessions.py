@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import time
@@ -69,9 +68,8 @@ class Sessions:
     """Bindings of all sessions. Raises :class:`SessionsAway` within the time-out, or at once while it is known."""
 
     def __init__(self, client: redis.Redis, keys: RedisKeys, timeout_s: float) -> None:
-        self._redis = Batcher(client)
+        self._redis = Batcher(client, timeout_s)
         self._keys = keys
-        self._timeout_s = timeout_s
         self._breaker = Breaker(_LIMITS)
 
     def available(self) -> bool:
@@ -96,8 +94,7 @@ class Sessions:
             raise SessionsAway("Redis has not answered lately")
         self._breaker.called(now)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                raw: bytes | None = await self._redis.run(*command)
+            raw: bytes | None = await self._redis.run(*command)
         except (RedisError, OSError) as error:
             self._breaker.fault(time.monotonic())
             raise SessionsAway(f"Redis: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 
@@ -200,7 +201,7 @@ async def test_a_task_that_swallows_a_cancellation_is_ended() -> None:
 
 
 async def test_commands_of_a_burst_share_a_connection(client: redis.Redis) -> None:
-    batcher = Batcher(client)
+    batcher = Batcher(client, 5)
     await asyncio.gather(*(batcher.run("SET", f"key {i}", i) for i in range(100)))
     assert await asyncio.gather(*(batcher.run("GET", f"key {i}") for i in range(100))) == [
         str(i).encode() for i in range(100)
@@ -210,7 +211,7 @@ async def test_commands_of_a_burst_share_a_connection(client: redis.Redis) -> No
 
 
 async def test_one_bad_command_of_a_batch_fails_alone(client: redis.Redis) -> None:
-    batcher = Batcher(client)
+    batcher = Batcher(client, 5)
     bad, good, abandoned = (
         asyncio.ensure_future(batcher.run(*command)) for command in (("NONSENSE",), ("PING",), ("PING",))
     )
@@ -221,8 +222,24 @@ async def test_one_bad_command_of_a_batch_fails_alone(client: redis.Redis) -> No
         await bad
 
 
+async def test_a_stopped_redis_costs_one_time_out_however_many_wait(server: RedisServer) -> None:
+    async with open_redis(server.url, 5, timed_by_caller=True) as client:
+        batcher = Batcher(client, 1.0)
+        await batcher.run("SET", "key", "value")
+        server.signal(signal.SIGSTOP)
+        first = asyncio.ensure_future(batcher.run("PING"))
+        await asyncio.sleep(0.1)  # it is on its way, the next ones wait behind it
+        began = asyncio.get_running_loop().time()
+        others = [asyncio.ensure_future(batcher.run("PING")) for _ in range(5)]
+        for result in await asyncio.gather(first, *others, return_exceptions=True):
+            assert isinstance(result, OSError)
+        assert asyncio.get_running_loop().time() - began < 1.8, "and not one time-out after the other"
+        server.signal(signal.SIGCONT)
+        assert await batcher.run("GET", "key") == b"value", "and not the answer to an earlier command"
+
+
 async def test_a_batch_fails_as_a_whole_when_redis_is_gone(client: redis.Redis, server: RedisServer) -> None:
-    batcher = Batcher(client)
+    batcher = Batcher(client, 5)
     await batcher.run("PING")
     server.kill()
     results = await asyncio.gather(*(batcher.run("PING") for _ in range(3)), return_exceptions=True)
