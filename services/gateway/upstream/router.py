@@ -104,7 +104,8 @@ class RouterClient:
             if answer.HasField("placed"):
                 return _placement(answer.placed)
             _raise_refusal(answer.refused)
-            self._mark_down(endpoint, answer.refused.message)
+            # Its own mistake over this request: the others need not go elsewhere.
+            log.warning("router %s could not decide: %s", endpoint.address, answer.refused.message)
         return self._route_alone(request)
 
     def _route_alone(self, request: routing_pb2.RouteRequest) -> Placement:

@@ -261,6 +261,7 @@ class Router(routing_pb2_grpc.RouterServicer):
     workers: list[Worker]
     busy: bool = False
     retry_after_s: int = 7
+    mistaken: bool = False
     empty: bool = False
 
     def __post_init__(self) -> None:
@@ -299,6 +300,8 @@ class Router(routing_pb2_grpc.RouterServicer):
 
     def _route(self, request: routing_pb2.RouteRequest) -> routing_pb2.RouteResponse | routing_pb2.RouteRefusal:
         self.routes.append(request)
+        if self.mistaken:
+            return _refusal(grpc.StatusCode.INTERNAL, "a mistake of the router")
         if self.busy:
             return _refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "no worker became free in time", self.retry_after_s)
         able = [

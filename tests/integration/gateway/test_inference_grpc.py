@@ -106,6 +106,20 @@ async def test_busy_is_resource_exhausted_with_retry_after() -> None:
         assert dict(failure.value.trailing_metadata())["retry-after"] == "7"
 
 
+async def test_a_routers_mistake_over_a_request_costs_neither_it_nor_the_next_one() -> None:
+    async with inference() as (stack, stub):
+        stack.router.mistaken = True
+        for asked in (1, 2):
+            pieces = [
+                piece
+                async for piece in stub.Generate(
+                    pb.GenerateRequest(prompt="a", options=pb.GenerationOptions(max_tokens=4))
+                )
+            ]
+            assert pieces[-1].finish_reason == "length"
+            assert len(stack.router.routes) == asked, "the router is asked again"
+
+
 async def test_a_cancelled_call_cancels_the_worker() -> None:
     worker = Worker("w0", step_s=0.02)
     async with inference([worker]) as (_, stub):

@@ -64,6 +64,10 @@ async def eligible(stub: routing_pb2_grpc.RouterStub, n: int) -> bool:
     return sum(view.eligible for view in (await views(stub)).values()) == n
 
 
+async def lists(stub: routing_pb2_grpc.RouterStub, worker_id: str) -> bool:
+    return worker_id in await views(stub)
+
+
 @pytest.fixture
 async def fleet(redis_server: RedisServer) -> AsyncIterator[Fleet]:
     with ExitStack() as processes:

@@ -21,7 +21,7 @@ from services.router.metrics import RouterMetrics
 from services.router.routing import Placement, Routing
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
-from tests.integration.router.conftest import Fleet, eligible, views
+from tests.integration.router.conftest import Fleet, eligible, lists, views
 from tests.integration.router.processes import until
 
 Routes = SharedCall[pb.RouteFrame, pb.RouteAnswer]
@@ -41,11 +41,7 @@ async def shared_call(router: routing_pb2_grpc.RouterStub) -> AsyncIterator[Rout
 async def test_a_call_ends_when_all_its_requests_are_answered(fleet: Fleet) -> None:
     worker = await fleet.worker("only", phase=worker_pb2.PHASE_LOADING)
     router = await fleet.router(workers=0, QUEUE_TIMEOUT_S="60")
-
-    async def known() -> bool:
-        return "only" in await views(router)
-
-    await until(known)
+    await until(lambda: lists(router, "only"))
 
     async def ask_all() -> list[pb.RouteAnswer]:
         return [answer async for answer in router.RouteMany(frame(f"r{i}", tag=i) for i in range(5))]
@@ -63,11 +59,7 @@ async def test_a_call_ends_when_all_its_requests_are_answered(fleet: Fleet) -> N
 async def test_a_refusal_does_not_wait_for_those_before_it_and_who_gives_up_takes_nothing(fleet: Fleet) -> None:
     worker = await fleet.worker("only", phase=worker_pb2.PHASE_LOADING)
     router = await fleet.router(workers=0, QUEUE_SIZE="1", QUEUE_TIMEOUT_S="60")
-
-    async def known() -> bool:
-        return "only" in await views(router)
-
-    await until(known)
+    await until(lambda: lists(router, "only"))
     async with shared_call(router) as routes:
         first = asyncio.ensure_future(routes.ask(frame("first")))
         await asyncio.sleep(0)  # let it ask

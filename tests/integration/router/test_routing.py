@@ -16,7 +16,7 @@ from ryzanstein.v1 import routing_pb2 as pb
 
 from services.common.ports import free_port
 from services.common.rpc import open_channel
-from tests.integration.router.conftest import Fleet, eligible, views
+from tests.integration.router.conftest import Fleet, eligible, lists, views
 from tests.integration.router.processes import coordinator_process, router_process, until
 
 
@@ -212,11 +212,7 @@ async def test_status_codes_say_what_is_wrong(fleet: Fleet) -> None:
 async def test_waiting_requests_are_placed_when_a_worker_becomes_eligible(fleet: Fleet) -> None:
     worker = await fleet.worker("only", phase=worker_pb2.PHASE_LOADING)
     router = await fleet.router(workers=0, QUEUE_TIMEOUT_S="30")
-
-    async def known() -> bool:
-        return "only" in await views(router)
-
-    await until(known)
+    await until(lambda: lists(router, "only"))
     waiting = [asyncio.ensure_future(router.Route(ask(f"r{i}"))) for i in range(5)]
     await asyncio.sleep(0.1)
     assert not any(task.done() for task in waiting)
