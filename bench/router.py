@@ -147,7 +147,7 @@ async def stack(n_workers: int) -> AsyncIterator[tuple[Routes, psutil.Process]]:
             stub = routing_pb2_grpc.RouterStub(channel)
 
             async def connected() -> bool:
-                workers = (await stub.ListWorkers(routing_pb2.ListWorkersRequest())).workers
+                workers = (await stub.ListWorkers(routing_pb2.ListWorkersRequest(), wait_for_ready=True)).workers
                 print(f"{sum(w.eligible for w in workers)} workers connected", file=sys.stderr)
                 return sum(w.eligible for w in workers) == n_workers
 

@@ -11,9 +11,6 @@ from services.router.pool import Member
 from services.router.routing import Placement
 from services.router.snapshot import WhyNot
 
-# Route answers with the runners-up only; all candidates of a large fleet are what Explain is for.
-ROUTE_CANDIDATES = 4
-
 _BREAKERS = {
     BreakerState.CLOSED: routing_pb2.WorkerView.BREAKER_CLOSED,
     BreakerState.OPEN: routing_pb2.WorkerView.BREAKER_OPEN,
@@ -21,18 +18,14 @@ _BREAKERS = {
 }
 
 
-def decision_message(
-    placed: Placement, policy: str, decode_weight: float, limit: int | None = None
-) -> routing_pb2.Decision:
-    """The decision and the terms of its candidates, cheapest first; `limit` keeps the chosen one among them."""
+def decision_message(placed: Placement, policy: str, decode_weight: float, *, everyone: bool) -> routing_pb2.Decision:
+    """The decision and the terms of the chosen worker, or of `everyone`, the cheapest first."""
     snapshot, query, why_not = placed.snapshot, placed.query, placed.why_not
     chosen = placed.choice
     terms = chosen.terms if chosen else None
     if terms is None:
         terms = cost_terms(snapshot, query, decode_weight)
-    order = _cheapest_first(np.where(why_not == 0, terms.cost_ms, terms.cost_ms + 1e12), limit)
-    if chosen is not None and chosen.index not in order:
-        order[-1] = chosen.index
+    shown = np.lexsort((terms.cost_ms, why_not != 0)).tolist() if everyone or not chosen else [chosen.index]
     return routing_pb2.Decision(
         policy=policy,
         worker_id=snapshot.worker_ids[chosen.index] if chosen else "",
@@ -51,16 +44,9 @@ def decision_message(
                 session_bound=i == query.bound,
                 pulled_tokens=int(terms.pulled_tokens[i]),
             )
-            for i in order
+            for i in shown
         ],
     )
-
-
-def _cheapest_first(costs: np.ndarray[tuple[int], np.dtype[np.float64]], limit: int | None) -> list[int]:
-    if limit is None or limit >= len(costs):
-        return [int(i) for i in costs.argsort(kind="stable")]
-    best = np.argpartition(costs, limit)[:limit]
-    return [int(i) for i in best[costs[best].argsort(kind="stable")]]
 
 
 def worker_view(member: Member, model: str, why_not: int, sessions: int, now: float) -> routing_pb2.WorkerView:

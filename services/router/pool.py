@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from ryzanstein.v1 import worker_pb2
 
 from services.router.breaker import Breaker, BreakerLimits, BreakerState, ejected
-from services.router.snapshot import Floats, Snapshot, WhyNot, hash64
+from services.router.snapshot import Floats, Snapshot, Speeds, WhyNot, hash64
+from services.router.speeds import Told, speeds_of
 
 # A dispatch the worker has not acknowledged for this long was never submitted: its gateway died or gave up.
 UNACKNOWLEDGED_S = 2.0
@@ -22,13 +23,8 @@ SILENT_S = 3.0
 WORK_HALF_LIFE_S = 20.0
 # Below this many requests per worker a step is hardly slower than for one, and unequal shares harm nobody.
 BUSY_LOAD = 4.0
-# In this time half of what was known of an idle worker's step is forgotten.
-STEP_HALF_LIFE_S = 15.0
-# Measured speeds that differ by less are those of equal workers.
-SAME_SPEED = 0.25
-# Until a worker has measured itself, and nobody else of its pool has either.
-ASSUMED_PREFILL_RATE = 2000.0
-ASSUMED_STEP_MS = 20.0
+# For this long speeds that were derived from the workers' words serve all decisions: they change slowly.
+SPEEDS_FRESH_S = 0.02
 
 _PHASES = {
     worker_pb2.PHASE_SERVING: WhyNot.ELIGIBLE,
@@ -91,6 +87,8 @@ class Pool:
         self._unexpired: deque[tuple[float, Member]] = deque()
         self._tripped: dict[str, Member] = {}
         self._work_since = clock()  # when a unit of work last weighed 1
+        self._known_speeds: Speeds | None = None
+        self._speeds_at = 0.0
 
     def add(self, worker_id: str, address: str, limits: BreakerLimits) -> None:
         """A worker joins, not connected yet."""
@@ -111,6 +109,7 @@ class Pool:
         self._renumber()
 
     def _renumber(self) -> None:
+        self._known_speeds = None
         self._ids = tuple(self.members)
         self._identities = np.array([member.identity for member in self.members.values()], dtype=np.uint64)
         for index, member in enumerate(self.members.values()):
@@ -262,21 +261,14 @@ class Pool:
 
     def snapshot(self) -> Snapshot:
         """The pool at this moment."""
-        now = self._clock()
+        now, table = self._clock(), self._table
         self._expire(now)
-        table = self._table.copy()
-        rate = _or_mean(table[_Column.RATE], ASSUMED_PREFILL_RATE)
+        speeds = self._speeds(now)
         queued = table[_Column.QUEUED] + table[_Column.UNACKED_TOKENS]
-        why_not = table[_Column.WHY_NOT].astype(np.uint8)
-        serving = why_not == 0  # comparing with the enum takes five times as long
-        why_not[serving & (queued > self.saturation_s * rate)] = WhyNot.SATURATED
-        why_not[serving & (table[_Column.LAST_SEEN] < now - SILENT_S)] = WhyNot.SILENT
-        tripped = [(member.index, member.breaker) for member in self._tripped.values()]
-        for index in ejected(tripped, len(self._ids), now):
-            why_not[index] = why_not[index] or WhyNot.BREAKER
         load = table[_Column.REQUESTS] + table[_Column.UNACKED]
+        why_not = self._why_not(queued > self.saturation_s * speeds.prefill_rate, now)
         work = table[_Column.WORK] / self._work_weight(now)
-        share = _shares(work / _alike(rate), load, why_not == 0)
+        share = _shares(work / speeds.similar_rate, load, why_not == 0)
         return Snapshot(
             worker_ids=self._ids,
             identities=self._identities,
@@ -285,34 +277,35 @@ class Pool:
             load=load,
             share=share,
             excess=work * (1.0 - 1.0 / np.maximum(share, 1.0)),
-            prefill_rate=rate,
-            step_ms=_renewed(_or_mean(table[_Column.STEP_MS], ASSUMED_STEP_MS), now - table[_Column.STEP_AT]),
-            step_batch=np.maximum(table[_Column.STEP_BATCH], 1.0),
-            max_request_tokens=table[_Column.MAX_TOKENS],
-            kv_bytes_per_token=table[_Column.KV_BYTES],
-            pull_bytes_per_s=table[_Column.PULL_RATE],
+            speeds=speeds,
         )
 
+    def _why_not(self, saturated: NDArray[np.bool_], now: float) -> NDArray[np.uint8]:
+        why_not: NDArray[np.uint8] = self._table[_Column.WHY_NOT].astype(np.uint8)
+        silent = self._table[_Column.LAST_SEEN] < now - SILENT_S
+        for verdict, found in ((WhyNot.SILENT, silent), (WhyNot.SATURATED, saturated)):
+            if np.count_nonzero(found):  # seldom; a masked assignment takes ten times as long
+                why_not[found & (why_not == 0)] = verdict
+        tripped = [(member.index, member.breaker) for member in self._tripped.values()]
+        for index in ejected(tripped, len(self._ids), now):
+            why_not[index] = why_not[index] or WhyNot.BREAKER
+        return why_not
 
-def _renewed(step_ms: Floats, age_s: Floats) -> Floats:
-    """Steps of which the old ones are taken to be more and more like the others' new ones.
-
-    A worker that was slow for a moment, perhaps for its neighbours' sake, and then idle would never be asked again.
-    """
-    weight = np.exp2(-np.minimum(age_s, 1000.0) / STEP_HALF_LIFE_S)
-    known = weight.sum()
-    if known < 1e-3:
-        return step_ms
-    steps: Floats = weight * step_ms + (1.0 - weight) * ((weight * step_ms).sum() / known)
-    return steps
-
-
-def _alike(rates: Floats) -> Floats:
-    """Rates of which those near the median are equal to it: workers of one kind differ by what their prompts were."""
-    if not len(rates):
-        return rates
-    median = np.partition(rates, len(rates) // 2)[len(rates) // 2]  # np.median takes three times as long
-    return np.where(np.abs(rates - median) <= SAME_SPEED * median, median, rates)
+    def _speeds(self, now: float) -> Speeds:
+        """They are half of the work of a decision, which is why they are kept for a moment."""
+        if self._known_speeds is None or now - self._speeds_at >= SPEEDS_FRESH_S:
+            table, self._speeds_at = self._table, now
+            told = Told(
+                prefill_rate=table[_Column.RATE],
+                step_ms=table[_Column.STEP_MS],
+                step_batch=table[_Column.STEP_BATCH],
+                step_age_s=now - table[_Column.STEP_AT],
+                max_request_tokens=table[_Column.MAX_TOKENS],
+                kv_bytes_per_token=table[_Column.KV_BYTES],
+                pull_bytes_per_s=table[_Column.PULL_RATE],
+            )
+            self._known_speeds = speeds_of(told)
+        return self._known_speeds
 
 
 def _shares(work: Floats, load: Floats, eligible: NDArray[np.bool_]) -> Floats:
@@ -324,11 +317,3 @@ def _shares(work: Floats, load: Floats, eligible: NDArray[np.bool_]) -> Floats:
         return np.ones(len(work))
     shares: Floats = work * (n / done)
     return shares
-
-
-def _or_mean(values: Floats, default: float) -> Floats:
-    """Values that are not measured yet (0) are taken to be like the others'."""
-    unknown = values <= 0
-    if not np.count_nonzero(unknown):
-        return values
-    return np.where(unknown, default if unknown.all() else values[~unknown].mean(), values)

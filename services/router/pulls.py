@@ -41,10 +41,9 @@ class Pulls:
 
 
 def worthwhile_pulls(snapshot: Snapshot, query: Query) -> Pulls | None:
-    """The pulls that pay for this request; None when nobody can fetch anything."""
-    matched = query.matched_tokens
-    movable = (snapshot.pull_bytes_per_s > 0) & (snapshot.kv_bytes_per_token > 0)
-    if matched is None or not np.count_nonzero(movable):
+    """The pulls that pay for this request; None when there are none."""
+    matched, speeds = query.matched_tokens, snapshot.speeds
+    if matched is None:
         return None
     held = np.where(_READABLE[snapshot.why_not], matched, 0.0)
     deepest = held.max()
@@ -53,11 +52,12 @@ def worthwhile_pulls(snapshot: Snapshot, query: Query) -> Pulls | None:
     holders = np.flatnonzero(held == deepest)
     source = int(holders[snapshot.queued_tokens[holders].argmin()])
     missing = np.maximum(min(deepest, query.prompt_tokens - 1.0) - matched, 0.0)
-    compute_s = missing / snapshot.prefill_rate
-    steps_s = (snapshot.step_ms + snapshot.step_ms[source]) / 1e3
-    bytes_s = missing * snapshot.kv_bytes_per_token / np.where(movable, snapshot.pull_bytes_per_s, 1.0)
-    transfer_s = LATENCY_S + steps_s + bytes_s
-    pays = movable & (transfer_s * PAYS <= compute_s)
+    compute_s = missing / speeds.prefill_rate
+    steps_s = (speeds.step_ms + speeds.step_ms[source]) / 1e3
+    transfer_s = LATENCY_S + steps_s + missing * speeds.pull_s_per_token
+    pays = transfer_s * PAYS <= compute_s
+    if not np.count_nonzero(pays):
+        return None
     return Pulls(source, np.where(pays, missing, 0.0), np.where(pays, compute_s - transfer_s, 0.0))
 
 

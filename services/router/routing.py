@@ -238,5 +238,5 @@ def _refusal(pool: Pool, *, queue_full: bool) -> UnavailableError | OverloadedEr
 
 def _retry_after_s(pool: Pool, snapshot: Snapshot) -> int:
     """When the first worker will have worked off what saturates it; at least a second."""
-    backlog = float((snapshot.queued_tokens / snapshot.prefill_rate).min()) - pool.saturation_s
+    backlog = float((snapshot.queued_tokens / snapshot.speeds.prefill_rate).min()) - pool.saturation_s
     return max(1, math.ceil(backlog))

@@ -20,7 +20,7 @@ from services.common.rpc import open_channel
 from services.common.tasks import end_tasks
 from services.common.tracing import current_metadata, remote_context
 from services.router.fleet import Fleet, UnavailableError, UnknownModelError
-from services.router.messages import ROUTE_CANDIDATES, decision_message, worker_view
+from services.router.messages import decision_message, worker_view
 from services.router.metrics import RouterMetrics
 from services.router.pulls import pull_hint
 from services.router.routing import OverloadedError, Placement, Routing
@@ -105,7 +105,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         with self._tracer.start_as_current_span("route", context=parent) as span:
             placed = await self._routing.route(request)
             assert placed.binding is not None
-            decision = self._decision(placed, ROUTE_CANDIDATES)
+            decision = self._decision(placed, everyone=False)
             if span.is_recording():
                 span.set_attributes(_attributes(request, decision))
         self._metrics.placed(placed, time.monotonic() - began)
@@ -122,7 +122,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
 
     async def Explain(self, request: routing_pb2.RouteRequest, context: Context) -> routing_pb2.Decision:  # noqa: N802
         """Every candidate's terms, without an effect."""
-        return self._decision(await self._or_abort(context, self._routing.explain(request)), None)
+        return self._decision(await self._or_abort(context, self._routing.explain(request)), everyone=True)
 
     async def Report(  # noqa: N802
         self, requests: AsyncIterator[routing_pb2.Outcome], context: Context
@@ -189,8 +189,8 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         self._metrics.refusals.labels(code.name.lower()).inc()
         return code, retry_after_s
 
-    def _decision(self, placed: Placement, limit: int | None) -> routing_pb2.Decision:
-        return decision_message(placed, self._settings.policy, self._settings.decode_weight, limit)
+    def _decision(self, placed: Placement, *, everyone: bool) -> routing_pb2.Decision:
+        return decision_message(placed, self._settings.policy, self._settings.decode_weight, everyone=everyone)
 
     def _count_session(self, session: tuple[str, str], worker_id: str) -> None:
         self._sessions[session] = worker_id
@@ -214,13 +214,12 @@ def _attributes(request: routing_pb2.RouteRequest, decision: routing_pb2.Decisio
         "route.worker": decision.worker_id,
         "route.queue_ms": decision.queue_ms,
     }
-    for candidate in decision.candidates:
-        if candidate.worker_id == decision.worker_id:
-            attributes |= {
-                "route.queued_tokens": candidate.queued_tokens,
-                "route.matched_tokens": candidate.matched_tokens,
-                "route.ttft_ms": candidate.ttft_ms,
-                "route.itl_ms": candidate.itl_ms,
-                "route.cost_ms": candidate.cost_ms,
-            }
+    for chosen in decision.candidates:
+        attributes |= {
+            "route.queued_tokens": chosen.queued_tokens,
+            "route.matched_tokens": chosen.matched_tokens,
+            "route.ttft_ms": chosen.ttft_ms,
+            "route.itl_ms": chosen.itl_ms,
+            "route.cost_ms": chosen.cost_ms,
+        }
     return attributes

@@ -19,6 +19,9 @@ Hashes = NDArray[np.uint64]
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SHIFT = np.uint64(31)
 
+# Longer than any transfer or computation takes.
+NEVER_S = 1e9
+
 
 class WhyNot(IntEnum):
     """Why a worker is not eligible; 0 is eligible. From `EXCLUDED` on: only while another worker is left."""
@@ -70,8 +73,20 @@ def rendezvous(identities: Hashes, key: int) -> Hashes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Speeds:
+    """How fast the workers are. All arrays are [n_workers] and never written to: snapshots share them."""
+
+    prefill_rate: Floats  # tokens per second, > 0
+    similar_rate: Floats  # the same, where workers that are about equally fast are equal
+    step_ms: Floats  # of a decode step with ...
+    step_batch: Floats  # ... this many requests
+    max_request_tokens: Floats  # 0: unknown
+    pull_s_per_token: Floats  # to get a token's KV from another worker; NEVER_S: it cannot
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """One pool. All arrays are [n_workers] and belong to the snapshot alone."""
+    """One pool. All arrays are [n_workers]."""
 
     worker_ids: tuple[str, ...]
     identities: Hashes  # hash64 of the worker ids
@@ -80,12 +95,7 @@ class Snapshot:
     load: Floats  # requests running, waiting or not yet acknowledged
     share: Floats  # of this router's recent work, 1 is fair; 1 for all while the fleet is not busy
     excess: Floats  # tokens of it beyond the fair share
-    prefill_rate: Floats  # tokens per second, > 0
-    step_ms: Floats  # of a decode step with ...
-    step_batch: Floats  # ... this many requests
-    max_request_tokens: Floats  # 0: unknown
-    kv_bytes_per_token: Floats  # 0: its KV cannot be moved
-    pull_bytes_per_s: Floats  # how fast it gets KV from other workers
+    speeds: Speeds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,7 +152,7 @@ def why_not_for(snapshot: Snapshot, query: Query) -> NDArray[np.uint8]:
     the request is too long, which is a better answer than a time-out.
     """
     hard = snapshot.why_not
-    limits = snapshot.max_request_tokens
+    limits = snapshot.speeds.max_request_tokens
     needed = query.prompt_tokens + max(query.max_tokens, 1)
     small = (limits > 0) & (limits < needed) & (hard == 0)
     fitting = np.where(small, np.uint8(WhyNot.TOO_SMALL), hard) if np.count_nonzero(small) else hard

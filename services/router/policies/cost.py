@@ -37,12 +37,12 @@ def cost_terms(snapshot: Snapshot, query: Query, decode_weight: float) -> Terms:
     matched = query.matched_tokens if query.matched_tokens is not None else np.zeros(len(snapshot.worker_ids))
     # At least one token is computed, however much is cached.
     own = np.maximum(query.prompt_tokens - matched, 1.0)
-    ttft = (snapshot.queued_tokens + own) / snapshot.prefill_rate * 1000.0
+    ttft = (snapshot.queued_tokens + own) / snapshot.speeds.prefill_rate * 1000.0
     pulled, source = np.zeros(len(matched)), -1
     if (pulls := worthwhile_pulls(snapshot, query)) is not None:
         pulled, source, ttft = pulls.tokens, pulls.source, ttft - pulls.saved_s * 1000.0
-    growth = (BATCH_DOUBLES_STEP + snapshot.load + 1.0) / (BATCH_DOUBLES_STEP + snapshot.step_batch)
-    itl = snapshot.step_ms * growth
+    growth = (BATCH_DOUBLES_STEP + snapshot.load + 1.0) / (BATCH_DOUBLES_STEP + snapshot.speeds.step_batch)
+    itl = snapshot.speeds.step_ms * growth
     return Terms(matched, pulled, source, ttft, itl, ttft + decode_weight * _output(query) * itl)
 
 
@@ -78,14 +78,15 @@ class CostPolicy:
         if not query.session_key:
             return Choice(cheapest(costs, snapshot, query.request_key), "lowest cost", terms)
         best = costs.min()
+        known = query.bindings_known and query.bound >= 0
+        bearable = known and costs[query.bound] <= KEEP_FACTOR * best + KEEP_MS
+        if bearable and not self._too_much(snapshot, query, terms):
+            return Choice(query.bound, "session kept", terms)
         near = costs <= EVEN_FACTOR * best + EVEN_MS
         if not query.bindings_known:
             affordable = np.flatnonzero(near)
             scores = rendezvous(snapshot.identities[affordable], query.session_key)
             return Choice(int(affordable[scores.argmax()]), "session hashed", terms)
-        bearable = query.bound >= 0 and costs[query.bound] <= KEEP_FACTOR * best + KEEP_MS
-        if bearable and not self._too_much(snapshot, query, terms):
-            return Choice(query.bound, "session kept", terms)
         idlest = near & (snapshot.share <= snapshot.share[near].min() + SAME_SHARE)
         index = cheapest(np.where(idlest, costs, np.inf), snapshot, query.request_key)
         if index == query.bound:

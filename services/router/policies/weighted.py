@@ -26,7 +26,7 @@ class Weighted:
         eligible = np.flatnonzero(why_not == 0)
         if not len(eligible):
             return None
-        shares = np.cumsum(snapshot.prefill_rate[eligible])
+        shares = np.cumsum(snapshot.speeds.prefill_rate[eligible])
         point = (query.turn * _GOLDEN) % 1.0 * shares[-1]
         place = min(int(np.searchsorted(shares, point, side="right")), len(eligible) - 1)
         return Choice(int(eligible[place]), "its weighted turn")

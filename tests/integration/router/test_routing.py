@@ -32,7 +32,16 @@ async def test_a_request_goes_to_the_less_loaded_worker_and_says_why(fleet: Flee
     assert (placed.worker_id, placed.incarnation, placed.address) == ("idle", idle.incarnation, idle.address)
     assert placed.ticket.router_id == "router-a"
     assert placed.decision.reason == "lowest cost"
-    terms = {c.worker_id: c for c in placed.decision.candidates}
+    assert [c.worker_id for c in placed.decision.candidates] == ["idle"]
+    assert placed.decision.candidates[0].ttft_ms == pytest.approx(10)
+
+
+async def test_explain_names_every_workers_terms_the_cheapest_first(fleet: Fleet) -> None:
+    await fleet.worker("busy", queued_prefill_tokens=50_000)
+    await fleet.worker("idle")
+    explained = (await (await fleet.router(workers=2)).Explain(ask())).candidates
+    assert [c.worker_id for c in explained] == ["idle", "busy"]
+    terms = {c.worker_id: c for c in explained}
     assert terms["busy"].queued_tokens == 50_000
     assert terms["busy"].ttft_ms == pytest.approx(5010)
     assert terms["idle"].ttft_ms == pytest.approx(10)

@@ -12,6 +12,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.router.breaker import BreakerLimits
 from services.router.pool import Pool
 from services.router.snapshot import Query, Snapshot, WhyNot, hash64
+from services.router.speeds import Told, speeds_of
 
 LIMITS = BreakerLimits()
 
@@ -40,12 +41,17 @@ def snapshot_of(workers: Sequence[Worker]) -> Snapshot:
         load=np.array([w.load for w in workers], dtype=float),
         share=np.array([w.share for w in workers], dtype=float),
         excess=np.array([w.excess for w in workers], dtype=float),
-        prefill_rate=np.array([w.rate for w in workers], dtype=float),
-        step_ms=np.array([w.step_ms for w in workers], dtype=float),
-        step_batch=np.ones(len(workers)),
-        max_request_tokens=np.array([w.max_tokens for w in workers], dtype=float),
-        kv_bytes_per_token=np.array([w.kv_bytes for w in workers], dtype=float),
-        pull_bytes_per_s=np.array([w.pull_rate for w in workers], dtype=float),
+        speeds=speeds_of(
+            Told(
+                prefill_rate=np.array([w.rate for w in workers], dtype=float),
+                step_ms=np.array([w.step_ms for w in workers], dtype=float),
+                step_batch=np.ones(len(workers)),
+                step_age_s=np.zeros(len(workers)),
+                max_request_tokens=np.array([w.max_tokens for w in workers], dtype=float),
+                kv_bytes_per_token=np.array([w.kv_bytes for w in workers], dtype=float),
+                pull_bytes_per_s=np.array([w.pull_rate for w in workers], dtype=float),
+            )
+        ),
     )
 
 

@@ -41,7 +41,7 @@ def test_an_excluded_worker_is_chosen_only_when_nobody_else_is_left(
     if index in query.excluded:
         others = [i for i in range(len(snapshot.worker_ids)) if i not in query.excluded and not snapshot.why_not[i]]
         needed = query.prompt_tokens + max(query.max_tokens, 1)
-        assert all(0 < snapshot.max_request_tokens[i] < needed for i in others)
+        assert all(0 < snapshot.speeds.max_request_tokens[i] < needed for i in others)
 
 
 @given(policy_names, situations())
@@ -49,8 +49,8 @@ def test_a_worker_that_is_too_small_is_chosen_only_when_all_are(name: str, situa
     snapshot, query = situation
     index = choose(name, snapshot, query)
     needed = query.prompt_tokens + max(query.max_tokens, 1)
-    if index is not None and 0 < snapshot.max_request_tokens[index] < needed:
-        limits = snapshot.max_request_tokens[snapshot.why_not == 0]
+    if index is not None and 0 < snapshot.speeds.max_request_tokens[index] < needed:
+        limits = snapshot.speeds.max_request_tokens[snapshot.why_not == 0]
         assert ((limits > 0) & (limits < needed)).all()
 
 

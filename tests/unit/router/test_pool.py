@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.router.pool import SILENT_S, UNACKNOWLEDGED_S
+from services.router.pool import SILENT_S, SPEEDS_FRESH_S, UNACKNOWLEDGED_S
 from services.router.snapshot import WhyNot
 from tests.unit.router.fleets import LIMITS, Lab
 
@@ -173,8 +173,8 @@ def test_unmeasured_speeds_are_taken_to_be_like_the_others(lab: Lab) -> None:
     lab.join("new", prefill_tokens_per_s=0, decode_step_ms=0)
     snapshot = lab.pool.snapshot()
     new = snapshot.worker_ids.index("new")
-    assert snapshot.prefill_rate[new] == 10_000
-    assert snapshot.step_ms[new] == 20
+    assert snapshot.speeds.prefill_rate[new] == 10_000
+    assert snapshot.speeds.step_ms[new] == 20
 
 
 def test_an_idle_worker_is_judged_by_its_last_busy_step(lab: Lab) -> None:
@@ -182,7 +182,7 @@ def test_an_idle_worker_is_judged_by_its_last_busy_step(lab: Lab) -> None:
     lab.tell("a", decode_step_ms=40, running=0)
     snapshot = lab.pool.snapshot()
     a = snapshot.worker_ids.index("a")
-    assert (snapshot.step_ms[a], snapshot.step_batch[a], snapshot.load[a]) == (40, 64, 0)
+    assert (snapshot.speeds.step_ms[a], snapshot.speeds.step_batch[a], snapshot.load[a]) == (40, 64, 0)
 
 
 def test_a_snapshot_does_not_change(lab: Lab) -> None:
@@ -236,14 +236,29 @@ def test_what_was_measured_long_ago_gives_way_to_what_others_measure() -> None:
     lab = Lab()
     for worker_id, step_ms in (("idle", 40), ("busy", 10)):
         lab.join(worker_id, decode_step_ms=step_ms, running=4)
-    assert lab.pool.snapshot().step_ms == pytest.approx([40, 10])
+    assert lab.pool.snapshot().speeds.step_ms == pytest.approx([40, 10])
     for _ in range(60):
         lab.clock.now += 1
         lab.tell("idle", decode_step_ms=40)
         lab.tell("busy", decode_step_ms=10, running=4)
-    assert lab.pool.snapshot().step_ms == pytest.approx([13.5, 10.0], abs=0.1)
+    assert lab.pool.snapshot().speeds.step_ms == pytest.approx([13.5, 10.0], abs=0.1)
     lab.tell("idle", decode_step_ms=38, running=1)
-    assert lab.pool.snapshot().step_ms == pytest.approx([38, 10])
+    lab.clock.now += 2 * SPEEDS_FRESH_S
+    assert lab.pool.snapshot().speeds.step_ms == pytest.approx([38, 10], abs=0.1)
+
+
+def test_speeds_serve_the_decisions_of_a_moment_but_a_worker_that_joins_counts_at_once() -> None:
+    lab = Lab()
+    lab.join("a", prefill_tokens_per_s=1000)
+    before = lab.pool.snapshot()
+    lab.tell("a", prefill_tokens_per_s=2000, queued_prefill_tokens=5)
+    soon = lab.pool.snapshot()
+    assert soon.speeds is before.speeds
+    assert soon.queued_tokens == [5]
+    lab.clock.now += 2 * SPEEDS_FRESH_S
+    assert lab.pool.snapshot().speeds.prefill_rate == [2000]
+    lab.join("b", prefill_tokens_per_s=3000)
+    assert lab.pool.snapshot().speeds.prefill_rate.tolist() == [2000, 3000]
 
 
 def test_when_nobody_has_worked_for_long_the_old_measurements_count() -> None:
@@ -251,4 +266,4 @@ def test_when_nobody_has_worked_for_long_the_old_measurements_count() -> None:
     for worker_id, step_ms in (("slow", 40), ("fast", 10)):
         lab.join(worker_id, decode_step_ms=step_ms, running=4)
     lab.clock.now += 3600
-    assert lab.pool.snapshot().step_ms == pytest.approx([40, 10])
+    assert lab.pool.snapshot().speeds.step_ms == pytest.approx([40, 10])

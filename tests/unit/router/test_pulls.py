@@ -44,8 +44,7 @@ def test_a_small_gain_is_not_taken() -> None:
     enough = 3000 * 40_000 / (compute_s / PAYS - LATENCY_S - 2 * STEP_MS / 1e3)
     for pull_rate, tokens in ((enough * 1.001, 3000), (enough * 0.999, 0)):
         pulls = worthwhile_pulls(snapshot_of([worker(pull_rate=pull_rate), worker()]), query_of(0, 3000))
-        assert pulls is not None
-        assert pulls.tokens[0] == tokens
+        assert (pulls.tokens[0] if pulls else 0) == tokens
 
 
 @pytest.mark.parametrize(
@@ -58,9 +57,7 @@ def test_a_small_gain_is_not_taken() -> None:
     ],
 )
 def test_computing_is_chosen_where_it_is_not_clearly_slower(target: Worker, matched: tuple[int, int]) -> None:
-    pulls = worthwhile_pulls(snapshot_of([target, worker()]), query_of(*matched))
-    assert pulls is not None
-    assert pulls.tokens[0] == 0
+    assert worthwhile_pulls(snapshot_of([target, worker()]), query_of(*matched)) is None
 
 
 def test_nobody_knows_or_nobody_has_more() -> None:

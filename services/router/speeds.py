@@ -1,0 +1,73 @@
+"""How fast the workers of a pool are, by what they have measured of themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.router.snapshot import NEVER_S, Floats, Speeds
+
+# In this time half of what was known of an idle worker's step is forgotten.
+STEP_HALF_LIFE_S = 15.0
+# Measured speeds that differ by less are those of equal workers.
+SAME_SPEED = 0.25
+# Until a worker has measured itself, and nobody else of its pool has either.
+ASSUMED_PREFILL_RATE = 2000.0
+ASSUMED_STEP_MS = 20.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Told:
+    """The workers' words, [n_workers]; 0: not known."""
+
+    prefill_rate: Floats
+    step_ms: Floats
+    step_batch: Floats
+    step_age_s: Floats
+    max_request_tokens: Floats
+    kv_bytes_per_token: Floats
+    pull_bytes_per_s: Floats
+
+
+def speeds_of(told: Told) -> Speeds:
+    """What decisions count with; none of the arrays is one of `told`, which may change."""
+    rate = _or_mean(told.prefill_rate, ASSUMED_PREFILL_RATE)
+    movable = (told.pull_bytes_per_s > 0) & (told.kv_bytes_per_token > 0)
+    return Speeds(
+        prefill_rate=rate,
+        similar_rate=_alike(rate),
+        step_ms=_renewed(_or_mean(told.step_ms, ASSUMED_STEP_MS), told.step_age_s),
+        step_batch=np.maximum(told.step_batch, 1.0),
+        max_request_tokens=told.max_request_tokens.copy(),
+        pull_s_per_token=np.where(
+            movable, told.kv_bytes_per_token / np.where(movable, told.pull_bytes_per_s, 1.0), NEVER_S
+        ),
+    )
+
+
+def _renewed(step_ms: Floats, age_s: Floats) -> Floats:
+    """Steps of which the old ones are taken to be more and more like the others' new ones.
+
+    A worker that was slow for a moment, perhaps for its neighbours' sake, and then idle would never be asked again.
+    """
+    weight = np.exp2(-np.minimum(age_s, 1000.0) / STEP_HALF_LIFE_S)
+    known = weight.sum()
+    if known < 1e-3:
+        return step_ms
+    steps: Floats = weight * step_ms + (1.0 - weight) * ((weight * step_ms).sum() / known)
+    return steps
+
+
+def _alike(rates: Floats) -> Floats:
+    """Rates of which those near the median are equal to it: workers of one kind differ by what their prompts were."""
+    if not len(rates):
+        return rates
+    median = np.partition(rates, len(rates) // 2)[len(rates) // 2]  # np.median takes three times as long
+    return np.where(np.abs(rates - median) <= SAME_SPEED * median, median, rates)
+
+
+def _or_mean(values: Floats, default: float) -> Floats:
+    """Values that are not measured yet (0) are taken to be like the others'."""
+    unknown = values <= 0
+    return np.where(unknown, default if unknown.all() else values[~unknown].mean(), values)
