@@ -47,6 +47,11 @@ def scenarios(vocab: int) -> tuple[Scenario, ...]:
     )
 
 
+def chosen(vocab: int, names: list[str]) -> tuple[Scenario, ...]:
+    """Those whose names begin with one of `names`, or all of them."""
+    return tuple(s for s in scenarios(vocab) if not names or s.name.startswith(tuple(names)))
+
+
 def with_seed(load: Load, seed: int) -> Load:
     """The same load with other prompts, so that no round finds the one before in a prefix cache."""
     return Load(**{**asdict(load), "seed": seed})
@@ -61,15 +66,15 @@ async def measure(server: Server, loads: dict[str, Load]) -> dict[str, Summary]:
 
 
 async def compare(
-    homes: dict[str, str], models: dict[str, str], vocab: int, rounds: int, ranks: int, logs: Path
+    homes: dict[str, str], models: dict[str, str], scenarios: tuple[Scenario, ...], rounds: int, ranks: int, logs: Path
 ) -> dict:
     """Measure every scenario on every server, `rounds` times in turns."""
     peers, names = read_peers(), list(homes)
     start_s: dict[str, list[float]] = {name: [] for name in names}
     memory_mib: dict[str, list[float]] = {name: [] for name in names}
-    runs: dict[str, dict[str, list[dict]]] = {s.name: {name: [] for name in names} for s in scenarios(vocab)}
+    runs: dict[str, dict[str, list[dict]]] = {s.name: {name: [] for name in names} for s in scenarios}
     for turn in range(rounds):
-        loads = {s.name: with_seed(s.load, 100 * turn + len(s.name)) for s in scenarios(vocab)}
+        loads = {s.name: with_seed(s.load, 100 * turn + len(s.name)) for s in scenarios}
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             server = await start(peers[name], homes[name], models[peers[name].format], ranks, logs / f"{name}.log")
             try:
@@ -114,12 +119,17 @@ def main(
     peer: Annotated[list[str], typer.Option(help="name=home, again for each server; names are in bench/peers.toml.")],
     rounds: int = 3,
     ranks: Annotated[int, typer.Option(help="Tensor-parallel ranks of Ryzanstein.")] = 2,
+    load: Annotated[
+        list[str] | None, typer.Option(help="How a load's name begins, again for each; all if left out.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write all runs as JSON.")] = None,
 ) -> None:
     """Compare servers on a random checkpoint of SHAPE."""
     homes = dict(entry.split("=", 1) for entry in peer)
     if unknown := set(homes) - set(read_peers()):
         raise typer.BadParameter(f"unknown peers: {', '.join(sorted(unknown))}")
+    if not (loads := chosen(SHAPES[shape].vocab, load or [])):
+        raise typer.BadParameter(f"no load's name begins with {' or '.join(load or [])}")
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / f"llama-{shape}"
         write_checkpoint(SHAPES[shape], checkpoint)
@@ -127,7 +137,7 @@ def main(
         if any(read_peers()[name].format == "gguf" for name in homes):
             models["gguf"] = str(write_gguf(checkpoint, Path(folder) / f"llama-{shape}.gguf"))
         logs = Path(tempfile.mkdtemp(prefix="compare-logs-"))
-        results = asyncio.run(compare(homes, models, SHAPES[shape].vocab, rounds, ranks, logs))
+        results = asyncio.run(compare(homes, models, loads, rounds, ranks, logs))
     results |= {"shape": shape, "ranks": ranks, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     show(results, Console())
     if out:

@@ -48,7 +48,7 @@ class ChatDialect:
     def frame(self, index: int, chunk: Chunk) -> bytes:
         """See :class:`Dialect`."""
         if chunk.finish is None and not self._with_ids and not chunk.tokens:
-            if not chunk.text:
+            if not chunk.ids:
                 return b""
             return b"%b%d%b%b%b" % (self._head, index, self._delta, _encode(chunk.text), self._tail)
         extra: dict[str, Any] = {"token_ids": chunk.ids} if self._with_ids else {}

@@ -98,7 +98,7 @@ class CompletionDialect:
         if self._silent:
             return b"" if chunk.finish is None else self._frame(index, "", None, "length", {})
         if chunk.finish is None and not self._with_ids and not chunk.tokens:
-            if not chunk.text:
+            if not chunk.ids:
                 return b""
             return b'%b%d,"text":%b%b' % (self._head, index, _encode(chunk.text), self._tail)
         extra: dict[str, Any] = {"token_ids": chunk.ids} if self._with_ids else {}

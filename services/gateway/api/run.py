@@ -35,7 +35,10 @@ class Dialect(Protocol):
         """Frames before a choice's first chunk; may be empty."""
 
     def frame(self, index: int, chunk: Chunk) -> bytes:
-        """The frame of a chunk; may be empty when there is nothing to say yet."""
+        """The frame of a chunk; empty when it has no token.
+
+        A token whose text is not certain yet has a frame, too: clients see the pace, and that their stream lives.
+        """
 
     def usage_frame(self, usage: Usage) -> bytes:
         """The last frame, when the client asked for usage."""

@@ -136,3 +136,17 @@ async def test_the_client_retries_what_is_worth_retrying() -> None:
         with pytest.raises(openai.BadRequestError):
             await client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=10_000)
         assert len(stack.router.routes) == routes, "a bad request stays bad"
+
+
+async def test_a_token_whose_text_is_not_certain_yet_is_seen_as_an_empty_piece() -> None:
+    """Half of a character is nothing to show, but the stream goes on: clients that watch its pace see every token."""
+    halves = [byte_level().token_to_id(half) for half in "Ã©"]  # the two bytes of an e with an acute accent
+    accents = Worker("w0", token=lambda _prompt, _seed, position: halves[position % 2], step_s=0.02)
+    async with running_stack([accents]) as stack:
+        ask = {"model": MODEL, "max_tokens": 4, "stream": True}
+        whole = await stack.client.completions.create(prompt=[5] * 6, **ask)
+        assert [chunk.choices[0].text async for chunk in whole] == ["", "é", "", "é"]
+        messages = [{"role": "user", "content": "hi"}]
+        chat = await stack.client.chat.completions.create(messages=messages, **ask)
+        pieces = [chunk.choices[0].delta.content async for chunk in chat]
+    assert pieces[1:] == ["", "é", "", "é"]  # the first one says who speaks
