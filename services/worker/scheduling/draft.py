@@ -19,6 +19,15 @@ class Draft:
     admissions: list[Admission] = field(default_factory=list)
     pressed: bool = False  # a running request found no block: nobody new is admitted
 
+    def add(self, request: Request, end: int, sample: bool, new_blocks: tuple[int, ...]) -> None:
+        """Compute the request's positions up to `end`, and draw the token there if `sample`."""
+        start = request.n_planned
+        request.n_planned = end
+        request.n_pending += sample
+        request.n_in_flight += 1
+        self.budget -= end - start
+        self.work.append((request, Chunk(request.slot, start, end - start, sample, new_blocks)))
+
     def finish(self, step: int, released: list[int]) -> StepPlan:
         """The plan for the ranks."""
         chunks = tuple([chunk for _, chunk in self.work])

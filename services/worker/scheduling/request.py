@@ -79,6 +79,19 @@ class Request:
         """Tokens beyond the prompt that are known."""
         return len(self.token_ids) - self.n_prompt
 
+    @property
+    def ending(self) -> Finish | None:
+        """How it ends with its newest generated token; None when it goes on."""
+        if self.token_ids[-1] in self.sampling.end_token_ids:
+            return Finish.STOP
+        return Finish.LENGTH if len(self.token_ids) >= self.limit else None
+
+    def check(self, block_tokens: int) -> None:
+        """Raise AssertionError when the positions of a running request are out of order."""
+        assert self.n_published * block_tokens <= self.n_written <= self.n_planned
+        assert self.n_planned <= len(self.token_ids) + self.n_pending <= self.limit
+        assert self.n_planned <= len(self.blocks) * block_tokens
+
     def extend_digests(self) -> None:
         """Hash the full blocks that have no digest yet."""
         done = len(self.digests)

@@ -18,7 +18,7 @@ from services.worker.scheduling.config import Counters, SchedulerConfig
 from services.worker.scheduling.draft import Draft, Slots, Work
 from services.worker.scheduling.fairness import CACHED_COST, OUTPUT_COST, PREFILL_COST, TenantLedger
 from services.worker.scheduling.kv_events import KvEventLog
-from services.worker.scheduling.plan import Admission, Chunk, StepPlan, StepResult
+from services.worker.scheduling.plan import Admission, StepPlan, StepResult
 from services.worker.scheduling.preemption import choose_victim, is_protected
 from services.worker.scheduling.prefix_cache import PrefixCache
 from services.worker.scheduling.request import Finish, Output, Request, Status
@@ -170,7 +170,7 @@ class Scheduler:
     def _plan_decodes(self, draft: Draft) -> list[Request]:
         """One row for everyone who needs just one; returns the running requests that need more."""
         prefills = []
-        work, block_tokens = draft.work, self.config.block_tokens
+        block_tokens = self.config.block_tokens
         for request in list(self._running):
             start = request.n_planned
             known = len(request.token_ids) + request.n_pending
@@ -184,11 +184,7 @@ class Scheduler:
                 new_blocks = self._grow(request, draft)
                 if not new_blocks:
                     continue
-            request.n_planned = start + 1
-            request.n_pending += 1
-            request.n_in_flight += 1
-            work.append((request, Chunk(request.slot, start, 1, True, new_blocks)))
-        draft.budget -= len(work)
+            draft.add(request, start + 1, True, new_blocks)
         return prefills
 
     def _plan_prefills(self, draft: Draft, prefills: list[Request]) -> None:
@@ -214,12 +210,7 @@ class Scheduler:
         """As many of the known tokens as the budget allows; their blocks are there since the admission."""
         start, known = request.n_planned, len(request.token_ids)
         end = min(known, start + draft.budget)
-        sample = end == known
-        draft.budget -= end - start
-        request.n_planned = end
-        request.n_pending += sample
-        request.n_in_flight += 1
-        draft.work.append((request, Chunk(request.slot, start, end - start, sample, new_blocks)))
+        draft.add(request, end, end == known, new_blocks)
         self.counters.prefill_tokens += end - start
         self._ledger.charge_known(request, start, end, PREFILL_COST)
 
@@ -285,17 +276,14 @@ class Scheduler:
         start = len(hits) * self.config.block_tokens
         request.n_planned = request.n_written = start
         request.n_published = len(hits)
-        self._account_hits(request, start)
+        self.counters.prefix_hit_tokens += start
+        if request.n_preempted == 0:
+            request.cached_tokens = min(start, request.n_prompt)
+        self._ledger.charge_known(request, 0, start, CACHED_COST)
         self._prefixes.promise(request, len(hits))
         tokens = tuple(request.token_ids)
         draft.admissions.append(Admission(request.slot, request.sampling, tokens, request.n_prompt, request.pool))
         self._plan_chunk(draft, request, tuple(request.blocks))
-
-    def _account_hits(self, request: Request, n_tokens: int) -> None:
-        self.counters.prefix_hit_tokens += n_tokens
-        if request.n_preempted == 0:
-            request.cached_tokens = min(n_tokens, request.n_prompt)
-        self._ledger.charge_known(request, 0, n_tokens, CACHED_COST)
 
     def _make_way(self, head: Request) -> bool:
         """Preempt someone less important than the waiting `head`; returns whether to try again at once."""
@@ -349,12 +337,7 @@ class Scheduler:
         request.token_ids.append(token)
         self.counters.generated_tokens += 1
         self._ledger.charge(request.tenant, OUTPUT_COST)
-        finish = None
-        if token in request.sampling.end_token_ids:
-            finish = Finish.STOP
-        elif len(request.token_ids) >= request.limit:
-            finish = Finish.LENGTH
-        if finish is not None:
+        if (finish := request.ending) is not None:
             self._end(request)
         return Output(request, index, (token,), finish, first, result.logprobs.get(slot) if result.logprobs else None)
 
@@ -403,11 +386,8 @@ class Scheduler:
         held = [request.slot for request in holders]
         assert sorted([*held, *self._slots.free]) == list(range(self.config.max_running)), "slots lost or shared"
         for request in self._running:
-            known = len(request.token_ids) + request.n_pending
             assert request.status is Status.RUNNING
-            assert request.n_published * self.config.block_tokens <= request.n_written <= request.n_planned
-            assert request.n_planned <= known <= request.limit
-            assert request.n_planned <= len(request.blocks) * self.config.block_tokens
+            request.check(self.config.block_tokens)
         for request in self._lingering:
             assert request.n_in_flight > 0
             assert request.status in (Status.RETIRING, Status.DONE)

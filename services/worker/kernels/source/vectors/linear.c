@@ -43,7 +43,8 @@ static void store(const product *p, long row, long column, __m256 low, __m256 hi
     memcpy((bf16 *)p->y + row * p->ldy + column, rounded, n > 0 ? n * sizeof(bf16) : 0);
 }
 
-// `x`: the inputs of `row` and those below it, [rows, k].
+// `x`: the inputs of `row` and those below it, [rows, k]. Few rows wait for the memory, which is why theirs asks for the strips
+// that are next in their place; where sums take longer than that, it only costs.
 INLINE void block(const product *p, const float *x, long row, long strip, int rows, int strips) {
     __m256 sums[ROWS][2 * AT_ONCE], inputs[ROWS];
 #pragma GCC unroll 8
@@ -56,6 +57,7 @@ INLINE void block(const product *p, const float *x, long row, long strip, int ro
         for (int i = 0; i < rows && strips > 1; i++) inputs[i] = _mm256_broadcast_ss(x + i * p->k + k);
 #pragma GCC unroll 8
         for (int s = 0; s < strips; s++) {
+            if (rows < ROWS) _mm_prefetch(w + ((s + AT_ONCE) * p->k + k) * STRIP, _MM_HINT_T1);
             __m256i pairs = _mm256_loadu_si256((const __m256i *)(w + (s * p->k + k) * STRIP));
             __m256 low = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
             __m256 high = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xFFFF0000)));
