@@ -35,7 +35,9 @@ class RouterSettings(ServiceSettings):
     )
     queue_size: int = Field(default=1000, ge=0, description="Requests that may wait for an eligible worker, per model")
     queue_timeout_s: float = Field(
-        default=10.0, ge=0, description="How long one may wait; then 429, or 503 when nobody serves"
+        default=10.0,
+        ge=0,
+        description="How long one may wait, below the gateways' route_timeout_s; then 429, or 503 when nobody serves",
     )
     lookup_timeout_ms: float = Field(
         default=5.0, gt=0, description="A slower coordinator is worth less than its answer"

@@ -12,15 +12,10 @@ import torch
 
 from services.worker.cpu import has_vectors
 from services.worker.kernels.bfloat16 import VECTORS
-from services.worker.kernels.library import float_, long, open_library, pointer
+from services.worker.kernels.library import ATTENTION, AttentionShape, Sequences, call_attention, open_library
 
 HEAD_MULTIPLE, MAX_HEAD_DIM = 8, 256  # of head_dim
-_ARGUMENTS = (
-    *(pointer, long, pointer, long, pointer),
-    *(long, long, long, long, float_, float_, long),
-    *(pointer, pointer, pointer, long, long),
-)
-_SIGNATURES = {"rz_attend": _ARGUMENTS, "rz_attend_float": _ARGUMENTS}
+_SIGNATURES = {"rz_attend": ATTENTION, "rz_attend_float": ATTENTION}
 
 
 class VectorAttention:
@@ -30,25 +25,11 @@ class VectorAttention:
         self._library = library
 
     def attend(
-        self,
-        q: torch.Tensor,
-        out: torch.Tensor,
-        cache: torch.Tensor,
-        shape: tuple[int, int, int, int, float, float, int],
-        sequences: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        self, q: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, shape: AttentionShape, sequences: Sequences
     ) -> None:
-        """Attend with `q` [n, heads * head_dim] over a layer's cache, all float32 or all bfloat16.
-
-        `shape`: n_kv_heads, group, head_dim, block_size, scale, softcap (0: none), window (0: none).
-        `sequences`: row starts [n + 1], context lengths [n], block tables [n, n_blocks], all int64.
-        """
-        starts, lengths, blocks = sequences
+        """Attend with `q` [n, heads * head_dim] over a layer's cache, all float32 or all bfloat16."""
         function = self._library.rz_attend if q.dtype is torch.bfloat16 else self._library.rz_attend_float
-        function(
-            *(q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), cache.data_ptr()),
-            *shape,
-            *(starts.data_ptr(), lengths.data_ptr(), blocks.data_ptr(), blocks.shape[1], blocks.shape[0]),
-        )
+        call_attention(function, q, out, cache, shape, sequences)
 
 
 def open_attention(dtype: torch.dtype, device: torch.device, head_dim: int) -> VectorAttention | None:

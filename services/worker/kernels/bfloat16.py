@@ -13,7 +13,17 @@ from pathlib import Path
 import torch
 
 from services.worker.cpu import has_bfloat16, has_tiles, has_vectors
-from services.worker.kernels.library import float_, int_, long, open_library, pointer
+from services.worker.kernels.library import (
+    ATTENTION,
+    AttentionShape,
+    Sequences,
+    call_attention,
+    float_,
+    int_,
+    long,
+    open_library,
+    pointer,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +43,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "rz_write_rows": (pointer, pointer, pointer, *[long] * 3),
     "rz_gate": (pointer, pointer, long, long, int_),
     "rz_sum": (pointer, pointer, long),
-    "rz_attend": (
-        *(pointer, long, pointer, long, pointer),
-        *(long, long, long, long, float_, float_, long),
-        *(pointer, pointer, pointer, long, long),
-    ),
+    "rz_attend": ATTENTION,
 }
 
 
@@ -131,24 +137,10 @@ class Bfloat16Kernels:
         self._library.rz_sum(ctypes.addressof(group), out.data_ptr(), out.numel())
 
     def attend(
-        self,
-        q: torch.Tensor,
-        out: torch.Tensor,
-        cache: torch.Tensor,
-        shape: tuple[int, int, int, int, float, float, int],
-        sequences: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        self, q: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, shape: AttentionShape, sequences: Sequences
     ) -> None:
-        """Attend with `q` [n, heads * head_dim] over a layer's cache.
-
-        `shape`: n_kv_heads, group, head_dim, block_size, scale, softcap (0: none), window (0: none).
-        `sequences`: row starts [n + 1], context lengths [n], block tables [n, n_blocks], all int64.
-        """
-        starts, lengths, blocks = sequences
-        self._library.rz_attend(
-            *(q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), cache.data_ptr()),
-            *shape,
-            *(starts.data_ptr(), lengths.data_ptr(), blocks.data_ptr(), blocks.shape[1], blocks.shape[0]),
-        )
+        """Attend with `q` [n, heads * head_dim] over a layer's cache."""
+        call_attention(self._library.rz_attend, q, out, cache, shape, sequences)
 
 
 def open_kernels(dtype: torch.dtype, device: torch.device) -> Bfloat16Kernels | None:

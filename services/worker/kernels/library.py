@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import torch
 
 pointer, long, float_, int_ = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 Signatures = Mapping[str, tuple[type, ...]]  # arguments of functions that return nothing
+
+# n_kv_heads, group, head_dim, block_size, scale, softcap (0: none), window (0: none)
+AttentionShape = tuple[int, int, int, int, float, float, int]
+# row starts [n + 1], context lengths [n], block tables [n, n_blocks], all int64
+Sequences = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+ATTENTION = (
+    *(pointer, long, pointer, long, pointer),
+    *(long, long, long, long, float_, float_, long),
+    *(pointer, pointer, pointer, long, long),
+)
 
 _NO_THREADS = -2  # from rz_enable
 
@@ -28,3 +40,20 @@ def open_library(path: Path, signatures: Signatures, threads: int) -> ctypes.CDL
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
     return None if result else library
+
+
+def call_attention(
+    function: Callable[..., None],
+    q: torch.Tensor,
+    out: torch.Tensor,
+    cache: torch.Tensor,
+    shape: AttentionShape,
+    sequences: Sequences,
+) -> None:
+    """Attend with `q` [n, heads * head_dim] over a layer's cache, by a `function` with the arguments `ATTENTION`."""
+    starts, lengths, blocks = sequences
+    function(
+        *(q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), cache.data_ptr()),
+        *shape,
+        *(starts.data_ptr(), lengths.data_ptr(), blocks.data_ptr(), blocks.shape[1], blocks.shape[0]),
+    )
