@@ -60,6 +60,9 @@ class Fleet:
                 if state.worker_id != lease.worker_id:
                     log.warning("%s answers as worker %s, not %s", lease.address, state.worker_id, lease.worker_id)
                     break
+                if state.unchanged and heard:
+                    self._homes[lease.worker_id].heard(lease.worker_id)
+                    continue
                 heard = True
                 self._homes[lease.worker_id].update(lease.worker_id, state, self._router_id)
                 self._changed()

@@ -17,8 +17,8 @@ from services.router.speeds import Told, speeds_of
 
 # A dispatch the worker has not acknowledged for this long was never submitted: its gateway died or gave up.
 UNACKNOWLEDGED_S = 2.0
-# States come at least once a second; a worker that misses three is stopped or cut off.
-SILENT_S = 3.0
+# A worker speaks at least every two seconds; one that misses two such moments is stopped or cut off.
+SILENT_S = 5.0
 # Over what time shares of work are compared: long against a request, short against a shift of load.
 WORK_HALF_LIFE_S = 20.0
 # Below this many requests per worker a step is hardly slower than for one, and unequal shares harm nobody.
@@ -138,6 +138,10 @@ class Pool:
         self._judge(member)
         if member.dispatches and (acked := state.acked.get(router_id, 0)):
             self._acknowledge(member, acked)
+
+    def heard(self, worker_id: str) -> None:
+        """A worker has told that its state is what it was."""
+        self._table[_Column.LAST_SEEN, self.members[worker_id].index] = self._clock()
 
     def _restarted(self, member: Member) -> None:
         self._acknowledge(member, 1 << 64)

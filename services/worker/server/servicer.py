@@ -15,7 +15,7 @@ from services.worker.server.core import WorkerCore
 from services.worker.server.outbox import Outbox
 
 STATE_THROTTLE_S = 0.020
-STATE_HEARTBEAT_S = 1.0
+STATE_HEARTBEAT_S = 2.0
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
@@ -61,11 +61,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def WatchState(  # noqa: N802
         self, request: pb.WatchStateRequest, context: grpc.aio.ServicerContext[pb.WatchStateRequest, pb.WorkerState]
     ) -> AsyncIterator[pb.WorkerState]:
-        """The state now, on every change, and as a heartbeat."""
+        """The state now and on every change; a heartbeat when there was none for a while."""
+        told = pb.WorkerState()
         with self._core.changes.watch() as changed:
             while not self._core.closed:
                 changed.clear()
-                yield self._core.state()
+                state = self._core.state()
+                told.seq = state.seq
+                yield _heartbeat(state) if told == state else state
+                told = state
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(STATE_HEARTBEAT_S):
                         await changed.wait()
@@ -132,3 +136,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                     yield block
         except PullRefusedError as error:
             await context.abort(error.code, str(error))
+
+
+def _heartbeat(state: pb.WorkerState) -> pb.WorkerState:
+    return pb.WorkerState(worker_id=state.worker_id, incarnation=state.incarnation, seq=state.seq, unchanged=True)

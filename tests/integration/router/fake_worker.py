@@ -26,7 +26,7 @@ from services.common.rpc import bind, new_server
 from services.common.tasks import end_tasks
 
 MODEL = "tiny"
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 2.0
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
@@ -131,14 +131,21 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self._watchers.discard(changed)
 
     async def WatchState(self, request, context) -> AsyncIterator[pb.WorkerState]:  # type: ignore[no-untyped-def]  # noqa: N802
+        told = -1
         with self._watch() as changed:
             while True:
                 changed.clear()
                 if not self.stalled.is_set():
-                    yield self.state
+                    yield self.state if self.state.seq != told else self._heartbeat()
+                    told = self.state.seq
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(random.uniform(0.9, 1.0) * HEARTBEAT_S):  # a fleet does not beat in step
                         await changed.wait()
+
+    def _heartbeat(self) -> pb.WorkerState:
+        return pb.WorkerState(
+            worker_id=self.worker_id, incarnation=self.incarnation, seq=self.state.seq, unchanged=True
+        )
 
     async def KvSync(self, request, context) -> AsyncIterator[pb.KvEvents]:  # type: ignore[no-untyped-def]  # noqa: N802
         self.syncs.append(request)

@@ -14,6 +14,7 @@ import pytest
 from ryzanstein.v1 import routing_pb2 as pb
 from ryzanstein.v1 import routing_pb2_grpc
 
+from services.router.pool import SILENT_S
 from tests.integration.router.conftest import Fleet, eligible, views
 from tests.integration.router.processes import router_process, running, until
 
@@ -81,6 +82,16 @@ async def test_a_stopped_worker_is_found_by_its_silence_and_comes_back(fleet: Fl
         await until(lambda: eligible(router, 0))
         process.send_signal(signal.SIGCONT)
         await until(lambda: eligible(router, 1))
+
+
+async def test_an_idle_worker_stays_eligible_with_what_it_last_told(fleet: Fleet) -> None:
+    await fleet.worker("idle", queued_prefill_tokens=7)
+    router = await fleet.router(workers=1)
+    await asyncio.sleep(SILENT_S + 0.5)
+    view = (await views(router))["idle"]
+    assert view.eligible
+    assert view.state.queued_prefill_tokens == 7
+    assert not view.state.unchanged
 
 
 async def test_a_broken_stream_makes_ineligible_until_it_is_back(fleet: Fleet) -> None:

@@ -102,7 +102,7 @@ class Gateway:
     async def wait_state(self, wanted: Callable[[pb.WorkerState], bool], seconds: float = 30) -> pb.WorkerState:
         async with asyncio.timeout(seconds):
             async for state in self.stub.WatchState(pb.WatchStateRequest()):
-                if wanted(state):
+                if not state.unchanged and wanted(state):
                     return state
         raise AssertionError("the stream ended")
 

@@ -172,17 +172,22 @@ async def test_the_state_counts_and_acknowledges(worker: RunningWorker) -> None:
         assert state.kv_blocks_cached > 0
 
 
-async def test_an_idle_worker_beats_once_a_second(worker: RunningWorker) -> None:
+async def test_an_idle_worker_says_every_other_second_that_nothing_has_changed(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
         await gateway.complete([1])
-        seen: list[int] = []
+        await gateway.wait_state(lambda state: state.running == 0)
         stream = gateway.stub.WatchState(pb.WatchStateRequest())
-        began = asyncio.get_running_loop().time()
-        while (state := await stream.read()) and len(seen) < 3:
-            seen.append(state.seq)
-        assert 2.8 < asyncio.get_running_loop().time() - began < 4
-        assert seen == sorted(seen)
+        states, began = [await stream.read()], asyncio.get_running_loop().time()
+        while len(states) < 3:
+            states.append(await stream.read())
+        assert 3.8 < asyncio.get_running_loop().time() - began < 5
+        assert [state.unchanged for state in states] == [False, True, True]
+        assert len({state.incarnation for state in states}) == 1
+        assert states[0].seq < states[1].seq < states[2].seq
+        assert {field.name for field, _ in states[2].ListFields()} == {"worker_id", "incarnation", "seq", "unchanged"}
+        await gateway.complete([2])
+        assert not (await stream.read()).unchanged
 
 
 async def test_too_many_waiting_requests_are_handed_off(redis_url: str) -> None:

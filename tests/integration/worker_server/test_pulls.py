@@ -91,7 +91,7 @@ async def test_a_source_that_is_killed_while_it_reads_costs_no_token(tmp_path: P
             rank.suspend()
             pulled = await from_target.submit(prompt, sampling=GREEDY, pull=hint)
             async with asyncio.timeout(30):
-                while (await from_source.state()).kv_blocks_used == idle:  # noqa: ASYNC110 - told once a second
+                while (await from_source.state()).kv_blocks_used == idle:  # noqa: ASYNC110 - it is told now and then
                     await asyncio.sleep(0.01)
             source.process.kill()
             rank.kill()

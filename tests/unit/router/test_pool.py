@@ -54,6 +54,16 @@ def test_a_silent_worker_is_left_out_until_it_speaks(lab: Lab) -> None:
     assert lab.why_not("b") is WhyNot.SILENT
 
 
+def test_a_worker_that_has_nothing_new_to_say_is_heard_and_what_it_said_stands(lab: Lab) -> None:
+    lab.tell("a", queued_prefill_tokens=100)
+    lab.clock.now += SILENT_S - 0.1
+    lab.pool.heard("a")
+    lab.clock.now += 0.2
+    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    assert lab.why_not("b") is WhyNot.SILENT
+    assert lab.pool.snapshot().queued_tokens[0] == 100
+
+
 def test_own_dispatches_count_until_they_are_acknowledged(lab: Lab) -> None:
     lab.tell("a", queued_prefill_tokens=100)
     lab.pool.book("a", seq=7, tokens=50)
