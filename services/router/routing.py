@@ -23,6 +23,8 @@ from services.router.sessions import Binding, Held, Sessions, SessionsAway
 from services.router.snapshot import Choice, Floats, Policy, Query, Snapshot, WhyNot, hash64, why_not_for
 from services.router.waiting import QueueFullError, WaitingQueue
 
+# A caller hears that there is no place before it gives up: it would take this router for dead.
+PATIENCE_USED = 0.9
 # A session that two routers fight over is settled after a try or two: the winner is live.
 BIND_ATTEMPTS = 3
 
@@ -130,9 +132,13 @@ class Routing:
         if not queue and (placed := self._book(pool, request, known)):
             return placed
         began = time.monotonic()
+        patience_s = request.timeout_ms / 1000 * PATIENCE_USED or self.queue_timeout_s
         try:
             placed = await queue.wait(
-                request.tenant, request.priority, lambda: self._book(pool, request, known), self.queue_timeout_s
+                request.tenant,
+                request.priority,
+                lambda: self._book(pool, request, known),
+                min(self.queue_timeout_s, patience_s),
             )
         except (QueueFullError, TimeoutError) as error:
             raise _refusal(pool, queue_full=isinstance(error, QueueFullError)) from error

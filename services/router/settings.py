@@ -37,7 +37,7 @@ class RouterSettings(ServiceSettings):
     queue_timeout_s: float = Field(
         default=10.0,
         ge=0,
-        description="How long one may wait, below the gateways' route_timeout_s; then 429, or 503 when nobody serves",
+        description="How long one may wait, at most nine tenths of the gateway's route_timeout_s; then 429, or 503",
     )
     lookup_timeout_ms: float = Field(
         default=5.0, gt=0, description="A slower coordinator is worth less than its answer"

@@ -92,6 +92,7 @@ class RouterClient:
 
     async def route(self, request: routing_pb2.RouteRequest) -> Placement:
         """Decide where a request runs; raises :class:`NoWorkerError`."""
+        request.timeout_ms = int(self._route_timeout_s * 1000)
         for endpoint in self._by_health():
             if not await self._reachable(endpoint):
                 continue

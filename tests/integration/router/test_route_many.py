@@ -8,12 +8,14 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 import grpc
+import pytest
 from prometheus_client import CollectorRegistry
 from ryzanstein.v1 import routing_pb2 as pb
 from ryzanstein.v1 import routing_pb2_grpc, worker_pb2
 
 from services.common.rpc import bind, new_server, open_channel
 from services.common.shared_call import SharedCall
+from services.gateway.upstream.router import NoWorkerError, RouterClient
 from services.router.breaker import BreakerLimits
 from services.router.fleet import Fleet as Workers
 from services.router.fleet import UnavailableError
@@ -22,7 +24,7 @@ from services.router.routing import Placement, Routing
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
 from tests.integration.router.conftest import Fleet, eligible, lists, views
-from tests.integration.router.processes import until
+from tests.integration.router.processes import router_process, until
 
 Routes = SharedCall[pb.RouteFrame, pb.RouteAnswer]
 
@@ -102,3 +104,16 @@ async def test_a_decision_that_fails_says_so_and_leaves_the_others_alone() -> No
         assert good.refused.code == grpc.StatusCode.UNAVAILABLE.value[0]
         assert not routes.broken
     await server.stop(None)
+
+
+async def test_a_gateway_less_patient_than_the_queue_hears_that_there_is_no_place(fleet: Fleet) -> None:
+    """And does not take the router for dead, which would send its other requests away."""
+    await fleet.worker("only", queued_prefill_tokens=1_000_000)
+    service = fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="60"))
+    router = await fleet.stub(service)
+    await until(lambda: lists(router, "only"))
+    client = RouterClient((service.address,), route_timeout_s=1.0, unknown_timeout_s=5.0)
+    with pytest.raises(NoWorkerError, match="no worker became free in time") as refused:
+        await client.route(pb.RouteRequest(request_id="r", prompt_tokens=100))
+    assert not refused.value.pool_empty
+    await client.close()

@@ -218,6 +218,15 @@ async def test_status_codes_say_what_is_wrong(fleet: Fleet) -> None:
     assert empty.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_who_waits_is_refused_before_its_caller_gives_up(fleet: Fleet) -> None:
+    await fleet.worker("only", queued_prefill_tokens=1_000_000)
+    router = await fleet.router(workers=0, QUEUE_TIMEOUT_S="60")
+    await until(lambda: lists(router, "only"))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await router.Route(ask(timeout_ms=1000), timeout=1)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 async def test_waiting_requests_are_placed_when_a_worker_becomes_eligible(fleet: Fleet) -> None:
     worker = await fleet.worker("only", phase=worker_pb2.PHASE_LOADING)
     router = await fleet.router(workers=0, QUEUE_TIMEOUT_S="30")
