@@ -1,11 +1,11 @@
 """Decisions per second and their latency of one router process over many workers.
 
-    python bench/router.py [--workers 1000] [--rate 500] [--seconds 5]
+    python bench/router.py [--workers 1000] [--rate 500] [--seconds 5] [--rounds 3]
 
 Workers are real gRPC servers without a model, in a process of their own; Redis, coordinator and router are real
 processes. The router has the first core to itself; everything else is on the other cores, where the workers give way to
 the rest. Latency is seen from a client on the same machine, which asks as gateways do, over one call: it includes gRPC
-on both sides.
+on both sides. What that alone takes is shown first: a service on the router's core that answers without a decision.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import statistics
 import subprocess
@@ -22,7 +21,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import redis.asyncio as redis
@@ -33,15 +31,18 @@ from bench.reading import Reading, higher, lower, write_readings
 from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
 from services.common.leases import BEAT_S, LEASE_TTL_S
-from services.common.rpc import open_channel
+from services.common.ports import free_port
+from services.common.rpc import bind, new_server, open_channel
 from services.common.shared_call import SharedCall
 from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running, until
 
 PREFIX = list(range(1, 65))  # the shared system prompt: 1,024 tokens
 LEASES_AT_ONCE = 25
+Row = dict[str, float]
 Routes = SharedCall[routing_pb2.RouteFrame, routing_pb2.RouteAnswer]
 HOLDERS = 20  # workers that have it cached
+EMPTY = "no decision: an empty service"
 # How many sessions take turns: the few are all bound during the warm-up, the many are each new when they come.
 KINDS = {"plain": 0, "session and prefix": 200, "new session and prefix": 1 << 30}
 
@@ -68,6 +69,25 @@ async def serve_workers(redis_url: str, n: int) -> None:
                     pipe.zadd(keys.workers, {worker.worker_id: time.time() for worker in some})
                     await pipe.execute()
                 await asyncio.sleep(2 * BEAT_S * len(some) / n)
+
+
+class EmptyService(routing_pb2_grpc.RouterServicer):
+    """Answers every request with the same worker."""
+
+    async def RouteMany(self, frames, context):  # type: ignore[no-untyped-def]  # noqa: N802, D102
+        async for frame in frames:
+            placed = routing_pb2.RouteResponse(worker_id="worker-1", incarnation="0" * 32, address="127.0.0.1:1")
+            yield routing_pb2.RouteAnswer(tag=frame.tag, placed=placed)
+
+
+async def serve_nothing(port: int) -> None:
+    """The empty service; runs until killed."""
+    server = new_server()
+    routing_pb2_grpc.add_RouterServicer_to_server(EmptyService(), server)
+    bind(server, "127.0.0.1", port)
+    await server.start()
+    freeze_started()
+    await asyncio.Event().wait()
 
 
 def request(i: int, sessions: int) -> routing_pb2.RouteRequest:
@@ -157,40 +177,66 @@ async def stack(n_workers: int) -> AsyncIterator[tuple[Routes, psutil.Process]]:
             await routes.close()
 
 
-async def measure(options: argparse.Namespace) -> dict[str, object]:
-    """All numbers."""
-    results: dict[str, object] = {"workers": options.workers, "rate": options.rate}
-    async with stack(options.workers) as (routes, process):
+@contextlib.asynccontextmanager
+async def empty_service() -> AsyncIterator[tuple[Routes, psutil.Process]]:
+    """The same for a service that decides nothing, on the router's core."""
+    port = free_port()
+    with on({min(os.sched_getaffinity(0))}):
+        process = subprocess.Popen([sys.executable, __file__, "--empty", str(port)])  # noqa: ASYNC220
+    try:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            await asyncio.wait_for(channel.channel_ready(), 30)
+            routes: Routes = SharedCall(routing_pb2_grpc.RouterStub(channel).RouteMany)
+            yield routes, psutil.Process(process.pid)
+            await routes.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def measure_once(routes: Routes, process: psutil.Process, sessions: int, options: argparse.Namespace) -> Row:
+    """One kind of request, once."""
+
+    async def route(i: int) -> object:
+        async with asyncio.timeout(10):
+            return await routes.ask(routing_pb2.RouteFrame(route=request(i, sessions)))
+
+    await paced(route, options.rate, 1)
+    cpu_before = sum(process.cpu_times()[:2])
+    latencies = await paced(route, options.rate, options.seconds)
+    cpu_s = sum(process.cpu_times()[:2]) - cpu_before
+    cuts = statistics.quantiles(latencies, n=1000)
+    return {
+        "p50_ms": cuts[499],
+        "p99_ms": cuts[989],
+        "p99.9_ms": cuts[998],
+        "cpu_ms": cpu_s / len(latencies) * 1000,
+        "flat_out_per_s": await flat_out(route, options.seconds, clients=16),
+    }
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Row]:
+    """Medians over the rounds, in which all kinds take turns."""
+    rows: dict[str, list[Row]] = {kind: [] for kind in (EMPTY, *KINDS)}
+    async with stack(options.workers) as router, empty_service() as empty:
         freeze_started()  # a full collection of the client would pass for the router's pause
-        for name, sessions in KINDS.items():
-
-            async def route(i: int, sessions: int = sessions) -> object:
-                async with asyncio.timeout(10):
-                    return await routes.ask(routing_pb2.RouteFrame(route=request(i, sessions)))
-
-            await paced(route, options.rate, 1)
-            cpu_before = sum(process.cpu_times()[:2])
-            latencies = await paced(route, options.rate, options.seconds)
-            cpu_s = sum(process.cpu_times()[:2]) - cpu_before
-            cuts = statistics.quantiles(latencies, n=1000)
-            results[name] = {
-                "p50_ms": round(cuts[499], 2),
-                "p99_ms": round(cuts[989], 2),
-                "p99.9_ms": round(cuts[998], 2),
-                "cpu_ms": round(cpu_s / len(latencies) * 1000, 2),
-                "flat_out_per_s": round(await flat_out(route, options.seconds, clients=16)),
-            }
-    return results
+        for _ in range(options.rounds):
+            rows[EMPTY].append(await measure_once(*empty, 0, options))
+            for kind, sessions in KINDS.items():
+                rows[kind].append(await measure_once(*router, sessions, options))
+    return {
+        kind: {name: statistics.median(row[name] for row in some) for name in some[0]} for kind, some in rows.items()
+    }
 
 
-def readings(results: dict[str, Any]) -> list[Reading]:
+def readings(rows: dict[str, Row], options: argparse.Namespace) -> list[Reading]:
     """The same as data."""
     found = []
-    for kind in KINDS:
-        row, name = results[kind], f"router/{results['workers']} workers, {results['rate']:g}/s, {kind}"
-        found += [lower(f"{name}/decision {cut}", row[f"{cut}_ms"], "ms") for cut in ("p50", "p99")]
-        found.append(lower(f"{name}/CPU per decision", row["cpu_ms"], "ms"))
-        found.append(higher(f"{name}/flat out", row["flat_out_per_s"], "decisions/s"))
+    for kind, row in rows.items():
+        name = f"router/{options.workers} workers, {options.rate:g}/s, {kind}"
+        found += [lower(f"{name}/decision {cut}", round(row[f"{cut}_ms"], 2), "ms") for cut in ("p50", "p99")]
+        found.append(lower(f"{name}/CPU per decision", round(row["cpu_ms"], 2), "ms"))
+        found.append(higher(f"{name}/flat out", round(row["flat_out_per_s"]), "decisions/s"))
     return found
 
 
@@ -200,21 +246,28 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--rate", type=float, default=500, help="paced decisions per second")
     parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--rounds", type=int, default=1, help="how often each kind of request is measured")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the readings there")
     parser.add_argument("--serve", metavar="REDIS_URL", help=argparse.SUPPRESS)
+    parser.add_argument("--empty", type=int, metavar="PORT", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         uvloop.run(serve_workers(options.serve, options.workers))
-        return
-    results = uvloop.run(measure(options))
-    print(f"{options.workers} workers, {options.rate:.0f} decisions/s offered")
-    print(f"{'requests':22}{'p50 ms':>10}{'p99 ms':>10}{'p99.9 ms':>10}{'CPU ms':>10}{'flat out /s':>14}")
-    for name, row in results.items():
-        if isinstance(row, dict):
-            print(f"{name:22}" + "".join(f"{row[k]:>{w}}" for k, w in zip(row, (10, 10, 10, 10, 14), strict=True)))
-    print(json.dumps(results))
+    elif options.empty:
+        uvloop.run(serve_nothing(options.empty))
+    else:
+        show(uvloop.run(measure(options)), options)
+
+
+def show(rows: dict[str, Row], options: argparse.Namespace) -> None:
+    """Print the table; write it where that is wanted."""
+    print(f"{options.workers} workers, {options.rate:.0f} decisions/s offered, median of {options.rounds}")
+    print(f"{'requests':32}{'p50 ms':>10}{'p99 ms':>10}{'p99.9 ms':>10}{'CPU ms':>10}{'flat out /s':>14}")
+    for kind, row in rows.items():
+        *times, rate = row.values()
+        print(f"{kind:32}" + "".join(f"{value:>10.2f}" for value in times) + f"{rate:>14.0f}")
     if options.json:
-        write_readings(options.json, readings(results))
+        write_readings(options.json, readings(rows, options))
 
 
 if __name__ == "__main__":
