@@ -66,15 +66,15 @@ async def measure(server: Server, loads: dict[str, Load]) -> dict[str, Summary]:
 
 
 async def compare(
-    homes: dict[str, str], models: dict[str, str], scenarios: tuple[Scenario, ...], rounds: int, ranks: int, logs: Path
+    homes: dict[str, str], models: dict[str, str], wanted: tuple[Scenario, ...], rounds: int, ranks: int, logs: Path
 ) -> dict:
     """Measure every scenario on every server, `rounds` times in turns."""
     peers, names = read_peers(), list(homes)
     start_s: dict[str, list[float]] = {name: [] for name in names}
     memory_mib: dict[str, list[float]] = {name: [] for name in names}
-    runs: dict[str, dict[str, list[dict]]] = {s.name: {name: [] for name in names} for s in scenarios}
+    runs: dict[str, dict[str, list[dict]]] = {s.name: {name: [] for name in names} for s in wanted}
     for turn in range(rounds):
-        loads = {s.name: with_seed(s.load, 100 * turn + len(s.name)) for s in scenarios}
+        loads = {s.name: with_seed(s.load, 100 * turn + len(s.name)) for s in wanted}
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             server = await start(peers[name], homes[name], models[peers[name].format], ranks, logs / f"{name}.log")
             try:
