@@ -1,4 +1,4 @@
-"""Our attention kernel for CPUs with AVX2, by itself: for float32, and for bfloat16 where torch serves all else.
+"""Our attention kernel for CPUs with AVX2, by itself: for float32, and for bfloat16 where tiles do not serve.
 
 A row's bits depend on that row alone, whatever the number of rows.
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from services.worker.cpu import has_vectors
-from services.worker.kernels.bfloat16 import VECTORS
+from services.worker.cpu import has_pairs, has_vectors
+from services.worker.kernels.bfloat16 import PAIRS, VECTORS
 from services.worker.kernels.library import ATTENTION, AttentionShape, Sequences, call_attention, open_library
 
 HEAD_MULTIPLE, MAX_HEAD_DIM = 8, 256  # of head_dim
@@ -40,7 +40,8 @@ def open_attention(dtype: torch.dtype, device: torch.device, head_dim: int) -> V
     fits = head_dim % HEAD_MULTIPLE == 0 and head_dim <= MAX_HEAD_DIM
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or not fits or not has_vectors():
         return None
-    return load_library(VECTORS, torch.get_num_threads())
+    # The library that multiplies there, too: a second one would have threads of its own.
+    return load_library(PAIRS if has_pairs() else VECTORS, torch.get_num_threads())
 
 
 def load_library(path: Path, threads: int) -> VectorAttention | None:

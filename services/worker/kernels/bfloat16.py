@@ -1,4 +1,4 @@
-"""Our bfloat16 kernels for CPUs, and whether they are for this one: for tile registers (AMX), or else for AVX2.
+"""Our bfloat16 kernels for CPUs, and which are for this one: for tile registers (AMX), or AVX-512, or AVX2.
 
 A row's bits depend on that row alone, whatever the number of rows. All tensors are bfloat16 on CPU with contiguous
 last dimensions unless said otherwise; their shapes are the caller's promise.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from services.worker.cpu import has_bfloat16, has_tiles, has_vectors
+from services.worker.cpu import has_pairs, has_tiles, has_vectors
 from services.worker.kernels.library import (
     ATTENTION,
     AttentionShape,
@@ -27,7 +27,8 @@ from services.worker.kernels.library import (
 
 logger = logging.getLogger(__name__)
 
-TILES, VECTORS = (Path(__file__).with_name(f"librz_{name}.so") for name in ("tiles", "vectors"))
+TILES, PAIRS, VECTORS = (Path(__file__).with_name(f"librz_{name}.so") for name in ("tiles", "pairs", "vectors"))
+_MADE_FOR = {TILES.stem: "AMX tiles", PAIRS.stem: "AVX-512 bfloat16", VECTORS.stem: "AVX2"}
 TILE_K = 32  # linear layers and heads are multiples of it
 MAX_HEAD_DIM = 256
 _STRIP = 64  # outputs of a packed weight are padded to a multiple of it
@@ -59,8 +60,9 @@ class SharedGroup(ctypes.Structure):
 class Bfloat16Kernels:
     """The compiled kernels, called with tensors."""
 
-    def __init__(self, library: ctypes.CDLL, *, tiles: bool) -> None:
-        self.tiles = tiles  # whose heads are multiples of 32 values and whose blocks of 16 positions
+    def __init__(self, library: ctypes.CDLL, name: str) -> None:
+        self.made_for = _MADE_FOR[name]
+        self.tiles = name == TILES.stem  # whose heads are multiples of 32 values and whose blocks of 16 positions
         library.rz_publish.argtypes = (pointer, pointer, long, ctypes.c_uint64, long)
         library.rz_publish.restype = int_
         self._library = library
@@ -150,7 +152,8 @@ def open_kernels(dtype: torch.dtype, device: torch.device) -> Bfloat16Kernels | 
     """
     if _why_not(dtype, device) is not None:
         return None
-    kernels = load_library(TILES if has_tiles() else VECTORS, torch.get_num_threads())
+    best = TILES if has_tiles() else PAIRS if has_pairs() else VECTORS
+    kernels = load_library(best, torch.get_num_threads())
     if kernels is None:
         logger.warning("%s: torch's kernels serve, at a fraction of the speed", _REFUSED)
     return kernels
@@ -162,13 +165,14 @@ def load_library(path: Path, threads: int) -> Bfloat16Kernels | None:
     Raises RuntimeError when it is missing, or when there are no threads.
     """
     library = open_library(path, _SIGNATURES, threads)
-    return None if library is None else Bfloat16Kernels(library, tiles=path.name.startswith(TILES.stem))
+    name = next(name for name in _MADE_FOR if path.name.startswith(name))
+    return None if library is None else Bfloat16Kernels(library, name)
 
 
 def explain(kernels: Bfloat16Kernels | None, dtype: torch.dtype, device: torch.device) -> str:
     """Say whose kernels serve, and why, of what `open_kernels` returned."""
     if kernels is not None:
-        return "ours for AMX tiles" if kernels.tiles else "ours for AVX2"
+        return f"ours for {kernels.made_for}"
     return f"torch's, because {_why_not(dtype, device) or _REFUSED}"
 
 
@@ -178,8 +182,4 @@ def _why_not(dtype: torch.dtype, device: torch.device) -> str | None:
         return f"the device is {device.type}"
     if dtype is not torch.bfloat16:
         return f"the dtype is {str(dtype).removeprefix('torch.')}"
-    if has_tiles():
-        return None
-    if has_bfloat16():
-        return "this CPU has no AMX tiles, but AVX-512 for bfloat16"
-    return None if has_vectors() else "this CPU has neither AMX tiles nor AVX2"
+    return None if has_tiles() or has_vectors() else "this CPU has neither AMX tiles nor AVX2"

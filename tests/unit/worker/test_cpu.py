@@ -16,8 +16,9 @@ from services.worker.server.startup import group_config
 MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"  # in bfloat16
 WESTMERE = "flags\t\t: fpu sse2 sse4_2"
 ZEN_3 = f"{WESTMERE} avx2 fma f16c bmi2"
-SKYLAKE = ZEN_3 + " avx512f avx512bw avx512vl avx512dq"
-SAPPHIRE_RAPIDS = SKYLAKE + " avx512_bf16 amx_tile amx_bf16"
+SKYLAKE = ZEN_3 + " avx512f avx512bw avx512cd avx512vl avx512dq"
+COOPER_LAKE = SKYLAKE + " avx512_vnni avx512_bf16"
+SAPPHIRE_RAPIDS = COOPER_LAKE + " amx_tile amx_bf16"
 SIERRA_FOREST = ZEN_3 + " avx_ne_convert"
 GRAVITON_2 = "Features\t: fp asimd"
 GRAVITON_3 = GRAVITON_2 + " bf16 sve"
@@ -42,15 +43,20 @@ def test_a_cpu_that_is_slow_in_bfloat16_serves_float32_unless_told_otherwise(mac
     assert dtype(device="cuda") == "bfloat16"
 
 
-@pytest.mark.parametrize("machine", [ZEN_3, SKYLAKE, SAPPHIRE_RAPIDS, SIERRA_FOREST, GRAVITON_3], indirect=True)
+@pytest.mark.parametrize(
+    "machine", [ZEN_3, SKYLAKE, COOPER_LAKE, SAPPHIRE_RAPIDS, SIERRA_FOREST, GRAVITON_3], indirect=True
+)
 def test_a_cpu_that_is_not_serves_it_unless_told_otherwise(machine: None) -> None:
     assert dtype(device="cpu") == "bfloat16"
     assert dtype(device="cpu", dtype="float32") == "float32"
 
 
-@pytest.mark.parametrize("machine", [SKYLAKE, SAPPHIRE_RAPIDS], indirect=True)
-def test_tiles_need_all_of_their_flags(machine: None, request: pytest.FixtureRequest) -> None:
-    assert cpu.has_tiles() == ("amx_tile" in request.node.callspec.params["machine"])
+@pytest.mark.parametrize("machine", [WESTMERE, ZEN_3, SKYLAKE, COOPER_LAKE, SAPPHIRE_RAPIDS], indirect=True)
+def test_each_kind_of_kernels_needs_all_of_its_flags(machine: None, request: pytest.FixtureRequest) -> None:
+    flags = request.node.callspec.params["machine"]
+    assert cpu.has_tiles() == ("amx_tile" in flags)
+    assert cpu.has_pairs() == ("avx512_bf16" in flags)
+    assert cpu.has_vectors() == ("avx2" in flags)
 
 
 def test_what_this_cpu_is_said_to_do_is_what_onednn_says() -> None:

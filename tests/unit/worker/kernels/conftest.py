@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.cpu import has_tiles, has_vectors
+from services.worker.cpu import has_pairs, has_tiles, has_vectors
 from services.worker.kernels import attention, bfloat16
-from services.worker.kernels.bfloat16 import TILES, VECTORS, Bfloat16Kernels
+from services.worker.kernels.bfloat16 import PAIRS, TILES, VECTORS, Bfloat16Kernels
 
 OnThreads = Callable[[int], Bfloat16Kernels]
 Load = Callable[[str, int], Any]
+
+LIBRARIES = {"tiles": TILES, "pairs": PAIRS, "vectors": VECTORS}
+_RUNS = {
+    TILES: (has_tiles, "tile registers (AMX)"),
+    PAIRS: (has_pairs, "AVX-512 for bfloat16"),
+    VECTORS: (has_vectors, "AVX2"),
+}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,8 +33,9 @@ def _one_thread() -> None:
 
 def need(library: Path) -> None:
     """Skip where the CPU cannot run it."""
-    if not (has_tiles() if library is TILES else has_vectors()):
-        pytest.skip(f"this CPU has no {'tile registers (AMX)' if library is TILES else 'AVX2'}")
+    can, what = _RUNS[library]
+    if not can():
+        pytest.skip(f"this CPU has no {what}")
 
 
 @pytest.fixture(scope="session")
@@ -37,18 +45,19 @@ def amx() -> None:
 
 @pytest.fixture(scope="session")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
-    """What "tiles", "vectors" or "attention" stands for, on as many threads.
+    """The kernels of "tiles", "pairs" or "vectors", or the attention alone of "pairs_alone" or "vectors_alone".
 
-    A pool never shrinks, so every number of threads gets a copy of the library with a pool of its own.
+    On as many threads: a pool never shrinks, so every number gets a copy of the library with a pool of its own.
     """
     folder, opened = tmp_path_factory.mktemp("kernels"), dict[tuple[str, int], Any]()
 
     def load(what: str, threads: int) -> Any:
-        library = TILES if what == "tiles" else VECTORS
+        name, _, alone = what.partition("_")
+        library = LIBRARIES[name]
         need(library)
         if (what, threads) not in opened:
             copy = Path(shutil.copy(library, folder / f"{library.stem}_{what}_on_{threads}.so"))
-            module = attention if what == "attention" else bfloat16
+            module = attention if alone else bfloat16
             opened[what, threads] = module.load_library(copy, threads)
             assert opened[what, threads] is not None
         return opened[what, threads]
@@ -56,7 +65,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     return load
 
 
-@pytest.fixture(scope="session", params=["tiles", "vectors"])
+@pytest.fixture(scope="session", params=LIBRARIES)
 def on_threads(request: pytest.FixtureRequest, load: Load) -> OnThreads:
     load(request.param, 1)
     return functools.partial(load, request.param)

@@ -76,7 +76,10 @@ class Kind:
         return HALF_ULP * 1.01 if self.tiles else 0.0
 
 
-@pytest.fixture(params=["tiles-bfloat16", "vectors-bfloat16", "attention-bfloat16", "attention-float32"])
+_KINDS = ("tiles", "pairs", "pairs_alone", "vectors", "vectors_alone")
+
+
+@pytest.fixture(params=[*(f"{what}-bfloat16" for what in _KINDS), "pairs_alone-float32", "vectors_alone-float32"])
 def kind(request: pytest.FixtureRequest, load: Load) -> Kind:
     what, dtype = request.param.split("-")
     load(what, 3)

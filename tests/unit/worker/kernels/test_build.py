@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.worker.kernels import attention, bfloat16, build
-from services.worker.kernels.bfloat16 import TILES, VECTORS
+from services.worker.kernels.bfloat16 import PAIRS, TILES, VECTORS
 
 PROJECT = Path(__file__).resolve().parents[4]
 needs_compiler = pytest.mark.skipif(
@@ -59,7 +59,7 @@ def test_without_a_compiler_one_is_asked_of_the_package_registry(
 def test_a_compiler_is_enough(folder: Path) -> None:
     assert build.required_packages() == []
     build.build_kernels()
-    assert {path.name for path in folder.glob("*.so*")} == {TILES.name, VECTORS.name}
+    assert {path.name for path in folder.glob("*.so*")} == {TILES.name, PAIRS.name, VECTORS.name}
 
 
 @needs_compiler
@@ -91,9 +91,9 @@ def test_other_machines_need_nothing_and_get_nothing(
 
 
 @pytest.mark.skipif((platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="no kernels here")
-@pytest.mark.parametrize("library", [TILES, VECTORS], ids=["tiles", "vectors"])
+@pytest.mark.parametrize("library", [TILES, PAIRS, VECTORS], ids=["tiles", "pairs", "vectors"])
 def test_the_installation_has_them(library: Path) -> None:
     """Also where the CPU could not run them: the libraries are made for where they will run."""
     assert library.exists(), "run `make kernels`"
-    names = {*bfloat16._SIGNATURES, "rz_enable"} | ({*attention._SIGNATURES} if library is VECTORS else set())
+    names = {*bfloat16._SIGNATURES, "rz_enable"} | (set() if library is TILES else {*attention._SIGNATURES})
     assert {name for name in names if name.encode() in library.read_bytes()} == names

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from services.worker.cpu import has_bfloat16, has_tiles, has_vectors
+from services.worker.cpu import has_pairs, has_tiles, has_vectors
 from services.worker.kernels import attention, bfloat16
 from services.worker.model.attention_kernels import PagedTiles
 from services.worker.model.batch import StepBatch
@@ -22,10 +22,11 @@ from tests.unit.worker.model.zoo import write_checkpoint
 
 PROJECT = Path(__file__).resolve().parents[4]
 AVX2 = "flags\t\t: fpu sse2 avx2 fma f16c bmi2"
-AVX512 = f"{AVX2} avx512f avx512bw avx512vl avx512dq"
-needs_kernels = pytest.mark.skipif(
-    not (has_tiles() or (has_vectors() and not has_bfloat16())), reason="torch serves bfloat16 on this CPU"
-)
+AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512vl avx512dq avx512_vnni"
+PAIRS = f"{AVX512} avx512_bf16"
+BEST = "TILES" if has_tiles() else "PAIRS" if has_pairs() else "VECTORS"
+MADE_FOR = {"TILES": "AMX tiles", "PAIRS": "AVX-512 bfloat16", "VECTORS": "AVX2"}
+needs_kernels = pytest.mark.skipif(not has_vectors(), reason="this CPU has no AVX2")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_where_there_are_kernels_they_serve_and_the_log_says_so(
     with caplog.at_level(logging.INFO):
         model = load_model(checkpoint, SingleRank(), torch.bfloat16, CPU)
     assert model.kernels is not None
-    assert f"kernels: ours for {'AMX tiles' if has_tiles() else 'AVX2'}" in caplog.messages
+    assert f"kernels: ours for {MADE_FOR[BEST]}" in caplog.messages
     assert f"attention: {'PagedTiles' if has_tiles() else 'PagedVectors'}" in caplog.messages
 
 
@@ -56,26 +57,36 @@ def test_another_dtype_is_served_by_torch_and_our_attention(checkpoint: Path, ca
     assert f"attention: {'PagedVectors' if has_vectors() else 'PagedSdpa'}" in caplog.messages
 
 
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [(AVX512, "this CPU has no AMX tiles, but AVX-512 for bfloat16"), ("", "this CPU has neither AMX tiles nor AVX2")],
-)
-def test_elsewhere_torch_serves(monkeypatch: pytest.MonkeyPatch, flags: str, why: str) -> None:
+def _pretend(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As such a CPU's /proc/cpuinfo reads."""
     read = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda path: flags if str(path) == "/proc/cpuinfo" else read(path))
+
+
+def test_elsewhere_torch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend("", monkeypatch)
     assert bfloat16.open_kernels(torch.bfloat16, CPU) is None
+    why = "this CPU has neither AMX tiles nor AVX2"
     assert bfloat16.explain(None, torch.bfloat16, CPU) == f"torch's, because {why}"
 
 
-@pytest.mark.skipif(not has_vectors(), reason="this CPU has no AVX2")
-def test_a_cpu_with_avx2_alone_is_served_by_our_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda path: AVX2 if str(path) == "/proc/cpuinfo" else read(path))
+@needs_kernels
+@pytest.mark.parametrize(
+    ("flags", "name"), [(AVX2, "VECTORS"), (AVX512, "VECTORS"), (PAIRS, "PAIRS")], ids=["AVX2", "AVX-512", "pairs"]
+)
+def test_a_cpu_without_tiles_is_served_by_the_best_that_it_can_run(
+    monkeypatch: pytest.MonkeyPatch, flags: str, name: str
+) -> None:
+    """Loaded, not run: this CPU may be another. Attention alone has the same library and its threads."""
+    opened = []
+    monkeypatch.setattr(attention, "load_library", lambda path, threads: opened.append(path))
+    _pretend(flags, monkeypatch)
     kernels = bfloat16.open_kernels(torch.bfloat16, CPU)
     assert kernels is not None
     assert not kernels.tiles
-    assert bfloat16.explain(kernels, torch.bfloat16, CPU) == "ours for AVX2"
+    assert bfloat16.explain(kernels, torch.bfloat16, CPU) == f"ours for {MADE_FOR[name]}"
+    attention.open_attention(torch.bfloat16, CPU, 80)
+    assert opened == [getattr(bfloat16, name)]
 
 
 def test_on_another_device_torch_serves() -> None:
@@ -86,13 +97,13 @@ def test_on_another_device_torch_serves() -> None:
 
 @needs_kernels
 def test_a_missing_library_is_an_error_where_it_should_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("TILES", "VECTORS"):
+    for name in MADE_FOR:
         monkeypatch.setattr(bfloat16, name, tmp_path / getattr(bfloat16, name).name)
     with pytest.raises(RuntimeError, match=r"librz_\w+\.so is missing: run `make kernels`"):
         bfloat16.open_kernels(torch.bfloat16, CPU)
 
 
-@pytest.mark.skipif(not has_vectors(), reason="this CPU has no AVX2")
+@needs_kernels
 def test_attention_alone_serves_where_it_can(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         assert attention.open_attention(dtype, CPU, 80) is not None
@@ -100,8 +111,9 @@ def test_attention_alone_serves_where_it_can(monkeypatch: pytest.MonkeyPatch, tm
     assert attention.open_attention(torch.float32, CPU, 264) is None
     assert attention.open_attention(torch.float16, CPU, 80) is None
     assert attention.open_attention(torch.float32, torch.device("cuda"), 80) is None
-    monkeypatch.setattr(attention, "VECTORS", tmp_path / "librz_vectors.so")
-    with pytest.raises(RuntimeError, match=r"librz_vectors\.so is missing: run `make kernels`"):
+    for name in ("PAIRS", "VECTORS"):
+        monkeypatch.setattr(attention, name, tmp_path / getattr(bfloat16, name).name)
+    with pytest.raises(RuntimeError, match=r"librz_\w+\.so is missing: run `make kernels`"):
         attention.open_attention(torch.float32, CPU, 80)
     monkeypatch.setattr(attention, "has_vectors", lambda: False)
     assert attention.open_attention(torch.float32, CPU, 80) is None
@@ -113,7 +125,7 @@ def test_too_many_threads_are_an_error() -> None:
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"
         "from pathlib import Path; from services.worker.kernels import bfloat16\n"
-        f"bfloat16.load_library(bfloat16.{'TILES' if has_tiles() else 'VECTORS'}, 100_000)"
+        f"bfloat16.load_library(bfloat16.{BEST}, 100_000)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert "RuntimeError: the kernels cannot start 100000 threads" in done.stderr

@@ -13,7 +13,9 @@ from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.kernels.numbers import FLOAT32, assert_rounded, normal
 
 ROWS = st.one_of(st.integers(1, 70), st.sampled_from([255, 256, 257, 287, 288, 513, 531]))
-SHAPES = {"n": ROWS, "n_out": st.integers(1, 330), "steps": st.integers(1, 12)}
+# 32 steps and more: kernels may add up a long row in parts, with the sums in memory meanwhile.
+STEPS = st.one_of(st.integers(1, 12), st.sampled_from([32, 33, 70]))
+SHAPES = {"n": ROWS, "n_out": st.integers(1, 330), "steps": STEPS}
 
 
 def multiply(
@@ -34,6 +36,7 @@ def multiply(
 @settings(max_examples=120, deadline=None)
 @given(**SHAPES, bias=st.booleans(), dtype=st.sampled_from([torch.bfloat16, torch.float32]), strided=st.booleans())
 @example(n=531, n_out=257, steps=9, bias=True, dtype=torch.float32, strided=True)
+@example(n=391, n_out=129, steps=70, bias=True, dtype=torch.bfloat16, strided=True)
 def test_products_are_exact_up_to_rounding(
     kernels: Bfloat16Kernels, n: int, n_out: int, steps: int, bias: bool, dtype: torch.dtype, strided: bool
 ) -> None:
@@ -84,6 +87,18 @@ def test_the_number_of_threads_changes_no_bit(on_threads: OnThreads, n: int, n_o
     ]
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("small", ["inputs", "weights"])
+def test_subnormal_numbers_count_as_zero_except_by_avx2(kernels: Bfloat16Kernels, small: str) -> None:
+    """As the multiplications for bfloat16 take them. Half of the small numbers are subnormal, no product is."""
+    numbers = {"inputs": normal(1, 7, 96, scale=2.0**60), "weights": normal(2, 70, 96, scale=2.0**60)}
+    numbers[small] *= 2.0**-186
+    x, weight = (values.double() for values in numbers.values())
+    found = multiply(kernels, numbers["inputs"], kernels.pack(numbers["weights"]), None, 70, torch.float32)
+    if kernels.made_for != "AVX2":
+        x, weight = (values.where(values.abs() >= 2.0**-126, 0) for values in (x, weight))
+    assert_rounded(found, x @ weight.T, x.abs() @ weight.abs().T * FLOAT32 * 4)
 
 
 @pytest.mark.parametrize("n_in", [1, 31, 48, 80, 96])

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.kernels.bfloat16 import TILES, VECTORS
-from tests.unit.worker.kernels.conftest import OnThreads, need
+from tests.unit.worker.kernels.conftest import LIBRARIES, OnThreads, need
 from tests.unit.worker.kernels.numbers import normal
 from tests.unit.worker.kernels.test_attention import Case, attend, lay_out
 
@@ -75,7 +74,7 @@ for _ in range(20):
 """
 
 
-@pytest.mark.parametrize("library", [TILES, VECTORS], ids=["tiles", "vectors"])
+@pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
 def test_helpers_sleep_while_there_is_nothing_to_do(library: Path) -> None:
     """Whoever only looks out takes the core from the neighbours."""
     need(library)
