@@ -12,26 +12,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 Compiler = Callable[[str], list[str]]  # the command for a target
 
-
-@dataclass(frozen=True)
-class Library:
-    """One kind of CPU."""
-
-    target: str  # as which a compiler knows it
-    folders: tuple[str, ...]  # in source/; a file counts before those of its name in later ones, in source/ the last
-
-
 FOLDER = Path(__file__).resolve().parent
 COMPILER = "ziglang==0.17.0"  # a C compiler from the package registry, where the machine has none
-LIBRARIES = {
-    "tiles": Library("sapphirerapids", ("tiles",)),  # the first with tile registers
-    "pairs": Library("cooperlake", ("pairs", "vectors")),  # the first with AVX-512 for bfloat16
-    "vectors": Library("x86-64-v3", ("vectors",)),  # with AVX2: Intel's since 2013, AMD's since 2015
+# Each gets what is in source/ and in the folder of its name, for the CPUs that a compiler knows by this name.
+TARGETS = {
+    "tiles": "sapphirerapids",  # the first with tile registers
+    "pairs": "cooperlake",  # the first with AVX-512 for bfloat16
+    "vectors": "x86-64-v3",  # with AVX2: Intel's since 2013, AMD's since 2015
 }
 _FLAGS = ("-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-lm", "-lpthread")
 
@@ -46,15 +37,15 @@ def build_kernels() -> None:
     if not _wanted():
         return
     compiler = _system_compiler() or _packaged_compiler()
-    for name, library in LIBRARIES.items():
-        _compile(compiler(library.target), name, library)
+    for name, target in TARGETS.items():
+        _compile(compiler(target), name)
 
 
-def _compile(command: list[str], name: str, library: Library) -> None:
-    folders = [*(FOLDER / "source" / folder for folder in library.folders), FOLDER / "source"]
-    sources = {path.name: str(path) for folder in reversed(folders) for path in sorted(folder.glob("*.c"))}
+def _compile(command: list[str], name: str) -> None:
+    source = FOLDER / "source"
+    sources = [str(path) for path in (*sorted((source / name).glob("*.c")), *sorted(source.glob("*.c")))]
     made = FOLDER / f"librz_{name}.so.new"
-    command = [*command, *sources.values(), *_FLAGS, *(f"-I{folder}" for folder in folders), "-o", str(made)]
+    command = [*command, *sources, *_FLAGS, f"-I{source / name}", f"-I{source}", "-o", str(made)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed on the kernels:\n{done.stderr}")
@@ -70,8 +61,8 @@ def _system_compiler() -> Compiler | None:
     path = shutil.which("cc")
     if path is None:
         return None
-    for library in LIBRARIES.values():
-        probe = [path, f"-march={library.target}", "-x", "c", "-c", "-o", "/dev/null", "-"]
+    for target in TARGETS.values():
+        probe = [path, f"-march={target}", "-x", "c", "-c", "-o", "/dev/null", "-"]
         knows = subprocess.run(probe, input="#include <immintrin.h>\n", capture_output=True, text=True, check=False)
         if knows.returncode:
             return None
@@ -80,8 +71,7 @@ def _system_compiler() -> Compiler | None:
 
 def _packaged_compiler() -> Compiler:
     if importlib.util.find_spec("ziglang") is None:
-        target = LIBRARIES["tiles"].target
-        raise RuntimeError(f"no C compiler that knows {target}: install one, or pip install {COMPILER}")
+        raise RuntimeError(f"no C compiler that knows {TARGETS['tiles']}: install one, or pip install {COMPILER}")
     command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.17"]
     return lambda target: [*command, f"-mcpu={target.replace('-', '_')}"]
 

@@ -45,20 +45,22 @@ def amx() -> None:
 
 @pytest.fixture(scope="session")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
-    """The kernels of "tiles", "pairs" or "vectors", or the attention alone of "pairs_alone" or "vectors_alone".
+    """The kernels of "tiles", "pairs" or "vectors", or the attention alone of "pairs:bfloat16" or "vectors:float32".
 
     On as many threads: a pool never shrinks, so every number gets a copy of the library with a pool of its own.
     """
     folder, opened = tmp_path_factory.mktemp("kernels"), dict[tuple[str, int], Any]()
 
     def load(what: str, threads: int) -> Any:
-        name, _, alone = what.partition("_")
+        name, _, dtype = what.partition(":")
         library = LIBRARIES[name]
         need(library)
         if (what, threads) not in opened:
-            copy = Path(shutil.copy(library, folder / f"{library.stem}_{what}_on_{threads}.so"))
-            module = attention if alone else bfloat16
-            opened[what, threads] = module.load_library(copy, threads)
+            copy = Path(shutil.copy(library, folder / f"{library.stem}_{dtype}_on_{threads}.so"))
+            if dtype:
+                opened[what, threads] = attention.load_library(copy, threads, getattr(torch, dtype))
+            else:
+                opened[what, threads] = bfloat16.load_library(copy, threads)
             assert opened[what, threads] is not None
         return opened[what, threads]
 

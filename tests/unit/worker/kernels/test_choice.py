@@ -77,16 +77,17 @@ def test_elsewhere_torch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cpu_without_tiles_is_served_by_the_best_that_it_can_run(
     monkeypatch: pytest.MonkeyPatch, flags: str, name: str
 ) -> None:
-    """Loaded, not run: this CPU may be another. Attention alone has the same library and its threads."""
+    """Loaded, not run: this CPU may be another. Attention alone in float32 is AVX2's everywhere."""
     opened = []
-    monkeypatch.setattr(attention, "load_library", lambda path, threads: opened.append(path))
+    monkeypatch.setattr(attention, "load_library", lambda path, threads, dtype: opened.append((path, dtype)))
     _pretend(flags, monkeypatch)
     kernels = bfloat16.open_kernels(torch.bfloat16, CPU)
     assert kernels is not None
     assert not kernels.tiles
     assert bfloat16.explain(kernels, torch.bfloat16, CPU) == f"ours for {MADE_FOR[name]}"
-    attention.open_attention(torch.bfloat16, CPU, 80)
-    assert opened == [getattr(bfloat16, name)]
+    for dtype in (torch.bfloat16, torch.float32):
+        attention.open_attention(dtype, CPU, 80)
+    assert opened == [(getattr(bfloat16, name), torch.bfloat16), (bfloat16.VECTORS, torch.float32)]
 
 
 def test_on_another_device_torch_serves() -> None:

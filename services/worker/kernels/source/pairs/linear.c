@@ -2,8 +2,7 @@
 // sum in the order of the pairs of k: a row's bits depend neither on the number of rows nor on its neighbours.
 #include "common.h"
 
-#define LANES 16     // outputs of a register
-#define REGISTERS 4  // of weights that a row is multiplied with
+#define REGISTERS 4  // of weights that a row is multiplied with: WIDTH outputs each
 #define STRIP 64     // outputs of a packed strip: all these registers
 #define ROWS 6       // rows that are multiplied at once: their 24 sums, the weights and an input fill the registers
 #define DEPTH 1024   // of k in a panel, which stays in the second-level cache while all rows come by
@@ -32,21 +31,15 @@ typedef struct {
     long column, from, to; // of the outputs, the first; of k, [from, to)
 } panel;
 
-INLINE __m512bh spread_pair(const bf16 *x) {
-    int32_t pair;
-    memcpy(&pair, x, sizeof pair);
-    return (__m512bh)_mm512_set1_epi32(pair);
-}
-
 static void store(const product *p, long row, long column, __m512 sums) {
     long n = p->n - column, at = row * p->ldy + column;
     if (n <= 0) return;
-    __mmask16 mask = n < LANES ? (1u << n) - 1 : 0xFFFF;
-    if (p->bias) sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, p->bias + column));
+    lanes mask = first_lanes(n);
+    if (p->bias) sums = _mm512_add_ps(sums, load_tail(p->bias + column, mask));
     if (p->wide)
         _mm512_mask_storeu_ps((float *)p->y + at, mask, sums);
     else
-        _mm256_mask_storeu_epi16((bf16 *)p->y + at, mask, (__m256i)_mm512_cvtneps_pbh(sums));
+        store_bf16_tail((bf16 *)p->y + at, sums, mask);
 }
 
 // `kept`: the sums of `row` and those below it, from one panel of a strip to the next. `ahead`: a quarter of the next panel,
@@ -56,14 +49,14 @@ INLINE void block(const product *p, const panel *w, long row, float (*kept)[STRI
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 8
-        for (int r = 0; r < REGISTERS; r++) sums[i][r] = w->from ? _mm512_loadu_ps(kept[i] + r * LANES) : _mm512_setzero_ps();
+        for (int r = 0; r < REGISTERS; r++) sums[i][r] = w->from ? _mm512_loadu_ps(kept[i] + r * WIDTH) : _mm512_setzero_ps();
     const bf16 *x = p->x + row * p->ldx, *weights = w->weights;
     const char *fetched = ahead ? ahead : (const char *)weights;
     for (long k = w->from; k < w->to; k += 2, weights += 2 * STRIP, fetched += ahead ? 64 : 0) {
         if (rows == ROWS) _mm_prefetch(fetched, _MM_HINT_T0);
         __m512bh pairs[REGISTERS];
 #pragma GCC unroll 8
-        for (int r = 0; r < REGISTERS; r++) pairs[r] = (__m512bh)_mm512_loadu_si512(weights + r * 2 * LANES);
+        for (int r = 0; r < REGISTERS; r++) pairs[r] = (__m512bh)_mm512_loadu_si512(weights + r * 2 * WIDTH);
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
             __m512bh input = spread_pair(x + i * p->ldx + k);
@@ -76,9 +69,9 @@ INLINE void block(const product *p, const panel *w, long row, float (*kept)[STRI
 #pragma GCC unroll 8
         for (int r = 0; r < REGISTERS; r++)
             if (w->to < p->k)
-                _mm512_storeu_ps(kept[i] + r * LANES, sums[i][r]);
+                _mm512_storeu_ps(kept[i] + r * WIDTH, sums[i][r]);
             else
-                store(p, row + i, w->column + r * LANES, sums[i][r]);
+                store(p, row + i, w->column + r * WIDTH, sums[i][r]);
 }
 
 // The rows that do not fill a block.

@@ -1,21 +1,11 @@
-// What the kernels share: number formats, vector maths, and the tile registers of AMX.
+// What the kernels for AMX share: the tile registers.
 #pragma once
 
-#include <immintrin.h>
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-#include "pool.h"
+#include "wide.h"
 
 #define TILE 16         // rows of a tile, and float32 columns of its accumulator
 #define TILE_K 32       // bfloat16 values in a row of a tile
 #define TILE_BYTES 1024
-
-typedef uint16_t bf16;
-typedef __m512 vec;
-
-#define WIDTH 16 // floats in a register
 
 typedef struct {
     uint8_t palette, start_row, reserved[14];
@@ -31,56 +21,4 @@ static inline void configure_tiles(void) {
         config.rows[i] = TILE;
     }
     _tile_loadconfig(&config);
-}
-
-static inline __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
-
-static inline __m512 load_bf16(const bf16 *x) { return widen(_mm256_loadu_si256((const __m256i *)x)); }
-
-static inline __m512 load_bf16_tail(const bf16 *x, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, x)); }
-
-static inline __m256i narrow(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
-
-static inline void store_bf16(bf16 *y, __m512 x) { _mm256_storeu_si256((__m256i *)y, narrow(x)); }
-
-static inline void store_bf16_tail(bf16 *y, __m512 x, __mmask16 mask) { _mm256_mask_storeu_epi16(y, mask, narrow(x)); }
-
-typedef __mmask16 lanes;
-
-static inline lanes first_lanes(long n) { return n >= WIDTH ? 0xFFFF : (lanes)((1u << n) - 1); }
-
-static inline vec load_tail(const float *x, lanes mask) { return _mm512_maskz_loadu_ps(mask, x); }
-
-static inline vec spread(float x) { return _mm512_set1_ps(x); }
-
-static inline vec fma_of(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); } // a b + c
-
-static inline float total_of(vec x) { return _mm512_reduce_add_ps(x); }
-
-// 2^x: the fraction by a polynomial (minimax on [-0.5, 0.5], relative error 2e-7), the integer by the exponent.
-static inline __m512 exp2_of(__m512 x) {
-    // Below the normal numbers it is 0: the processor would take a hundred times as long to round to it.
-    __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
-    x = _mm512_maskz_mov_ps(normal, x); // -inf would turn into NaN
-    __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 f = _mm512_sub_ps(x, whole);
-    __m512 p = _mm512_set1_ps(1.5403530e-4f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.3333558e-3f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.6181291e-3f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5504109e-2f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022651e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return _mm512_maskz_scalef_ps(normal, p, whole);
-}
-
-// 1 / (1 + e^-x)
-static inline __m512 sigmoid_of(__m512 x) {
-    __m512 e = exp2_of(_mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f)));
-    return _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_add_ps(_mm512_set1_ps(1.0f), e));
-}
-
-static inline __m512 tanh_of(__m512 x) { // 2 sigmoid(2x) - 1
-    __m512 s = sigmoid_of(_mm512_add_ps(x, x));
-    return _mm512_fmsub_ps(_mm512_set1_ps(2.0f), s, _mm512_set1_ps(1.0f));
 }

@@ -5,27 +5,13 @@
 // summed for a lane is summed in an order of its own: over head_dim in eight partial sums, over keys one after the other.
 // Masked keys add exact zeros. Hence a lane's bits depend neither on the other lanes nor on how rows are cut into steps.
 #include "common.h"
+#include "lanes.h"
 
 #define KEYS 16
-#define LANES 32
-#define MAX_HEAD_DIM 256
 
 typedef struct {
-    const void *q; // [rows, ldq], bfloat16 or float32 like everything here
-    long ldq;
-    void *out; // [rows, ldo]
-    long ldo;
-    const void *cache; // [slots, 2 * n_kv * head_dim], K then V
-    long n_kv, group, head_dim, block_size;
-    float scale, softcap; // 0: no cap
-    long window;          // 0: all keys
-    int half;             // bfloat16
-} layer;
-
-typedef struct {
-    long lanes;
-    long row[LANES], head[LANES];
-    int32_t limit[LANES], low[LANES]; // keys [low, limit) are seen
+    const tile_lanes *lanes;
+    int half; // bfloat16, not float32
     float queries[LANES * MAX_HEAD_DIM], found[LANES * MAX_HEAD_DIM]; // [lanes, head_dim]
     float scores[LANES][KEYS];
     float top[LANES], total[LANES], shrink[LANES];
@@ -44,17 +30,18 @@ INLINE float max_of(__m256 x) {
 
 // Queries come scaled, to base 2 where nothing but the exponential follows.
 static void take_queries(const layer *a, tile *t) {
+    const tile_lanes *l = t->lanes;
     __m256 scale = _mm256_set1_ps(a->softcap ? a->scale / a->softcap : a->scale * 1.44269504f);
-    for (long lane = 0; lane < t->lanes; lane++) {
-        long at = t->row[lane] * a->ldq + t->head[lane] * a->head_dim;
+    for (long lane = 0; lane < l->n; lane++) {
+        long at = l->row[lane] * a->ldq + l->head[lane] * a->head_dim;
         for (long j = 0; j < a->head_dim; j += WIDTH) {
-            __m256 q = a->half ? load_bf16((const bf16 *)a->q + at + j) : _mm256_loadu_ps((const float *)a->q + at + j);
+            __m256 q = t->half ? load_bf16((const bf16 *)a->q + at + j) : _mm256_loadu_ps((const float *)a->q + at + j);
             _mm256_storeu_ps(t->queries + lane * a->head_dim + j, _mm256_mul_ps(q, scale));
         }
         t->top[lane] = -INFINITY;
         t->total[lane] = 0;
     }
-    memset(t->found, 0, t->lanes * a->head_dim * sizeof(float));
+    memset(t->found, 0, l->n * a->head_dim * sizeof(float));
 }
 
 INLINE void dots(const float *queries, const float *const *keys, long head_dim, int lanes, int n, float (*scores)[KEYS]) {
@@ -72,10 +59,10 @@ INLINE void dots(const float *queries, const float *const *keys, long head_dim, 
 
 static void score(const layer *a, tile *t, const block *b) {
     long lane = 0;
-    for (; lane + 4 <= t->lanes; lane += 4)
+    for (; lane + 4 <= t->lanes->n; lane += 4)
         for (int key = 0; key < KEYS; key += 2)
             dots(t->queries + lane * a->head_dim, b->keys + key, a->head_dim, 4, 2, (float (*)[KEYS])(t->scores[lane] + key));
-    for (; lane < t->lanes; lane++)
+    for (; lane < t->lanes->n; lane++)
         for (int key = 0; key < KEYS; key += 8)
             dots(t->queries + lane * a->head_dim, b->keys + key, a->head_dim, 1, 8, (float (*)[KEYS])(t->scores[lane] + key));
 }
@@ -83,7 +70,7 @@ static void score(const layer *a, tile *t, const block *b) {
 // Turns a lane's scores into weights relative to its new top; earlier sums shrink to match.
 static void weigh(const layer *a, tile *t, long lane, long first_key) {
     __m256 part[2], none = _mm256_set1_ps(-INFINITY), cap = _mm256_set1_ps(a->softcap * 1.44269504f);
-    __m256i limit = _mm256_set1_epi32(t->limit[lane]), low = _mm256_set1_epi32(t->low[lane] - 1);
+    __m256i limit = _mm256_set1_epi32(t->lanes->limit[lane]), low = _mm256_set1_epi32(t->lanes->low[lane] - 1);
     for (int i = 0; i < 2; i++) {
         __m256i position = _mm256_add_epi32(_mm256_set1_epi32((int)first_key + i * WIDTH), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
         __m256i seen = _mm256_and_si256(_mm256_cmpgt_epi32(limit, position), _mm256_cmpgt_epi32(position, low));
@@ -122,14 +109,14 @@ INLINE void add(const float (*weights)[KEYS], const float *const *values, long k
 // found = found * shrink + weights V
 static void accumulate(const layer *a, tile *t, const block *b, long keys) {
     long lane = 0, size = a->head_dim;
-    for (; lane + 4 <= t->lanes; lane += 4) {
+    for (; lane + 4 <= t->lanes->n; lane += 4) {
         const float(*weights)[KEYS] = (const float(*)[KEYS])t->scores[lane];
         long j = 0;
         for (; j + 2 * WIDTH <= size; j += 2 * WIDTH)
             add(weights, b->values, keys, t->shrink + lane, j, 4, 2, t->found + lane * size, size);
         if (j < size) add(weights, b->values, keys, t->shrink + lane, j, 4, 1, t->found + lane * size, size);
     }
-    for (; lane < t->lanes; lane++) {
+    for (; lane < t->lanes->n; lane++) {
         const float(*weights)[KEYS] = (const float(*)[KEYS])t->scores[lane];
         long j = 0;
         for (; j + 8 * WIDTH <= size; j += 8 * WIDTH)
@@ -138,27 +125,8 @@ static void accumulate(const layer *a, tile *t, const block *b, long keys) {
     }
 }
 
-// Index in the cache of a key; beyond the sequence's blocks, in the null block.
-INLINE long find_key(const layer *a, const int64_t *blocks, long n_blocks, long key, long kv_head) {
-    long index = key / a->block_size;
-    long slot = (index < n_blocks ? blocks[index] : 0) * a->block_size + key % a->block_size;
-    return (slot * 2 * a->n_kv + kv_head) * a->head_dim;
-}
-
-// Keys lie scattered: without this, a block would wait for memory before it could begin.
-static void fetch(const layer *a, const int64_t *blocks, long n_blocks, long key, long last, long kv_head) {
-    long size = a->half ? sizeof(bf16) : sizeof(float);
-    for (long end = key + KEYS < last ? key + KEYS : last; key < end; key++) {
-        const char *k = (const char *)a->cache + find_key(a, blocks, n_blocks, key, kv_head) * size;
-        for (long at = 0; at < a->head_dim * size; at += 64) {
-            _mm_prefetch(k + at, _MM_HINT_T0);
-            _mm_prefetch(k + a->n_kv * a->head_dim * size + at, _MM_HINT_T0);
-        }
-    }
-}
-
 // Keys from `last` on are somebody's leftovers, perhaps NaN: they count as zero.
-static void take_keys(const layer *a, const int64_t *blocks, long n_blocks, long key, long last, long kv_head, block *b) {
+static void take_keys(const layer *a, const keys_of_sequence *s, long key, long last, int half, block *b) {
     static const float zeros[MAX_HEAD_DIM];
     long values = a->n_kv * a->head_dim;
     for (int i = 0; i < KEYS; i++) {
@@ -166,8 +134,8 @@ static void take_keys(const layer *a, const int64_t *blocks, long n_blocks, long
             b->keys[i] = b->values[i] = zeros;
             continue;
         }
-        long at = find_key(a, blocks, n_blocks, key + i, kv_head);
-        if (!a->half) {
+        long at = find_key(a, s, key + i);
+        if (!half) {
             b->keys[i] = (const float *)a->cache + at;
             b->values[i] = b->keys[i] + values;
             continue;
@@ -183,12 +151,13 @@ static void take_keys(const layer *a, const int64_t *blocks, long n_blocks, long
 }
 
 static void give_results(const layer *a, const tile *t) {
-    for (long lane = 0; lane < t->lanes; lane++) {
+    const tile_lanes *l = t->lanes;
+    for (long lane = 0; lane < l->n; lane++) {
         __m256 factor = _mm256_set1_ps(1.0f / t->total[lane]);
-        long to = t->row[lane] * a->ldo + t->head[lane] * a->head_dim;
+        long to = l->row[lane] * a->ldo + l->head[lane] * a->head_dim;
         for (long j = 0; j < a->head_dim; j += WIDTH) {
             __m256 y = _mm256_mul_ps(_mm256_loadu_ps(t->found + lane * a->head_dim + j), factor);
-            if (a->half)
+            if (t->half)
                 store_bf16((bf16 *)a->out + to + j, y);
             else
                 _mm256_storeu_ps((float *)a->out + to + j, y);
@@ -196,71 +165,42 @@ static void give_results(const layer *a, const tile *t) {
     }
 }
 
-static void attend_tile(const layer *a, tile *t, const int64_t *blocks, long n_blocks, long kv_head) {
+INLINE void attend_tile(const layer *a, const tile_lanes *l, const keys_of_sequence *s, int half) {
+    tile t; // too large to be cleared for every few lanes
     block b;
-    long last = 0, first = INT32_MAX;
-    for (long lane = 0; lane < t->lanes; lane++) {
-        if (t->limit[lane] > last) last = t->limit[lane];
-        if (t->low[lane] < first) first = t->low[lane];
+    t.lanes = l;
+    t.half = half;
+    take_queries(a, &t);
+    for (long key = l->first / KEYS * KEYS; key < l->last; key += KEYS) {
+        long next = key + KEYS, end = next < l->last ? next : l->last;
+        fetch_keys(a, s, next, next + KEYS < l->last ? next + KEYS : l->last);
+        take_keys(a, s, key, l->last, half, &b);
+        score(a, &t, &b);
+        for (long lane = 0; lane < l->n; lane++) weigh(a, &t, lane, key);
+        accumulate(a, &t, &b, end - key);
     }
-    take_queries(a, t);
-    for (long key = first / KEYS * KEYS; key < last; key += KEYS) {
-        fetch(a, blocks, n_blocks, key + KEYS, last, kv_head);
-        take_keys(a, blocks, n_blocks, key, last, kv_head, &b);
-        score(a, t, &b);
-        for (long lane = 0; lane < t->lanes; lane++) weigh(a, t, lane, key);
-        accumulate(a, t, &b, last - key < KEYS ? last - key : KEYS);
-    }
-    give_results(a, t);
+    give_results(a, &t);
 }
 
-typedef struct {
-    layer a;
-    const int64_t *starts, *lengths, *blocks;
-    long n_blocks;
-} work;
+static void attend_half(const layer *a, const tile_lanes *l, const keys_of_sequence *s) { attend_tile(a, l, s, 1); }
 
-// One sequence and one KV head.
-static void attend_sequence(const void *context, long index) {
-    const work *w = context;
-    const layer *a = &w->a;
-    long i = index / a->n_kv, kv_head = index % a->n_kv, end = w->starts[i + 1];
-    long heads = a->group < LANES ? a->group : LANES, rows = LANES / heads;
-    for (long row = w->starts[i]; row < end; row += rows)
-        for (long head = 0; head < a->group; head += heads) {
-            tile t;
-            t.lanes = 0;
-            for (long r = row; r < row + rows && r < end; r++)
-                for (long h = head; h < head + heads && h < a->group; h++, t.lanes++) {
-                    long limit = w->lengths[i] - (end - 1 - r);
-                    t.row[t.lanes] = r;
-                    t.head[t.lanes] = kv_head * a->group + h;
-                    t.limit[t.lanes] = (int32_t)limit;
-                    t.low[t.lanes] = a->window && limit > a->window ? (int32_t)(limit - a->window) : 0;
-                }
-            attend_tile(a, &t, w->blocks + i * w->n_blocks, w->n_blocks, kv_head);
-        }
-}
-
-static void attend(const layer *a, const int64_t *starts, const int64_t *lengths, const int64_t *blocks, long n_blocks,
-                   long sequences) {
-    work w = {*a, starts, lengths, blocks, n_blocks};
-    share(attend_sequence, &w, sequences * a->n_kv);
-}
+static void attend_whole(const layer *a, const tile_lanes *l, const keys_of_sequence *s) { attend_tile(a, l, s, 0); }
 
 // Rows [starts[i], starts[i + 1]) belong to sequence i and are its last before position lengths[i]. head_dim: a multiple
 // of 8 up to 256; blocks: [sequences, n_blocks].
 EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *cache, long n_kv, long group, long head_dim,
                       long block_size, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
                       const int64_t *blocks, long n_blocks, long sequences) {
-    layer a = {q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window, 1};
-    attend(&a, starts, lengths, blocks, n_blocks, sequences);
+    attention w = {{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window, sizeof(bf16)},
+                   starts, lengths, blocks, n_blocks, attend_half};
+    share(attend_sequence, &w, sequences * n_kv);
 }
 
 // The same in float32.
 EXPORT void rz_attend_float(const float *q, long ldq, float *out, long ldo, const float *cache, long n_kv, long group,
                             long head_dim, long block_size, float scale, float softcap, long window, const int64_t *starts,
                             const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences) {
-    layer a = {q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window, 0};
-    attend(&a, starts, lengths, blocks, n_blocks, sequences);
+    attention w = {{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window, sizeof(float)},
+                   starts, lengths, blocks, n_blocks, attend_whole};
+    share(attend_sequence, &w, sequences * n_kv);
 }

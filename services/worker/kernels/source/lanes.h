@@ -1,0 +1,90 @@
+// How attention divides a step's rows. A lane is one query head of one row; a tile holds lanes of one sequence that read the
+// same keys.
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "pool.h"
+
+#define LANES 32
+#define MAX_HEAD_DIM 256
+
+typedef struct {
+    const void *q; // [rows, ldq]
+    long ldq;
+    void *out; // [rows, ldo]
+    long ldo;
+    const void *cache; // [slots, 2 * n_kv * head_dim], K then V
+    long n_kv, group, head_dim, block_size;
+    float scale, softcap; // 0: no cap
+    long window;          // 0: all keys
+    long size;            // bytes of a number in all of them
+} layer;
+
+typedef struct {
+    long n;
+    long row[LANES], head[LANES];
+    int32_t limit[LANES], low[LANES]; // keys [low, limit) are seen
+    long first, last;                 // what all of them see lies in [first, last)
+} tile_lanes;
+
+typedef struct {
+    const int64_t *blocks; // of the sequence
+    long n_blocks, kv_head;
+} keys_of_sequence;
+
+typedef void tile_attention(const layer *a, const tile_lanes *l, const keys_of_sequence *s);
+
+typedef struct {
+    layer a;
+    const int64_t *starts, *lengths, *blocks;
+    long n_blocks;
+    tile_attention *attend_tile;
+} attention;
+
+// Index in the cache of a key; beyond the sequence's blocks, in the null block. Its value is n_kv * head_dim further on.
+static inline long find_key(const layer *a, const keys_of_sequence *s, long key) {
+    long index = key / a->block_size;
+    long slot = (index < s->n_blocks ? s->blocks[index] : 0) * a->block_size + key % a->block_size;
+    return (slot * 2 * a->n_kv + s->kv_head) * a->head_dim;
+}
+
+// Keys lie scattered: without this, a block of them would wait for memory before it could begin.
+static inline void fetch_keys(const layer *a, const keys_of_sequence *s, long key, long end) {
+    for (; key < end; key++) {
+        const char *k = (const char *)a->cache + find_key(a, s, key) * a->size;
+        for (long at = 0; at < a->head_dim * a->size; at += 64) {
+            _mm_prefetch(k + at, _MM_HINT_T0);
+            _mm_prefetch(k + a->n_kv * a->head_dim * a->size + at, _MM_HINT_T0);
+        }
+    }
+}
+
+static inline void add_lane(const layer *a, tile_lanes *l, long row, long head, long limit) {
+    long low = a->window && limit > a->window ? limit - a->window : 0, i = l->n++;
+    l->row[i] = row;
+    l->head[i] = head;
+    l->limit[i] = (int32_t)limit;
+    l->low[i] = (int32_t)low;
+    if (i == 0 || low < l->first) l->first = low;
+    if (i == 0 || limit > l->last) l->last = limit;
+}
+
+// One sequence and one KV head.
+static inline void attend_sequence(const void *context, long index) {
+    const attention *w = context;
+    const layer *a = &w->a;
+    long i = index / a->n_kv, kv_head = index % a->n_kv, end = w->starts[i + 1];
+    long heads = a->group < LANES ? a->group : LANES, rows = LANES / heads;
+    keys_of_sequence s = {w->blocks + i * w->n_blocks, w->n_blocks, kv_head};
+    for (long row = w->starts[i]; row < end; row += rows)
+        for (long head = 0; head < a->group; head += heads) {
+            tile_lanes l;
+            l.n = 0;
+            for (long r = row; r < row + rows && r < end; r++)
+                for (long h = head; h < head + heads && h < a->group; h++)
+                    add_lane(a, &l, r, kv_head * a->group + h, w->lengths[i] - (end - 1 - r));
+            w->attend_tile(a, &l, &s);
+        }
+}
