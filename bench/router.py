@@ -6,6 +6,8 @@ Workers are real gRPC servers without a model, in a process of their own; Redis,
 processes. The router has the first core to itself; everything else is on the other cores, where the workers give way to
 the rest. Latency is seen from a client on the same machine, which asks as gateways do, over one call: it includes gRPC
 on both sides. What that alone takes is shown first: a service on the router's core that answers without a decision.
+The router's own clock (`ryzanstein_router_decision_seconds`) says how many decisions took it 5 ms at most, Redis and
+coordinator included.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import statistics
 import subprocess
@@ -20,11 +23,14 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psutil
 import redis.asyncio as redis
 import uvloop
+from prometheus_client.parser import text_string_to_metric_families
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 
 from bench.reading import Reading, higher, lower, write_readings
@@ -43,6 +49,7 @@ Row = dict[str, float]
 Routes = SharedCall[routing_pb2.RouteFrame, routing_pb2.RouteAnswer]
 HOLDERS = 20  # workers that have it cached
 EMPTY = "no decision: an empty service"
+SECONDS = "ryzanstein_router_decision_seconds"
 # How many sessions take turns: the few are all bound during the warm-up, the many are each new when they come.
 KINDS = {"plain": 0, "session and prefix": 200, "new session and prefix": 1 << 30}
 
@@ -69,6 +76,25 @@ async def serve_workers(redis_url: str, n: int) -> None:
                     pipe.zadd(keys.workers, {worker.worker_id: time.time() for worker in some})
                     await pipe.execute()
                 await asyncio.sleep(2 * BEAT_S * len(some) / n)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A service that is asked where to run requests."""
+
+    routes: Routes
+    process: psutil.Process
+    metrics_url: str = ""  # '' where there are none
+
+    async def timed(self) -> tuple[float, float]:
+        """How many decisions took it 5 ms at most, and how many there were; NaN where it does not say."""
+        if not self.metrics_url:
+            return math.nan, math.nan
+        async with httpx.AsyncClient(trust_env=False) as client:
+            text = (await client.get(self.metrics_url)).text
+        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+        of = {(s.name, s.labels.get("le")): s.value for s in samples}
+        return of[f"{SECONDS}_bucket", "0.005"], of[f"{SECONDS}_count", None]
 
 
 class EmptyService(routing_pb2_grpc.RouterServicer):
@@ -146,8 +172,8 @@ def on(cores: set[int]) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def stack(n_workers: int) -> AsyncIterator[tuple[Routes, psutil.Process]]:
-    """Everything, up and connected: the call over which to ask, and the router's process."""
+async def stack(n_workers: int) -> AsyncIterator[Target]:
+    """Everything, up and connected; the router."""
     every = os.sched_getaffinity(0)
     first = {min(every)}
     with contextlib.ExitStack() as processes:
@@ -160,8 +186,9 @@ async def stack(n_workers: int) -> AsyncIterator[tuple[Routes, psutil.Process]]:
         processes.callback(fleet.wait)
         processes.callback(fleet.kill)
         coordinator = processes.enter_context(running(coordinator_process(server.url)))
+        port = free_port()
         with on(first):
-            router = router_process(server.url, COORDINATOR_ADDRESS=coordinator.address)
+            router = router_process(server.url, COORDINATOR_ADDRESS=coordinator.address, METRICS_PORT=str(port))
         processes.enter_context(running(router))
         async with open_channel(router.address) as channel:
             stub = routing_pb2_grpc.RouterStub(channel)
@@ -173,12 +200,12 @@ async def stack(n_workers: int) -> AsyncIterator[tuple[Routes, psutil.Process]]:
 
             await until(connected, within_s=60, every_s=1)
             routes: Routes = SharedCall(stub.RouteMany)
-            yield routes, psutil.Process(router.process.pid)
+            yield Target(routes, psutil.Process(router.process.pid), f"http://127.0.0.1:{port}/metrics")
             await routes.close()
 
 
 @contextlib.asynccontextmanager
-async def empty_service() -> AsyncIterator[tuple[Routes, psutil.Process]]:
+async def empty_service() -> AsyncIterator[Target]:
     """The same for a service that decides nothing, on the router's core."""
     port = free_port()
     with on({min(os.sched_getaffinity(0))}):
@@ -187,29 +214,32 @@ async def empty_service() -> AsyncIterator[tuple[Routes, psutil.Process]]:
         async with open_channel(f"127.0.0.1:{port}") as channel:
             await asyncio.wait_for(channel.channel_ready(), 30)
             routes: Routes = SharedCall(routing_pb2_grpc.RouterStub(channel).RouteMany)
-            yield routes, psutil.Process(process.pid)
+            yield Target(routes, psutil.Process(process.pid))
             await routes.close()
     finally:
         process.kill()
         process.wait()
 
 
-async def measure_once(routes: Routes, process: psutil.Process, sessions: int, options: argparse.Namespace) -> Row:
+async def measure_once(target: Target, sessions: int, options: argparse.Namespace) -> Row:
     """One kind of request, once."""
 
     async def route(i: int) -> object:
         async with asyncio.timeout(10):
-            return await routes.ask(routing_pb2.RouteFrame(route=request(i, sessions)))
+            return await target.routes.ask(routing_pb2.RouteFrame(route=request(i, sessions)))
 
     await paced(route, options.rate, 1)
-    cpu_before = sum(process.cpu_times()[:2])
+    quick_before, timed_before = await target.timed()
+    cpu_before = sum(target.process.cpu_times()[:2])
     latencies = await paced(route, options.rate, options.seconds)
-    cpu_s = sum(process.cpu_times()[:2]) - cpu_before
+    cpu_s = sum(target.process.cpu_times()[:2]) - cpu_before
+    quick, timed = await target.timed()
     cuts = statistics.quantiles(latencies, n=1000)
     return {
         "p50_ms": cuts[499],
         "p99_ms": cuts[989],
         "p99.9_ms": cuts[998],
+        "within_5_ms": (quick - quick_before) / (timed - timed_before) * 100,
         "cpu_ms": cpu_s / len(latencies) * 1000,
         "flat_out_per_s": await flat_out(route, options.seconds, clients=16),
     }
@@ -221,9 +251,9 @@ async def measure(options: argparse.Namespace) -> dict[str, Row]:
     async with stack(options.workers) as router, empty_service() as empty:
         freeze_started()  # a full collection of the client would pass for the router's pause
         for _ in range(options.rounds):
-            rows[EMPTY].append(await measure_once(*empty, 0, options))
+            rows[EMPTY].append(await measure_once(empty, 0, options))
             for kind, sessions in KINDS.items():
-                rows[kind].append(await measure_once(*router, sessions, options))
+                rows[kind].append(await measure_once(router, sessions, options))
     return {
         kind: {name: statistics.median(row[name] for row in some) for name in some[0]} for kind, some in rows.items()
     }
@@ -241,7 +271,7 @@ def readings(rows: dict[str, Row], options: argparse.Namespace) -> list[Reading]
 
 
 def main() -> None:
-    """Print a table and one line of JSON."""
+    """Read what is wanted, measure, show."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--rate", type=float, default=500, help="paced decisions per second")
@@ -262,7 +292,9 @@ def main() -> None:
 def show(rows: dict[str, Row], options: argparse.Namespace) -> None:
     """Print the table; write it where that is wanted."""
     print(f"{options.workers} workers, {options.rate:.0f} decisions/s offered, median of {options.rounds}")
-    print(f"{'requests':32}{'p50 ms':>10}{'p99 ms':>10}{'p99.9 ms':>10}{'CPU ms':>10}{'flat out /s':>14}")
+    print(
+        f"{'requests':32}{'p50 ms':>10}{'p99 ms':>10}{'p99.9 ms':>10}{'% in 5 ms':>10}{'CPU ms':>10}{'flat out /s':>14}"
+    )
     for kind, row in rows.items():
         *times, rate = row.values()
         print(f"{kind:32}" + "".join(f"{value:>10.2f}" for value in times) + f"{rate:>14.0f}")
