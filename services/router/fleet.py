@@ -60,7 +60,7 @@ class Fleet:
                 if state.worker_id != lease.worker_id:
                     log.warning("%s answers as worker %s, not %s", lease.address, state.worker_id, lease.worker_id)
                     break
-                if state.unchanged and heard:
+                if state.unchanged:  # never the first
                     self._homes[lease.worker_id].heard(lease.worker_id)
                     continue
                 heard = True

@@ -66,3 +66,26 @@ static inline __m512 tanh_of(__m512 x) { // 2 sigmoid(2x) - 1
     __m512 s = sigmoid_of(_mm512_add_ps(x, x));
     return _mm512_fmsub_ps(_mm512_set1_ps(2.0f), s, _mm512_set1_ps(1.0f));
 }
+
+// 16 x 16 elements of 32 bits, rows to columns, which lie `step` bytes apart.
+INLINE void turn(__m512i r[16], char *to, long step) {
+    __m512i s[16];
+    for (int i = 0; i < 16; i += 2) {
+        s[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        s[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(s[i], s[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(s[i], s[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(s[i + 1], s[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(s[i + 1], s[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) { // r[4 j + i] holds column 4 l + i of rows 4 j .. 4 j + 3 in its 128-bit lane l
+        __m512i a = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88), b = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
+        __m512i c = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xDD), d = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xDD);
+        _mm512_storeu_si512(to + i * step, _mm512_shuffle_i32x4(a, b, 0x88));
+        _mm512_storeu_si512(to + (4 + i) * step, _mm512_shuffle_i32x4(c, d, 0x88));
+        _mm512_storeu_si512(to + (8 + i) * step, _mm512_shuffle_i32x4(a, b, 0xDD));
+        _mm512_storeu_si512(to + (12 + i) * step, _mm512_shuffle_i32x4(c, d, 0xDD));
+    }
+}

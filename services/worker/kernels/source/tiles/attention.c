@@ -84,31 +84,14 @@ static __m512 weigh(const layer *a, const tile_of_lanes *t, long first_key, floa
 }
 
 // [key][lane] float32 -> [lane][key] bfloat16
-static void turn(float weights[KEYS][TILE], bf16 turned[TILE][KEYS]) {
-    __m512i r[TILE], s[TILE];
-    for (int i = 0; i < TILE; i++) { // pairs of keys side by side: one 32-bit element per lane
+static void turn_weights(float weights[KEYS][TILE], bf16 turned[TILE][KEYS]) {
+    __m512i pairs[TILE]; // of keys side by side: one 32-bit element per lane
+    for (int i = 0; i < TILE; i++) {
         __m512i even = _mm512_cvtepu16_epi32(narrow(_mm512_load_ps(weights[2 * i])));
         __m512i odd = _mm512_cvtepu16_epi32(narrow(_mm512_load_ps(weights[2 * i + 1])));
-        r[i] = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+        pairs[i] = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
     }
-    for (int i = 0; i < TILE; i += 2) { // then a transposition of 16 x 16 such elements
-        s[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        s[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < TILE; i += 4) {
-        r[i] = _mm512_unpacklo_epi64(s[i], s[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(s[i], s[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(s[i + 1], s[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(s[i + 1], s[i + 3]);
-    }
-    for (int i = 0; i < 4; i++) { // r[4 j + i] holds column 4 l + i of rows 4 j .. 4 j + 3 in its 128-bit lane l
-        __m512i a = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88), b = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-        __m512i c = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xDD), d = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xDD);
-        _mm512_store_si512(turned[i], _mm512_shuffle_i32x4(a, b, 0x88));
-        _mm512_store_si512(turned[8 + i], _mm512_shuffle_i32x4(a, b, 0xDD));
-        _mm512_store_si512(turned[4 + i], _mm512_shuffle_i32x4(c, d, 0x88));
-        _mm512_store_si512(turned[12 + i], _mm512_shuffle_i32x4(c, d, 0xDD));
-    }
+    turn(pairs, (char *)turned, sizeof turned[0]);
 }
 
 // V of the block's keys as tiles: [head_dim / 16][16 pairs of keys][16 columns][2]
@@ -190,7 +173,7 @@ static void attend_tile(const layer *a, tile_of_lanes *t, const int64_t *blocks,
         }
         score(a, t, queries, scores);
         _mm512_store_ps(shrink, weigh(a, t, key, scores, &state));
-        turn(scores, weights);
+        turn_weights(scores, weights);
         pack_values(a, t, last - key, values);
         accumulate(a, weights, values, shrink, t->lanes, found);
     }
