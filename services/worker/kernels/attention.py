@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 
 from services.worker.cpu import has_pairs, has_vectors
-from services.worker.kernels.bfloat16 import PAIRS, VECTORS
+from services.worker.kernels.bfloat16 import HEAD_MULTIPLE, MAX_HEAD_DIM, PAIRS, VECTORS
 from services.worker.kernels.library import ATTENTION, AttentionShape, Sequences, call_attention, open_library
 
-HEAD_MULTIPLE, MAX_HEAD_DIM = 8, 256  # of head_dim
 _FUNCTIONS = {torch.bfloat16: "rz_attend", torch.float32: "rz_attend_float"}
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,13 +32,13 @@ logger = logging.getLogger(__name__)
 
 TILES, PAIRS, VECTORS = (Path(__file__).with_name(f"librz_{name}.so") for name in ("tiles", "pairs", "vectors"))
 _MADE_FOR = {TILES.stem: "AMX tiles", PAIRS.stem: "AVX-512 bfloat16", VECTORS.stem: "AVX2"}
-TILE_K = 32  # linear layers and heads are multiples of it
-MAX_HEAD_DIM = 256
+TILE_K = 32  # linear layers are multiples of it, and heads for tiles
+HEAD_MULTIPLE, MAX_HEAD_DIM = 8, 256  # of head_dim
 _STRIP = 64  # outputs of a packed weight are padded to a multiple of it
 _TILE_ROWS = 16
 _REFUSED = "the operating system refuses the tile registers"
 
-_SIGNATURES: dict[str, tuple[type, ...]] = {
+SIGNATURES: dict[str, tuple[type, ...]] = {
     "rz_pack_weight": (pointer, long, long, pointer),
     "rz_linear": (pointer, *[long] * 3, pointer, pointer, long, pointer, long, int_, pointer),
     "rz_rms_norm": (pointer, long, pointer, long, float_, pointer, long, long, long),
@@ -45,7 +48,11 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "rz_gate": (pointer, pointer, long, long, int_),
     "rz_sum": (pointer, pointer, long),
     "rz_attend": ATTENTION,
+    "rz_replay": (pointer, long),
 }
+# What a step of a model is made of, in the order of replay.c.
+REPLAYED = ("rz_linear", "rz_rms_norm", "rz_add", "rz_rotate", "rz_write_rows", "rz_gate", "rz_attend")
+Call = tuple[str, tuple[Any, ...]]  # one of these and its arguments
 
 
 class SharedGroup(ctypes.Structure):
@@ -57,15 +64,49 @@ class SharedGroup(ctypes.Structure):
     )
 
 
+class _NotingLibrary:
+    """Notes the calls of what can be replayed."""
+
+    def __init__(self, library: ctypes.CDLL, calls: list[Call]) -> None:
+        self._library, self._calls = library, calls
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._library, name)
+        if name not in REPLAYED:
+            return function
+
+        def call(*arguments: Any) -> None:
+            self._calls.append((name, arguments))
+            function(*arguments)
+
+        return call
+
+
 class Bfloat16Kernels:
     """The compiled kernels, called with tensors."""
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         self.made_for = _MADE_FOR[name]
-        self.tiles = name == TILES.stem  # whose heads are multiples of 32 values and whose blocks of 16 positions
+        self.tiles = name == TILES.stem  # whose blocks are multiples of 16 positions
+        self.head_multiple = TILE_K if self.tiles else HEAD_MULTIPLE
         library.rz_publish.argtypes = (pointer, pointer, long, ctypes.c_uint64, long)
         library.rz_publish.restype = int_
-        self._library = library
+        self._library: ctypes.CDLL | _NotingLibrary = library
+
+    @contextmanager
+    def noted_in(self, calls: list[Call]) -> Iterator[None]:
+        """Append to `calls` what is called meanwhile and can be replayed."""
+        library = self._library
+        assert isinstance(library, ctypes.CDLL)
+        self._library = _NotingLibrary(library, calls)
+        try:
+            yield
+        finally:
+            self._library = library
+
+    def replay(self, calls: torch.Tensor) -> None:
+        """Call kernels again: `calls` [n, words] int64, laid out as in replay.c."""
+        self._library.rz_replay(calls.data_ptr(), calls.shape[0])
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """Return [n_out, n_in] in the layout that `linear` reads, n_out padded; n_in: a multiple of 32."""
@@ -164,7 +205,7 @@ def load_library(path: Path, threads: int) -> Bfloat16Kernels | None:
 
     Raises RuntimeError when it is missing, or when there are no threads.
     """
-    library = open_library(path, _SIGNATURES, threads)
+    library = open_library(path, SIGNATURES, threads)
     name = next(name for name in _MADE_FOR if path.name.startswith(name))
     return None if library is None else Bfloat16Kernels(library, name)
 

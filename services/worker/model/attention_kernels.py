@@ -26,7 +26,7 @@ class PagedKernels:
     """Attention by one kernel for all sequences of a step."""
 
     def __init__(self, shape: AttentionShape, kernels: VectorAttention | Bfloat16Kernels) -> None:
-        self._shape, self._kernels = shape, kernels
+        self._shape, self.kernels = shape, kernels
 
     def plan(self, batch: StepBatch, block_size: int, window: int | None) -> KernelPlan:
         """Lay out the step's sequences for layers with `window`."""
@@ -43,7 +43,7 @@ class PagedKernels:
         out = torch.empty(q.shape, dtype=q.dtype)
         sizes = (shape.n_kv_heads, shape.group, shape.head_dim, cache.block_size)
         numbers = (shape.scale, shape.softcap or 0.0, plan.window)
-        self._kernels.attend(q, out, cache.kv[layer], (*sizes, *numbers), plan.sequences)
+        self.kernels.attend(q, out, cache.kv[layer], (*sizes, *numbers), plan.sequences)
         return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ class Step:
     cache: KvCache
     rotations: tuple[Rotation, ...]  # by rope
     plans: tuple[Any, ...]  # by window, of the backend's type
+    reduce: Callable[[torch.Tensor], torch.Tensor]  # sums over the ranks, in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,12 @@ class HeadNorm:
         eps: float,
         kernels: Bfloat16Kernels | None = None,
     ) -> None:
-        weights = [q_weight] * len(heads.q) + [k_weight] * len(heads.kv)
-        self._norm = make_rms_norm(torch.stack(weights), eps, kernels)  # [n_q + n_kv, head_dim]
+        weights = torch.stack([q_weight] * len(heads.q) + [k_weight] * len(heads.kv))  # [n_q + n_kv, head_dim]
+        self._norm = make_rms_norm(weights, eps, kernels)
 
-    def __call__(self, qk: torch.Tensor) -> torch.Tensor:
-        """Return normalised [n, n_q + n_kv, head_dim]."""
-        return self._norm(qk)
+    def normalise_(self, qk: torch.Tensor) -> None:
+        """Normalise [n, n_q + n_kv, head_dim] in place."""
+        self._norm.write(qk, qk)
 
 
 class FullNorm:
@@ -84,8 +86,8 @@ class FullNorm:
         k_share = 1 / (spec.n_kv_heads * spec.head_dim * copies)
         self._share = torch.tensor([q_share, k_share], device=weight.device)
 
-    def __call__(self, qk: torch.Tensor) -> torch.Tensor:
-        """Return normalised [n, n_q + n_kv, head_dim]."""
+    def normalise_(self, qk: torch.Tensor) -> None:
+        """Normalise [n, n_q + n_kv, head_dim] in place."""
         x = qk.float()
         parts = (x[:, : self._n_q].flatten(1), x[:, self._n_q :].flatten(1))
         lengths = torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in parts], dim=-1)
@@ -93,7 +95,7 @@ class FullNorm:
         scale = torch.rsqrt(mean + self._eps)
         n_kv = x.shape[1] - self._n_q
         per_head = torch.cat((scale[:, :1].expand(-1, self._n_q), scale[:, 1:].expand(-1, n_kv)), dim=1)
-        return (x * per_head.unsqueeze(-1) * self._weight).to(qk.dtype)
+        qk.copy_(x * per_head.unsqueeze(-1) * self._weight)
 
 
 QkNorm = HeadNorm | FullNorm
@@ -126,7 +128,7 @@ class Attention:
         if self._qk_norm is not None or self._rotation is not None:
             qk = qkv[:, :rotated].view(-1, self._n_rotated, self._head_dim)
             if self._qk_norm is not None:
-                qk.copy_(self._qk_norm(qk))
+                self._qk_norm.normalise_(qk)
             if self._rotation is not None:
                 step.rotations[self._rotation].rotate_(qk)
         slots = step.batch.kv_slots

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from services.worker.kernels.attention import open_attention
-from services.worker.kernels.bfloat16 import MAX_HEAD_DIM, TILE_K, Bfloat16Kernels
+from services.worker.kernels.bfloat16 import MAX_HEAD_DIM, Bfloat16Kernels
 from services.worker.model.attention import AttentionBackend, AttentionShape
 from services.worker.model.attention_kernels import PagedTiles, PagedVectors
 from services.worker.model.attention_sdpa import PagedSdpa
@@ -26,8 +26,9 @@ def candidates(
 ) -> list[Candidate]:
     """Return the backends that may serve, fastest first."""
     gathering = [lambda: PagedSdpa(shape, dtype, device)]
-    if kernels is not None and kernels.tiles and shape.head_dim % TILE_K == 0 and shape.head_dim <= MAX_HEAD_DIM:
-        return [lambda: PagedTiles(shape, kernels), *gathering]
+    if kernels is not None and shape.head_dim % kernels.head_multiple == 0 and shape.head_dim <= MAX_HEAD_DIM:
+        paged = PagedTiles if kernels.tiles else PagedVectors
+        return [lambda: paged(shape, kernels), *gathering]
     if (attention := open_attention(dtype, device, shape.head_dim)) is not None:
         return [lambda: PagedVectors(shape, attention), *gathering]
     if device.type != "cuda" or shape.softcap is not None or dtype is torch.float32:

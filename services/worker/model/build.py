@@ -69,6 +69,7 @@ def build_decoder(spec: ModelSpec, load: LinearLoader, max_positions: int) -> De
     rotary = tuple(RotaryTables(rope, max_positions, load.device, load.kernels) for rope in ropes)
     return Decoder(
         spec,
+        load.comm,
         embed=VocabEmbedding(*sizes),
         layers=layers,
         norm=load_norm(spec, load, "norm"),
@@ -109,4 +110,4 @@ def _load_layer(
         return load_norm(spec, load, key) if key in load.source else None
 
     norms = LayerNorms(norm("attn_norm"), norm("mlp_norm"), norm("attn_post_norm"), norm("mlp_post_norm"))
-    return DecoderLayer(spec, load.comm, attention, mlp, norms, load.kernels)
+    return DecoderLayer(spec, attention, mlp, norms, load.kernels)

@@ -37,6 +37,10 @@ class RmsNorm:
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         return (wide / torch.hypot(length, self._floor)).mul_(self._weight).to(x.dtype)
 
+    def write(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the normalised `x` to `out`, which may be `x`."""
+        out.copy_(self(x))
+
 
 class KernelRmsNorm:
     """The same by our kernel."""
@@ -48,11 +52,15 @@ class KernelRmsNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the normalised `x`."""
         out = torch.empty(x.shape, dtype=x.dtype)
-        self._kernels.rms_norm(x, self._weight, self._eps, out)
+        self.write(x, out)
         return out
 
+    def write(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the normalised `x` to `out`, which may be `x`."""
+        self._kernels.rms_norm(x, self._weight, self._eps, out)
 
-def make_rms_norm(weight: torch.Tensor, eps: float, kernels: Bfloat16Kernels | None) -> Norm:
+
+def make_rms_norm(weight: torch.Tensor, eps: float, kernels: Bfloat16Kernels | None) -> RmsNorm | KernelRmsNorm:
     """Return the norm with `weight` that is fastest here."""
     return RmsNorm(weight, eps) if kernels is None else KernelRmsNorm(weight, eps, kernels)
 

@@ -3,16 +3,15 @@
 
 #include <immintrin.h>
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 
+#include "kernels.h"
 #include "pool.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
 #define WIDTH 16 // floats in a register
 
-typedef uint16_t bf16;
 typedef __m512 vec;
 
 static inline __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }

@@ -95,5 +95,5 @@ def test_other_machines_need_nothing_and_get_nothing(
 def test_the_installation_has_them(library: Path) -> None:
     """Also where the CPU could not run them: the libraries are made for where they will run."""
     assert library.exists(), "run `make kernels`"
-    names = {*bfloat16._SIGNATURES, "rz_enable"} | ({*attention._FUNCTIONS.values()} if library is VECTORS else set())
+    names = {*bfloat16.SIGNATURES, "rz_enable"} | ({*attention._FUNCTIONS.values()} if library is VECTORS else set())
     assert {name for name in names if name.encode() in library.read_bytes()} == names

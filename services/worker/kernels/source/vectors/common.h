@@ -3,16 +3,15 @@
 
 #include <immintrin.h>
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 
+#include "kernels.h"
 #include "pool.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
 #define WIDTH 8 // floats in a register
 
-typedef uint16_t bf16;
 typedef __m256 vec;
 
 INLINE __m256 load_bf16(const bf16 *x) {

@@ -1,0 +1,185 @@
+"""Steps that are replayed: bit for bit what they were when Python called each kernel."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
+from services.worker.kernels.recording import Memory
+from services.worker.model import build
+from services.worker.model.build import load_model
+from services.worker.model.decode_replay import MAX_ROWS
+from services.worker.parallel.communicator import Communicator, SingleRank
+from tests.unit.worker.kernels.conftest import OnThreads
+from tests.unit.worker.model.harness import CPU, Engine, Request, run_ranks
+from tests.unit.worker.model.zoo import prompt, write_checkpoint
+
+_VOCABULARY = 203
+_SLIDES = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 40}
+
+
+def _config(name: str, **more: Any) -> Callable[[], transformers.PretrainedConfig]:
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = {"vocab_size": _VOCABULARY, "num_hidden_layers": 3, "max_position_embeddings": 512}
+    return lambda: getattr(transformers, name)(**{**sizes, **shape, **more})
+
+
+REPLAYED = {
+    "biased": _config("LlamaConfig", attention_bias=True, mlp_bias=True),
+    "window": _config("MistralConfig", head_dim=64, sliding_window=40),
+    "qk_norm": _config("Qwen3Config", head_dim=64),
+    "softcap_post_norms": _config("Gemma2Config", **_SLIDES, head_dim=64, attn_logit_softcapping=5.0),
+    "two_ropes": _config("Gemma3TextConfig", **_SLIDES, head_dim=64),
+    "scales": _config("GraniteConfig", embedding_multiplier=3.0, residual_multiplier=0.6, attention_multiplier=0.2),
+}
+COMPUTED = {
+    "experts": _config("MixtralConfig", num_experts_per_tok=2, num_local_experts=4),
+    "full_qk_norm": _config("Olmo2Config"),
+    "padded": _config("LlamaConfig", intermediate_size=200),
+}
+
+
+class Pair:
+    """The same decoder twice: one replays its decode steps, the other computes them all."""
+
+    def __init__(self, folder: Path, comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+        replaying, computing = (load_model(folder, comm, torch.bfloat16, CPU) for _ in range(2))
+        monkeypatch.setattr(computing, "_replay_in", lambda cache: None)
+        self.model = replaying
+        self._engines = [Engine(model, comm, block_size=16, dtype=torch.bfloat16) for model in (replaying, computing)]
+        self._requests: list[list[Request]] = []
+
+    def admit(self, ids: list[int]) -> int:
+        self._requests.append([engine.admit(ids) for engine in self._engines])
+        return len(self._requests) - 1
+
+    def left(self, index: int) -> int:
+        request = self._requests[index][0]
+        return len(request.ids) - request.computed
+
+    def spoil(self, index: int) -> None:
+        """A sequence is over, and its blocks hold the worst there is."""
+        for engine, request in zip(self._engines, self._requests[index], strict=True):
+            for kv in engine.cache.kv:
+                kv[request.table] = torch.nan
+
+    def step(self, work: list[tuple[int, int]]) -> None:
+        """Let both compute; compare bits."""
+        replayed, computed = (
+            engine.step([(self._requests[index][which], n) for index, n in work])
+            for which, engine in enumerate(self._engines)
+        )
+        assert all(torch.equal(a, b) for a, b in zip(replayed, computed, strict=True))
+
+    @property
+    def replays(self) -> bool:
+        replay = self.model._replay
+        return replay is not None and bool(replay._programs) and not replay._gave_up
+
+
+MakePair = Callable[[Callable[[], transformers.PretrainedConfig]], Pair]
+
+
+@pytest.fixture
+def make_pair(kernels: Bfloat16Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakePair:
+    def make(config: Callable[[], transformers.PretrainedConfig]) -> Pair:
+        write_checkpoint(config(), tmp_path).bfloat16().save_pretrained(tmp_path)
+        monkeypatch.setattr(build, "open_kernels", lambda dtype, device: kernels)
+        return Pair(tmp_path, SingleRank(), monkeypatch)
+
+    return make
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_replayed_steps_are_the_computed_ones_in_any_order(make_pair: MakePair, name: str) -> None:
+    pair = make_pair(REPLAYED[name])
+
+    @settings(max_examples=8, deadline=None)
+    @given(st.data())
+    def serve(data: st.DataObject) -> None:
+        lengths = data.draw(st.lists(st.integers(2, 60), min_size=1, max_size=6))
+        requests = [pair.admit(prompt(length, _VOCABULARY, seed)) for seed, length in enumerate(lengths)]
+        while running := [index for index in requests if pair.left(index)]:
+            chosen = data.draw(st.lists(st.sampled_from(running), min_size=1, unique=True))
+            longest = data.draw(st.sampled_from([1, 1, 1, 20]))  # now and then with a piece of a prompt
+            pair.step([(index, min(longest, pair.left(index))) for index in chosen])
+
+    serve()
+    assert pair.replays
+
+
+def test_every_number_of_sequences_up_to_the_most_and_longer_and_longer_ones(make_pair: MakePair) -> None:
+    pair = make_pair(REPLAYED["biased"])
+    requests = [pair.admit(prompt(MAX_ROWS + 3, _VOCABULARY, seed)) for seed in range(MAX_ROWS + 1)]
+    for n in (3, MAX_ROWS, MAX_ROWS + 1, 1, MAX_ROWS, 3):
+        pair.step([(index, 1) for index in requests[:n]])
+    long = pair.admit(prompt(400, _VOCABULARY))
+    pair.step([(long, 30)])
+    for n_prompt in (60, 200):
+        pair.step([(long, 1)])
+        pair.step([(long, n_prompt)])
+        pair.step([(long, 1), (requests[0], 1)])  # a program for two of shorter ones is no longer good
+        pair.step([(requests[1], 1), (requests[2], 1)])  # and shorter ones after it
+    pair.spoil(long)
+    pair.step([(requests[0], 1), (requests[1], 1)])
+    pair.step([(requests[0], 1)])
+    assert pair.replays
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_needs_more_than_our_kernels_is_computed(make_pair: MakePair, name: str) -> None:
+    pair = make_pair(COMPUTED[name])
+    request = pair.admit(prompt(12, _VOCABULARY))
+    for _ in range(12):
+        pair.step([(request, 1)])
+    assert not pair.replays
+
+
+def test_ranks_replay_between_their_collectives(
+    on_threads: OnThreads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(REPLAYED["qk_norm"](), tmp_path).bfloat16().save_pretrained(tmp_path)
+    of_thread: dict[int, Bfloat16Kernels] = {}  # a library for each rank, as each process has one
+    monkeypatch.setattr(build, "open_kernels", lambda dtype, device: of_thread[threading.get_ident()])
+
+    def work(comm: Communicator) -> bool:
+        of_thread[threading.get_ident()] = on_threads(1 + comm.rank)
+        pair = Pair(tmp_path, comm, monkeypatch)
+        requests = [pair.admit(prompt(20, _VOCABULARY, seed)) for seed in range(3)]
+        pair.step([(index, 5) for index in requests])
+        for n in (1, 2, 3, 1, 2, 3, 3):
+            pair.step([(index, 1) for index in requests[:n]])
+        return pair.replays
+
+    assert run_ranks(2, work) == [True, True]
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.sets(st.integers(0, 9), min_size=1)), min_size=1, max_size=12))
+def test_tensors_share_room_only_with_those_that_live_at_other_times(made: list[tuple[int, set[int]]]) -> None:
+    """Each is named by some of ten calls: from the first to the last of them it is there."""
+    tensors = [torch.empty(size, dtype=torch.uint8) for size, _ in made]
+    memory = Memory(tensors)
+    for index in range(10):
+        for tensor, (size, calls) in zip(tensors, made, strict=True):
+            if index in calls:
+                memory.use(tensor.data_ptr() + size - 1, index)  # a view of it is it
+    arena = torch.zeros(memory.place(), dtype=torch.uint8)
+    places = [memory.moved(tensor, arena) for tensor in tensors]
+    for index in range(10):
+        there = [i for i, (_, calls) in enumerate(made) if min(calls) <= index <= max(calls)]
+        for i in there:
+            places[i].fill_(i + 1)
+        assert all((places[i] == i + 1).all() for i in there)
+    assert len(arena) <= sum(-(-size // 64) * 64 for size, _ in made)
+    last = made[0][0] - 1
+    assert memory.moved_address(tensors[0].data_ptr() + last, arena) == places[0].data_ptr() + last
+    assert memory.moved_address(arena.data_ptr(), arena) == arena.data_ptr(), "it was there before"
