@@ -46,7 +46,6 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "rz_rotate": (pointer, *[long] * 3, pointer, pointer, long, pointer, long),
     "rz_write_rows": (pointer, pointer, pointer, *[long] * 3),
     "rz_gate": (pointer, pointer, long, long, int_),
-    "rz_sum": (pointer, pointer, long),
     "rz_attend": ATTENTION,
     "rz_replay": (pointer, long),
 }
@@ -89,8 +88,8 @@ class Bfloat16Kernels:
         self.made_for = _MADE_FOR[name]
         self.tiles = name == TILES.stem  # whose blocks are multiples of 16 positions
         self.head_multiple = TILE_K if self.tiles else HEAD_MULTIPLE
-        library.rz_publish.argtypes = (pointer, pointer, long, ctypes.c_uint64, long)
-        library.rz_publish.restype = int_
+        library.rz_all_reduce.argtypes = (pointer, pointer, long, ctypes.c_uint64, long)
+        library.rz_all_reduce.restype = int_
         self._library: ctypes.CDLL | _NotingLibrary = library
 
     @contextmanager
@@ -171,13 +170,14 @@ class Bfloat16Kernels:
         n, size = out.shape
         self._library.rz_gate(gate_up.data_ptr(), out.data_ptr(), n, size, tanh)
 
-    def publish(self, group: SharedGroup, x: torch.Tensor, tag: int, looks: int) -> bool:
-        """Show `x` to the other ranks under `tag`; whether all of them have come that far after `looks` looks."""
-        return bool(self._library.rz_publish(ctypes.addressof(group), x.data_ptr(), x.numel(), tag, looks) == 0)
+    def all_reduce(self, group: SharedGroup, x: torch.Tensor, tag: int, looks: int) -> bool:
+        """Sum contiguous `x` over the ranks, in place; each brings its own under `tag`.
 
-    def sum(self, group: SharedGroup, out: torch.Tensor) -> None:
-        """Write the sum of what all ranks brought to `out`, contiguous."""
-        self._library.rz_sum(ctypes.addressof(group), out.data_ptr(), out.numel())
+        False, and `x` is what it was, when after `looks` looks another rank has not come that far, or has brought
+        another size: to be called again, or given up.
+        """
+        failed = self._library.rz_all_reduce(ctypes.addressof(group), x.data_ptr(), x.numel(), tag, looks)
+        return not failed
 
     def attend(
         self, q: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, shape: AttentionShape, sequences: Sequences

@@ -113,12 +113,11 @@ class SharedMemoryCommunicator:
     def _reduce_by_kernel(self, kernels: Bfloat16Kernels, x: torch.Tensor) -> None:
         parity = self._rounds & 1
         group, tag = self._groups[parity], self._next_tag()
-        arrived = kernels.publish(group, x, tag, _LOOKS)
-        self._line.beat()
-        if not arrived:
+        while not kernels.all_reduce(group, x, tag, _LOOKS):
+            self._line.beat()
             self._wait_for_peers(tag)
-        self._require_sizes(tag, parity, x.nbytes)
-        kernels.sum(group, x)
+            self._require_sizes(tag, parity, x.nbytes)
+        self._line.beat()
 
     def _reduce_by_torch(self, x: torch.Tensor) -> None:
         flat = x.contiguous().view(-1)  # [numel]
