@@ -9,7 +9,7 @@ from services.worker.scheduling.plan import StepPlan
 
 _WEIGHT = 0.1  # of the newest step in the averages
 _MIN_PREFILL_ROWS = 16  # a step with fewer says little about prefill speed
-_MIN_STEP_S = 0.008  # shorter steps are planned ahead at once: timers are not that exact
+_MIN_STEP_S = 0.016  # shorter steps are planned ahead at once: timers are not that exact
 _STRETCH = 3  # decode steps by which prompts may lengthen a step: no pause beyond four times the usual
 _MARGIN_S = 0.003  # a plan is ready at least this long before the ranks need it
 

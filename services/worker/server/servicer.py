@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -16,6 +17,9 @@ from services.worker.server.outbox import Outbox
 
 STATE_THROTTLE_S = 0.020
 STATE_HEARTBEAT_S = 2.0
+# What moves with every token waits for the heartbeat until it has moved by a tenth: every router reads every state.
+_DRIFTING = ("kv_blocks_used", "kv_blocks_cached", "prefill_tokens_per_s", "decode_step_ms", "pull_bytes_per_s")
+_DRIFT = 0.1
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
@@ -61,17 +65,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def WatchState(  # noqa: N802
         self, request: pb.WatchStateRequest, context: grpc.aio.ServicerContext[pb.WatchStateRequest, pb.WorkerState]
     ) -> AsyncIterator[pb.WorkerState]:
-        """The state now and on every change; a heartbeat when there was none for a while."""
-        told = pb.WorkerState()
+        """The state now and on every change that matters; a heartbeat when there was none for a while."""
+        told, due = pb.WorkerState(), 0.0
         with self._core.changes.watch() as changed:
             while not self._core.closed:
                 changed.clear()
-                state = self._core.state()
-                told.seq = state.seq
-                yield _heartbeat(state) if told == state else state
-                told = state
+                state, now = self._core.state(), time.monotonic()
+                if now >= due or _matters(state, told):
+                    told.seq = state.seq
+                    yield _heartbeat(state) if told == state else state
+                    told, due = state, now + STATE_HEARTBEAT_S
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(STATE_HEARTBEAT_S):
+                    async with asyncio.timeout(due - now):
                         await changed.wait()
                     await asyncio.sleep(STATE_THROTTLE_S)  # what changes meanwhile travels together
 
@@ -87,9 +92,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         with self._core.changes.watch() as changed:
             while not self._core.closed:
                 changed.clear()
-                message = self._kv_events(next_seq)
-                next_seq = self._core.kv_log.next_seq
-                if message.reset or message.events:
+                if next_seq != self._core.kv_log.next_seq:
+                    message = self._kv_events(next_seq)
+                    next_seq = self._core.kv_log.next_seq
                     yield message
                 await changed.wait()
 
@@ -136,6 +141,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                     yield block
         except PullRefusedError as error:
             await context.abort(error.code, str(error))
+
+
+def _matters(state: pb.WorkerState, told: pb.WorkerState) -> bool:
+    """Whether routers should know at once what has changed since they were told."""
+    same = pb.WorkerState()
+    same.CopyFrom(state)
+    same.seq = told.seq
+    for name in _DRIFTING:
+        old = getattr(told, name)
+        if abs(getattr(state, name) - old) <= _DRIFT * old:
+            setattr(same, name, old)
+    return same != told
 
 
 def _heartbeat(state: pb.WorkerState) -> pb.WorkerState:

@@ -190,6 +190,26 @@ async def test_an_idle_worker_says_every_other_second_that_nothing_has_changed(w
         assert not (await stream.read()).unchanged
 
 
+async def test_a_worker_that_only_generates_tells_little_and_at_once_when_it_ends(worker: RunningWorker) -> None:
+    worker.group.step_s = 0.01
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        answer = await gateway.submit([1] * 100, max_tokens=150)
+        await answer.at_least(1)
+        states, ended = [], 0.0
+        async for state in gateway.stub.WatchState(pb.WatchStateRequest()):
+            states.append(state)
+            if len(answer.ids) > 75:
+                worker.group.step_s = 0.02
+            if answer.end.is_set():
+                ended = ended or asyncio.get_running_loop().time()
+                if not state.unchanged and state.running == 0:
+                    break
+        assert asyncio.get_running_loop().time() - ended < 0.5
+        assert len(states) < 25, "150 steps of 10 and 20 ms are over 75 pauses of 20 ms"
+        assert max(state.decode_step_ms for state in states) > 1.5 * states[0].decode_step_ms
+
+
 async def test_too_many_waiting_requests_are_handed_off(redis_url: str) -> None:
     async with running_worker(redis_url, max_running=1, max_waiting=2) as worker, Gateway(worker.address) as gateway:
         await gateway.wait_state(lambda state: state.decode_step_ms > 0 and state.running == 0)
