@@ -9,76 +9,121 @@ lay, and must not be an argument itself.
 from __future__ import annotations
 
 import bisect
+import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from services.worker.kernels.bfloat16 import REPLAYED, SIGNATURES, Bfloat16Kernels, Call
-from services.worker.kernels.library import float_, pointer
+from services.worker.kernels.library import float_, int_, long, pointer
 
 _WORDS = 18  # of a call in replay.c: which kernel, and the most arguments that one has
 _ALIGNMENT = 64
-_aten = torch.ops.aten
-_ALLOCATIONS = {_aten.empty.memory_format, _aten.new_empty.default}
-_VIEWS = {
-    *(_aten.view.default, _aten.slice.Tensor, _aten.select.int, _aten.as_strided.default, _aten.alias.default),
-    *(_aten.split.Tensor, _aten.unsqueeze.default, _aten.detach.default, _aten._unsafe_view.default),
+_ALLOCATIONS = {torch.empty, torch.Tensor.new_empty}
+_VIEWS = {torch.Tensor.view, torch.Tensor.chunk, torch.Tensor.__getitem__}
+_QUESTIONS = {
+    *(torch.Tensor.data_ptr, torch.Tensor.stride, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.__len__),
+    *(torch.Tensor.is_contiguous, torch.Tensor.size),
 }
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Calls without a collective between them, and the summand that the collective behind them adds up."""
+class Place:
+    """Where a tensor [rows, ...] lies in the arena."""
 
-    calls: torch.Tensor  # [n, _WORDS] int64
-    summand: torch.Tensor | None
+    offset: int  # in bytes
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def tensor(self, arena: torch.Tensor, rows: int) -> torch.Tensor:
+        """The tensor, with another number of rows."""
+        shape = (rows, *self.shape[1:])
+        n_bytes = math.prod(shape) * self.dtype.itemsize
+        return arena[self.offset : self.offset + n_bytes].view(self.dtype).view(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a step of so many rows called, with its own tensors in `arena`."""
+
+    rows: int
+    calls: torch.Tensor  # [n, _WORDS] int64, as in replay.c
+    counts: torch.Tensor  # [n, _WORDS] bool: which of the words are numbers, not addresses
+    pauses: tuple[tuple[int, Place], ...]  # before which call a collective adds up which summand
+    result: Place
+    arena: torch.Tensor
+
+    def of_rows(self, rows: int, other: Recording) -> Recording | None:
+        """The recording of a step that was not recorded, by comparison of two others.
+
+        None unless every argument is the same in both, or a multiple of the number of rows.
+        """
+        if self.calls.shape != other.calls.shape or self._pauses_at != other._pauses_at:
+            return None
+        same = self.calls == other.calls
+        multiple = self.counts & (self.calls * other.rows == other.calls * self.rows)
+        if not (same | multiple).all():
+            return None
+        return replace(self, rows=rows, calls=torch.where(same, self.calls, self.calls // self.rows * rows))
+
+    @property
+    def _pauses_at(self) -> list[int]:
+        return [index for index, _ in self.pauses]
+
+    def program(self, kernels: Bfloat16Kernels) -> Program:
+        """What runs the step again."""
+        cuts = [0, *self._pauses_at, len(self.calls)]
+        summands = [*(place.tensor(self.arena, self.rows) for _, place in self.pauses), None]
+        pieces = tuple(zip((self.calls[low:high] for low, high in pairwise(cuts)), summands, strict=True))
+        return Program(kernels, pieces, self.result.tensor(self.arena, self.rows))
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A recorded step. Its tensors lie in an arena: they last until the next program that shares it is run."""
+    """A recorded step, ready to run. What it returns lasts until another one of the same arena is run."""
 
     kernels: Bfloat16Kernels
-    pieces: tuple[Piece, ...]
+    pieces: tuple[tuple[torch.Tensor, torch.Tensor | None], ...]  # calls, and the summand of the collective behind them
     result: torch.Tensor
 
     def run(self, reduce: Reduce) -> torch.Tensor:
-        """Compute the step again and return its result; `reduce` sums a tensor over the ranks in place."""
-        for piece in self.pieces:
-            self.kernels.replay(piece.calls)
-            if piece.summand is not None:
-                reduce(piece.summand)
+        """Compute the step and return its result; `reduce` sums a tensor over the ranks in place."""
+        for calls, summand in self.pieces:
+            self.kernels.replay(calls)
+            if summand is not None:
+                reduce(summand)
         return self.result
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(TorchFunctionMode):
     """Active in a `with` block: notes every kernel called, every tensor made and every collective.
 
     `foreign` names what torch itself computed meanwhile: a step with any of that cannot be replayed.
     """
 
     def __init__(self, kernels: Bfloat16Kernels, reduce: Reduce) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.foreign: set[str] = set()
         self._kernels, self._inner_reduce = kernels, reduce
         self._calls: list[Call] = []
         self._made: list[torch.Tensor] = []  # kept, lest two of them get the same address
         self._pauses: list[tuple[int, torch.Tensor]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute, and note what it was."""
         result = func(*args, **(kwargs or {}))
         if func in _ALLOCATIONS:
             self._made.append(result)
-        elif func not in _VIEWS:
-            self.foreign.add(str(func))
+        elif not (func in _QUESTIONS or func.__name__ == "__get__" or _is_view(func, args, result)):
+            self.foreign.add(func.__name__)
         return result
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -90,63 +135,81 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return x
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def noting(self) -> Iterator[None]:
         """Compute a step in here."""
         with self._kernels.noted_in(self._calls), self:
             yield
 
-    def program(self, result: torch.Tensor, arena: torch.Tensor) -> tuple[Program, torch.Tensor]:
-        """Return the program of what was recorded, whose last call made `result`, and the arena that it needs.
+    def recording(self, rows: int, most_rows: int, result: torch.Tensor, arena: torch.Tensor) -> Recording:
+        """Return what was noted: a step of `rows` rows, whose last call made `result`.
 
-        `arena`: bytes that other programs use, too; replaced by a larger one where it is too small.
+        `arena` serves other recordings, too; it is replaced where it is too small for `most_rows` rows.
         """
-        memory = Memory(self._made)
+        memory = Memory(self._made, most_rows / rows)
         for index, (name, arguments) in enumerate(self._calls):
             for kind, argument in zip(SIGNATURES[name], arguments, strict=True):
                 if kind is pointer and argument is not None:
                     memory.use(argument, index)
         size = memory.place()
         if size > len(arena):
-            arena = torch.empty(max(size, 2 * len(arena)), dtype=torch.uint8)
-        words = torch.tensor([self._words(call, memory, arena) for call in self._calls])
-        cuts = [0, *(n for n, _ in self._pauses), len(self._calls)]
-        summands = [*(memory.moved(x, arena) for _, x in self._pauses), None]
-        pieces = tuple(
-            Piece(words[low:high].clone(), summand)
-            for low, high, summand in zip(cuts[:-1], cuts[1:], summands, strict=True)
+            arena = torch.empty(size, dtype=torch.uint8)
+        base = arena.data_ptr()
+        return Recording(
+            rows,
+            calls=torch.tensor([_words(call, memory, base) for call in self._calls]),
+            counts=torch.tensor([_counts(name) for name, _ in self._calls]),
+            pauses=tuple((index, memory.place_of(summand)) for index, summand in self._pauses),
+            result=memory.place_of(result),
+            arena=arena,
         )
-        return Program(self._kernels, pieces, memory.moved(result, arena)), arena
 
-    def _words(self, call: Call, memory: Memory, arena: torch.Tensor) -> list[int]:
-        name, arguments = call
-        words = [REPLAYED.index(name)]
-        for kind, argument in zip(SIGNATURES[name], arguments, strict=True):
-            if kind is float_:
-                words.append(struct.unpack("<q", struct.pack("<f4x", argument))[0])
-            elif kind is pointer and argument is not None:
-                words.append(memory.moved_address(argument, arena))
-            else:
-                words.append(int(argument or 0))
-        return [*words, *[0] * (_WORDS - len(words))]
+
+def _words(call: Call, memory: Memory, base: int) -> list[int]:
+    """A call as replay.c reads it, with the arena at the address `base`."""
+    name, arguments = call
+    words = [REPLAYED.index(name)]
+    for kind, argument in zip(SIGNATURES[name], arguments, strict=True):
+        if kind is float_:
+            words.append(struct.unpack("<q", struct.pack("<f4x", argument))[0])
+        elif kind is pointer:
+            words.append(memory.moved(argument or 0, base))
+        else:
+            words.append(int(argument))
+    return [*words, *[0] * (_WORDS - len(words))]
+
+
+def _counts(name: str) -> list[bool]:
+    """Which words of a call are whole numbers."""
+    known = [False, *(kind in (long, int_) for kind in SIGNATURES[name])]
+    return [*known, *[False] * (_WORDS - len(known))]
 
 
 @dataclass(slots=True)
 class _Allocation:
     tensor: torch.Tensor
+    room: int  # bytes
     first: int  # of the calls that name it
     last: int
     offset: int = 0
 
     @property
     def end(self) -> int:
-        return self.offset + -(-self.tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        return self.offset + self.room
+
+
+def _is_view(func: Any, args: Any, result: Any) -> bool:
+    """Whether nothing was computed: an index may be a slice or a list of rows to be copied."""
+    if func is not torch.Tensor.__getitem__:
+        return func in _VIEWS
+    return bool(result.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr())
 
 
 class Memory:
     """Where the tensors of a step lie, and where they are to lie in an arena, which has room for those of one time."""
 
-    def __init__(self, made: Sequence[torch.Tensor]) -> None:
-        self._made = {tensor.data_ptr(): tensor for tensor in made}
+    def __init__(self, made: Sequence[torch.Tensor], growth: float = 1.0) -> None:
+        """`growth`: how many times as large they may become."""
+        self._made, self._growth = {tensor.data_ptr(): tensor for tensor in made}, growth
         self._starts = sorted(self._made)
         self._used: dict[int, _Allocation] = {}  # by address, in the order of their first use
 
@@ -154,7 +217,9 @@ class Memory:
         """Call `index` names an address; addresses of tensors that were there before the step stay what they are."""
         start = self._start_of(address)
         if start is not None:
-            self._used.setdefault(start, _Allocation(self._made[start], index, index)).last = index
+            tensor = self._made[start]
+            room = math.ceil(tensor.nbytes * self._growth / _ALIGNMENT) * _ALIGNMENT
+            self._used.setdefault(start, _Allocation(tensor, room, index, index)).last = index
 
     def place(self) -> int:
         """Give each tensor a place that it shares with none that lives at the same time; returns the bytes needed."""
@@ -167,17 +232,17 @@ class Memory:
             placed.append(allocation)
         return max((allocation.end for allocation in placed), default=0)
 
-    def moved(self, tensor: torch.Tensor, arena: torch.Tensor) -> torch.Tensor:
-        """The same tensor in the arena; one that was made during the step, as a whole."""
-        offset = self._used[tensor.data_ptr()].offset
-        return arena[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    def place_of(self, tensor: torch.Tensor) -> Place:
+        """Where a tensor is that was made during the step."""
+        return Place(self._used[tensor.data_ptr()].offset, tensor.shape, tensor.dtype)
 
-    def moved_address(self, address: int, arena: torch.Tensor) -> int:
-        """The same place in the arena; addresses of other tensors stay what they are."""
+    def moved(self, address: int, base: int) -> int:
+        """The same place in the arena at `base`; addresses of other tensors stay what they are."""
         start = self._start_of(address)
-        return address if start is None else arena.data_ptr() + self._used[start].offset + address - start
+        return address if start is None else base + self._used[start].offset + address - start
 
     def _start_of(self, address: int) -> int | None:
         place = bisect.bisect_right(self._starts, address) - 1
-        start = self._starts[place] if place >= 0 else 0
-        return start if start and address < start + self._made[start].nbytes else None
+        if place < 0 or address >= self._starts[place] + self._made[self._starts[place]].nbytes:
+            return None
+        return self._starts[place]

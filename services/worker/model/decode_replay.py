@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.kernels.recording import Program, Recorder, Reduce
+from services.worker.kernels.recording import Program, Recorder, Recording, Reduce
 from services.worker.model.attention_kernels import KernelPlan
 from services.worker.model.attention_layer import Step
 from services.worker.model.batch import StepBatch
@@ -42,6 +42,7 @@ class DecodeReplay:
         self.cache = cache
         self._compute, self._kernels, self._ropes, self._windows = compute, kernels, ropes, windows
         self._programs: dict[int, Program] = {}  # by number of sequences
+        self._recordings: list[Recording] = []
         self._arena = torch.empty(0, dtype=torch.uint8)
         self._gave_up = False
         # What changes from step to step, always in the same place.
@@ -63,13 +64,23 @@ class DecodeReplay:
         self._x[:n], self._positions[:n], self._kv_slots[:n] = x, batch.positions, batch.kv_slots
         self._lengths[:n] = torch.tensor(batch.context_lens)
         self._blocks[:n, :width] = batch.block_tables  # beyond them no key is read that counts
-        program = self._programs.get(n)
+        program = self._programs.get(n) or self._derive(n)
         return program.run(reduce) if program else self._record(batch, reduce)
 
     def _widen(self, width: int) -> None:
         """Make room for longer sequences; programs that were recorded for shorter ones name another place."""
         self._programs.clear()
+        self._recordings.clear()
         self._blocks = torch.zeros(MAX_ROWS, 2 * width, dtype=torch.int64)
+
+    def _derive(self, n: int) -> Program | None:
+        """The program for another number of sequences than those that were recorded lately."""
+        if len(self._recordings) < 2:
+            return None
+        recording = self._recordings[-2].of_rows(n, self._recordings[-1])
+        if recording is not None:
+            self._programs[n] = recording.program(self._kernels)
+        return self._programs.get(n)
 
     def _record(self, batch: StepBatch, reduce: Reduce) -> torch.Tensor:
         n = batch.n_sequences
@@ -82,11 +93,14 @@ class DecodeReplay:
             plans=tuple(KernelPlan(n, window or 0, sequences) for window in self._windows),
             reduce=recorder.reduce,
         )
-        with recorder.recording():
+        with recorder.noting():
             hidden = self._compute(self._x[:n], step)
         if recorder.foreign:
             logger.info("decode steps are not replayed: they need %s", ", ".join(sorted(recorder.foreign)))
             self._gave_up = True
         else:
-            self._programs[n], self._arena = recorder.program(hidden, self._arena)
+            recording = recorder.recording(n, MAX_ROWS, hidden, self._arena)
+            self._arena = recording.arena
+            self._recordings.append(recording)
+            self._programs[n] = recording.program(self._kernels)
         return hidden

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,30 @@ def test_every_number_of_sequences_up_to_the_most_and_longer_and_longer_ones(mak
     assert pair.replays
 
 
+@pytest.mark.parametrize("name", REPLAYED)
+def test_what_two_recordings_say_of_a_third_is_what_it_would_be(make_pair: MakePair, name: str) -> None:
+    pair = make_pair(REPLAYED[name])
+    requests = [pair.admit(prompt(10, _VOCABULARY, seed)) for seed in range(7)]
+    pair.step([(index, 3) for index in requests])
+    for n in (2, 3):
+        pair.step([(index, 1) for index in requests[:n]])
+    replay = pair.model._replay
+    assert replay is not None
+    two, three = replay._recordings
+    derived = two.of_rows(7, three)
+    assert derived is not None
+    replay._recordings.clear()
+    pair.step([(index, 1) for index in requests])
+    (recorded,) = replay._recordings
+    assert torch.equal(derived.calls, recorded.calls)
+    assert [index for index, _ in derived.pauses] == [index for index, _ in recorded.pauses]
+    assert [place.offset for _, place in derived.pauses] == [place.offset for _, place in recorded.pauses]
+    assert (derived.result.offset, derived.rows) == (recorded.result.offset, 7)
+    grown = torch.where(three.counts | (two.calls % 2 == 1), three.calls, two.calls // 2 * 3)
+    assert two.of_rows(7, replace(three, calls=grown)) is None, "an address is nothing that grows"
+    assert two.of_rows(7, replace(three, calls=three.calls + torch.where(three.counts, 1, 0))) is None
+
+
 @pytest.mark.parametrize("name", COMPUTED)
 def test_what_needs_more_than_our_kernels_is_computed(make_pair: MakePair, name: str) -> None:
     pair = make_pair(COMPUTED[name])
@@ -173,7 +198,7 @@ def test_tensors_share_room_only_with_those_that_live_at_other_times(made: list[
             if index in calls:
                 memory.use(tensor.data_ptr() + size - 1, index)  # a view of it is it
     arena = torch.zeros(memory.place(), dtype=torch.uint8)
-    places = [memory.moved(tensor, arena) for tensor in tensors]
+    places = [memory.place_of(tensor).tensor(arena, len(tensor)) for tensor in tensors]
     for index in range(10):
         there = [i for i, (_, calls) in enumerate(made) if min(calls) <= index <= max(calls)]
         for i in there:
@@ -181,5 +206,5 @@ def test_tensors_share_room_only_with_those_that_live_at_other_times(made: list[
         assert all((places[i] == i + 1).all() for i in there)
     assert len(arena) <= sum(-(-size // 64) * 64 for size, _ in made)
     last = made[0][0] - 1
-    assert memory.moved_address(tensors[0].data_ptr() + last, arena) == places[0].data_ptr() + last
-    assert memory.moved_address(arena.data_ptr(), arena) == arena.data_ptr(), "it was there before"
+    assert memory.moved(tensors[0].data_ptr() + last, arena.data_ptr()) == places[0].data_ptr() + last
+    assert memory.moved(arena.data_ptr(), 0) == arena.data_ptr(), "it was there before"
