@@ -29,9 +29,11 @@ typedef struct {
     long first, last;                 // what all of them see lies in [first, last)
 } tile_lanes;
 
-typedef struct {
+typedef struct keys_of_sequence {
     const int64_t *blocks; // of the sequence
     long n_blocks, kv_head;
+    long first, last;                    // keys [first, last) are read
+    const struct keys_of_sequence *next; // by this thread after these; null: not known
 } keys_of_sequence;
 
 typedef void tile_attention(const layer *a, const tile_lanes *l, const keys_of_sequence *s);
@@ -39,7 +41,7 @@ typedef void tile_attention(const layer *a, const tile_lanes *l, const keys_of_s
 typedef struct {
     layer a;
     const int64_t *starts, *lengths, *blocks;
-    long n_blocks;
+    long n_blocks, sequences;
     tile_attention *attend_tile;
 } attention;
 
@@ -50,15 +52,34 @@ static inline long find_key(const layer *a, const keys_of_sequence *s, long key)
     return (slot * 2 * a->n_kv + s->kv_head) * a->head_dim;
 }
 
-// Keys lie scattered: without this, a block of them would wait for memory before it could begin.
-static inline void fetch_keys(const layer *a, const keys_of_sequence *s, long key, long end) {
+// Keys lie scattered: without this, a block of them would wait for memory before it could begin. Inlined by force: gcc takes
+// a function that only fetches for one without effect, and leaves the call out.
+INLINE void fetch_keys(const layer *a, const keys_of_sequence *s, long key, long end) {
     for (; key < end; key++) {
         const char *k = (const char *)a->cache + find_key(a, s, key) * a->size;
         for (long at = 0; at < a->head_dim * a->size; at += 64) {
-            _mm_prefetch(k + at, _MM_HINT_T0);
-            _mm_prefetch(k + a->n_kv * a->head_dim * a->size + at, _MM_HINT_T0);
+            _mm_prefetch(k + at, _MM_HINT_T1);
+            _mm_prefetch(k + a->n_kv * a->head_dim * a->size + at, _MM_HINT_T1);
         }
     }
+}
+
+// The block of `keys` keys that is read after the one at `key`; behind the last one, which is before `last`, the first of what
+// comes next.
+INLINE void fetch_ahead(const layer *a, const keys_of_sequence *s, long key, long last, long keys) {
+    key += keys;
+    if (key >= last && s->next) {
+        s = s->next;
+        key = s->first / keys * keys;
+        last = s->last;
+    }
+    fetch_keys(a, s, key, key + keys < last ? key + keys : last);
+}
+
+static inline keys_of_sequence keys_of(const attention *w, long index) {
+    long i = index / w->a.n_kv, first = w->lengths[i] - (w->starts[i + 1] - w->starts[i]) + 1 - w->a.window;
+    const int64_t *blocks = w->blocks + i * w->n_blocks;
+    return (keys_of_sequence){blocks, w->n_blocks, index % w->a.n_kv, w->a.window && first > 0 ? first : 0, w->lengths[i], 0};
 }
 
 static inline void add_lane(const layer *a, tile_lanes *l, long row, long head, long limit) {
@@ -75,16 +96,20 @@ static inline void add_lane(const layer *a, tile_lanes *l, long row, long head, 
 static inline void attend_sequence(const void *context, long index) {
     const attention *w = context;
     const layer *a = &w->a;
-    long i = index / a->n_kv, kv_head = index % a->n_kv, end = w->starts[i + 1];
+    long i = index / a->n_kv, end = w->starts[i + 1];
     long heads = a->group < LANES ? a->group : LANES, rows = LANES / heads;
-    keys_of_sequence s = {w->blocks + i * w->n_blocks, w->n_blocks, kv_head};
+    keys_of_sequence s = keys_of(w, index), next;
+    if (pool_threads() == 1 && index + 1 < w->sequences * a->n_kv) {
+        next = keys_of(w, index + 1);
+        s.next = &next;
+    }
     for (long row = w->starts[i]; row < end; row += rows)
         for (long head = 0; head < a->group; head += heads) {
             tile_lanes l;
             l.n = 0;
             for (long r = row; r < row + rows && r < end; r++)
                 for (long h = head; h < head + heads && h < a->group; h++)
-                    add_lane(a, &l, r, kv_head * a->group + h, w->lengths[i] - (end - 1 - r));
+                    add_lane(a, &l, r, s.kv_head * a->group + h, w->lengths[i] - (end - 1 - r));
             w->attend_tile(a, &l, &s);
         }
 }

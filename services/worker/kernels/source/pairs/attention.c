@@ -176,8 +176,7 @@ static void attend_tile(const layer *a, const tile_lanes *l, const keys_of_seque
     }
     memset(t.found, 0, l->n * size * sizeof(float));
     for (long key = l->first / KEYS * KEYS; key < l->last; key += KEYS) {
-        long next = key + KEYS;
-        fetch_keys(a, s, next, next + KEYS < l->last ? next + KEYS : l->last);
+        fetch_ahead(a, s, key, l->last, KEYS);
         take_block(a, s, key, l->last, &b);
         attend_block(a, &t, &b, key);
     }
@@ -195,6 +194,6 @@ EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *
                       long block_size, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
                       const int64_t *blocks, long n_blocks, long sequences) {
     attention w = {{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window, sizeof(bf16)},
-                   starts, lengths, blocks, n_blocks, attend_tile};
+                   starts, lengths, blocks, n_blocks, sequences, attend_tile};
     share(attend_sequence, &w, sequences * n_kv);
 }

@@ -173,7 +173,7 @@ INLINE void attend_tile(const layer *a, const tile_lanes *l, const keys_of_seque
     take_queries(a, &t);
     for (long key = l->first / KEYS * KEYS; key < l->last; key += KEYS) {
         long next = key + KEYS, end = next < l->last ? next : l->last;
-        fetch_keys(a, s, next, next + KEYS < l->last ? next + KEYS : l->last);
+        fetch_ahead(a, s, key, l->last, KEYS);
         take_keys(a, s, key, l->last, half, &b);
         score(a, &t, &b);
         for (long lane = 0; lane < l->n; lane++) weigh(a, &t, lane, key);
@@ -192,7 +192,7 @@ EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *
                       long block_size, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
                       const int64_t *blocks, long n_blocks, long sequences) {
     attention w = {{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window, sizeof(bf16)},
-                   starts, lengths, blocks, n_blocks, attend_half};
+                   starts, lengths, blocks, n_blocks, sequences, attend_half};
     share(attend_sequence, &w, sequences * n_kv);
 }
 
@@ -201,6 +201,6 @@ EXPORT void rz_attend_float(const float *q, long ldq, float *out, long ldo, cons
                             long head_dim, long block_size, float scale, float softcap, long window, const int64_t *starts,
                             const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences) {
     attention w = {{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window, sizeof(float)},
-                   starts, lengths, blocks, n_blocks, attend_whole};
+                   starts, lengths, blocks, n_blocks, sequences, attend_whole};
     share(attend_sequence, &w, sequences * n_kv);
 }
