@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import platform
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,13 @@ def test_the_installation_has_them(library: Path) -> None:
     assert library.exists(), "run `make kernels`"
     names = {*bfloat16.SIGNATURES, "rz_enable"} | ({*attention._FUNCTIONS.values()} if library is VECTORS else set())
     assert {name for name in names if name.encode() in library.read_bytes()} == names
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["pairs", "vectors"])
+def test_the_compiler_keeps_the_fetching_of_keys_ahead(name: str) -> None:
+    """gcc leaves out calls of a function that only fetches, and attention waits for memory twice as long."""
+    source, compiler = build.FOLDER / "source", build._system_compiler() or build._packaged_compiler()
+    includes = (f"-I{source / name}", f"-I{source}")
+    command = [*compiler(build.TARGETS[name]), str(source / name / "attention.c"), "-O3", *includes, "-S", "-o", "-"]
+    assert "prefetcht1" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
