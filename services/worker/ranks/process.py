@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from services.common.heap import freeze_started
 from services.worker.parallel.communicator import Communicator
 from services.worker.ranks.block_copy import BlockCopier
 from services.worker.ranks.link import ServerLink
@@ -90,6 +91,7 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
     ledger = meter.ledger(weights=weights, workspace=meter.growth(), kv_cache=kv_bytes, ranks=config.ranks)
     block_bytes = config.block_size * model.kv_bytes_per_token
     started = RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
+    freeze_started()  # a full collection took 0.1 s in the middle of every stream
     link.send(encode_event(started))
     _execute_plans(link, runner, BlockCopier(cache.kv, link.staging))
 

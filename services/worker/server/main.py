@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
 
+from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
 from services.common.leases import Lease, LeaseKeeper
 from services.common.lifecycle import StartupError, run_service
@@ -74,6 +75,7 @@ async def serve(
     await health.set_status(LIVENESS, True)
     port = bind(server, settings.host, settings.worker_port)
     await server.start()
+    freeze_started()
     log.info("listening", extra={"worker_id": settings.worker_id, "address": settings.advertised(port)})
 
     with (
