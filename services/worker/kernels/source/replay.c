@@ -1,5 +1,5 @@
 // Calls kernels again, with the arguments that were recorded. Both lists are told apart by their order alone: the kernels'
-// here and in recording.py, the arguments' here and in kernels.h.
+// here and in bfloat16.py, the arguments' here and in kernels.h.
 #include "common.h"
 
 #define ARGUMENTS 17 // of attention, which has most
