@@ -7,6 +7,7 @@ for a sign of life, so that a stuck process is restarted; it asks nobody else.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import threading
@@ -16,7 +17,7 @@ from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, make_wsgi_app
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics, make_wsgi_app
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -29,11 +30,13 @@ log = logging.getLogger(__name__)
 
 
 def new_registry() -> CollectorRegistry:
-    """A registry that also shows the process: CPU time, memory, file descriptors, start."""
+    """A registry that also shows the process: CPU time, memory, file descriptors, start, frozen objects."""
     # They are a second series for every counter and histogram, which nothing reads.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
+    about = "Objects that live as long as the process and are therefore spared by garbage collections"
+    Gauge("ryzanstein_process_frozen_objects", about, registry=registry).set_function(gc.get_freeze_count)
     return registry
 
 

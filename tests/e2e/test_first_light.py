@@ -67,6 +67,12 @@ def test_an_unknown_model_is_refused_by_name(client: openai.OpenAI) -> None:
         client.completions.create(model="no-such-model", prompt="x")
 
 
+def test_the_gateway_has_frozen_what_it_started_with(stack: RunningStack) -> None:
+    """Without it, a full collection is a pause in the middle of every stream."""
+    text = httpx.get(f"{stack.url}/metrics", trust_env=False).text
+    assert float(re.findall(r"^ryzanstein_process_frozen_objects (.+)$", text, re.MULTILINE)[0]) > 10_000
+
+
 def test_status_shows_the_worker(stack: RunningStack) -> None:
     shown = stack.ryzanstein("status", "--port", str(stack.port))
     assert shown.returncode == 0, shown.stderr

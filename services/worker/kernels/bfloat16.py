@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from services.worker.cpu import has_pairs, has_tiles, has_vectors
 from services.worker.kernels.library import (
@@ -47,19 +49,29 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "rz_write_rows": (pointer, pointer, pointer, *[long] * 3),
     "rz_gate": (pointer, pointer, long, long, int_),
     "rz_attend": ATTENTION,
-    "rz_replay": (pointer, long),
+    "rz_draw": (pointer, *[long] * 4, *[pointer] * 4),
+    "rz_pick": (pointer, *[long] * 5, pointer),
+    "rz_weigh": (pointer, *[long] * 3, pointer),
 }
-# What a step of a model is made of, in the order of replay.c.
-REPLAYED = ("rz_linear", "rz_rms_norm", "rz_add", "rz_rotate", "rz_write_rows", "rz_gate", "rz_attend")
+REDUCE = "all_reduce"  # of a summand: its address, and how many numbers it is
+# What a step of a model is made of, in the order of replay.c, and the arguments.
+REPLAYED = {
+    **{
+        name: SIGNATURES[name]
+        for name in ("rz_linear", "rz_rms_norm", "rz_add", "rz_rotate", "rz_write_rows", "rz_gate", "rz_attend")
+    },
+    REDUCE: (pointer, long),
+}
 Call = tuple[str, tuple[Any, ...]]  # one of these and its arguments
 
 
-class SharedGroup(ctypes.Structure):
-    """Where the ranks of a group put what they bring to a collective. `area`: an address."""
+class Collectives(ctypes.Structure):
+    """A rank's place in its group, and how far it has got, as collective.h says. `area` and `beats`: addresses."""
 
     _fields_ = (
-        *(("area", pointer), ("stride", long), ("sizes", long), ("payload", long)),
-        *(("rank", long), ("ranks", long)),
+        *(("area", pointer), ("stride", long), ("sizes", long), ("payload", long), ("room", long)),
+        *(("rank", long), ("ranks", long), ("tag", ctypes.c_uint64), ("rounds", ctypes.c_uint64)),
+        *(("beats", pointer), ("looks", long), ("elapsed_ns", ctypes.c_uint64)),
     )
 
 
@@ -88,8 +100,8 @@ class Bfloat16Kernels:
         self.made_for = _MADE_FOR[name]
         self.tiles = name == TILES.stem  # whose blocks are multiples of 16 positions
         self.head_multiple = TILE_K if self.tiles else HEAD_MULTIPLE
-        library.rz_all_reduce.argtypes = (pointer, pointer, long, ctypes.c_uint64, long)
-        library.rz_all_reduce.restype = int_
+        library.rz_all_reduce.argtypes, library.rz_all_reduce.restype = (pointer, pointer, long), int_
+        library.rz_replay.argtypes, library.rz_replay.restype = (pointer, long, long, pointer), long
         self._library: ctypes.CDLL | _NotingLibrary = library
 
     @contextmanager
@@ -103,9 +115,15 @@ class Bfloat16Kernels:
         finally:
             self._library = library
 
-    def replay(self, calls: torch.Tensor) -> None:
-        """Call kernels again: `calls` [n, words] int64, laid out as in replay.c."""
-        self._library.rz_replay(calls.data_ptr(), calls.shape[0])
+    def replay(self, calls: torch.Tensor, first: int, group: Collectives | None) -> int:
+        """Call kernels again, from the call `first` on: `calls` [n, words] int64, laid out as in replay.c.
+
+        Returns n, or which call is a collective that the caller has to make before it goes on behind it: one that
+        others are late for, or any if there is no `group`.
+        """
+        address = None if group is None else ctypes.addressof(group)
+        stopped: int = self._library.rz_replay(calls.data_ptr(), calls.shape[0], first, address)
+        return stopped
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """Return [n_out, n_in] in the layout that `linear` reads, n_out padded; n_in: a multiple of 32."""
@@ -170,14 +188,48 @@ class Bfloat16Kernels:
         n, size = out.shape
         self._library.rz_gate(gate_up.data_ptr(), out.data_ptr(), n, size, tanh)
 
-    def all_reduce(self, group: SharedGroup, x: torch.Tensor, tag: int, looks: int) -> bool:
-        """Sum contiguous `x` over the ranks, in place; each brings its own under `tag`.
+    def draw(
+        self,
+        logits: torch.Tensor,
+        first_id: int,
+        temperature: NDArray[np.float32],
+        seeds: NDArray[np.uint64],
+        positions: NDArray[np.int64],
+    ) -> torch.Tensor:
+        """Return the key [n] int64 (sampling/keys.py) of the token that each row of `logits` draws among its own.
 
-        False, and `x` is what it was, when after `looks` looks another rank has not come that far, or has brought
-        another size: to be called again, or given up.
+        `logits` [n, a multiple of 16] float32 with columns from token `first_id` on; the others [n], contiguous.
         """
-        failed = self._library.rz_all_reduce(ctypes.addressof(group), x.data_ptr(), x.numel(), tag, looks)
-        return not failed
+        n, n_columns = logits.shape
+        keys = torch.empty(n, dtype=torch.int64)
+        arrays = (values.ctypes.data for values in (temperature, seeds, positions))
+        self._library.rz_draw(logits.data_ptr(), logits.stride(0), n, n_columns, first_id, *arrays, keys.data_ptr())
+        return keys
+
+    def pick(self, logits: torch.Tensor, first_id: int, width: int) -> torch.Tensor:
+        """Return the keys [n, width] int64 (sampling/keys.py) of the best columns, of which the first is the least.
+
+        `logits` [n, a multiple of 16] float32 with columns from token `first_id` on.
+        """
+        n, n_columns = logits.shape
+        keys = torch.empty(n, width, dtype=torch.int64)
+        self._library.rz_pick(logits.data_ptr(), logits.stride(0), n, n_columns, first_id, width, keys.data_ptr())
+        return keys
+
+    def logsumexp(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return log(sum(exp(logits))) [n] float32 of `logits` [n, a multiple of 16] float32."""
+        n, n_columns = logits.shape
+        mass = torch.empty(n)
+        self._library.rz_weigh(logits.data_ptr(), logits.stride(0), n, n_columns, mass.data_ptr())
+        return mass
+
+    def all_reduce(self, group: Collectives, x: torch.Tensor) -> bool:
+        """Sum contiguous `x` over the ranks, in place.
+
+        False, and `x` and `group` are what they were, when after `looks` looks another rank has not come that far, or
+        has brought another size: to be called again, or given up.
+        """
+        return not self._library.rz_all_reduce(ctypes.addressof(group), x.data_ptr(), x.numel())
 
     def attend(
         self, q: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, shape: AttentionShape, sequences: Sequences

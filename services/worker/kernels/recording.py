@@ -1,9 +1,9 @@
 """Records which kernels a step calls, and calls them again without Python in between.
 
 A decode step of a small model is hundreds of kernels of microseconds each: to call one from Python takes as long. This
-is to a CPU what CUDA graphs are to a GPU. A step is computed as usual while it is recorded; its pieces between
-collectives are replayed with the same arguments ever after, so whatever changes from step to step must lie where it
-lay, and must not be an argument itself.
+is to a CPU what CUDA graphs are to a GPU. A step is computed as usual while it is recorded; its kernels, and the
+collectives between them, are called with the same arguments ever after, so whatever changes from step to step must lie
+where it lay, and must not be an argument itself.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from services.worker.kernels.bfloat16 import REPLAYED, SIGNATURES, Bfloat16Kernels, Call
+from services.worker.kernels.bfloat16 import REDUCE, REPLAYED, Bfloat16Kernels, Call, Collectives
 from services.worker.kernels.library import float_, int_, long, pointer
 
 _WORDS = 18  # of a call in replay.c: which kernel, and the most arguments that one has
@@ -57,7 +56,6 @@ class Recording:
     rows: int
     calls: torch.Tensor  # [n, _WORDS] int64, as in replay.c
     counts: torch.Tensor  # [n, _WORDS] bool: which of the words are numbers, not addresses
-    pauses: tuple[tuple[int, Place], ...]  # before which call a collective adds up which summand
     result: Place
     arena: torch.Tensor
 
@@ -66,7 +64,7 @@ class Recording:
 
         None unless every argument is the same in both, or a multiple of the number of rows.
         """
-        if self.calls.shape != other.calls.shape or self._pauses_at != other._pauses_at:
+        if self.calls.shape != other.calls.shape:
             return None
         same = self.calls == other.calls
         multiple = self.counts & (self.calls * other.rows == other.calls * self.rows)
@@ -74,16 +72,9 @@ class Recording:
             return None
         return replace(self, rows=rows, calls=torch.where(same, self.calls, self.calls // self.rows * rows))
 
-    @property
-    def _pauses_at(self) -> list[int]:
-        return [index for index, _ in self.pauses]
-
     def program(self, kernels: Bfloat16Kernels) -> Program:
         """What runs the step again."""
-        cuts = [0, *self._pauses_at, len(self.calls)]
-        summands = [*(place.tensor(self.arena, self.rows) for _, place in self.pauses), None]
-        pieces = tuple(zip((self.calls[low:high] for low, high in pairwise(cuts)), summands, strict=True))
-        return Program(kernels, pieces, self.result.tensor(self.arena, self.rows))
+        return Program(kernels, self.calls, self.arena, self.result.tensor(self.arena, self.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +82,22 @@ class Program:
     """A recorded step, ready to run. What it returns lasts until another one of the same arena is run."""
 
     kernels: Bfloat16Kernels
-    pieces: tuple[tuple[torch.Tensor, torch.Tensor | None], ...]  # calls, and the summand of the collective behind them
+    calls: torch.Tensor  # [n, _WORDS]
+    arena: torch.Tensor
     result: torch.Tensor
 
-    def run(self, reduce: Reduce) -> torch.Tensor:
-        """Compute the step and return its result; `reduce` sums a tensor over the ranks in place."""
-        for calls, summand in self.pieces:
-            self.kernels.replay(calls)
-            if summand is not None:
-                reduce(summand)
+    def run(self, reduce: Reduce, group: Collectives | None) -> torch.Tensor:
+        """Compute the step and return its result; `reduce` sums over the ranks in place what `group` does not."""
+        at, n = 0, len(self.calls)
+        while (at := self.kernels.replay(self.calls, at, group)) < n:
+            reduce(self._summand(at))
+            at += 1
         return self.result
+
+    def _summand(self, at: int) -> torch.Tensor:
+        address, count = self.calls[at, 1:3].tolist()
+        offset = address - self.arena.data_ptr()
+        return self.arena[offset : offset + count * torch.bfloat16.itemsize].view(torch.bfloat16)
 
 
 class Recorder(TorchFunctionMode):
@@ -115,7 +112,6 @@ class Recorder(TorchFunctionMode):
         self._kernels, self._inner_reduce = kernels, reduce
         self._calls: list[Call] = []
         self._made: list[torch.Tensor] = []  # kept, lest two of them get the same address
-        self._pauses: list[tuple[int, torch.Tensor]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute, and note what it was."""
@@ -127,11 +123,11 @@ class Recorder(TorchFunctionMode):
         return result
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum `x` over the ranks in place, and note when; returns `x`."""
-        self._pauses.append((len(self._calls), x))
+        """Sum `x` over the ranks in place, and note that; returns `x`."""
+        self._calls.append((REDUCE, (x.data_ptr(), x.numel())))
         before = set(self.foreign)
         self._inner_reduce(x)
-        self.foreign = before  # what a collective computes is no part of a piece
+        self.foreign = before  # what a collective computes is its own affair
         return x
 
     @contextmanager
@@ -147,7 +143,7 @@ class Recorder(TorchFunctionMode):
         """
         memory = Memory(self._made, most_rows / rows)
         for index, (name, arguments) in enumerate(self._calls):
-            for kind, argument in zip(SIGNATURES[name], arguments, strict=True):
+            for kind, argument in zip(REPLAYED[name], arguments, strict=True):
                 if kind is pointer and argument is not None:
                     memory.use(argument, index)
         size = memory.place()
@@ -158,7 +154,6 @@ class Recorder(TorchFunctionMode):
             rows,
             calls=torch.tensor([_words(call, memory, base) for call in self._calls]),
             counts=torch.tensor([_counts(name) for name, _ in self._calls]),
-            pauses=tuple((index, memory.place_of(summand)) for index, summand in self._pauses),
             result=memory.place_of(result),
             arena=arena,
         )
@@ -167,8 +162,8 @@ class Recorder(TorchFunctionMode):
 def _words(call: Call, memory: Memory, base: int) -> list[int]:
     """A call as replay.c reads it, with the arena at the address `base`."""
     name, arguments = call
-    words = [REPLAYED.index(name)]
-    for kind, argument in zip(SIGNATURES[name], arguments, strict=True):
+    words = [list(REPLAYED).index(name)]
+    for kind, argument in zip(REPLAYED[name], arguments, strict=True):
         if kind is float_:
             words.append(struct.unpack("<q", struct.pack("<f4x", argument))[0])
         elif kind is pointer:
@@ -180,7 +175,7 @@ def _words(call: Call, memory: Memory, base: int) -> list[int]:
 
 def _counts(name: str) -> list[bool]:
     """Which words of a call are whole numbers."""
-    known = [False, *(kind in (long, int_) for kind in SIGNATURES[name])]
+    known = [False, *(kind in (long, int_) for kind in REPLAYED[name])]
     return [*known, *[False] * (_WORDS - len(known))]
 
 

@@ -17,6 +17,7 @@ from services.worker.model.norm import make_rms_norm
 from services.worker.model.rope import Rotation
 from services.worker.model.spec import ModelSpec
 from services.worker.parallel.communicator import Communicator
+from services.worker.parallel.embedding import pad_rows
 from services.worker.parallel.linear import LinearLoader, LinearMethod, Shard
 
 
@@ -29,6 +30,19 @@ class Step:
     rotations: tuple[Rotation, ...]  # by rope
     plans: tuple[Any, ...]  # by window, of the backend's type
     reduce: Callable[[torch.Tensor], torch.Tensor]  # sums over the ranks, in place
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The rows that go on to the end of the last layer; of the others it computes keys and values."""
+
+    rows: torch.Tensor  # [n_kept] int64, of the step that all layers share
+    step: Step  # of these rows alone
+    n_rows: int  # n_kept, or a few more that are zero
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [n_rows, size] of x [n, size]."""
+        return pad_rows(x.index_select(0, self.rows), self.n_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +135,8 @@ class Attention:
         self._n_rotated, self._head_dim = len(heads.q) + len(heads.kv), heads.head_dim
         self._q_size = len(heads.q) * heads.head_dim
 
-    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """Return [n_rows, hidden_size], to be summed over the ranks."""
+    def project(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Write the rows' keys and values to the cache; return their queries, [n_rows, n_q * head_dim]."""
         qkv = self._qkv.apply(x)  # [n_rows, (n_q + 2 n_kv) * head_dim]
         rotated = self._n_rotated * self._head_dim
         if self._qk_norm is not None or self._rotation is not None:
@@ -133,8 +147,11 @@ class Attention:
                 step.rotations[self._rotation].rotate_(qk)
         slots = step.batch.kv_slots
         step.cache.write(self._index, qkv[: len(slots), self._q_size :], slots)
-        found = self._backend.attend(qkv[:, : self._q_size], step.cache, self._index, step.plans[self._plan])
-        return self._o.apply(found)
+        return qkv[:, : self._q_size]
+
+    def attend(self, q: torch.Tensor, step: Step) -> torch.Tensor:
+        """Return [n_rows, hidden_size] of the rows' queries, to be summed over the ranks."""
+        return self._o.apply(self._backend.attend(q, step.cache, self._index, step.plans[self._plan]))
 
 
 def load_attention(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,3 +29,18 @@ class StepBatch:
     def n_sequences(self) -> int:
         """How many sequences share the step."""
         return len(self.context_lens)
+
+    def last_rows(self, sequences: Sequence[int]) -> tuple[torch.Tensor, StepBatch]:
+        """Return the last row of each of `sequences`, [len(sequences)] int64, and a step of these rows alone."""
+        device = self.token_ids.device
+        rows = torch.tensor([self.query_starts[i + 1] - 1 for i in sequences], dtype=torch.int64, device=device)
+        step = StepBatch(
+            token_ids=self.token_ids[rows],
+            positions=self.positions[rows],
+            kv_slots=self.kv_slots[rows],
+            query_starts=tuple(range(len(sequences) + 1)),
+            context_lens=tuple(self.context_lens[i] for i in sequences),
+            block_tables=self.block_tables[torch.tensor(sequences, dtype=torch.int64, device=device)],
+            n_decode=len(sequences),
+        )
+        return rows, step

@@ -9,12 +9,13 @@ from dataclasses import replace
 import torch
 
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.kernels.recording import Program, Recorder, Recording, Reduce
+from services.worker.kernels.recording import Program, Recorder, Recording
 from services.worker.model.attention_kernels import KernelPlan
 from services.worker.model.attention_layer import Step
 from services.worker.model.batch import StepBatch
 from services.worker.model.kv_cache import KvCache
 from services.worker.model.rope import RotaryTables
+from services.worker.parallel.communicator import Communicator
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +35,14 @@ class DecodeReplay:
         self,
         compute: Compute,
         kernels: Bfloat16Kernels,
+        comm: Communicator,
         ropes: tuple[RotaryTables, ...],
         windows: tuple[int | None, ...],
         cache: KvCache,
         hidden_size: int,
     ) -> None:
         self.cache = cache
-        self._compute, self._kernels, self._ropes, self._windows = compute, kernels, ropes, windows
+        self._compute, self._kernels, self._comm, self._ropes, self._windows = compute, kernels, comm, ropes, windows
         self._programs: dict[int, Program] = {}  # by number of sequences
         self._recordings: list[Recording] = []
         self._arena = torch.empty(0, dtype=torch.uint8)
@@ -56,8 +58,8 @@ class DecodeReplay:
         n = len(batch.token_ids)
         return n == batch.n_sequences and n <= MAX_ROWS and not self._gave_up
 
-    def forward(self, x: torch.Tensor, batch: StepBatch, reduce: Reduce) -> torch.Tensor:
-        """Compute the embedded rows `x` [n, hidden_size]; `reduce` sums over the ranks in place."""
+    def forward(self, x: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+        """Compute the embedded rows `x` [n, hidden_size]."""
         n, width = batch.block_tables.shape
         if width > self._blocks.shape[1]:
             self._widen(width)
@@ -65,7 +67,7 @@ class DecodeReplay:
         self._lengths[:n] = torch.tensor(batch.context_lens)
         self._blocks[:n, :width] = batch.block_tables  # beyond them no key is read that counts
         program = self._programs.get(n) or self._derive(n)
-        return program.run(reduce) if program else self._record(batch, reduce)
+        return program.run(self._comm.all_reduce, self._comm.collectives) if program else self._record(batch)
 
     def _widen(self, width: int) -> None:
         """Make room for longer sequences; programs that were recorded for shorter ones name another place."""
@@ -82,9 +84,9 @@ class DecodeReplay:
             self._programs[n] = recording.program(self._kernels)
         return self._programs.get(n)
 
-    def _record(self, batch: StepBatch, reduce: Reduce) -> torch.Tensor:
+    def _record(self, batch: StepBatch) -> torch.Tensor:
         n = batch.n_sequences
-        recorder = Recorder(self._kernels, reduce)
+        recorder = Recorder(self._kernels, self._comm.all_reduce)
         positions, sequences = self._positions[:n], (self._starts[: n + 1], self._lengths[:n], self._blocks[:n])
         step = Step(
             batch=replace(batch, kv_slots=self._kv_slots[:n]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.model.attention import AttentionBackend
 from services.worker.model.attention_kernels import PagedKernels
-from services.worker.model.attention_layer import Attention, Step
+from services.worker.model.attention_layer import Attention, Kept, Step
 from services.worker.model.batch import StepBatch
 from services.worker.model.decode_replay import DecodeReplay
 from services.worker.model.kv_cache import KvCache
@@ -46,10 +47,16 @@ class DecoderLayer:
         self._attention, self._mlp, self._norms, self._kernels = attention, mlp, norms, kernels
         self._parallel, self._scale = spec.parallel_residual, spec.residual_scale
 
-    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """Return the residual stream [n_rows, hidden_size] after this layer; `x` may be overwritten."""
+    def __call__(self, x: torch.Tensor, step: Step, kept: Kept | None = None) -> torch.Tensor:
+        """Return the residual stream after this layer, [n_rows, hidden_size], or of the rows that are `kept`.
+
+        `x` [n_rows, hidden_size] may be overwritten.
+        """
         norms = self._norms
-        attended = self._attention(norms.attn(x) if norms.attn else x, step)
+        q = self._attention.project(norms.attn(x) if norms.attn else x, step)
+        if kept is not None:
+            x, q, step = kept.of(x), kept.of(q), kept.step
+        attended = self._attention.attend(q, step)
         if self._parallel:
             added = attended + self._mlp(norms.mlp(x) if norms.mlp else x)
             return self._add(x, step.reduce(added), None)
@@ -99,30 +106,43 @@ class Decoder:
         self._replay: DecodeReplay | None = None
 
     @torch.inference_mode()
-    def forward(self, batch: StepBatch, cache: KvCache) -> torch.Tensor:
-        """Compute the step's rows, writing their keys and values: [n_tokens, hidden_size], final norm applied."""
+    def forward(self, batch: StepBatch, cache: KvCache, last_of: Sequence[int] | None = None) -> torch.Tensor:
+        """Compute the step's rows, writing their keys and values: [n_tokens, hidden_size], final norm applied.
+
+        With `last_of`, what is returned, and computed to the end, is the last row of each of these sequences:
+        [len(last_of), hidden_size]. The end of a prompt's other rows is a layer without its attention and MLP.
+        """
+        if last_of is not None and len(last_of) == len(batch.token_ids):
+            last_of = None  # they are all there is
         replay = self._replay_in(cache)
         if replay is not None and replay.serves(batch):
-            return replay.forward(self._embedded(batch.token_ids, batch.positions), batch, self._comm.all_reduce)
-        plans = tuple(self._backend.plan(batch, cache.block_size, window) for window in self._tables.windows)
-        n_tokens = len(batch.token_ids)
-        # Padding once saves it in every layer.
-        n_rows = max(self._min_rows, *(self._backend.n_rows(plan) for plan in plans))
+            hidden = replay.forward(self._embedded(batch.token_ids, batch.positions), batch)
+            return hidden if last_of is None else hidden[list(last_of)]
+        step, n_rows = self._lay_out(batch, cache)
         positions = pad_rows(batch.positions, n_rows)
-        rotations = tuple(table.at(positions) for table in self._tables.ropes)
-        step = Step(batch, cache, rotations, plans, self._comm.all_reduce)
         x = self._embedded(pad_rows(batch.token_ids, n_rows), positions)  # [n_rows, hidden_size]
-        return self._through_layers(x, step)[:n_tokens]
+        if last_of is None:
+            return self._through_layers(x, step)[: len(batch.token_ids)]
+        rows, last = batch.last_rows(last_of or [0])  # no attention is made for no rows
+        return self._through_layers(x, step, Kept(rows, *self._lay_out(last, cache)))[: len(last_of)]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 [n, vocab_local] of [n, hidden_size]: this rank's slice of the padded vocabulary."""
         return self._head(hidden, self.spec.logit_scale, self.spec.logit_softcap)
 
-    def _through_layers(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        for layer in self._layers:
+    def _lay_out(self, batch: StepBatch, cache: KvCache) -> tuple[Step, int]:
+        """Return what the layers share, and how many rows they get: padding once saves it in every layer."""
+        plans = tuple(self._backend.plan(batch, cache.block_size, window) for window in self._tables.windows)
+        n_rows = max(self._min_rows, *(self._backend.n_rows(plan) for plan in plans))
+        positions = pad_rows(batch.positions, n_rows)
+        rotations = tuple(table.at(positions) for table in self._tables.ropes)
+        return Step(batch, cache, rotations, plans, self._comm.all_reduce), n_rows
+
+    def _through_layers(self, x: torch.Tensor, step: Step, kept: Kept | None = None) -> torch.Tensor:
+        for layer in self._layers[:-1]:
             x = layer(x, step)
-        return self._norm(x)
+        return self._norm(self._layers[-1](x, step, kept))
 
     def _replay_in(self, cache: KvCache) -> DecodeReplay | None:
         """What replays decode steps in this cache; None where attention is not our kernels'."""
@@ -131,7 +151,9 @@ class Decoder:
             return None
         if self._replay is None or self._replay.cache is not cache:
             tables = (self._tables.ropes, self._tables.windows)
-            self._replay = DecodeReplay(self._through_layers, self.kernels, *tables, cache, self.spec.hidden_size)
+            self._replay = DecodeReplay(
+                self._through_layers, self.kernels, self._comm, *tables, cache, self.spec.hidden_size
+            )
         return self._replay
 
     def _embedded(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from services.worker.kernels.bfloat16 import Collectives
+
 
 class Communicator(Protocol):
     """Collectives over the ranks of one tensor-parallel group.
@@ -16,6 +18,11 @@ class Communicator(Protocol):
 
     rank: int
     size: int
+
+    @property
+    def collectives(self) -> Collectives | None:
+        """What kernels sum with by themselves between others; None: they ask."""
+        ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum `x` over the ranks, in place; returns `x`."""
@@ -31,6 +38,7 @@ class SingleRank:
 
     rank = 0
     size = 1
+    collectives: Collectives | None = None
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x`: the sum over one rank."""

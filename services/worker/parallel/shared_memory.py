@@ -15,7 +15,7 @@ from math import prod
 
 import torch
 
-from services.worker.kernels.bfloat16 import Bfloat16Kernels, SharedGroup
+from services.worker.kernels.bfloat16 import Bfloat16Kernels, Collectives
 from services.worker.transport.control import RankLine, RankState
 from services.worker.transport.futex import Counter, Patience
 from services.worker.transport.segment import Segment
@@ -77,27 +77,32 @@ class SharedMemoryCommunicator:
         self._stride = _HEADER + 2 * buffer_bytes
         self._tags = [Counter(segment, offset + r * self._stride) for r in range(size)]
         self._peers = [r for r in range(size) if r != rank]
-        self._epoch = self._index = self._rounds = 0
-        self._elapsed_ns = 0
+        self._epoch = 0
         self._views: dict[tuple[int, torch.dtype], Views] = {}
         self._kernels = kernels
-        self._groups = tuple(
-            SharedGroup(
-                segment.address + offset, self._stride, _SIZES + 8 * parity, _HEADER + parity * buffer_bytes, rank, size
-            )
-            for parity in (0, 1)
+        self.collectives = Collectives(
+            area=segment.address + offset,
+            stride=self._stride,
+            sizes=_SIZES,
+            payload=_HEADER,
+            room=buffer_bytes,
+            rank=rank,
+            ranks=size,
+            beats=line.beats_address,
+            looks=_LOOKS,
         )
 
     def begin_step(self, step: int) -> None:
         """Tag the collectives from here on with `step`, which must rise from call to call."""
         if step + 1 <= self._epoch:
             raise ValueError(f"step {step} cannot follow step {self._epoch - 1}")
-        self._epoch, self._index = step + 1, 0
+        self._epoch = step + 1
+        self.collectives.tag = self._epoch << _INDEX_BITS
 
     def take_elapsed_us(self) -> int:
         """Return the microseconds spent in collectives since the last call."""
-        elapsed, self._elapsed_ns = self._elapsed_ns, 0
-        return elapsed // 1000
+        elapsed, self.collectives.elapsed_ns = self.collectives.elapsed_ns, 0
+        return int(elapsed) // 1000
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum `x` over the ranks, in place; returns `x`. Sums are fp32 in rank order, rounded once."""
@@ -107,17 +112,15 @@ class SharedMemoryCommunicator:
             self._reduce_by_kernel(self._kernels, x)
         else:
             self._reduce_by_torch(x)
-        self._elapsed_ns += time.perf_counter_ns() - started
+        self.collectives.elapsed_ns += time.perf_counter_ns() - started
         return x
 
     def _reduce_by_kernel(self, kernels: Bfloat16Kernels, x: torch.Tensor) -> None:
-        parity = self._rounds & 1
-        group, tag = self._groups[parity], self._next_tag()
-        while not kernels.all_reduce(group, x, tag, _LOOKS):
+        while not kernels.all_reduce(self.collectives, x):
             self._line.beat()
+            tag, parity = self.collectives.tag + 1, self.collectives.rounds & 1
             self._wait_for_peers(tag)
             self._require_sizes(tag, parity, x.nbytes)
-        self._line.beat()
 
     def _reduce_by_torch(self, x: torch.Tensor) -> None:
         flat = x.contiguous().view(-1)  # [numel]
@@ -136,7 +139,7 @@ class SharedMemoryCommunicator:
                 out[row, low:high] = view
 
         self._in_rounds(flat, collect)
-        self._elapsed_ns += time.perf_counter_ns() - started
+        self.collectives.elapsed_ns += time.perf_counter_ns() - started
         return out.view(self.size, *x.shape)
 
     def _in_rounds(self, flat: torch.Tensor, consume: Callable[[tuple[torch.Tensor, ...], int, int], None]) -> None:
@@ -147,7 +150,7 @@ class SharedMemoryCommunicator:
 
     def _exchange(self, part: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Publish `part` [n] and return the views of every rank's part once all are there."""
-        parity = self._rounds & 1
+        parity = self.collectives.rounds & 1
         views = self._views_of(part.numel(), part.dtype)[parity]
         views[self.rank].copy_(part)
         tag, n_bytes = self._next_tag(), part.numel() * part.element_size()
@@ -159,9 +162,9 @@ class SharedMemoryCommunicator:
         return views
 
     def _next_tag(self) -> int:
-        self._index += 1
-        self._rounds += 1
-        return (self._epoch << _INDEX_BITS) | self._index
+        self.collectives.tag += 1
+        self.collectives.rounds += 1
+        return int(self.collectives.tag)
 
     def _wait_for_peers(self, tag: int) -> None:
         for peer in self._peers:

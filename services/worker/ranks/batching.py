@@ -29,13 +29,16 @@ class Layout:
 def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple[StepBatch, Layout]:
     """Lay out the chunks of `plan`, which must not be empty. Raises MalformedPlanError."""
     table.require_computable(plan, plan.starts + plan.n_tokens)
-    order = np.argsort(plan.n_tokens > 1, kind="stable")
-    slots, starts = plan.slots[order].astype(np.int64), plan.starts[order].astype(np.int64)
-    counts = plan.n_tokens[order].astype(np.int64)
-    ends, row_ends = starts + counts, np.cumsum(counts)
-    if row_ends[-1] == len(slots):  # decode only
-        row_slots, positions = slots, starts
+    slots, starts, n_sequences = plan.slots.astype(np.int64), plan.starts.astype(np.int64), len(plan.slots)
+    if plan.n_tokens.max() == 1:  # decode only: most steps, and the shortest
+        sample, n_decode, row_slots, positions = plan.sample, n_sequences, slots, starts
+        ends, row_ends = starts + 1, np.arange(1, n_sequences + 1)
     else:
+        order = np.argsort(plan.n_tokens > 1, kind="stable")
+        slots, starts, sample = slots[order], starts[order], plan.sample[order]
+        counts = plan.n_tokens[order].astype(np.int64)
+        n_decode = int((counts == 1).sum())
+        ends, row_ends = starts + counts, np.cumsum(counts)
         row_slots = np.repeat(slots, counts)
         positions = np.arange(row_ends[-1]) + np.repeat(starts - (row_ends - counts), counts)
     size = table.block_size
@@ -50,9 +53,9 @@ def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple
         query_starts=(0, *row_ends.tolist()),
         context_lens=tuple(ends.tolist()),
         block_tables=_tensor(tables, device),
-        n_decode=int((counts == 1).sum()),
+        n_decode=n_decode,
     )
-    return batch, Layout(slots, starts, ends, row_ends, plan.sample[order])
+    return batch, Layout(slots, starts, ends, row_ends, sample)
 
 
 def _tensor(values: Ints, device: torch.device) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.model.batch import StepBatch
 from services.worker.ranks.batching import Layout, build_batch
 from services.worker.ranks.communication import StepCommunicator
@@ -39,9 +41,13 @@ class Model(Protocol[CacheIn]):
 
     vocab_start: int
     vocab_local: int
+    kernels: Bfloat16Kernels | None  # of the CPU, where it has any
 
-    def forward(self, batch: StepBatch, cache: CacheIn) -> Tensor:
-        """Return the hidden states [n_tokens, hidden_size], final norm applied."""
+    def forward(self, batch: StepBatch, cache: CacheIn, last_of: Sequence[int] | None = None) -> Tensor:
+        """Return the hidden states, final norm applied: of all rows, [n_tokens, hidden_size], or of the last ones.
+
+        `last_of`: sequences whose last rows are enough, [len(last_of), hidden_size].
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -74,6 +80,7 @@ class Runner(Generic[Cache]):
             vocab_local=decoder.vocab_local,
             max_slots=max_slots,
             device=device,
+            kernels=decoder.kernels,
         )
 
     def execute(self, plan: StepPlan) -> StepResult | None:
@@ -102,12 +109,15 @@ class Runner(Generic[Cache]):
         if not len(plan.slots):
             return StepResult(plan.step, times=StepTimes(wait=wait_us)) if self._comm.rank == 0 else None
         batch, layout = build_batch(self._table, plan, self._device)
-        hidden = self._decoder.forward(batch, self._cache)  # [n_tokens, hidden_size]
+        rows = self._drawing_rows(layout)
+        every_row = bool(self._prompt_logprobs) or self._pools.any()
+        hidden = self._decoder.forward(batch, self._cache, None if every_row else rows.tolist())
         computed = time.perf_counter_ns()
         forward_comm = self._comm.take_elapsed_us()
         scored = self._score_prompts(hidden, layout)
         pooled = self._pool(hidden, layout)
-        rows = self._drawing_rows(layout)
+        if every_row:
+            hidden = hidden[torch.from_numpy(layout.row_ends[rows] - 1).to(self._device)]
         draws = self._draw(hidden, layout, rows)
         if self._comm.rank != 0:
             return None
@@ -148,12 +158,11 @@ class Runner(Generic[Cache]):
         return np.array([row for row in rows if not self._pools.holds(int(layout.slots[row]))], np.int64)
 
     def _draw(self, hidden: Tensor, layout: Layout, rows: Ints) -> Draws:
-        """Draw the next token of the sequences `rows` and remember it."""
+        """Draw the next token of the sequences `rows`, whose last rows are `hidden`, and remember it."""
         if not len(rows):
             return Draws(np.empty(0, np.int64), {})
         slots, positions = layout.slots[rows], layout.ends[rows]
-        last = torch.from_numpy(layout.row_ends[rows] - 1).to(self._device)
-        draws = self._sampler.draw(self._decoder.logits(hidden[last]), slots, positions)
+        draws = self._sampler.draw(self._decoder.logits(hidden), slots, positions)
         self._table.append(slots, positions, draws.token_ids)
         return draws
 

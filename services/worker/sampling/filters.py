@@ -21,6 +21,7 @@ from torch import Tensor
 
 from services.worker.parallel.communicator import Communicator
 from services.worker.sampling import keys
+from services.worker.sampling.columns import Columns
 from services.worker.sampling.offers import Offers, gather_offers
 
 _FIRST_WIDTH = 64
@@ -51,13 +52,13 @@ class Candidates:
     kept: Tensor  # [n, m] bool, a prefix of each row
 
 
-def settle(comm: Communicator, scaled: Tensor, first_id: int, limits: Limits) -> Iterator[Candidates]:
-    """Filter rows of scaled logits [n, vocab_local] whose columns begin at token `first_id`; yields each row once."""
-    mass = keys.pack_bits(torch.logsumexp(scaled, dim=-1, keepdim=True))  # [n, 1]
+def settle(comm: Communicator, columns: Columns, scaled: Tensor, limits: Limits) -> Iterator[Candidates]:
+    """Filter rows of scaled logits [n, vocab_local]; yields each row once."""
+    mass = keys.pack_bits(columns.mass(scaled))  # [n, 1]
     rows = np.arange(len(scaled))
     width = max(_FIRST_WIDTH, int(limits.top_k.max()) + _SLACK)
     while len(rows):
-        offers = gather_offers(comm, scaled, first_id, width, mass)
+        offers = gather_offers(comm, columns, scaled, width, mass)
         total = torch.logsumexp(keys.unpack_bits(offers.extra[:, :, 0]).double(), dim=0)  # [n]
         values = keys.values_of(offers.keys)
         kept = _keep(values, total, limits)

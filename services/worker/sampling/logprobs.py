@@ -7,6 +7,7 @@ from torch import Tensor
 
 from services.worker.parallel.communicator import Communicator
 from services.worker.sampling import keys
+from services.worker.sampling.columns import Columns
 from services.worker.sampling.offers import Offers, gather_offers
 from services.worker.scheduling.plan import TokenLogprobs
 
@@ -15,19 +16,19 @@ _WIDEN = 8
 
 
 def token_logprobs(
-    comm: Communicator, logits: Tensor, token_ids: Tensor, first_id: int, n_top: list[int]
+    comm: Communicator, columns: Columns, logits: Tensor, token_ids: Tensor, n_top: list[int]
 ) -> list[TokenLogprobs]:
     """Return the log-probabilities at n rows of `logits` [n, vocab_local].
 
-    `token_ids` [n] are the tokens in question, `first_id` the token of the first column, `n_top[i]` how many of the
-    most likely tokens row i wants. Rank and top tokens use one order (ties to the lowest id).
+    `token_ids` [n] are the tokens in question, `n_top[i]` how many of the most likely tokens row i wants. Rank and top
+    tokens use one order (ties to the lowest id).
     """
-    mass = torch.logsumexp(logits, dim=-1, keepdim=True)  # [n, 1]
-    own = _own_values(logits, token_ids, first_id)  # [n, 1]
-    offers = _wide_enough(comm, logits, first_id, n_top, keys.pack_bits(torch.cat((mass, own), dim=-1)))
+    mass = columns.mass(logits)  # [n, 1]
+    own = _own_values(logits, token_ids, columns.first_id)  # [n, 1]
+    offers = _wide_enough(comm, columns, logits, n_top, keys.pack_bits(torch.cat((mass, own), dim=-1)))
     masses, owns = keys.unpack_bits(offers.extra).double().unbind(dim=-1)  # [tp, n]
     total, drawn = torch.logsumexp(masses, dim=0), owns.amax(dim=0)  # [n]
-    better = comm.all_gather(_n_better(logits, drawn.float(), token_ids, first_id)).sum(dim=0)  # [n]
+    better = comm.all_gather(_n_better(logits, drawn.float(), token_ids, columns.first_id)).sum(dim=0)  # [n]
     drawn_logprobs = (drawn - total).tolist()
     most = max(n_top)
     best = offers.keys[:, :most]
@@ -61,11 +62,11 @@ def _n_better(logits: Tensor, values: Tensor, token_ids: Tensor, first_id: int) 
     return ahead + ties.sum(dim=-1)
 
 
-def _wide_enough(comm: Communicator, logits: Tensor, first_id: int, n_top: list[int], extra: Tensor) -> Offers:
+def _wide_enough(comm: Communicator, columns: Columns, logits: Tensor, n_top: list[int], extra: Tensor) -> Offers:
     wanted = torch.tensor(n_top, device=logits.device)
     width = max(n_top) + _SLACK
     while True:
-        offers = gather_offers(comm, logits, first_id, width, extra)
+        offers = gather_offers(comm, columns, logits, width, extra)
         if offers.complete or bool((offers.n_certain >= wanted).all()):
             return offers
         width *= _WIDEN

@@ -13,9 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.parallel.communicator import Communicator
 from services.worker.sampling import keys
 from services.worker.sampling.bias import Biases, needs_bias
+from services.worker.sampling.columns import Columns, KernelColumns, TorchColumns, scale
 from services.worker.sampling.filters import Limits, settle
 from services.worker.sampling.logprobs import token_logprobs
 from services.worker.sampling.noise import gumbel, row_keys
@@ -46,11 +48,13 @@ class Sampler:
         vocab_local: int,
         max_slots: int,
         device: torch.device,
+        kernels: Bfloat16Kernels | None = None,
     ) -> None:
         self._comm = comm
         self._device = device
-        self._first_id = vocab_start
-        self._vocabulary = torch.arange(vocab_start, vocab_start + vocab_local, device=device)  # [vocab_local]
+        self._columns: Columns = (
+            TorchColumns(vocab_start, vocab_local, device) if kernels is None else KernelColumns(vocab_start, kernels)
+        )
         self._params = SlotParams(max_slots)
         self._counts = TokenCounts(vocab_start, vocab_local)
         self._biases = Biases(vocab_start, vocab_local, device)
@@ -76,12 +80,14 @@ class Sampler:
         Row i belongs to `slots[i]` and draws the token of `positions[i]`.
         """
         params = self._params
+        if params.plain[slots].all():
+            return Draws(self._win(logits, slots, positions), {})
         wanted = np.flatnonzero(params.logprobs[slots] >= 0)
         raw = logits[torch.from_numpy(wanted)] if len(wanted) else None  # a copy, before any change
         logits = self._adjust(logits, slots, positions)
         filtered = params.filtered[slots]
         token_ids = np.empty(len(slots), np.int64)
-        for rows, pick in ((np.flatnonzero(~filtered), self._race), (np.flatnonzero(filtered), self._filter)):
+        for rows, pick in ((np.flatnonzero(~filtered), self._win), (np.flatnonzero(filtered), self._filter)):
             if len(rows):
                 part = logits if len(rows) == len(slots) else logits[torch.from_numpy(rows)]
                 token_ids[rows] = pick(part, slots[rows], positions[rows])
@@ -94,13 +100,13 @@ class Sampler:
     def score_prompt(self, logits: Tensor, next_ids: NDArray[np.int64], n_top: int) -> list[TokenLogprobs]:
         """Return the log-probabilities of known tokens `next_ids` [n] under `logits` [n, vocab_local]."""
         tokens = torch.from_numpy(next_ids).to(self._device)
-        return token_logprobs(self._comm, logits, tokens, self._first_id, [n_top] * len(next_ids))
+        return token_logprobs(self._comm, self._columns, logits, tokens, [n_top] * len(next_ids))
 
     def _logprobs(
         self, raw: Tensor, slots: list[int], token_ids: NDArray[np.int64], n_top: list[int]
     ) -> dict[int, TokenLogprobs]:
         tokens = torch.from_numpy(token_ids).to(self._device)
-        found = token_logprobs(self._comm, raw, tokens, self._first_id, n_top)
+        found = token_logprobs(self._comm, self._columns, raw, tokens, n_top)
         return dict(zip(slots, found, strict=True))
 
     def _adjust(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> Tensor:
@@ -112,16 +118,9 @@ class Sampler:
             self._biases.apply(logits, row, int(slots[row]), int(positions[row]), self._params.min_length)
         return logits
 
-    def _race(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _win(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Greedy rows and rows that sample the whole vocabulary: the best score wins."""
-        hot = np.flatnonzero(self._params.temperature[slots] > 0)
-        if len(hot) == len(slots):
-            logits = self._perturb(logits, slots, positions)
-        elif len(hot):
-            rows = torch.from_numpy(hot)
-            logits[rows] = self._perturb(logits[rows], slots[hot], positions[hot])
-        values, columns = logits.max(dim=-1)  # [n]; the first maximum is the lowest id
-        mine = keys.pack(values, self._vocabulary[columns])
+        mine = self._columns.race(logits, self._params.temperature[slots], self._params.seed[slots], positions)
         best = mine if self._comm.size == 1 else self._comm.all_gather(mine).amax(dim=0)
         return _to_host(keys.token_ids_of(best))
 
@@ -131,17 +130,11 @@ class Sampler:
         limits = Limits(params.top_k[slots], params.top_p[slots], params.min_p[slots])
         noise_keys = row_keys(params.seed[slots], positions)
         token_ids = np.empty(len(slots), np.int64)
-        for found in settle(self._comm, self._scale(logits, slots), self._first_id, limits):
+        for found in settle(self._comm, self._columns, scale(logits, params.temperature[slots]), limits):
             scores = found.values + gumbel(noise_keys[found.rows], found.token_ids)  # [n, m]
             scores.masked_fill_(~found.kept, -torch.inf)
             token_ids[found.rows] = _to_host(keys.token_ids_of(keys.pack(scores, found.token_ids).amax(dim=-1)))
         return token_ids
-
-    def _perturb(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> Tensor:
-        return self._scale(logits, slots).add_(gumbel(row_keys(self._params.seed[slots], positions), self._vocabulary))
-
-    def _scale(self, logits: Tensor, slots: Slots) -> Tensor:
-        return logits / torch.from_numpy(self._params.temperature[slots]).to(self._device).unsqueeze(-1)
 
     def _count(self, slots: Slots, token_ids: NDArray[np.int64]) -> None:
         penalised = np.flatnonzero(self._params.penalised[slots])

@@ -31,6 +31,7 @@ class RankLine:
     def __init__(self, segment: Segment, offset: int, rank: int) -> None:
         self._cells = segment.words64
         self._base = (offset + _LINE * rank) // 8
+        self.beats_address = segment.address + 8 * (self._base + _BEAT)
 
     def beat(self) -> None:
         """Say that the rank is alive."""

@@ -5,10 +5,12 @@ Run as a module it is a rank whose model misbehaves on chosen tokens, for the te
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +24,7 @@ from services.worker.transport.settings import RankGroupConfig
 
 VOCAB, HIDDEN = 96, 16
 RAISE, HANG, SPIN, SKIP_COLLECTIVE, KILL_SELF, COMPUTE = 89, 90, 91, 92, 93, 94  # misbehave on these tokens
+HEAP_TOLD = "frozen objects: "
 MISBEHAVING_RANK = 1
 
 
@@ -41,10 +44,11 @@ class StandinDecoder:
         self._comm, self._misbehave = comm, misbehave
         self.vocab_local = VOCAB // comm.size
         self.vocab_start = comm.rank * self.vocab_local
+        self.kernels = None
         self._embedding = torch.randn(VOCAB, HIDDEN, generator=generator)
         self._head = torch.randn(VOCAB, HIDDEN, generator=generator)[self.vocab_start :][: self.vocab_local]
 
-    def forward(self, batch: StepBatch, cache: StandinCache) -> torch.Tensor:
+    def forward(self, batch: StepBatch, cache: StandinCache, last_of: Sequence[int] | None = None) -> torch.Tensor:
         if self._misbehave and self._comm.rank == min(MISBEHAVING_RANK, self._comm.size - 1):
             self._do_damage(set(batch.token_ids.tolist()))
         x = self._embedding[batch.token_ids]
@@ -59,14 +63,15 @@ class StandinDecoder:
             out[first:last] = sums.float()
         # Each rank adds its share of the columns, as a row-parallel linear does.
         columns = torch.arange(HIDDEN) % self._comm.size == self._comm.rank
-        return self._comm.all_reduce((out * columns).contiguous())
+        hidden = self._comm.all_reduce((out * columns).contiguous())
+        return hidden if last_of is None else hidden[[batch.query_starts[i + 1] - 1 for i in last_of]]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return (hidden.double() @ self._head.double().T).float()
 
     def _do_damage(self, tokens: set[int]) -> None:
         if RAISE in tokens:
-            raise RuntimeError("the stand-in was told to raise")
+            raise RuntimeError(f"the stand-in was told to raise; {HEAP_TOLD}{gc.get_freeze_count()}")
         if HANG in tokens:
             time.sleep(1000)
         if SPIN in tokens:

@@ -85,6 +85,15 @@ async def test_a_misbehaving_rank_is_named(make_group: MakeGroup, token: int, ki
     await wait_gone(pids)
 
 
+async def test_a_rank_has_frozen_what_it_started_with(make_group: MakeGroup) -> None:
+    """Without it, a full collection is a pause of 0.1 s in the middle of every stream."""
+    group = make_group(model="misbehave")
+    await group.start()
+    Conversation(group, [[1, standin.RAISE]]).submit()
+    told = (await failure_of(group)).detail.partition(standin.HEAP_TOLD)[2]
+    assert int(told.split()[0]) > 10_000
+
+
 async def test_ranks_that_disagree_about_a_collective_are_stopped(make_group: MakeGroup) -> None:
     group = make_group(model="misbehave")
     pids = pids_of(await group.start())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,15 +15,20 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.kernels.bfloat16 import Bfloat16Kernels
+from services.worker.kernels.bfloat16 import REDUCE, Bfloat16Kernels
+from services.worker.kernels.bfloat16 import REPLAYED as REPLAYED_CALLS
 from services.worker.kernels.recording import Memory
 from services.worker.model import build
 from services.worker.model.build import load_model
 from services.worker.model.decode_replay import MAX_ROWS
+from services.worker.parallel import shared_memory
 from services.worker.parallel.communicator import Communicator, SingleRank
+from services.worker.parallel.shared_memory import SharedMemoryCommunicator
+from services.worker.ranks.communication import LoneRank
 from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.model.harness import CPU, Engine, Request, run_ranks
 from tests.unit.worker.model.zoo import prompt, write_checkpoint
+from tests.unit.worker.parallel.test_shared_memory import BUFFER, run_group
 
 _VOCABULARY = 203
 _SLIDES = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 40}
@@ -152,8 +158,6 @@ def test_what_two_recordings_say_of_a_third_is_what_it_would_be(make_pair: MakeP
     pair.step([(index, 1) for index in requests])
     (recorded,) = replay._recordings
     assert torch.equal(derived.calls, recorded.calls)
-    assert [index for index, _ in derived.pauses] == [index for index, _ in recorded.pauses]
-    assert [place.offset for _, place in derived.pauses] == [place.offset for _, place in recorded.pauses]
     assert (derived.result.offset, derived.rows) == (recorded.result.offset, 7)
     grown = torch.where(three.counts | (two.calls % 2 == 1), three.calls, two.calls // 2 * 3)
     assert two.of_rows(7, replace(three, calls=grown)) is None, "an address is nothing that grows"
@@ -169,23 +173,59 @@ def test_what_needs_more_than_our_kernels_is_computed(make_pair: MakePair, name:
     assert not pair.replays
 
 
-def test_ranks_replay_between_their_collectives(
-    on_threads: OnThreads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def replay_on_ranks(on_threads: OnThreads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
     write_checkpoint(REPLAYED["qk_norm"](), tmp_path).bfloat16().save_pretrained(tmp_path)
     of_thread: dict[int, Bfloat16Kernels] = {}  # a library for each rank, as each process has one
     monkeypatch.setattr(build, "open_kernels", lambda dtype, device: of_thread[threading.get_ident()])
 
-    def work(comm: Communicator) -> bool:
+    def work(comm: Communicator, *sizes: int) -> bool:
         of_thread[threading.get_ident()] = on_threads(1 + comm.rank)
         pair = Pair(tmp_path, comm, monkeypatch)
-        requests = [pair.admit(prompt(20, _VOCABULARY, seed)) for seed in range(3)]
+        requests = [pair.admit(prompt(20, _VOCABULARY, seed)) for seed in range(max(sizes))]
         pair.step([(index, 5) for index in requests])
-        for n in (1, 2, 3, 1, 2, 3, 3):
+        for n in sizes:
             pair.step([(index, 1) for index in requests[:n]])
         return pair.replays
 
-    assert run_ranks(2, work) == [True, True]
+    return work
+
+
+def test_ranks_replay_between_their_collectives(replay_on_ranks: Callable[..., bool]) -> None:
+    assert run_ranks(2, lambda comm: replay_on_ranks(comm, 1, 2, 3, 1, 2, 3, 3)) == [True, True]
+
+
+@pytest.mark.parametrize("looks", [0, 1 << 28])
+def test_ranks_in_shared_memory_replay_their_collectives(
+    replay_on_ranks: Callable[..., bool], monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """A rank that does not look out at all leaves it to Python to wait; and so do sums too large for one round."""
+    monkeypatch.setattr(shared_memory, "_LOOKS", looks)
+    fits, large = BUFFER // (2 * 128), BUFFER // (2 * 128) + 1
+
+    def work(comm: SharedMemoryCommunicator) -> tuple[bool, int]:
+        comm.begin_step(0)
+        replays = replay_on_ranks(comm, 1, fits, large, 2, large, fits)
+        before = comm.collectives.elapsed_ns
+        assert before > 0
+        assert comm.take_elapsed_us() == before // 1000
+        return replays, comm.collectives.rounds
+
+    first, second = run_group(2, work)
+    assert first == second
+    assert first[0]
+
+
+def test_what_is_replayed_shows_that_the_rank_lives(on_threads: OnThreads) -> None:
+    comm = LoneRank()
+    x = torch.ones(8, dtype=torch.bfloat16)
+    calls = torch.zeros(3, 18, dtype=torch.int64)
+    calls[:, 0], calls[:, 1], calls[:, 2] = list(REPLAYED_CALLS).index(REDUCE), x.data_ptr(), len(x)
+    assert on_threads(1).replay(calls, 1, comm.collectives) == 3
+    assert comm.collectives.tag == 2
+    assert ctypes.c_uint64.from_address(comm.collectives.beats).value == 2
+    assert torch.equal(x, torch.ones(8, dtype=torch.bfloat16))
+    assert on_threads(1).replay(calls, 1, None) == 1
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.sets(st.integers(0, 9), min_size=1)), min_size=1, max_size=12))

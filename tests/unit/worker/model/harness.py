@@ -60,6 +60,13 @@ class Engine:
             work[i][0].computed += work[i][1]
         return results
 
+    def last_rows(self, work: Sequence[tuple[Request, int]], wanted: Sequence[int]) -> torch.Tensor:
+        """The same, in batch order; the last rows of the sequences `wanted` alone: [len(wanted), hidden_size]."""
+        hidden = self.model.forward(self.batch(work), self.cache, wanted)
+        for request, n in work:
+            request.computed += n
+        return hidden.clone()
+
     def batch(self, work: Sequence[tuple[Request, int]]) -> StepBatch:
         size = self.block_size
         ids, positions, slots, starts, lengths = [], [], [], [0], []
@@ -104,7 +111,7 @@ class ThreadRank:
     """One rank of a group of threads. Sums are taken in float32 in rank order."""
 
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, board: list[torch.Tensor | None]) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.collectives = rank, size, None
         self._barrier, self._board = barrier, board
         self.n_calls = 0
 

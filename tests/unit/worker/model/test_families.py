@@ -31,3 +31,16 @@ def test_logits_equal_transformers(variant: str, sample: Callable[[str], Sample]
         assert torch.isneginf(logits[:, vocab:]).all()
         assert (logits[:, :vocab] - expected.logits).abs().max() <= 1e-4
         assert torch.equal(logits.argmax(-1), expected.logits.argmax(-1))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_last_rows_alone_are_what_they_are_among_all(variant: str, sample: Callable[[str], Sample]) -> None:
+    ids = sample(variant).ids
+    model = load_model(sample(variant).folder, SingleRank(), torch.float32, CPU)
+    engine, expected = Engine(model), Engine(model).run(ids, [])
+    first, second = engine.admit(ids), engine.admit(ids)
+    assert engine.last_rows([(first, 7), (second, 12)], []).shape == (0, model.spec.hidden_size)
+    some = engine.last_rows([(first, 1), (second, len(ids) - 12)], [0, 1])
+    assert (some - expected[[7, -1]]).abs().max() <= 1e-5
+    rest = engine.last_rows([(first, len(ids) - 8)], [0])
+    assert (rest - expected[-1:]).abs().max() <= 1e-5

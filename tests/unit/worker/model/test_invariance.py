@@ -106,6 +106,27 @@ def test_a_request_is_the_same_in_any_company_and_chunking(
         assert torch.equal(hidden, _alone(model, kind, _ids(seed, length))), (seed, length)
 
 
+@pytest.mark.parametrize("dtype", _DTYPES)
+@pytest.mark.parametrize("name", _CONFIGS)
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_last_row_is_the_same_whatever_else_is_wanted(name: str, dtype: str, load: Load, data: st.DataObject) -> None:
+    model, kind = load(name, _DTYPES[dtype]), _DTYPES[dtype]
+    lengths = sorted(data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=5)))
+    engine = Engine(model, dtype=kind, block_size=16)
+    requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
+    parts = [data.draw(st.integers(0, length - 1)) for length in lengths]
+    for request, part in zip(requests, parts, strict=True):
+        if part:
+            engine.last_rows([(request, part)], [])
+    work = sorted(zip(requests, [len(r.ids) - r.computed for r in requests], strict=True), key=lambda one: one[1] > 1)
+    wanted = data.draw(st.lists(st.sampled_from(range(len(work))), unique=True).map(sorted))
+    found = engine.last_rows(work, wanted)
+    assert len(found) == len(wanted)
+    for place, hidden in zip(wanted, found, strict=True):
+        assert torch.equal(hidden, _alone(model, kind, work[place][0].ids)[-1])
+
+
 def _serve(engine: Engine, requests: list[Request], chunks: list[list[int]], data: st.DataObject) -> list[torch.Tensor]:
     """Compute all requests, in each step a random choice of them in random order."""
     found: list[list[torch.Tensor]] = [[] for _ in requests]

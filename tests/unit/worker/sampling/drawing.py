@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.parallel.communicator import Communicator
 from services.worker.sampling.sampler import Draws, Sampler
 from services.worker.scheduling.plan import SamplingParams
@@ -22,7 +23,7 @@ def part_of(logits: torch.Tensor, comm: Communicator) -> torch.Tensor:
     return logits[:, comm.rank * width : (comm.rank + 1) * width].clone()
 
 
-def make_sampler(comm: Communicator, vocab: int, max_slots: int) -> Sampler:
+def make_sampler(comm: Communicator, vocab: int, max_slots: int, kernels: Bfloat16Kernels | None = None) -> Sampler:
     width = vocab // comm.size
     return Sampler(
         comm,
@@ -30,6 +31,7 @@ def make_sampler(comm: Communicator, vocab: int, max_slots: int) -> Sampler:
         vocab_local=width,
         max_slots=max_slots,
         device=torch.device("cpu"),
+        kernels=kernels,
     )
 
 
@@ -41,6 +43,7 @@ def draw(
     n_prompt: int = 1,
     positions: NDArray[np.int64] | None = None,
     ranks: int = 1,
+    kernels: Bfloat16Kernels | None = None,
 ) -> Draws:
     """Draw one token per row of `logits` [n, vocab]; row i has `params[i]`. All ranks must agree."""
     n = len(params)
@@ -48,7 +51,7 @@ def draw(
     where = positions if positions is not None else np.array([len(tokens) for tokens in known])
 
     def body(comm: Communicator) -> Draws:
-        sampler = make_sampler(comm, logits.shape[1], n)
+        sampler = make_sampler(comm, logits.shape[1], n, kernels)
         for slot in range(n):
             sampler.admit(admission(slot, params[slot], known[slot], n_prompt))
         return sampler.draw(part_of(logits, comm), np.arange(n), where)

@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 class BarrierRank:
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, board: list[torch.Tensor | None]) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.collectives = rank, size, None
         self._barrier, self._board = barrier, board
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:

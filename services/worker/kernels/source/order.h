@@ -1,0 +1,20 @@
+// Floats as integers of the same order, for whoever compares logits: the values of sampling/keys.py.
+#pragma once
+
+#include "common.h"
+
+typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
+
+INLINE ints choose(ints where, ints a, ints b) { return (where & a) | (~where & b); }
+
+INLINE ints spread_int(int32_t x) { return x - (ints){0}; }
+
+INLINE ints ordered(vec x) {
+    ints bits = (ints)(x + spread(0.0f)); // -0.0 becomes +0.0
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF);
+}
+
+INLINE vec load(const float *x) { return load_tail(x, first_lanes(WIDTH)); }
+
+// The key of a token: the larger value is the larger key, and of equal ones the lower id.
+INLINE int64_t key_of(int32_t value, int64_t id) { return value * (1L << 32) + (0xFFFFFFFF - id); }

@@ -1,0 +1,115 @@
+"""What a rank finds out by itself about its columns of the logits; the rest is for the ranks together to settle.
+
+A request is always served by the same implementation: their noise and their sums differ in the last bits.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
+from services.worker.sampling import keys
+from services.worker.sampling.noise import gumbel, row_keys
+
+Temperatures = NDArray[np.float32]
+Seeds = NDArray[np.uint64]
+Positions = NDArray[np.int64]
+
+_FOLD = 16
+
+
+class Columns(Protocol):
+    """The tokens from `first_id` on. Logits are [n, vocab_local] float32."""
+
+    first_id: int
+
+    def race(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
+        """Return the key of each row's best score, [n] int64; `logits` may be overwritten.
+
+        A score is the logit at `temperature` 0, else logit / temperature + noise of (seed, position, token).
+        """
+        ...
+
+    def best(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Return the keys of the `width` best columns and a bound on the values of the others: [n, width], [n, 1]."""
+        ...
+
+    def mass(self, logits: Tensor) -> Tensor:
+        """Return the logsumexp, [n, 1]."""
+        ...
+
+
+class TorchColumns:
+    """By torch, on any device."""
+
+    def __init__(self, first_id: int, vocab_local: int, device: torch.device) -> None:
+        self.first_id = first_id
+        self._vocabulary = torch.arange(first_id, first_id + vocab_local, device=device)  # [vocab_local]
+
+    def race(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
+        """Return the key of each row's best score."""
+        hot = np.flatnonzero(temperature > 0)
+        if len(hot) == len(logits):
+            logits = self._perturb(logits, temperature, seeds, positions)
+        elif len(hot):
+            rows = torch.from_numpy(hot)
+            logits[rows] = self._perturb(logits[rows], temperature[hot], seeds[hot], positions[hot])
+        values, columns = logits.max(dim=-1)  # [n]; the first maximum is the lowest id
+        return keys.pack(values, self._vocabulary[columns])
+
+    def _perturb(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
+        return scale(logits, temperature).add_(gumbel(row_keys(seeds, positions), self._vocabulary))
+
+    def best(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Return the keys of the `width` best columns and a bound on the values of the others.
+
+        With the columns folded into stacks of _FOLD, the best `width` tokens can only lie in the `width` stacks with
+        the highest tops (or tie with them): two cheap passes over few numbers replace one dear pass over all.
+        """
+        n, vocab_local = logits.shape
+        n_stacks = vocab_local // _FOLD
+        if n_stacks < 2 * width:
+            best = torch.topk(keys.pack(logits, self._vocabulary), width, dim=-1).values
+            return best, keys.values_of(best[:, -1:])
+        folded = logits[:, : n_stacks * _FOLD].reshape(n, _FOLD, n_stacks)
+        tops, stacks = torch.topk(folded.amax(dim=1), width + 1, dim=-1)  # [n, width + 1]
+        steps = torch.arange(0, n_stacks * _FOLD, n_stacks, device=logits.device)  # [_FOLD]
+        columns = (stacks[:, :width].unsqueeze(1) + steps.unsqueeze(-1)).flatten(1)  # [n, _FOLD * width]
+        rest = torch.arange(n_stacks * _FOLD, vocab_local, device=logits.device)  # fewer than _FOLD columns
+        columns = torch.cat((columns, rest.expand(n, -1)), dim=-1)
+        best = torch.topk(keys.pack(logits.gather(1, columns), columns + self.first_id), width, dim=-1).values
+        return best, torch.maximum(keys.values_of(best[:, -1:]), tops[:, -1:])
+
+    def mass(self, logits: Tensor) -> Tensor:
+        """Return the logsumexp."""
+        return torch.logsumexp(logits, dim=-1, keepdim=True)
+
+
+class KernelColumns:
+    """By our kernels, each in one pass or two; there are a multiple of 16 columns."""
+
+    def __init__(self, first_id: int, kernels: Bfloat16Kernels) -> None:
+        self.first_id, self._kernels = first_id, kernels
+
+    def race(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
+        """Return the key of each row's best score."""
+        return self._kernels.draw(logits, self.first_id, temperature, seeds, positions)
+
+    def best(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Return the keys of the `width` best columns and a bound on the values of the others."""
+        best = self._kernels.pick(logits, self.first_id, width)
+        return best, keys.values_of(best[:, :1])
+
+    def mass(self, logits: Tensor) -> Tensor:
+        """Return the logsumexp."""
+        return self._kernels.logsumexp(logits).unsqueeze(-1)
+
+
+def scale(logits: Tensor, temperature: Temperatures) -> Tensor:
+    """Return `logits` [n, m] / `temperature` [n], all above 0."""
+    return logits / torch.from_numpy(temperature).to(logits.device).unsqueeze(-1)

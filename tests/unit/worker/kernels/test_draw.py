@@ -1,0 +1,124 @@
+"""The race of a row's tokens by our kernel, against the one by torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
+from services.worker.sampling import keys
+from services.worker.sampling.columns import Columns, KernelColumns, TorchColumns
+from services.worker.sampling.noise import gumbel, row_keys
+from services.worker.scheduling.plan import SamplingParams
+from tests.unit.worker.kernels.conftest import OnThreads
+from tests.unit.worker.sampling.drawing import draw
+
+CPU = torch.device("cpu")
+ROUNDING = 4e-6  # of a score of up to about 25
+
+
+def _logits(seed: int, n: int, columns: int) -> torch.Tensor:
+    return torch.randn(n, columns, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def _run(columns: Columns, logits: torch.Tensor, temperature: float, seed: int) -> torch.Tensor:
+    """Rows by turns greedy and at `temperature`, each with a seed and a position of its own."""
+    n = len(logits)
+    heat = np.where(np.arange(n) % 3 == 0, 0, temperature).astype(np.float32)
+    return columns.race(
+        logits.clone(), heat, np.arange(n, dtype=np.uint64) + np.uint64(seed), np.arange(n) * 7 + seed % 1000
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 20),
+    sixteens=st.integers(1, 40),
+    first_id=st.integers(0, 200_000),
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    seed=st.integers(0, 2**64 - 100),
+)
+def test_the_winner_is_the_one_torch_finds(
+    kernels: Bfloat16Kernels, n: int, sixteens: int, first_id: int, temperature: float, seed: int
+) -> None:
+    logits = _logits(seed % 97, n, 16 * sixteens)
+    found = _run(KernelColumns(first_id, kernels), logits, temperature, seed)
+    expected = _run(TorchColumns(first_id, 16 * sixteens, CPU), logits, temperature, seed)
+    assert (keys.values_of(found) - keys.values_of(expected)).abs().max() <= ROUNDING
+    other = keys.token_ids_of(found) != keys.token_ids_of(expected)
+    assert not other[::3].any()  # without noise nothing is rounded
+    # With it, two tokens may come so close that rounding decides.
+    for row in other.nonzero().flatten().tolist():
+        assert _lead(logits[row], first_id, temperature, seed, row) <= ROUNDING
+
+
+def _lead(row: torch.Tensor, first_id: int, temperature: float, seed: int, i: int) -> float:
+    """By how much the best token of row `i` is better than the second."""
+    noise = gumbel(_row_key(seed + i, i * 7 + seed % 1000), torch.arange(first_id, first_id + len(row)))
+    best = (row / temperature + noise[0]).topk(2).values
+    return float(best[0] - best[1])
+
+
+def _row_key(seed: int, position: int) -> np.ndarray:
+    return row_keys(np.array([seed], np.uint64), np.array([position]))
+
+
+@pytest.mark.parametrize("most", [False, True])
+def test_noise_is_precise_to_its_ends(kernels: Bfloat16Kernels, most: bool) -> None:
+    """The least and the most that a million tokens get: a hash near 0 and one so high that it would round to 1."""
+    seed, position, ids = 5, 77, torch.arange(1 << 20)
+    noise = gumbel(_row_key(seed, position), ids)[0]
+    for token in torch.topk(noise, 20, largest=most).indices.tolist():
+        logits = torch.full((1, 16), -torch.inf)
+        logits[0, token % 16] = 0.0
+        heat, seeds, positions = np.ones(1, np.float32), np.array([seed], np.uint64), np.array([position])
+        key = kernels.draw(logits, token - token % 16, heat, seeds, positions)
+        assert keys.token_ids_of(key).item() == token
+        assert abs(keys.values_of(key).item() - noise[token].item()) <= 2e-6 * max(1.0, abs(noise[token].item()))
+
+
+def test_samples_follow_the_softmax(kernels: Bfloat16Kernels) -> None:
+    n, logits = 40_000, _logits(1, 1, 64) / 3
+    heat, seeds = np.full(n, 0.7, np.float32), np.full(n, 3, np.uint64)
+    drawn = keys.token_ids_of(kernels.draw(logits.expand(n, -1), 0, heat, seeds, np.arange(n)))
+    expected = n * torch.softmax(logits[0].double() / 0.7, dim=0)
+    statistic = ((torch.bincount(drawn, minlength=64) - expected) ** 2 / expected).sum()
+    assert abs(statistic - 63) < 4.5 * (2 * 63) ** 0.5
+
+
+def test_a_row_does_not_depend_on_others_or_on_threads(on_threads: OnThreads) -> None:
+    logits = _logits(4, 33, 512)
+    together = _run(KernelColumns(64, on_threads(3)), logits, 0.8, 9)
+    assert torch.equal(_run(KernelColumns(64, on_threads(1)), logits, 0.8, 9), together)
+    heat, seeds, positions = np.full(1, 0.8, np.float32), np.array([10], np.uint64), np.array([16])
+    assert torch.equal(on_threads(3).draw(logits[1:2], 64, heat, seeds, positions), together[1:2])
+
+
+def test_ties_resolve_to_the_lowest_id(kernels: Bfloat16Kernels) -> None:
+    logits = torch.zeros(3, 64)
+    logits[0, [50, 17, 49, 33]] = 3.0
+    logits[1, :5] = -0.0
+    logits[2] = -torch.inf
+    heat, seeds, positions = np.zeros(3, np.float32), np.zeros(3, np.uint64), np.zeros(3, np.int64)
+    assert keys.token_ids_of(kernels.draw(logits, 100, heat, seeds, positions)).tolist() == [117, 100, 100]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_draw_what_one_draws(kernels: Bfloat16Kernels, ranks: int) -> None:
+    """All kinds of requests in one step: those whose tokens race, and those that are filtered, biased or scored."""
+    kinds = [
+        SamplingParams(),
+        SamplingParams(temperature=1.0, seed=11),
+        SamplingParams(temperature=0.8, top_p=0.9, seed=12),
+        SamplingParams(temperature=0.9, repetition_penalty=1.3, seed=13),
+        SamplingParams(temperature=1.1, seed=14, logprobs=2),
+        SamplingParams(logit_bias=((40, 3.0),)),
+    ]
+    for n in (2, 3, 12):
+        params, logits = [kinds[i % len(kinds)] for i in range(n)], _logits(n, n, 64)
+        one = draw(logits, params, kernels=kernels)
+        assert np.array_equal(draw(logits, params, ranks=ranks, kernels=kernels).token_ids, one.token_ids)
+        assert np.array_equal(draw(logits, params).token_ids, one.token_ids)
