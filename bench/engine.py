@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -95,11 +95,20 @@ class OfflineEngine:
         return [self.steps[number] for number in sorted(self.steps)]
 
 
-def make_requests(batch: int, prompt_tokens: int, output_tokens: int, vocab: int, seed: int) -> list[Request]:
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What every request of a run is like."""
+
+    prompt_tokens: int
+    output_tokens: int
+    sampling: SamplingParams
+
+
+def make_requests(batch: int, workload: Workload, vocab: int, seed: int) -> list[Request]:
     """Random prompts that share nothing."""
     rng = random.Random(seed)
-    prompts = [[rng.randrange(vocab) for _ in range(prompt_tokens)] for _ in range(batch)]
-    return [Request(prompt, len(prompt), SamplingParams(), max_tokens=output_tokens) for prompt in prompts]
+    prompts = [[rng.randrange(vocab) for _ in range(workload.prompt_tokens)] for _ in range(batch)]
+    return [Request(p, len(p), workload.sampling, max_tokens=workload.output_tokens) for p in prompts]
 
 
 def summarise(batch: int, prompt_tokens: int, steps: list[_Step], started: float) -> Measured:
@@ -142,7 +151,7 @@ def make_engine(group: RankGroup, started: GroupStarted) -> OfflineEngine:
 
 
 async def measure(
-    config: RankGroupConfig, batches: list[int], prompt_tokens: int, output_tokens: int, rounds: int
+    config: RankGroupConfig, batches: list[int], workload: Workload, rounds: int
 ) -> tuple[GroupStarted, list[Measured]]:
     """Start the ranks once, warm up, then measure each batch size `rounds` times and keep the median round."""
     group = RankGroup(config)
@@ -150,13 +159,13 @@ async def measure(
     engine = make_engine(group, started)
     measured = []
     try:
-        await engine.run(make_requests(4, prompt_tokens, 8, started.model.vocab_size, seed=1))
+        await engine.run(make_requests(4, replace(workload, output_tokens=8), started.model.vocab_size, seed=1))
         for batch in batches:
             runs = []
             for turn in range(rounds):
-                requests = make_requests(batch, prompt_tokens, output_tokens, started.model.vocab_size, 1_000 + turn)
+                requests = make_requests(batch, workload, started.model.vocab_size, 1_000 + turn)
                 began = time.perf_counter()
-                runs.append(summarise(batch, prompt_tokens, await engine.run(requests), began))
+                runs.append(summarise(batch, workload.prompt_tokens, await engine.run(requests), began))
             measured.append(sorted(runs, key=lambda run: run.decode_tokens_per_s)[len(runs) // 2])
     finally:
         await group.stop()
@@ -183,6 +192,8 @@ def main(
     prompt_tokens: int = 128,
     output_tokens: int = 64,
     rounds: int = 3,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:
     """Measure the engine on MODEL."""
@@ -195,7 +206,8 @@ def main(
         max_slots=max(*sizes, 4),
         max_model_len=prompt_tokens + output_tokens + 1,
     )
-    started, measured = asyncio.run(measure(config, sizes, prompt_tokens, output_tokens, rounds))
+    workload = Workload(prompt_tokens, output_tokens, SamplingParams(temperature=temperature, top_p=top_p))
+    started, measured = asyncio.run(measure(config, sizes, workload, rounds))
     if json_file:
         write_readings(json_file, readings(measured, f"engine/{model.name}, {ranks} ranks, {dtype}"))
     table = Table(title=f"{model.name}, {ranks} ranks, {dtype}: medians; started in {started.seconds:.1f} s")
