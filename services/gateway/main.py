@@ -36,7 +36,7 @@ from services.gateway.observation import Observer
 from services.gateway.realtime.recording import Recordings
 from services.gateway.realtime.socket import StreamSocket
 from services.gateway.resume import ResumePolicy, Upstream
-from services.gateway.server import HttpServer, new_http_server
+from services.gateway.server import HttpServer, listen, new_http_server
 from services.gateway.settings import GatewaySettings
 from services.gateway.spans import RequestTracer
 from services.gateway.telemetry import GatewayMetrics
@@ -178,11 +178,12 @@ async def _tasks(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _http(front: Front, settings: GatewaySettings) -> AsyncIterator[HttpServer]:
+    listener = listen(settings)
     server = new_http_server(front, settings)
-    serving = asyncio.create_task(server.serve())
+    serving = asyncio.create_task(server.serve([listener]))
     while not server.started:
         if serving.done():
-            raise StartupError(f"cannot listen on {settings.host}:{settings.gateway_port}")
+            raise StartupError("the HTTP server ended at its start") from serving.exception()
         await asyncio.sleep(0.01)
     try:
         yield server

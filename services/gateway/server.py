@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +12,11 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from services.common.lifecycle import StartupError
 from services.gateway.api.front import ASGIApp
 from services.gateway.settings import GatewaySettings
+
+_BACKLOG = 4096
 
 
 class HeadTimeoutProtocol(HttpToolsProtocol):
@@ -113,12 +117,20 @@ class HttpServer(uvicorn.Server):
         return int(self.servers[0].sockets[0].getsockname()[1]) if self.started else 0
 
 
+def listen(settings: GatewaySettings) -> socket.socket:
+    """The listening socket of a server; raises :class:`StartupError`, where uvicorn would end the process itself."""
+    host, port = settings.host, settings.gateway_port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise StartupError(f"cannot listen on {host}:{port}: {error}") from error
+
+
 def new_http_server(app: ASGIApp, settings: GatewaySettings) -> HttpServer:
-    """A server for the app; serve it with ``await server.serve()``."""
+    """A server for the app; serve it with ``await server.serve([listen(settings)])``."""
     reading = {"send_timeout_s": settings.send_timeout_s}
     options: dict[str, Any] = {
-        "host": settings.host,
-        "port": settings.gateway_port,
         "http": type("Http", (HttpProtocol,), {"head_timeout_s": settings.header_timeout_s} | reading),
         "ws": type("WebSocket", (WebSocketProtocol,), reading),
         "ws_max_size": settings.max_body_bytes,
@@ -130,6 +142,6 @@ def new_http_server(app: ASGIApp, settings: GatewaySettings) -> HttpServer:
         "proxy_headers": False,  # nothing here depends on the client's address
         "timeout_keep_alive": 75,  # longer than the idle time of common ingress controllers, who must close first
         "timeout_graceful_shutdown": int(settings.drain_timeout_s),
-        "backlog": 4096,
+        "backlog": _BACKLOG,
     }
     return HttpServer(uvicorn.Config(app, **options))

@@ -30,15 +30,17 @@ def lay_out(
     options: StackOptions, run_dir: Path, redis_server: Path, pick_port: Callable[[], int] = free_port
 ) -> tuple[ProcessSpec, ...]:
     """The processes in the order they are started; they stop in the opposite order."""
+    # Picked ports are only probed: the gateway, which binds its own last, would find them taken.
+    ports = (port for port in iter(pick_port, None) if port not in (options.port, options.grpc_port))
     specs: list[ProcessSpec] = []
     redis_url = options.redis_url
     if not redis_url:
         socket = run_dir / "redis.sock"
         redis_url = f"unix://{socket}"
         specs.append(_redis(redis_server, socket, redis_url))
-    coordinator, router = f"{HOST}:{pick_port()}", f"{HOST}:{pick_port()}"
+    coordinator, router = f"{HOST}:{next(ports)}", f"{HOST}:{next(ports)}"
     shared = {"RYZANSTEIN_REDIS_URL": redis_url, "RYZANSTEIN_HOST": HOST, "RYZANSTEIN_NAMESPACE": f"up-{options.port}"}
-    specs += [_worker(options, index, pick_port(), shared) for index in range(options.workers)]
+    specs += [_worker(options, index, next(ports), shared) for index in range(options.workers)]
     specs.append(
         _service(
             "kv-coordinator",

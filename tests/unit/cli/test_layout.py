@@ -12,8 +12,8 @@ from services.cli.stack.layout import ProcessSpec, lay_out
 from services.cli.stack.options import StackOptions
 
 
-def laid_out(**options: object) -> dict[str, ProcessSpec]:
-    ports = itertools.count(9001)
+def laid_out(first_port: int = 9001, **options: object) -> dict[str, ProcessSpec]:
+    ports = itertools.count(first_port)
     specs = lay_out(StackOptions(model="m", **options), Path("/run/x"), Path("/bin/redis"), lambda: next(ports))
     return {spec.name: spec for spec in specs}
 
@@ -47,6 +47,13 @@ def test_no_two_processes_share_an_address_or_a_worker_id(workers: int, ranks: i
     assert len(set(addresses)) == len(addresses)
     ids = [spec.env["RYZANSTEIN_WORKER_ID"] for name, spec in specs.items() if name.startswith("worker-")]
     assert sorted(ids) == sorted(f"worker-{index}" for index in range(workers))
+
+
+def test_no_service_is_given_a_port_that_the_gateway_will_bind() -> None:
+    specs = laid_out(first_port=9001, port=9001, grpc_port=9003, workers=3)
+    assert specs["gateway"].address.endswith(":9001")
+    picked = [spec.address for name, spec in specs.items() if name not in ("gateway", "redis")]
+    assert sorted(picked) == [f"127.0.0.1:{port}" for port in (9002, 9004, 9005, 9006, 9007)]
 
 
 @given(workers=st.integers(1, 8), ranks=st.integers(1, 8))
