@@ -8,7 +8,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 # oneDNN's bfloat16 needs one of these sets; without it torch takes seven times as long as in float32 (16 rows, Zen 3).
 _BFLOAT16 = ({"avx512bw", "avx512vl", "avx512dq"}, {"avx_ne_convert"}, {"bf16"})  # the last: 64-bit ARM
 _VECTORS = {"avx2", "fma", "f16c", "bmi2"}
-_PAIRS = _VECTORS | {*("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"), "avx512_vnni", "avx512_bf16"}
+_WIDE = _VECTORS | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_PAIRS = _WIDE | {"avx512_vnni", "avx512_bf16"}
 _TILES = {"amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl", "avx512_bf16"}
 
 
@@ -25,6 +26,11 @@ def has_tiles() -> bool:
 def has_pairs() -> bool:
     """Whether the CPU multiplies pairs of bfloat16 (AVX-512), for our kernels where there are no tiles."""
     return _flags() >= _PAIRS
+
+
+def has_wide() -> bool:
+    """Whether the CPU has vectors of 16 floats (AVX-512), for our kernels where it does not multiply pairs."""
+    return _flags() >= _WIDE
 
 
 def has_vectors() -> bool:

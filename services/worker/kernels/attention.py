@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from services.worker.cpu import has_pairs, has_vectors
-from services.worker.kernels.bfloat16 import HEAD_MULTIPLE, MAX_HEAD_DIM, PAIRS, VECTORS
+from services.worker.cpu import has_pairs, has_vectors, has_wide
+from services.worker.kernels.bfloat16 import HEAD_MULTIPLE, MAX_HEAD_DIM, PAIRS, VECTORS, WIDE
 from services.worker.kernels.library import ATTENTION, AttentionShape, Sequences, call_attention, open_library
 
 _FUNCTIONS = {torch.bfloat16: "rz_attend", torch.float32: "rz_attend_float"}
@@ -38,7 +38,7 @@ def open_attention(dtype: torch.dtype, device: torch.device, head_dim: int) -> V
     fits = head_dim % HEAD_MULTIPLE == 0 and head_dim <= MAX_HEAD_DIM
     if device.type != "cpu" or dtype not in _FUNCTIONS or not fits or not has_vectors():
         return None
-    library = PAIRS if dtype is torch.bfloat16 and has_pairs() else VECTORS
+    library = PAIRS if dtype is torch.bfloat16 and has_pairs() else WIDE if has_wide() else VECTORS
     return load_library(library, torch.get_num_threads(), dtype)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.worker.cpu import has_pairs, has_tiles, has_vectors
+from services.worker.cpu import has_pairs, has_tiles, has_vectors, has_wide
 from services.worker.kernels.library import (
     ATTENTION,
     AttentionShape,
@@ -32,8 +32,15 @@ from services.worker.kernels.library import (
 
 logger = logging.getLogger(__name__)
 
-TILES, PAIRS, VECTORS = (Path(__file__).with_name(f"librz_{name}.so") for name in ("tiles", "pairs", "vectors"))
-_MADE_FOR = {TILES.stem: "AMX tiles", PAIRS.stem: "AVX-512 bfloat16", VECTORS.stem: "AVX2"}
+TILES, PAIRS, WIDE, VECTORS = (
+    Path(__file__).with_name(f"librz_{name}.so") for name in ("tiles", "pairs", "wide", "vectors")
+)
+_MADE_FOR = {
+    TILES.stem: "AMX tiles",
+    PAIRS.stem: "AVX-512 bfloat16",
+    WIDE.stem: "AVX-512",
+    VECTORS.stem: "AVX2",
+}
 TILE_K = 32  # linear layers are multiples of it, and heads for tiles
 HEAD_MULTIPLE, MAX_HEAD_DIM = 8, 256  # of head_dim
 _STRIP = 64  # outputs of a packed weight are padded to a multiple of it
@@ -245,7 +252,7 @@ def open_kernels(dtype: torch.dtype, device: torch.device) -> Bfloat16Kernels | 
     """
     if _why_not(dtype, device) is not None:
         return None
-    best = TILES if has_tiles() else PAIRS if has_pairs() else VECTORS
+    best = TILES if has_tiles() else PAIRS if has_pairs() else WIDE if has_wide() else VECTORS
     kernels = load_library(best, torch.get_num_threads())
     if kernels is None:
         logger.warning("%s: torch's kernels serve, at a fraction of the speed", _REFUSED)

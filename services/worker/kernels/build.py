@@ -18,11 +18,12 @@ Compiler = Callable[[str], list[str]]  # the command for a target
 
 FOLDER = Path(__file__).resolve().parent
 COMPILER = "ziglang==0.17.0"  # a C compiler from the package registry, where the machine has none
-# Each gets what is in source/ and in the folder of its name, for the CPUs that a compiler knows by this name.
+# Each gets what is in source/ and in a folder of it, for the CPUs that a compiler knows by this name.
 TARGETS = {
-    "tiles": "sapphirerapids",  # the first with tile registers
-    "pairs": "cooperlake",  # the first with AVX-512 for bfloat16
-    "vectors": "x86-64-v3",  # with AVX2: Intel's since 2013, AMD's since 2015
+    "tiles": ("tiles", "sapphirerapids"),  # the first with tile registers
+    "pairs": ("pairs", "cooperlake"),  # the first with AVX-512 for bfloat16
+    "wide": ("vectors", "x86-64-v4"),  # with AVX-512: Intel's servers since 2017
+    "vectors": ("vectors", "x86-64-v3"),  # with AVX2: Intel's since 2013, AMD's since 2015
 }
 _FLAGS = ("-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-lm", "-lpthread")
 
@@ -37,15 +38,15 @@ def build_kernels() -> None:
     if not _wanted():
         return
     compiler = _system_compiler() or _packaged_compiler()
-    for name, target in TARGETS.items():
-        _compile(compiler(target), name)
+    for name, (folder, target) in TARGETS.items():
+        _compile(compiler(target), folder, name)
 
 
-def _compile(command: list[str], name: str) -> None:
+def _compile(command: list[str], folder: str, name: str) -> None:
     source = FOLDER / "source"
-    sources = [str(path) for path in (*sorted((source / name).glob("*.c")), *sorted(source.glob("*.c")))]
+    sources = [str(path) for path in (*sorted((source / folder).glob("*.c")), *sorted(source.glob("*.c")))]
     made = FOLDER / f"librz_{name}.so.new"
-    command = [*command, *sources, *_FLAGS, f"-I{source / name}", f"-I{source}", "-o", str(made)]
+    command = [*command, *sources, *_FLAGS, f"-I{source / folder}", f"-I{source}", "-o", str(made)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed on the kernels:\n{done.stderr}")
@@ -61,7 +62,7 @@ def _system_compiler() -> Compiler | None:
     path = shutil.which("cc")
     if path is None:
         return None
-    for target in TARGETS.values():
+    for _, target in TARGETS.values():
         probe = [path, f"-march={target}", "-x", "c", "-c", "-o", "/dev/null", "-"]
         knows = subprocess.run(probe, input="#include <immintrin.h>\n", capture_output=True, text=True, check=False)
         if knows.returncode:
@@ -71,7 +72,7 @@ def _system_compiler() -> Compiler | None:
 
 def _packaged_compiler() -> Compiler:
     if importlib.util.find_spec("ziglang") is None:
-        raise RuntimeError(f"no C compiler that knows {TARGETS['tiles']}: install one, or pip install {COMPILER}")
+        raise RuntimeError(f"no C compiler that knows {TARGETS['tiles'][1]}: install one, or pip install {COMPILER}")
     command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.17"]
     return lambda target: [*command, f"-mcpu={target.replace('-', '_')}"]
 

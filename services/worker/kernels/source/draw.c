@@ -68,9 +68,7 @@ static void draw_row(const void *context, long i) {
     const float *logits = d->logits + i * d->ld;
     float temperature = d->temperature[i];
     uint64_t key = splitmix(splitmix(d->seeds[i]) ^ (uint64_t)d->positions[i]);
-    ints columns, best = spread_int(INT32_MIN), at;
-    for (int j = 0; j < WIDTH; j++) columns[j] = j;
-    at = columns;
+    ints columns = counted(), best = spread_int(INT32_MIN), at = columns;
     for (long j = 0; j < d->n; j += WIDTH, columns += WIDTH) {
         vec score = load(logits + j);
         if (temperature > 0) score = score / spread(temperature) + gumbel(columns + (int32_t)d->first_id, key);

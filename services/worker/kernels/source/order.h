@@ -1,4 +1,4 @@
-// Floats as integers of the same order, for whoever compares logits: the values of sampling/keys.py.
+// Registers of integers, and floats as integers of the same order: the values of sampling/keys.py.
 #pragma once
 
 #include "common.h"
@@ -9,12 +9,16 @@ INLINE ints choose(ints where, ints a, ints b) { return (where & a) | (~where & 
 
 INLINE ints spread_int(int32_t x) { return x - (ints){0}; }
 
+INLINE ints counted(void) { // 0, 1, 2, ...
+    ints x;
+    for (int j = 0; j < WIDTH; j++) x[j] = j;
+    return x;
+}
+
 INLINE ints ordered(vec x) {
     ints bits = (ints)(x + spread(0.0f)); // -0.0 becomes +0.0
     return bits ^ ((bits >> 31) & 0x7FFFFFFF);
 }
-
-INLINE vec load(const float *x) { return load_tail(x, first_lanes(WIDTH)); }
 
 // The key of a token: the larger value is the larger key, and of equal ones the lower id.
 INLINE int64_t key_of(int32_t value, int64_t id) { return value * (1L << 32) + (0xFFFFFFFF - id); }

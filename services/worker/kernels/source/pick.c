@@ -74,12 +74,8 @@ static void weigh_row(const void *context, long i) {
     const picks *p = context;
     const float *logits = p->logits + i * p->ld;
     vec highest = spread(-INFINITY), sum = spread(0.0f);
-    for (long j = 0; j < p->n; j += WIDTH) {
-        vec x = load(logits + j);
-        highest = (vec)choose((ints)(x > highest), (ints)x, (ints)highest);
-    }
-    float most = highest[0];
-    for (int j = 1; j < WIDTH; j++) most = highest[j] > most ? highest[j] : most;
+    for (long j = 0; j < p->n; j += WIDTH) highest = larger_of(load(logits + j), highest);
+    float most = largest_of(highest);
     for (long j = 0; j < p->n; j += WIDTH) sum += exp2_of((load(logits + j) - spread(most)) * spread(1.44269504f));
     p->mass[i] = most == -INFINITY ? most : most + logf(total_of(sum));
 }

@@ -14,13 +14,25 @@
 
 typedef __m512 vec;
 
+static inline vec load(const float *x) { return _mm512_loadu_ps(x); }
+
+static inline void store(float *y, vec x) { _mm512_storeu_ps(y, x); }
+
 static inline __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 
 static inline __m512 load_bf16(const bf16 *x) { return widen(_mm256_loadu_si256((const __m256i *)x)); }
 
 static inline __m512 load_bf16_tail(const bf16 *x, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, x)); }
 
-static inline __m256i narrow(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+static inline __m256i narrow(__m512 x) { // to nearest, ties to even
+#ifdef __AVX512BF16__
+    return (__m256i)_mm512_cvtneps_pbh(x);
+#else // NaN keeps its high bits
+    __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
+#endif
+}
 
 static inline void store_bf16(bf16 *y, __m512 x) { _mm256_storeu_si256((__m256i *)y, narrow(x)); }
 
@@ -32,11 +44,17 @@ static inline lanes first_lanes(long n) { return n >= WIDTH ? 0xFFFF : (lanes)((
 
 static inline vec load_tail(const float *x, lanes mask) { return _mm512_maskz_loadu_ps(mask, x); }
 
+static inline void store_tail(float *y, vec x, lanes mask) { _mm512_mask_storeu_ps(y, mask, x); }
+
 static inline vec spread(float x) { return _mm512_set1_ps(x); }
 
 static inline vec fma_of(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); } // a b + c
 
 static inline float total_of(vec x) { return _mm512_reduce_add_ps(x); }
+
+static inline vec larger_of(vec a, vec b) { return _mm512_max_ps(a, b); }
+
+static inline float largest_of(vec x) { return _mm512_reduce_max_ps(x); }
 
 // 2^x: the fraction by a polynomial (minimax on [-0.5, 0.5], relative error 2e-7), the integer by the exponent.
 static inline __m512 exp2_of(__m512 x) {

@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.cpu import has_pairs, has_tiles, has_vectors
+from services.worker.cpu import has_pairs, has_tiles, has_vectors, has_wide
 from services.worker.kernels import attention, bfloat16
-from services.worker.kernels.bfloat16 import PAIRS, TILES, VECTORS, Bfloat16Kernels
+from services.worker.kernels.bfloat16 import PAIRS, TILES, VECTORS, WIDE, Bfloat16Kernels
 
 OnThreads = Callable[[int], Bfloat16Kernels]
 Load = Callable[[str, int], Any]
 
-LIBRARIES = {"tiles": TILES, "pairs": PAIRS, "vectors": VECTORS}
+LIBRARIES = {"tiles": TILES, "pairs": PAIRS, "wide": WIDE, "vectors": VECTORS}
 _RUNS = {
     TILES: (has_tiles, "tile registers (AMX)"),
     PAIRS: (has_pairs, "AVX-512 for bfloat16"),
+    WIDE: (has_wide, "AVX-512"),
     VECTORS: (has_vectors, "AVX2"),
 }
 
@@ -45,7 +46,7 @@ def amx() -> None:
 
 @pytest.fixture(scope="session")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
-    """The kernels of "tiles", "pairs" or "vectors", or the attention alone of "pairs:bfloat16" or "vectors:float32".
+    """The kernels of "tiles", say, or the attention alone of "vectors:float32".
 
     On as many threads: a pool never shrinks, so every number gets a copy of the library with a pool of its own.
     """

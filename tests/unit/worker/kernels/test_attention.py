@@ -73,10 +73,17 @@ class Kind:
     @property
     def weight_error(self) -> float:
         """Of a weight when it meets its value, relative: products of bfloat16 alone round it to that."""
-        return 0.0 if self.library == "vectors" else HALF_ULP * 1.01
+        return 0.0 if self.library in ("wide", "vectors") else HALF_ULP * 1.01
 
 
-@pytest.fixture(params=["tiles", "pairs", "pairs:bfloat16", "vectors", "vectors:bfloat16", "vectors:float32"])
+@pytest.fixture(
+    params=[
+        "tiles",
+        "pairs",
+        "pairs:bfloat16",
+        *(f"{x}{of}" for x in ("wide", "vectors") for of in ("", ":bfloat16", ":float32")),
+    ]
+)
 def kind(request: pytest.FixtureRequest, load: Load) -> Kind:
     library, _, dtype = request.param.partition(":")
     load(request.param, 3)

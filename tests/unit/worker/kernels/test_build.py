@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.worker.kernels import attention, bfloat16, build
-from services.worker.kernels.bfloat16 import PAIRS, TILES, VECTORS
+from services.worker.kernels.bfloat16 import PAIRS, TILES, VECTORS, WIDE
 
 PROJECT = Path(__file__).resolve().parents[4]
 needs_compiler = pytest.mark.skipif(
@@ -60,7 +60,7 @@ def test_without_a_compiler_one_is_asked_of_the_package_registry(
 def test_a_compiler_is_enough(folder: Path) -> None:
     assert build.required_packages() == []
     build.build_kernels()
-    assert {path.name for path in folder.glob("*.so*")} == {TILES.name, PAIRS.name, VECTORS.name}
+    assert {path.name for path in folder.glob("*.so*")} == {TILES.name, PAIRS.name, WIDE.name, VECTORS.name}
 
 
 @needs_compiler
@@ -92,19 +92,22 @@ def test_other_machines_need_nothing_and_get_nothing(
 
 
 @pytest.mark.skipif((platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="no kernels here")
-@pytest.mark.parametrize("library", [TILES, PAIRS, VECTORS], ids=["tiles", "pairs", "vectors"])
+@pytest.mark.parametrize("library", [TILES, PAIRS, WIDE, VECTORS], ids=lambda path: path.stem)
 def test_the_installation_has_them(library: Path) -> None:
     """Also where the CPU could not run them: the libraries are made for where they will run."""
     assert library.exists(), "run `make kernels`"
-    names = {*bfloat16.SIGNATURES, "rz_enable"} | ({*attention._FUNCTIONS.values()} if library is VECTORS else set())
+    names = {*bfloat16.SIGNATURES, "rz_enable"} | (
+        {*attention._FUNCTIONS.values()} if library in (WIDE, VECTORS) else set()
+    )
     assert {name for name in names if name.encode() in library.read_bytes()} == names
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["pairs", "vectors"])
+@pytest.mark.parametrize("name", ["pairs", "wide", "vectors"])
 def test_the_compiler_keeps_the_fetching_of_keys_ahead(name: str) -> None:
     """gcc leaves out calls of a function that only fetches, and attention waits for memory twice as long."""
     source, compiler = build.FOLDER / "source", build._system_compiler() or build._packaged_compiler()
-    includes = (f"-I{source / name}", f"-I{source}")
-    command = [*compiler(build.TARGETS[name]), str(source / name / "attention.c"), "-O3", *includes, "-S", "-o", "-"]
+    folder, target = build.TARGETS[name]
+    includes = (f"-I{source / folder}", f"-I{source}")
+    command = [*compiler(target), str(source / folder / "attention.c"), "-O3", *includes, "-S", "-o", "-"]
     assert "prefetcht1" in subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from services.worker.cpu import has_pairs, has_tiles, has_vectors
+from services.worker.cpu import has_pairs, has_tiles, has_vectors, has_wide
 from services.worker.kernels import attention, bfloat16
 from services.worker.model.attention_kernels import PagedTiles
 from services.worker.model.batch import StepBatch
@@ -24,8 +24,8 @@ PROJECT = Path(__file__).resolve().parents[4]
 AVX2 = "flags\t\t: fpu sse2 avx2 fma f16c bmi2"
 AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512vl avx512dq avx512_vnni"
 PAIRS = f"{AVX512} avx512_bf16"
-BEST = "TILES" if has_tiles() else "PAIRS" if has_pairs() else "VECTORS"
-MADE_FOR = {"TILES": "AMX tiles", "PAIRS": "AVX-512 bfloat16", "VECTORS": "AVX2"}
+BEST = "TILES" if has_tiles() else "PAIRS" if has_pairs() else "WIDE" if has_wide() else "VECTORS"
+MADE_FOR = {"TILES": "AMX tiles", "PAIRS": "AVX-512 bfloat16", "WIDE": "AVX-512", "VECTORS": "AVX2"}
 needs_kernels = pytest.mark.skipif(not has_vectors(), reason="this CPU has no AVX2")
 
 
@@ -72,12 +72,14 @@ def test_elsewhere_torch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("flags", "name"), [(AVX2, "VECTORS"), (AVX512, "VECTORS"), (PAIRS, "PAIRS")], ids=["AVX2", "AVX-512", "pairs"]
+    ("flags", "name", "whole"),
+    [(AVX2, "VECTORS", "VECTORS"), (AVX512, "WIDE", "WIDE"), (PAIRS, "PAIRS", "WIDE")],
+    ids=["AVX2", "AVX-512", "pairs"],
 )
 def test_a_cpu_without_tiles_is_served_by_the_best_that_it_can_run(
-    monkeypatch: pytest.MonkeyPatch, flags: str, name: str
+    monkeypatch: pytest.MonkeyPatch, flags: str, name: str, whole: str
 ) -> None:
-    """Loaded, not run: this CPU may be another. Attention alone in float32 is AVX2's everywhere."""
+    """Loaded, not run: this CPU may be another. Attention alone in float32 takes the widest vectors."""
     opened = []
     monkeypatch.setattr(attention, "load_library", lambda path, threads, dtype: opened.append((path, dtype)))
     _pretend(flags, monkeypatch)
@@ -87,7 +89,7 @@ def test_a_cpu_without_tiles_is_served_by_the_best_that_it_can_run(
     assert bfloat16.explain(kernels, torch.bfloat16, CPU) == f"ours for {MADE_FOR[name]}"
     for dtype in (torch.bfloat16, torch.float32):
         attention.open_attention(dtype, CPU, 80)
-    assert opened == [(getattr(bfloat16, name), torch.bfloat16), (bfloat16.VECTORS, torch.float32)]
+    assert opened == [(getattr(bfloat16, name), torch.bfloat16), (getattr(bfloat16, whole), torch.float32)]
 
 
 def test_on_another_device_torch_serves() -> None:
@@ -112,7 +114,7 @@ def test_attention_alone_serves_where_it_can(monkeypatch: pytest.MonkeyPatch, tm
     assert attention.open_attention(torch.float32, CPU, 264) is None
     assert attention.open_attention(torch.float16, CPU, 80) is None
     assert attention.open_attention(torch.float32, torch.device("cuda"), 80) is None
-    for name in ("PAIRS", "VECTORS"):
+    for name in ("PAIRS", "WIDE", "VECTORS"):
         monkeypatch.setattr(attention, name, tmp_path / getattr(bfloat16, name).name)
     with pytest.raises(RuntimeError, match=r"librz_\w+\.so is missing: run `make kernels`"):
         attention.open_attention(torch.float32, CPU, 80)

@@ -1,9 +1,10 @@
 // Linear layers in bfloat16 for CPUs that multiply pairs of it (AVX512-BF16) and have no tiles. Every output is one float32
 // sum in the order of the pairs of k: a row's bits depend neither on the number of rows nor on its neighbours.
 #include "common.h"
+#include "product.h"
 
 #define REGISTERS 4  // of weights that a row is multiplied with: WIDTH outputs each
-#define STRIP 64     // outputs of a packed strip: all these registers
+#define STRIP GROUP  // outputs of a packed strip: all these registers
 #define ROWS 6       // rows that are multiplied at once: their 24 sums, the weights and an input fill the registers
 #define DEPTH 1024   // of k in a panel, which stays in the second-level cache while all rows come by
 #define MAX_ROWS 384 // that come by; more read the weight again
@@ -19,28 +20,9 @@ EXPORT void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed) {
 }
 
 typedef struct {
-    const bf16 *x, *packed; // x [m, ldx]
-    const float *bias;      // [n] or null
-    void *y;                // [m, ldy]
-    long ldx, ldy, m, k, n, share;
-    int wide; // y is float32
-} product;
-
-typedef struct {
     const bf16 *weights;
     long column, from, to; // of the outputs, the first; of k, [from, to)
 } panel;
-
-static void store(const product *p, long row, long column, __m512 sums) {
-    long n = p->n - column, at = row * p->ldy + column;
-    if (n <= 0) return;
-    lanes mask = first_lanes(n);
-    if (p->bias) sums = _mm512_add_ps(sums, load_tail(p->bias + column, mask));
-    if (p->wide)
-        _mm512_mask_storeu_ps((float *)p->y + at, mask, sums);
-    else
-        store_bf16_tail((bf16 *)p->y + at, sums, mask);
-}
 
 // `kept`: the sums of `row` and those below it, from one panel of a strip to the next. `ahead`: a quarter of the next panel,
 // which a full block fetches; null: nothing. Fewer rows wait for the memory whatever is fetched, and do it best in order.
@@ -71,7 +53,7 @@ INLINE void block(const product *p, const panel *w, long row, float (*kept)[STRI
             if (w->to < p->k)
                 _mm512_storeu_ps(kept[i] + r * WIDTH, sums[i][r]);
             else
-                store(p, row + i, w->column + r * WIDTH, sums[i][r]);
+                store_sums(p, row + i, w->column + r * WIDTH, sums[i][r]);
 }
 
 // The rows that do not fill a block.
@@ -97,7 +79,7 @@ static void multiply_panel(const product *p, const panel *w, long first, long la
 // One thread's outputs: `share` strips.
 static void multiply(const void *context, long index) {
     const product *p = context;
-    long from = index * p->share * STRIP, to = from + p->share * STRIP < p->n ? from + p->share * STRIP : p->n;
+    long from = first_of_share(p, index), to = end_of_share(p, index);
     long times = (p->m + MAX_ROWS - 1) / MAX_ROWS, rows = ((p->m + times - 1) / times + ROWS - 1) / ROWS * ROWS;
     float kept[rows][STRIP];
     for (long first = 0; first < p->m; first += rows)
@@ -112,9 +94,6 @@ static void multiply(const void *context, long index) {
 EXPORT void rz_linear(const bf16 *x, long ldx, long m, long k, const bf16 *packed, const float *bias, long n, void *y,
                       long ldy, int wide, bf16 *spare) {
     (void)spare;
-    long strips = (n + STRIP - 1) / STRIP;
-    // Twice as many pieces as threads: one that is held up costs less.
-    long pieces = pool_threads() > 1 ? 2 * pool_threads() : 1, share_of_strips = (strips + pieces - 1) / pieces;
-    product p = {x, packed, bias, y, ldx, ldy, m, k, n, share_of_strips, wide};
-    share(multiply, &p, (strips + share_of_strips - 1) / share_of_strips);
+    product p = {x, packed, bias, y, ldx, ldy, m, k, n, 0, wide};
+    share_product(&p, multiply);
 }

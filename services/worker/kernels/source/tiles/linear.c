@@ -30,7 +30,7 @@ typedef struct {
     int wide; // y is float32
 } product;
 
-static void store(const product *p, float sums[TILE][TILE], long row, long rows, long column) {
+static void store_sums(const product *p, float sums[TILE][TILE], long row, long rows, long column) {
     long left = p->n - column;
     if (left <= 0) return;
     __mmask16 mask = first_lanes(left);
@@ -77,7 +77,7 @@ static void block_1x4(const product *p, const bf16 *a, long lda, long row, long 
     _tile_stored(1, sums[1], 64);
     _tile_stored(2, sums[2], 64);
     _tile_stored(3, sums[3], 64);
-    for (int i = 0; i < 4; i++) store(p, sums[i], row, rows, column + i * TILE);
+    for (int i = 0; i < 4; i++) store_sums(p, sums[i], row, rows, column + i * TILE);
 }
 
 // 32 rows x 32 outputs: every tile that is loaded is used twice. Meanwhile it fetches `ahead` bytes per step from `next`.
@@ -105,7 +105,7 @@ static void block_2x2(const product *p, const bf16 *a, long lda, long row, long 
     _tile_stored(1, sums[1], 64);
     _tile_stored(2, sums[2], 64);
     _tile_stored(3, sums[3], 64);
-    for (int i = 0; i < 4; i++) store(p, sums[i], row + i / 2 * TILE, TILE, column + i % 2 * TILE);
+    for (int i = 0; i < 4; i++) store_sums(p, sums[i], row + i / 2 * TILE, TILE, column + i % 2 * TILE);
 }
 
 typedef struct {

@@ -1,10 +1,10 @@
-// Attention over the paged cache in float32, for CPUs with AVX2, with an online softmax (Milakov & Gimelshein,
+// Attention over the paged cache in float32, for CPUs with AVX2 or AVX-512, with an online softmax (Milakov & Gimelshein,
 // arXiv:1805.02867).
 //
 // A lane is one query head of one row. Keys are taken in blocks of 16 counted from the sequence's start, and whatever is
-// summed for a lane is summed in an order of its own: over head_dim in eight partial sums, over keys one after the other.
+// summed for a lane is summed in an order of its own: over head_dim in WIDTH partial sums, over keys one after the other.
 // Masked keys add exact zeros. Hence a lane's bits depend neither on the other lanes nor on how rows are cut into steps.
-#include "common.h"
+#include "order.h"
 #include "lanes.h"
 
 #define KEYS 16
@@ -12,7 +12,7 @@
 typedef struct {
     const tile_lanes *lanes;
     int half; // bfloat16, not float32
-    float queries[LANES * MAX_HEAD_DIM], found[LANES * MAX_HEAD_DIM]; // [lanes, head_dim]
+    float queries[LANES * MAX_HEAD_DIM], found[LANES * MAX_HEAD_DIM]; // [lanes, padded head_dim]
     float scores[LANES][KEYS];
     float top[LANES], total[LANES], shrink[LANES];
 } tile;
@@ -22,93 +22,93 @@ typedef struct {
     float wide[2][KEYS * MAX_HEAD_DIM]; // bfloat16 keys and values as float32
 } block;
 
-INLINE float max_of(__m256 x) {
-    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    y = _mm_max_ps(y, _mm_movehl_ps(y, y));
-    return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+// Numbers of a head where they stand as floats: registers are filled up with zeros.
+INLINE long padded(const layer *a) { return (a->head_dim + WIDTH - 1) / WIDTH * WIDTH; }
+
+INLINE vec load_either(const void *x, long at, int half, lanes mask) {
+    return half ? load_bf16_tail((const bf16 *)x + at, mask) : load_tail((const float *)x + at, mask);
 }
 
 // Queries come scaled, to base 2 where nothing but the exponential follows.
 static void take_queries(const layer *a, tile *t) {
     const tile_lanes *l = t->lanes;
-    __m256 scale = _mm256_set1_ps(a->softcap ? a->scale / a->softcap : a->scale * 1.44269504f);
+    long size = padded(a);
+    vec scale = spread(a->softcap ? a->scale / a->softcap : a->scale * 1.44269504f);
     for (long lane = 0; lane < l->n; lane++) {
         long at = l->row[lane] * a->ldq + l->head[lane] * a->head_dim;
-        for (long j = 0; j < a->head_dim; j += WIDTH) {
-            __m256 q = t->half ? load_bf16((const bf16 *)a->q + at + j) : _mm256_loadu_ps((const float *)a->q + at + j);
-            _mm256_storeu_ps(t->queries + lane * a->head_dim + j, _mm256_mul_ps(q, scale));
-        }
+        for (long j = 0; j < size; j += WIDTH)
+            store(t->queries + lane * size + j, load_either(a->q, at + j, t->half, first_lanes(a->head_dim - j)) * scale);
         t->top[lane] = -INFINITY;
         t->total[lane] = 0;
     }
-    memset(t->found, 0, l->n * a->head_dim * sizeof(float));
+    memset(t->found, 0, l->n * size * sizeof(float));
 }
 
-INLINE void dots(const float *queries, const float *const *keys, long head_dim, int lanes, int n, float (*scores)[KEYS]) {
-    __m256 sums[8];
-    for (int i = 0; i < lanes * n; i++) sums[i] = _mm256_setzero_ps();
-    for (long j = 0; j < head_dim; j += WIDTH)
+INLINE void dots(const float *queries, const float *const *keys, long size, int lanes, int n, float (*scores)[KEYS]) {
+    vec sums[8];
+    for (int i = 0; i < lanes * n; i++) sums[i] = spread(0);
+    for (long j = 0; j < size; j += WIDTH)
         for (int key = 0; key < n; key++) {
-            __m256 k = _mm256_loadu_ps(keys[key] + j);
+            vec k = load(keys[key] + j);
             for (int lane = 0; lane < lanes; lane++)
-                sums[lane * n + key] = _mm256_fmadd_ps(_mm256_loadu_ps(queries + lane * head_dim + j), k, sums[lane * n + key]);
+                sums[lane * n + key] = fma_of(load(queries + lane * size + j), k, sums[lane * n + key]);
         }
     for (int lane = 0; lane < lanes; lane++)
         for (int key = 0; key < n; key++) scores[lane][key] = total_of(sums[lane * n + key]);
 }
 
 static void score(const layer *a, tile *t, const block *b) {
-    long lane = 0;
+    long lane = 0, size = padded(a);
     for (; lane + 4 <= t->lanes->n; lane += 4)
         for (int key = 0; key < KEYS; key += 2)
-            dots(t->queries + lane * a->head_dim, b->keys + key, a->head_dim, 4, 2, (float (*)[KEYS])(t->scores[lane] + key));
+            dots(t->queries + lane * size, b->keys + key, size, 4, 2, (float (*)[KEYS])(t->scores[lane] + key));
     for (; lane < t->lanes->n; lane++)
         for (int key = 0; key < KEYS; key += 8)
-            dots(t->queries + lane * a->head_dim, b->keys + key, a->head_dim, 1, 8, (float (*)[KEYS])(t->scores[lane] + key));
+            dots(t->queries + lane * size, b->keys + key, size, 1, 8, (float (*)[KEYS])(t->scores[lane] + key));
 }
 
 // Turns a lane's scores into weights relative to its new top; earlier sums shrink to match.
 static void weigh(const layer *a, tile *t, long lane, long first_key) {
-    __m256 part[2], none = _mm256_set1_ps(-INFINITY), cap = _mm256_set1_ps(a->softcap * 1.44269504f);
-    __m256i limit = _mm256_set1_epi32(t->lanes->limit[lane]), low = _mm256_set1_epi32(t->lanes->low[lane] - 1);
-    for (int i = 0; i < 2; i++) {
-        __m256i position = _mm256_add_epi32(_mm256_set1_epi32((int)first_key + i * WIDTH), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-        __m256i seen = _mm256_and_si256(_mm256_cmpgt_epi32(limit, position), _mm256_cmpgt_epi32(position, low));
-        __m256 s = _mm256_loadu_ps(t->scores[lane] + i * WIDTH);
-        if (a->softcap) s = _mm256_mul_ps(tanh_of(s), cap);
-        part[i] = _mm256_blendv_ps(none, s, _mm256_castsi256_ps(seen));
+    vec part[KEYS / WIDTH], none = spread(-INFINITY), cap = spread(a->softcap * 1.44269504f), most = none, sum = spread(0);
+    ints position = counted() + (int32_t)first_key;
+    for (int i = 0; i < KEYS / WIDTH; i++, position += WIDTH) {
+        ints seen = (position < t->lanes->limit[lane]) & (position >= t->lanes->low[lane]);
+        vec s = load(t->scores[lane] + i * WIDTH);
+        if (a->softcap) s = tanh_of(s) * cap;
+        part[i] = (vec)choose(seen, (ints)s, (ints)none);
+        most = larger_of(part[i], most);
     }
-    float top = fmaxf(t->top[lane], max_of(_mm256_max_ps(part[0], part[1])));
+    float top = fmaxf(t->top[lane], largest_of(most));
     float base = top == -INFINITY ? 0 : top; // nothing is seen yet
-    float shrink = _mm256_cvtss_f32(exp2_of(_mm256_set1_ps(t->top[lane] - base)));
-    for (int i = 0; i < 2; i++) {
-        part[i] = exp2_of(_mm256_sub_ps(part[i], _mm256_set1_ps(base)));
-        _mm256_storeu_ps(t->scores[lane] + i * WIDTH, part[i]);
+    float shrink = exp2_of(spread(t->top[lane] - base))[0];
+    for (int i = 0; i < KEYS / WIDTH; i++) {
+        part[i] = exp2_of(part[i] - spread(base));
+        store(t->scores[lane] + i * WIDTH, part[i]);
+        sum += part[i];
     }
     t->top[lane] = top;
-    t->total[lane] = t->total[lane] * shrink + total_of(_mm256_add_ps(part[0], part[1]));
+    t->total[lane] = t->total[lane] * shrink + total_of(sum);
     t->shrink[lane] = shrink;
 }
 
 INLINE void add(const float (*weights)[KEYS], const float *const *values, long keys, const float *shrink, long j, int lanes,
-                int n, float *found, long head_dim) {
-    __m256 sums[8];
+                int n, float *found, long size) {
+    vec sums[8];
     for (int lane = 0; lane < lanes; lane++)
-        for (int i = 0; i < n; i++)
-            sums[lane * n + i] = _mm256_mul_ps(_mm256_loadu_ps(found + lane * head_dim + j + i * WIDTH), _mm256_set1_ps(shrink[lane]));
+        for (int i = 0; i < n; i++) sums[lane * n + i] = load(found + lane * size + j + i * WIDTH) * spread(shrink[lane]);
     for (long key = 0; key < keys; key++)
         for (int i = 0; i < n; i++) {
-            __m256 v = _mm256_loadu_ps(values[key] + j + i * WIDTH);
+            vec v = load(values[key] + j + i * WIDTH);
             for (int lane = 0; lane < lanes; lane++)
-                sums[lane * n + i] = _mm256_fmadd_ps(_mm256_set1_ps(weights[lane][key]), v, sums[lane * n + i]);
+                sums[lane * n + i] = fma_of(spread(weights[lane][key]), v, sums[lane * n + i]);
         }
     for (int lane = 0; lane < lanes; lane++)
-        for (int i = 0; i < n; i++) _mm256_storeu_ps(found + lane * head_dim + j + i * WIDTH, sums[lane * n + i]);
+        for (int i = 0; i < n; i++) store(found + lane * size + j + i * WIDTH, sums[lane * n + i]);
 }
 
 // found = found * shrink + weights V
 static void accumulate(const layer *a, tile *t, const block *b, long keys) {
-    long lane = 0, size = a->head_dim;
+    long lane = 0, size = padded(a);
     for (; lane + 4 <= t->lanes->n; lane += 4) {
         const float(*weights)[KEYS] = (const float(*)[KEYS])t->scores[lane];
         long j = 0;
@@ -119,8 +119,8 @@ static void accumulate(const layer *a, tile *t, const block *b, long keys) {
     for (; lane < t->lanes->n; lane++) {
         const float(*weights)[KEYS] = (const float(*)[KEYS])t->scores[lane];
         long j = 0;
-        for (; j + 8 * WIDTH <= size; j += 8 * WIDTH)
-            add(weights, b->values, keys, t->shrink + lane, j, 1, 8, t->found + lane * size, size);
+        for (; j + 64 <= size; j += 64)
+            add(weights, b->values, keys, t->shrink + lane, j, 1, 64 / WIDTH, t->found + lane * size, size);
         for (; j < size; j += WIDTH) add(weights, b->values, keys, t->shrink + lane, j, 1, 1, t->found + lane * size, size);
     }
 }
@@ -128,22 +128,23 @@ static void accumulate(const layer *a, tile *t, const block *b, long keys) {
 // Keys from `last` on are somebody's leftovers, perhaps NaN: they count as zero.
 static void take_keys(const layer *a, const keys_of_sequence *s, long key, long last, int half, block *b) {
     static const float zeros[MAX_HEAD_DIM];
-    long values = a->n_kv * a->head_dim;
+    long values = a->n_kv * a->head_dim, size = padded(a);
     for (int i = 0; i < KEYS; i++) {
         if (key + i >= last) {
             b->keys[i] = b->values[i] = zeros;
             continue;
         }
         long at = find_key(a, s, key + i);
-        if (!half) {
+        if (!half && size == a->head_dim) {
             b->keys[i] = (const float *)a->cache + at;
             b->values[i] = b->keys[i] + values;
             continue;
         }
-        float *wide[2] = {b->wide[0] + i * a->head_dim, b->wide[1] + i * a->head_dim};
-        for (long j = 0; j < a->head_dim; j += WIDTH) {
-            _mm256_storeu_ps(wide[0] + j, load_bf16((const bf16 *)a->cache + at + j));
-            _mm256_storeu_ps(wide[1] + j, load_bf16((const bf16 *)a->cache + at + values + j));
+        float *wide[2] = {b->wide[0] + i * size, b->wide[1] + i * size};
+        for (long j = 0; j < size; j += WIDTH) {
+            lanes mask = first_lanes(a->head_dim - j);
+            store(wide[0] + j, load_either(a->cache, at + j, half, mask));
+            store(wide[1] + j, load_either(a->cache, at + values + j, half, mask));
         }
         b->keys[i] = wide[0];
         b->values[i] = wide[1];
@@ -153,14 +154,15 @@ static void take_keys(const layer *a, const keys_of_sequence *s, long key, long 
 static void give_results(const layer *a, const tile *t) {
     const tile_lanes *l = t->lanes;
     for (long lane = 0; lane < l->n; lane++) {
-        __m256 factor = _mm256_set1_ps(1.0f / t->total[lane]);
+        vec factor = spread(1.0f / t->total[lane]);
         long to = l->row[lane] * a->ldo + l->head[lane] * a->head_dim;
         for (long j = 0; j < a->head_dim; j += WIDTH) {
-            __m256 y = _mm256_mul_ps(_mm256_loadu_ps(t->found + lane * a->head_dim + j), factor);
+            lanes mask = first_lanes(a->head_dim - j);
+            vec y = load(t->found + lane * padded(a) + j) * factor;
             if (t->half)
-                store_bf16((bf16 *)a->out + to + j, y);
+                store_bf16_tail((bf16 *)a->out + to + j, y, mask);
             else
-                _mm256_storeu_ps((float *)a->out + to + j, y);
+                store_tail((float *)a->out + to + j, y, mask);
         }
     }
 }

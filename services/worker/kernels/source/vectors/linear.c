@@ -1,16 +1,24 @@
-// Linear layers with bfloat16 weights and float32 arithmetic, for CPUs with AVX2. Every output is one sum in the order of k:
-// a row's bits depend neither on the number of rows nor on its neighbours.
-#include "common.h"
+// Linear layers with bfloat16 weights and float32 arithmetic, for CPUs with AVX2 or AVX-512. Every output is one sum in the
+// order of k: a row's bits depend neither on the number of rows nor on its neighbours.
+#include "order.h"
+#include "product.h"
 
-#define STRIP 16                // outputs of a packed strip: two registers
-#define AT_ONCE 4               // strips that a single row is multiplied with, so that sums do not wait for each other
-#define ROWS 6                  // rows that a strip is multiplied with: their 12 sums and the weights fill the registers
-#define INPUT_BYTES (192 << 10) // of inputs that stay in the second-level cache while the weight streams past them
+#define STRIP (2 * WIDTH)             // outputs of a packed strip: two registers
+#define AT_ONCE (GROUP / STRIP)       // strips of a group
+#define ROWS (WIDTH == 16 ? 12 : 6)   // rows that a strip is multiplied with: their sums and the weights fill the registers
+#define MAX_ROWS 12
+#define INPUT_BYTES (512 << 10)       // of inputs that stay in a near cache while the weight streams past them
 
-// Weights are packed as [strips][k][8][2]: outputs i and i + 8 of a strip share 32 bits, low half first. n is padded with
-// zeros to a multiple of AT_ONCE strips.
+// Numbers from one row of inputs to the next: rows a multiple of 4 KiB apart would share few lines of the first-level cache.
+#define STRIDE(k) ((k) + 16)
+
+// Strips that fewer rows are multiplied with, so that sums do not wait for each other.
+#define STRIPS_OF(rows) (2 * ROWS / 3 / (rows) > AT_ONCE ? AT_ONCE : 2 * ROWS / 3 / (rows) > 0 ? 2 * ROWS / 3 / (rows) : 1)
+
+// Weights are packed as [strips][k][WIDTH][2]: outputs i and i + WIDTH of a strip share 32 bits, low half first. n is padded with
+// zeros.
 EXPORT void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed) {
-    long strips = (n + AT_ONCE * STRIP - 1) / (AT_ONCE * STRIP) * AT_ONCE;
+    long strips = (n + GROUP - 1) / GROUP * AT_ONCE;
     for (long strip = 0; strip < strips; strip++)
         for (long i = 0; i < k; i++)
             for (long j = 0; j < STRIP; j++) {
@@ -19,107 +27,81 @@ EXPORT void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed) {
             }
 }
 
-typedef struct {
-    const bf16 *x, *packed; // x [m, ldx]
-    const float *bias;      // [n] or null
-    void *y;                // [m, ldy]
-    long ldx, ldy, m, k, n, share;
-    int wide; // y is float32
-} product;
-
-static void store(const product *p, long row, long column, __m256 low, __m256 high) {
-    float sums[STRIP];
-    _mm256_storeu_ps(sums, low);
-    _mm256_storeu_ps(sums + WIDTH, high);
-    long n = p->n - column < STRIP ? p->n - column : STRIP;
-    for (long i = 0; i < n && p->bias; i++) sums[i] += p->bias[column + i];
-    if (p->wide) {
-        memcpy((float *)p->y + row * p->ldy + column, sums, n > 0 ? n * sizeof(float) : 0);
-        return;
-    }
-    bf16 rounded[STRIP];
-    store_bf16(rounded, _mm256_loadu_ps(sums));
-    store_bf16(rounded + WIDTH, _mm256_loadu_ps(sums + WIDTH));
-    memcpy((bf16 *)p->y + row * p->ldy + column, rounded, n > 0 ? n * sizeof(bf16) : 0);
-}
-
-// `x`: the inputs of `row` and those below it, [rows, k]. Few rows wait for the memory, which is why theirs asks for the strips
-// that are next in their place; where sums take longer than that, it only costs.
-INLINE void block(const product *p, const float *x, long row, long strip, int rows, int strips) {
-    __m256 sums[ROWS][2 * AT_ONCE], inputs[ROWS];
-#pragma GCC unroll 8
+// `x`: the inputs of `row` and those below it, STRIDE(k) apart. `ahead`: fetch the strips that are next in the place of these, which
+// the first block of them does. Inlined with constants from `rows` on.
+INLINE void block(const product *p, const float *x, long row, long strip, int rows, int strips, int ahead) {
+    vec sums[MAX_ROWS][2 * AT_ONCE], inputs[MAX_ROWS];
+#pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
-#pragma GCC unroll 8
-        for (int s = 0; s < 2 * strips; s++) sums[i][s] = _mm256_setzero_ps();
+#pragma GCC unroll 16
+        for (int s = 0; s < 2 * strips; s++) sums[i][s] = spread(0);
     const bf16 *w = p->packed + strip * STRIP * p->k;
+    long stride = STRIDE(p->k);
     for (long k = 0; k < p->k; k++) {
-#pragma GCC unroll 8
-        for (int i = 0; i < rows && strips > 1; i++) inputs[i] = _mm256_broadcast_ss(x + i * p->k + k);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
+        for (int i = 0; i < rows && strips > 1; i++) inputs[i] = spread(x[i * stride + k]);
+#pragma GCC unroll 16
         for (int s = 0; s < strips; s++) {
-            if (rows < ROWS) _mm_prefetch(w + ((s + AT_ONCE) * p->k + k) * STRIP, _MM_HINT_T1);
-            __m256i pairs = _mm256_loadu_si256((const __m256i *)(w + (s * p->k + k) * STRIP));
-            __m256 low = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
-            __m256 high = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xFFFF0000)));
-#pragma GCC unroll 8
+            if (ahead) _mm_prefetch(w + ((s + AT_ONCE) * p->k + k) * STRIP, _MM_HINT_T1);
+            ints pairs;
+            memcpy(&pairs, w + (s * p->k + k) * STRIP, sizeof pairs);
+            vec low = (vec)(pairs << 16), high = (vec)(pairs & spread_int((int)0xFFFF0000));
+#pragma GCC unroll 16
             for (int i = 0; i < rows; i++) {
-                if (strips == 1) inputs[i] = _mm256_broadcast_ss(x + i * p->k + k); // no register is left to keep them
-                sums[i][2 * s] = _mm256_fmadd_ps(inputs[i], low, sums[i][2 * s]);
-                sums[i][2 * s + 1] = _mm256_fmadd_ps(inputs[i], high, sums[i][2 * s + 1]);
+                if (strips == 1) inputs[i] = spread(x[i * stride + k]); // no register is left to keep them
+                sums[i][2 * s] = fma_of(inputs[i], low, sums[i][2 * s]);
+                sums[i][2 * s + 1] = fma_of(inputs[i], high, sums[i][2 * s + 1]);
             }
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
-#pragma GCC unroll 8
-        for (int s = 0; s < strips; s++)
-            store(p, row + i, (strip + s) * STRIP, sums[i][2 * s], sums[i][2 * s + 1]);
+#pragma GCC unroll 16
+        for (int r = 0; r < 2 * strips; r++) store_sums(p, row + i, strip * STRIP + r * WIDTH, sums[i][r]);
 }
 
-// The rows that do not fill a block, with AT_ONCE strips.
+// The rows that do not fill a block, with a group of strips.
 static void multiply_few(const product *p, const float *x, long row, long rows, long strip) {
-    if (rows == 1) block(p, x, row, strip, 1, 4);
-    for (long s = strip; s < strip + AT_ONCE && rows == 2; s += 2) block(p, x, row, s, 2, 2);
-    for (long s = strip; s < strip + AT_ONCE; s++) {
-        if (rows == 3) block(p, x, row, s, 3, 1);
-        if (rows == 4) block(p, x, row, s, 4, 1);
-        if (rows == 5) block(p, x, row, s, 5, 1);
-    }
+#define FEW(n)     \
+    if (rows == n) \
+        for (long s = strip; s < strip + AT_ONCE; s += STRIPS_OF(n)) block(p, x, row, s, n, STRIPS_OF(n), 1);
+    FEW(1) FEW(2) FEW(3) FEW(4) FEW(5)
+#if WIDTH == 16
+    FEW(6) FEW(7) FEW(8) FEW(9) FEW(10) FEW(11)
+#endif
+#undef FEW
 }
 
-static void widen(const product *p, long first, long last, float *x) {
-    for (long row = first; row < last; row++, x += p->k)
-        for (long k = 0; k < p->k; k += WIDTH) _mm256_storeu_ps(x + k, load_bf16(p->x + row * p->ldx + k));
+static void widen_rows(const product *p, long first, long last, float *x) {
+    for (long row = first; row < last; row++, x += STRIDE(p->k))
+        for (long k = 0; k < p->k; k += WIDTH) store(x + k, load_bf16(p->x + row * p->ldx + k));
 }
 
-// One thread's outputs: `share` groups of AT_ONCE strips.
+// One thread's outputs.
 static void multiply(const void *context, long index) {
     const product *p = context;
-    long strips = (p->n + STRIP - 1) / STRIP, from = index * p->share * AT_ONCE, to = from + p->share * AT_ONCE;
-    if (to > strips) to = strips;
-    long at_once = INPUT_BYTES / (long)sizeof(float) / p->k / ROWS * ROWS;
-    if (at_once < ROWS) at_once = ROWS;
-    if (at_once > p->m) at_once = p->m;
-    float inputs[at_once * p->k];
+    long from = first_of_share(p, index) / STRIP, to = (end_of_share(p, index) + STRIP - 1) / STRIP;
+    long most = INPUT_BYTES / (long)sizeof(float) / p->k + 1, times = (p->m + most - 1) / most;
+    long at_once = times > 1 ? ((p->m + times - 1) / times + ROWS - 1) / ROWS * ROWS : p->m;
+    float inputs[at_once * STRIDE(p->k)];
     for (long first = 0; first < p->m; first += at_once) {
         long last = first + at_once < p->m ? first + at_once : p->m, full = first + (last - first) / ROWS * ROWS;
-        widen(p, first, last, inputs);
+        widen_rows(p, first, last, inputs);
         for (long strip = from; strip < to; strip += AT_ONCE) {
-            for (long s = strip; s < strip + AT_ONCE && s < to; s++)
-                for (long row = first; row < full; row += ROWS)
-                    block(p, inputs + (row - first) * p->k, row, s, ROWS, 1);
-            multiply_few(p, inputs + (full - first) * p->k, full, last - full, strip);
+            for (long s = strip; s < strip + AT_ONCE && s < to && first < full; s++) {
+                block(p, inputs, first, s, ROWS, 1, 1);
+                for (long row = first + ROWS; row < full; row += ROWS)
+                    block(p, inputs + (row - first) * STRIDE(p->k), row, s, ROWS, 1, 0);
+            }
+            multiply_few(p, inputs + (full - first) * STRIDE(p->k), full, last - full, strip);
         }
     }
 }
 
-// y [m, n] = x [m, k] W^T + bias, y in bfloat16 or, `wide`, in float32. k: a multiple of 8. `spare` is for kernels that need it.
+// y [m, n] = x [m, k] W^T + bias, y in bfloat16 or, `wide`, in float32. k: a multiple of 16. `spare` is for kernels that need it.
 EXPORT void rz_linear(const bf16 *x, long ldx, long m, long k, const bf16 *packed, const float *bias, long n, void *y,
                       long ldy, int wide, bf16 *spare) {
     (void)spare;
-    long groups = (n + AT_ONCE * STRIP - 1) / (AT_ONCE * STRIP);
-    // Twice as many pieces as threads: one that is held up costs less.
-    long pieces = pool_threads() > 1 ? 2 * pool_threads() : 1, share_of_groups = (groups + pieces - 1) / pieces;
-    product p = {x, packed, bias, y, ldx, ldy, m, k, n, share_of_groups, wide};
-    share(multiply, &p, (groups + share_of_groups - 1) / share_of_groups);
+    product p = {x, packed, bias, y, ldx, ldy, m, k, n, 0, wide};
+    share_product(&p, multiply);
 }

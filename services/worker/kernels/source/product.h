@@ -1,0 +1,41 @@
+// A linear layer whose outputs threads share, for kernels without tiles.
+#pragma once
+
+#include "common.h"
+
+#define GROUP 64 // outputs that a thread takes together; n is padded to a multiple of it
+
+typedef struct {
+    const bf16 *x, *packed; // x [m, ldx]
+    const float *bias;      // [n] or null
+    void *y;                // [m, ldy]
+    long ldx, ldy, m, k, n, groups; // groups of outputs in a share
+    int wide;               // y is float32
+} product;
+
+INLINE void store_sums(const product *p, long row, long column, vec sums) {
+    long n = p->n - column, at = row * p->ldy + column;
+    if (n <= 0) return;
+    lanes mask = first_lanes(n);
+    if (p->bias) sums += load_tail(p->bias + column, mask);
+    if (p->wide)
+        store_tail((float *)p->y + at, sums, mask);
+    else
+        store_bf16_tail((bf16 *)p->y + at, sums, mask);
+}
+
+// Outputs [from, to) of a share.
+static inline long first_of_share(const product *p, long index) { return index * p->groups * GROUP; }
+
+static inline long end_of_share(const product *p, long index) {
+    long end = first_of_share(p, index + 1);
+    return end < p->n ? end : p->n;
+}
+
+static inline void share_product(product *p, task multiply) {
+    long groups = (p->n + GROUP - 1) / GROUP;
+    // Twice as many pieces as threads: one that is held up costs less.
+    long pieces = pool_threads() > 1 ? 2 * pool_threads() : 1;
+    p->groups = (groups + pieces - 1) / pieces;
+    share(multiply, p, (groups + p->groups - 1) / p->groups);
+}
