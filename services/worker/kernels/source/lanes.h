@@ -45,35 +45,44 @@ typedef struct {
     tile_attention *attend_tile;
 } attention;
 
-// Index in the cache of a key; beyond the sequence's blocks, in the null block. Its value is n_kv * head_dim further on.
-static inline long find_key(const layer *a, const keys_of_sequence *s, long key) {
-    long index = key / a->block_size;
-    long slot = (index < s->n_blocks ? s->blocks[index] : 0) * a->block_size + key % a->block_size;
-    return (slot * 2 * a->n_kv + s->kv_head) * a->head_dim;
+#define MAX_KEYS 32 // that are looked up at once
+
+// Indices in the cache of `n` keys from `key` on; beyond the sequence's blocks, in the null block. A key's value is
+// n_kv * head_dim further on. One division for all of them: some processors take as long for it as for a key's products.
+static inline void find_keys(const layer *a, const keys_of_sequence *s, long key, long n, long *found) {
+    long block = (uint32_t)key / (uint32_t)a->block_size, place = key - block * a->block_size;
+    for (long i = 0; i < n; block++, place = 0) {
+        long slot = (block < s->n_blocks ? s->blocks[block] : 0) * a->block_size + place;
+        long at = (slot * 2 * a->n_kv + s->kv_head) * a->head_dim;
+        for (; place < a->block_size && i < n; place++, at += 2 * a->n_kv * a->head_dim) found[i++] = at;
+    }
 }
 
 // Keys lie scattered: without this, a block of them would wait for memory before it could begin. Inlined by force: gcc takes
 // a function that only fetches for one without effect, and leaves the call out.
 INLINE void fetch_keys(const layer *a, const keys_of_sequence *s, long key, long end) {
-    for (; key < end; key++) {
-        const char *k = (const char *)a->cache + find_key(a, s, key) * a->size;
-        for (long at = 0; at < a->head_dim * a->size; at += 64) {
+    long found[MAX_KEYS], size = a->head_dim * a->size;
+    find_keys(a, s, key, end - key, found);
+    for (long i = 0; i < end - key; i++) {
+        const char *k = (const char *)a->cache + found[i] * a->size;
+        for (long at = 0; at < size; at += 64) {
             _mm_prefetch(k + at, _MM_HINT_T1);
-            _mm_prefetch(k + a->n_kv * a->head_dim * a->size + at, _MM_HINT_T1);
+            _mm_prefetch(k + a->n_kv * size + at, _MM_HINT_T1);
         }
     }
 }
 
-// The block of `keys` keys that is read after the one at `key`; behind the last one, which is before `last`, the first of what
-// comes next.
-INLINE void fetch_ahead(const layer *a, const keys_of_sequence *s, long key, long last, long keys) {
+// A part, of `parts`, of the block of `keys` keys that is read after the one at `key`; behind the last one, which is before
+// `last`, of the first of what comes next. Only so many lines can be under way: more at once hold up what follows.
+INLINE void fetch_ahead(const layer *a, const keys_of_sequence *s, long key, long last, long keys, long part, long parts) {
     key += keys;
     if (key >= last && s->next) {
         s = s->next;
         key = s->first / keys * keys;
         last = s->last;
     }
-    fetch_keys(a, s, key, key + keys < last ? key + keys : last);
+    key += part * keys / parts;
+    if (key < last) fetch_keys(a, s, key, key + keys / parts < last ? key + keys / parts : last);
 }
 
 static inline keys_of_sequence keys_of(const attention *w, long index) {

@@ -73,6 +73,12 @@ INLINE float total_of(vec x) {
     return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
 }
 
+INLINE vec totals_of(const vec x[WIDTH]) { // total_of each
+    __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
 INLINE vec larger_of(vec a, vec b) { return _mm256_max_ps(a, b); }
 
 INLINE float largest_of(vec x) {

@@ -52,6 +52,22 @@ static inline vec fma_of(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c);
 
 static inline float total_of(vec x) { return _mm512_reduce_add_ps(x); }
 
+INLINE vec totals_of(const vec x[WIDTH]) { // total_of each
+    __m512 a[8], b[4], c[2];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+        a[i] = _mm512_add_ps(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; i++) {
+        __m512d even = _mm512_castps_pd(a[2 * i]), odd = _mm512_castps_pd(a[2 * i + 1]);
+        b[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(even, odd)), _mm512_castpd_ps(_mm512_unpackhi_pd(even, odd)));
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 2; i++)
+        c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88), _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xDD));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xDD));
+}
+
 static inline vec larger_of(vec a, vec b) { return _mm512_max_ps(a, b); }
 
 static inline float largest_of(vec x) { return _mm512_reduce_max_ps(x); }

@@ -63,7 +63,9 @@ static void take_values(const layer *a, const bf16 *const *found, block *b) {
 // Keys from `last` on are somebody's leftovers, perhaps NaN: they count as zero.
 static void take_block(const layer *a, const keys_of_sequence *s, long key, long last, block *b) {
     const bf16 *found[KEYS];
-    for (int i = 0; i < KEYS; i++) found[i] = key + i < last ? (const bf16 *)a->cache + find_key(a, s, key + i) : 0;
+    long at[KEYS];
+    find_keys(a, s, key, KEYS, at);
+    for (int i = 0; i < KEYS; i++) found[i] = key + i < last ? (const bf16 *)a->cache + at[i] : 0;
     take_keys(a, found, b);
     take_values(a, found, b);
 }
@@ -176,7 +178,7 @@ static void attend_tile(const layer *a, const tile_lanes *l, const keys_of_seque
     }
     memset(t.found, 0, l->n * size * sizeof(float));
     for (long key = l->first / KEYS * KEYS; key < l->last; key += KEYS) {
-        fetch_ahead(a, s, key, l->last, KEYS);
+        fetch_ahead(a, s, key, l->last, KEYS, 0, 1);
         take_block(a, s, key, l->last, &b);
         attend_block(a, &t, &b, key);
     }

@@ -8,25 +8,33 @@
 #include "lanes.h"
 
 #define KEYS 16
+#define ALIGNED _Alignas(64) // a register that lies in two lines of the cache takes twice as long
 
 typedef struct {
-    const tile_lanes *lanes;
-    int half; // bfloat16, not float32
-    float queries[LANES * MAX_HEAD_DIM], found[LANES * MAX_HEAD_DIM]; // [lanes, padded head_dim]
+    ALIGNED float queries[LANES * MAX_HEAD_DIM], found[LANES * MAX_HEAD_DIM]; // [lanes, padded head_dim]
     float scores[LANES][KEYS];
     float top[LANES], total[LANES], shrink[LANES];
+    const tile_lanes *lanes;
+    int half; // bfloat16, not float32
 } tile;
 
 typedef struct {
+    ALIGNED float wide[2][KEYS * MAX_HEAD_DIM]; // bfloat16 keys and values as float32
     const float *keys[KEYS], *values[KEYS];
-    float wide[2][KEYS * MAX_HEAD_DIM]; // bfloat16 keys and values as float32
 } block;
 
 // Numbers of a head where they stand as floats: registers are filled up with zeros.
 INLINE long padded(const layer *a) { return (a->head_dim + WIDTH - 1) / WIDTH * WIDTH; }
 
-INLINE vec load_either(const void *x, long at, int half, lanes mask) {
-    return half ? load_bf16_tail((const bf16 *)x + at, mask) : load_tail((const float *)x + at, mask);
+// The numbers of a head as floats.
+INLINE void take_head(const layer *a, const void *x, long at, int half, float *y) {
+    const float *whole = (const float *)x + at;
+    const bf16 *halves = (const bf16 *)x + at;
+    long j = 0;
+    for (; j + WIDTH <= a->head_dim; j += WIDTH) store(y + j, half ? load_bf16(halves + j) : load(whole + j));
+    if (j == a->head_dim) return;
+    lanes rest = first_lanes(a->head_dim - j);
+    store(y + j, half ? load_bf16_tail(halves + j, rest) : load_tail(whole + j, rest));
 }
 
 // Queries come scaled, to base 2 where nothing but the exponential follows.
@@ -35,36 +43,44 @@ static void take_queries(const layer *a, tile *t) {
     long size = padded(a);
     vec scale = spread(a->softcap ? a->scale / a->softcap : a->scale * 1.44269504f);
     for (long lane = 0; lane < l->n; lane++) {
-        long at = l->row[lane] * a->ldq + l->head[lane] * a->head_dim;
-        for (long j = 0; j < size; j += WIDTH)
-            store(t->queries + lane * size + j, load_either(a->q, at + j, t->half, first_lanes(a->head_dim - j)) * scale);
+        float *query = t->queries + lane * size;
+        take_head(a, a->q, l->row[lane] * a->ldq + l->head[lane] * a->head_dim, t->half, query);
+        for (long j = 0; j < size; j += WIDTH) store(query + j, load(query + j) * scale);
         t->top[lane] = -INFINITY;
         t->total[lane] = 0;
     }
+    if (l->n % 4 == 3) memset(t->queries + l->n * size, 0, size * sizeof(float));
     memset(t->found, 0, l->n * size * sizeof(float));
 }
 
-INLINE void dots(const float *queries, const float *const *keys, long size, int lanes, int n, float (*scores)[KEYS]) {
-    vec sums[8];
-    for (int i = 0; i < lanes * n; i++) sums[i] = spread(0);
-    for (long j = 0; j < size; j += WIDTH)
+INLINE void dots(const float *queries, const float *const *keys, long size, int lanes, float (*scores)[KEYS]) {
+    vec sums[WIDTH];
+    int n = WIDTH / lanes;
+#pragma GCC unroll 16
+    for (int i = 0; i < WIDTH; i++) sums[i] = spread(0);
+    for (long j = 0; j < size; j += WIDTH) {
+        vec q[4];
+#pragma GCC unroll 16
+        for (int lane = 0; lane < lanes; lane++) q[lane] = load(queries + lane * size + j);
+#pragma GCC unroll 16
         for (int key = 0; key < n; key++) {
             vec k = load(keys[key] + j);
-            for (int lane = 0; lane < lanes; lane++)
-                sums[lane * n + key] = fma_of(load(queries + lane * size + j), k, sums[lane * n + key]);
+#pragma GCC unroll 16
+            for (int lane = 0; lane < lanes; lane++) sums[lane * n + key] = fma_of(q[lane], k, sums[lane * n + key]);
         }
-    for (int lane = 0; lane < lanes; lane++)
-        for (int key = 0; key < n; key++) scores[lane][key] = total_of(sums[lane * n + key]);
+    }
+    vec totals = totals_of(sums);
+    for (int lane = 0; lane < lanes; lane++) memcpy(scores[lane], (float *)&totals + lane * n, n * sizeof(float));
 }
 
 static void score(const layer *a, tile *t, const block *b) {
     long lane = 0, size = padded(a);
-    for (; lane + 4 <= t->lanes->n; lane += 4)
-        for (int key = 0; key < KEYS; key += 2)
-            dots(t->queries + lane * size, b->keys + key, size, 4, 2, (float (*)[KEYS])(t->scores[lane] + key));
+    for (; lane + 3 <= t->lanes->n; lane += 4) // a fourth lane that is none costs less than three by themselves
+        for (int key = 0; key < KEYS; key += WIDTH / 4)
+            dots(t->queries + lane * size, b->keys + key, size, 4, (float (*)[KEYS])(t->scores[lane] + key));
     for (; lane < t->lanes->n; lane++)
-        for (int key = 0; key < KEYS; key += 8)
-            dots(t->queries + lane * size, b->keys + key, size, 1, 8, (float (*)[KEYS])(t->scores[lane] + key));
+        for (int key = 0; key < KEYS; key += WIDTH)
+            dots(t->queries + lane * size, b->keys + key, size, 1, (float (*)[KEYS])(t->scores[lane] + key));
 }
 
 // Turns a lane's scores into weights relative to its new top; earlier sums shrink to match.
@@ -128,24 +144,22 @@ static void accumulate(const layer *a, tile *t, const block *b, long keys) {
 // Keys from `last` on are somebody's leftovers, perhaps NaN: they count as zero.
 static void take_keys(const layer *a, const keys_of_sequence *s, long key, long last, int half, block *b) {
     static const float zeros[MAX_HEAD_DIM];
-    long values = a->n_kv * a->head_dim, size = padded(a);
+    long values = a->n_kv * a->head_dim, size = padded(a), found[KEYS];
+    find_keys(a, s, key, KEYS, found);
     for (int i = 0; i < KEYS; i++) {
         if (key + i >= last) {
             b->keys[i] = b->values[i] = zeros;
             continue;
         }
-        long at = find_key(a, s, key + i);
+        long at = found[i];
         if (!half && size == a->head_dim) {
             b->keys[i] = (const float *)a->cache + at;
             b->values[i] = b->keys[i] + values;
             continue;
         }
         float *wide[2] = {b->wide[0] + i * size, b->wide[1] + i * size};
-        for (long j = 0; j < size; j += WIDTH) {
-            lanes mask = first_lanes(a->head_dim - j);
-            store(wide[0] + j, load_either(a->cache, at + j, half, mask));
-            store(wide[1] + j, load_either(a->cache, at + values + j, half, mask));
-        }
+        take_head(a, a->cache, at, half, wide[0]);
+        take_head(a, a->cache, at + values, half, wide[1]);
         b->keys[i] = wide[0];
         b->values[i] = wide[1];
     }
@@ -175,10 +189,13 @@ INLINE void attend_tile(const layer *a, const tile_lanes *l, const keys_of_seque
     take_queries(a, &t);
     for (long key = l->first / KEYS * KEYS; key < l->last; key += KEYS) {
         long next = key + KEYS, end = next < l->last ? next : l->last;
-        fetch_ahead(a, s, key, l->last, KEYS);
+        fetch_ahead(a, s, key, l->last, KEYS, 0, 4);
         take_keys(a, s, key, l->last, half, &b);
+        fetch_ahead(a, s, key, l->last, KEYS, 1, 4);
         score(a, &t, &b);
+        fetch_ahead(a, s, key, l->last, KEYS, 2, 4);
         for (long lane = 0; lane < l->n; lane++) weigh(a, &t, lane, key);
+        fetch_ahead(a, s, key, l->last, KEYS, 3, 4);
         accumulate(a, &t, &b, end - key);
     }
     give_results(a, &t);
