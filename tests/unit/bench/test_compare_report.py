@@ -10,10 +10,10 @@ import pytest
 from bench.compare_report import draw, markdown, rates, ratio
 
 ROOT = Path(__file__).parents[3]
-KEPT = sorted((ROOT / "bench" / "results").glob("peers-*.json"))
+KEPT = sorted((ROOT / "bench" / "results").rglob("peers-*.json"))
 
 
-@pytest.mark.parametrize("file", KEPT, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", KEPT, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_the_page_shows_every_number_of_the_kept_results(file: Path) -> None:
     assert markdown(json.loads(file.read_text())) in (ROOT / "docs" / "performance.md").read_text()
 

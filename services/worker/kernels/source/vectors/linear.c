@@ -3,11 +3,10 @@
 #include "order.h"
 #include "product.h"
 
-#define STRIP (2 * WIDTH)             // outputs of a packed strip: two registers
-#define AT_ONCE (GROUP / STRIP)       // strips of a group
-#define ROWS (WIDTH == 16 ? 12 : 6)   // rows that a strip is multiplied with: their sums and the weights fill the registers
-#define MAX_ROWS 12
-#define INPUT_BYTES (512 << 10)       // of inputs that stay in a near cache while the weight streams past them
+#define STRIP (2 * WIDTH)           // outputs of a packed strip: two registers
+#define AT_ONCE (GROUP / STRIP)     // strips of a group
+#define ROWS (WIDTH == 16 ? 12 : 6) // rows that a strip is multiplied with: their sums and the weights fill the registers
+#define INPUT_BYTES (512 << 10)     // of inputs that stay in a near cache while the weight streams past them
 
 // Numbers from one row of inputs to the next: rows a multiple of 4 KiB apart would share few lines of the first-level cache.
 #define STRIDE(k) ((k) + 16)
@@ -15,8 +14,8 @@
 // Strips that fewer rows are multiplied with, so that sums do not wait for each other.
 #define STRIPS_OF(rows) (2 * ROWS / 3 / (rows) > AT_ONCE ? AT_ONCE : 2 * ROWS / 3 / (rows) > 0 ? 2 * ROWS / 3 / (rows) : 1)
 
-// Weights are packed as [strips][k][WIDTH][2]: outputs i and i + WIDTH of a strip share 32 bits, low half first. n is padded with
-// zeros.
+// Weights are packed as [strips][k][WIDTH][2]: outputs i and i + WIDTH of a strip share 32 bits, low half first. n is padded
+// with zeros.
 EXPORT void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed) {
     long strips = (n + GROUP - 1) / GROUP * AT_ONCE;
     for (long strip = 0; strip < strips; strip++)
@@ -27,10 +26,10 @@ EXPORT void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed) {
             }
 }
 
-// `x`: the inputs of `row` and those below it, STRIDE(k) apart. `ahead`: fetch the strips that are next in the place of these, which
-// the first block of them does. Inlined with constants from `rows` on.
+// `x`: the inputs of `row` and those below it, STRIDE(k) apart. `ahead`: fetch the strips that come in the place of these, as
+// their first block of rows does. Inlined, with constants from `rows` on.
 INLINE void block(const product *p, const float *x, long row, long strip, int rows, int strips, int ahead) {
-    vec sums[MAX_ROWS][2 * AT_ONCE], inputs[MAX_ROWS];
+    vec sums[ROWS][2 * AT_ONCE], inputs[ROWS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
