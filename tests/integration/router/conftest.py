@@ -65,7 +65,9 @@ async def eligible(stub: routing_pb2_grpc.RouterStub, n: int) -> bool:
 
 
 async def lists(stub: routing_pb2_grpc.RouterStub, worker_id: str) -> bool:
-    return worker_id in await views(stub)
+    """Whether the router has heard from the worker: it knows of the lease before the first state."""
+    view = (await views(stub)).get(worker_id)
+    return view is not None and view.why_not != "state stream broken"
 
 
 @pytest.fixture
