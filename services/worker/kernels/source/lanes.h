@@ -47,42 +47,48 @@ typedef struct {
 
 #define MAX_KEYS 32 // that are looked up at once
 
-// Indices in the cache of `n` keys from `key` on; beyond the sequence's blocks, in the null block. A key's value is
-// n_kv * head_dim further on. One division for all of them: some processors take as long for it as for a key's products.
-static inline void find_keys(const layer *a, const keys_of_sequence *s, long key, long n, long *found) {
+typedef struct {
+    long at[MAX_KEYS]; // indices in the cache; a key's value is n_kv * head_dim further on
+    long n;
+} found_keys;
+
+// `keys` keys from `key` on, or as many as come before `last`; beyond the sequence's blocks, in the null block. One division
+// for all of them: some processors take as long for it as for a key's products.
+static inline void find_keys(const layer *a, const keys_of_sequence *s, long key, long last, long keys, found_keys *f) {
     long block = (uint32_t)key / (uint32_t)a->block_size, place = key - block * a->block_size;
-    for (long i = 0; i < n; block++, place = 0) {
+    f->n = last - key < keys ? last - key : keys;
+    for (long i = 0; i < f->n; block++, place = 0) {
         long slot = (block < s->n_blocks ? s->blocks[block] : 0) * a->block_size + place;
         long at = (slot * 2 * a->n_kv + s->kv_head) * a->head_dim;
-        for (; place < a->block_size && i < n; place++, at += 2 * a->n_kv * a->head_dim) found[i++] = at;
+        for (; place < a->block_size && i < f->n; place++, at += 2 * a->n_kv * a->head_dim) f->at[i++] = at;
     }
 }
 
-// Keys lie scattered: without this, a block of them would wait for memory before it could begin. Inlined by force: gcc takes
-// a function that only fetches for one without effect, and leaves the call out.
-INLINE void fetch_keys(const layer *a, const keys_of_sequence *s, long key, long end) {
-    long found[MAX_KEYS], size = a->head_dim * a->size;
-    find_keys(a, s, key, end - key, found);
-    for (long i = 0; i < end - key; i++) {
-        const char *k = (const char *)a->cache + found[i] * a->size;
-        for (long at = 0; at < size; at += 64) {
-            _mm_prefetch(k + at, _MM_HINT_T1);
-            _mm_prefetch(k + a->n_kv * size + at, _MM_HINT_T1);
-        }
-    }
-}
-
-// A part, of `parts`, of the block of `keys` keys that is read after the one at `key`; behind the last one, which is before
-// `last`, of the first of what comes next. Only so many lines can be under way: more at once hold up what follows.
-INLINE void fetch_ahead(const layer *a, const keys_of_sequence *s, long key, long last, long keys, long part, long parts) {
+// The block of keys that is read after the one at `key`; after the last one, which is before `last`, the first of what comes
+// next, or none.
+static inline void find_next(const layer *a, const keys_of_sequence *s, long key, long last, long keys, found_keys *f) {
     key += keys;
     if (key >= last && s->next) {
         s = s->next;
         key = s->first / keys * keys;
         last = s->last;
     }
-    key += part * keys / parts;
-    if (key < last) fetch_keys(a, s, key, key + keys / parts < last ? key + keys / parts : last);
+    f->n = 0;
+    if (key < last) find_keys(a, s, key, last, keys, f);
+}
+
+// Keys lie scattered: unless they are fetched ahead, a block of them waits for memory before it can begin. Of `keys` keys, a
+// part of `parts`: only so many lines can be under way, more at once hold up what follows. Inlined by force: gcc takes a
+// function that only fetches for one without effect, and leaves the call out.
+INLINE void fetch(const layer *a, const found_keys *f, long keys, long part, long parts) {
+    long size = a->head_dim * a->size, end = (part + 1) * keys / parts < f->n ? (part + 1) * keys / parts : f->n;
+    for (long i = part * keys / parts; i < end; i++) {
+        const char *k = (const char *)a->cache + f->at[i] * a->size;
+        for (long at = 0; at < size; at += 64) {
+            _mm_prefetch(k + at, _MM_HINT_T1);
+            _mm_prefetch(k + a->n_kv * size + at, _MM_HINT_T1);
+        }
+    }
 }
 
 static inline keys_of_sequence keys_of(const attention *w, long index) {

@@ -23,12 +23,37 @@ INLINE __m256 load_bf16(const bf16 *x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
 }
 
-INLINE void store_bf16(bf16 *y, __m256 x) { // to nearest, ties to even; NaN keeps its high bits
+// In the upper halves, to nearest, ties to even; NaN keeps its high bits.
+INLINE __m256i round_bf16(__m256 x) {
     __m256i bits = _mm256_castps_si256(x);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    bits = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
-    __m256i high = _mm256_srli_epi32(bits, 16);
+    return _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+}
+
+INLINE void store_bf16(bf16 *y, __m256 x) {
+    __m256i high = _mm256_srli_epi32(round_bf16(x), 16);
     _mm_storeu_si128((__m128i *)y, _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
+}
+
+// The even numbers, or the odd ones, of 16.
+INLINE __m256 load_part(const bf16 *x, int odd) {
+    __m256i both = _mm256_loadu_si256((const __m256i *)x), high = _mm256_set1_epi32((int)0xFFFF0000);
+    return _mm256_castsi256_ps(odd ? _mm256_and_si256(both, high) : _mm256_slli_epi32(both, 16));
+}
+
+INLINE __m256 load_part_tail(const bf16 *x, int odd, long n) {
+    bf16 values[2 * WIDTH] = {0};
+    memcpy(values, x, n * sizeof(bf16));
+    return load_part(values, odd);
+}
+
+INLINE void store_parts(bf16 *y, __m256 even, __m256 odd, long n) { // the first n of them
+    __m256i low = _mm256_srli_epi32(round_bf16(even), 16);
+    __m256i both = _mm256_or_si256(low, _mm256_and_si256(round_bf16(odd), _mm256_set1_epi32((int)0xFFFF0000)));
+    bf16 values[2 * WIDTH];
+    if (n >= 2 * WIDTH) return _mm256_storeu_si256((__m256i *)y, both);
+    _mm256_storeu_si256((__m256i *)values, both);
+    memcpy(y, values, n * sizeof(bf16));
 }
 
 typedef long lanes; // how many of them, from the first one

@@ -24,19 +24,40 @@ static inline __m512 load_bf16(const bf16 *x) { return widen(_mm256_loadu_si256(
 
 static inline __m512 load_bf16_tail(const bf16 *x, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, x)); }
 
+// In the upper halves, to nearest, ties to even; NaN keeps its high bits.
+static inline __m512i round_bf16(__m512 x) {
+    __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+}
+
 static inline __m256i narrow(__m512 x) { // to nearest, ties to even
 #ifdef __AVX512BF16__
     return (__m256i)_mm512_cvtneps_pbh(x);
-#else // NaN keeps its high bits
-    __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
+#else
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_bf16(x), 16));
 #endif
 }
 
 static inline void store_bf16(bf16 *y, __m512 x) { _mm256_storeu_si256((__m256i *)y, narrow(x)); }
 
 static inline void store_bf16_tail(bf16 *y, __m512 x, __mmask16 mask) { _mm256_mask_storeu_epi16(y, mask, narrow(x)); }
+
+INLINE __m512 part_of(__m512i x, int odd) {
+    return _mm512_castsi512_ps(odd ? _mm512_and_si512(x, _mm512_set1_epi32((int)0xFFFF0000)) : _mm512_slli_epi32(x, 16));
+}
+
+INLINE __mmask32 first_bf16(long n) { return n >= 2 * WIDTH ? 0xFFFFFFFF : (1u << n) - 1; }
+
+// The even numbers, or the odd ones, of 32.
+INLINE __m512 load_part(const bf16 *x, int odd) { return part_of(_mm512_loadu_si512(x), odd); }
+
+INLINE __m512 load_part_tail(const bf16 *x, int odd, long n) { return part_of(_mm512_maskz_loadu_epi16(first_bf16(n), x), odd); }
+
+INLINE void store_parts(bf16 *y, __m512 even, __m512 odd, long n) { // the first n of them
+    __m512i low = _mm512_srli_epi32(round_bf16(even), 16);
+    __m512i high = _mm512_and_si512(round_bf16(odd), _mm512_set1_epi32((int)0xFFFF0000));
+    _mm512_mask_storeu_epi16(y, first_bf16(n), _mm512_or_si512(low, high));
+}
 
 typedef __mmask16 lanes;
 

@@ -60,12 +60,10 @@ static void take_values(const layer *a, const bf16 *const *found, block *b) {
     }
 }
 
-// Keys from `last` on are somebody's leftovers, perhaps NaN: they count as zero.
-static void take_block(const layer *a, const keys_of_sequence *s, long key, long last, block *b) {
+// Keys that are not the sequence's are somebody's leftovers, perhaps NaN: they count as zero.
+static void take_block(const layer *a, const found_keys *f, block *b) {
     const bf16 *found[KEYS];
-    long at[KEYS];
-    find_keys(a, s, key, KEYS, at);
-    for (int i = 0; i < KEYS; i++) found[i] = key + i < last ? (const bf16 *)a->cache + at[i] : 0;
+    for (int i = 0; i < KEYS; i++) found[i] = i < f->n ? (const bf16 *)a->cache + f->at[i] : 0;
     take_keys(a, found, b);
     take_values(a, found, b);
 }
@@ -134,7 +132,8 @@ static void weigh(const layer *a, tile *t, long lane, long first_key) {
         if (a->softcap) s = _mm512_mul_ps(tanh_of(s), cap);
         part[i] = _mm512_mask_blend_ps(seen, none, s);
     }
-    float top = fmaxf(t->top[lane], _mm512_reduce_max_ps(_mm512_max_ps(part[0], part[1])));
+    float largest = largest_of(_mm512_max_ps(part[0], part[1]));
+    float top = t->top[lane] > largest ? t->top[lane] : largest; // fmaxf would be a call
     float base = top == -INFINITY ? 0 : top; // nothing is seen yet
     for (int i = 0; i < 2; i++) {
         part[i] = exp2_of(_mm512_sub_ps(part[i], _mm512_set1_ps(base)));
@@ -177,9 +176,13 @@ static void attend_tile(const layer *a, const tile_lanes *l, const keys_of_seque
         t.total[lane] = 0;
     }
     memset(t.found, 0, l->n * size * sizeof(float));
-    for (long key = l->first / KEYS * KEYS; key < l->last; key += KEYS) {
-        fetch_ahead(a, s, key, l->last, KEYS, 0, 1);
-        take_block(a, s, key, l->last, &b);
+    long key = l->first / KEYS * KEYS;
+    found_keys found, next;
+    find_keys(a, s, key, l->last, KEYS, &found);
+    for (; key < l->last; key += KEYS, found = next) {
+        find_next(a, s, key, l->last, KEYS, &next);
+        fetch(a, &next, KEYS, 0, 1);
+        take_block(a, &found, &b);
         attend_block(a, &t, &b, key);
     }
     for (long lane = 0; lane < l->n; lane++) {

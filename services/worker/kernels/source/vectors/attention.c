@@ -4,10 +4,14 @@
 // A lane is one query head of one row. Keys are taken in blocks of 16 counted from the sequence's start, and whatever is
 // summed for a lane is summed in an order of its own: over head_dim in WIDTH partial sums, over keys one after the other.
 // Masked keys add exact zeros. Hence a lane's bits depend neither on the other lanes nor on how rows are cut into steps.
+//
+// A register of bfloat16 becomes two of floats, the even numbers and the odd ones: an instruction each, where keeping their
+// order takes two. Queries, keys, values and results stand in this order; only what goes out is put back.
 #include "order.h"
 #include "lanes.h"
 
 #define KEYS 16
+#define FEW 8 // lanes for which keys and values are not worth being stored as floats: each is read once or twice
 #define ALIGNED _Alignas(64) // a register that lies in two lines of the cache takes twice as long
 
 typedef struct {
@@ -19,22 +23,28 @@ typedef struct {
 } tile;
 
 typedef struct {
+    const void *keys[KEYS], *values[KEYS];      // rows of `wide`, or of the cache
     ALIGNED float wide[2][KEYS * MAX_HEAD_DIM]; // bfloat16 keys and values as float32
-    const float *keys[KEYS], *values[KEYS];
 } block;
 
-// Numbers of a head where they stand as floats: registers are filled up with zeros.
-INLINE long padded(const layer *a) { return (a->head_dim + WIDTH - 1) / WIDTH * WIDTH; }
+// Numbers of a head where they stand as floats: registers of the cache's numbers are filled up with zeros.
+INLINE long padded(const layer *a) {
+    long step = a->size == sizeof(bf16) ? 2 * WIDTH : WIDTH;
+    return (a->head_dim + step - 1) & -step;
+}
 
 // The numbers of a head as floats.
 INLINE void take_head(const layer *a, const void *x, long at, int half, float *y) {
     const float *whole = (const float *)x + at;
     const bf16 *halves = (const bf16 *)x + at;
-    long j = 0;
-    for (; j + WIDTH <= a->head_dim; j += WIDTH) store(y + j, half ? load_bf16(halves + j) : load(whole + j));
-    if (j == a->head_dim) return;
-    lanes rest = first_lanes(a->head_dim - j);
-    store(y + j, half ? load_bf16_tail(halves + j, rest) : load_tail(whole + j, rest));
+    long j = 0, step = half ? 2 * WIDTH : WIDTH, rest = a->head_dim % step;
+    for (; j + step <= a->head_dim; j += step) {
+        store(y + j, half ? load_part(halves + j, 0) : load(whole + j));
+        if (half) store(y + j + WIDTH, load_part(halves + j, 1));
+    }
+    if (!rest) return;
+    store(y + j, half ? load_part_tail(halves + j, 0, rest) : load_tail(whole + j, first_lanes(rest)));
+    if (half) store(y + j + WIDTH, load_part_tail(halves + j, 1, rest));
 }
 
 // Queries come scaled, to base 2 where nothing but the exponential follows.
@@ -49,38 +59,59 @@ static void take_queries(const layer *a, tile *t) {
         t->top[lane] = -INFINITY;
         t->total[lane] = 0;
     }
-    if (l->n % 4 == 3) memset(t->queries + l->n * size, 0, size * sizeof(float));
-    memset(t->found, 0, l->n * size * sizeof(float));
+    long filled = l->n % 4 == 3 ? l->n + 1 : l->n;
+    if (filled > l->n) { // a fourth lane that is none, of zeros
+        memset(t->queries + l->n * size, 0, size * sizeof(float));
+        memset(t->scores[l->n], 0, sizeof t->scores[0]);
+        t->shrink[l->n] = 0;
+    }
+    memset(t->found, 0, filled * size * sizeof(float));
 }
 
-INLINE void dots(const float *queries, const float *const *keys, long size, int lanes, float (*scores)[KEYS]) {
-    vec sums[WIDTH];
+// Register `i` of a row of floats or, `narrow`, of bfloat16.
+INLINE vec load_of(const void *row, long i, int narrow) {
+    return narrow ? load_part((const bf16 *)row + i / 2 * 2 * WIDTH, i % 2) : load((const float *)row + i * WIDTH);
+}
+
+// Adds to sums[lane][key] what register `i` of queries and keys brings.
+INLINE void multiply(const float *queries, const void *const *keys, long size, long i, int lanes, int narrow, vec *sums) {
+    vec q[4];
     int n = WIDTH / lanes;
 #pragma GCC unroll 16
-    for (int i = 0; i < WIDTH; i++) sums[i] = spread(0);
-    for (long j = 0; j < size; j += WIDTH) {
-        vec q[4];
+    for (int lane = 0; lane < lanes; lane++) q[lane] = load(queries + lane * size + i * WIDTH);
 #pragma GCC unroll 16
-        for (int lane = 0; lane < lanes; lane++) q[lane] = load(queries + lane * size + j);
+    for (int key = 0; key < n; key++) {
+        vec k = load_of(keys[key], i, narrow);
 #pragma GCC unroll 16
-        for (int key = 0; key < n; key++) {
-            vec k = load(keys[key] + j);
-#pragma GCC unroll 16
-            for (int lane = 0; lane < lanes; lane++) sums[lane * n + key] = fma_of(q[lane], k, sums[lane * n + key]);
-        }
+        for (int lane = 0; lane < lanes; lane++) sums[lane * n + key] = fma_of(q[lane], k, sums[lane * n + key]);
     }
+}
+
+INLINE void dots(const float *queries, const void *const *keys, long size, int lanes, int narrow, float (*scores)[KEYS]) {
+    vec sums[WIDTH];
+    int n = WIDTH / lanes;
+    long i = 0;
+#pragma GCC unroll 16
+    for (int s = 0; s < WIDTH; s++) sums[s] = spread(0);
+    for (; i + 2 <= size / WIDTH; i += 2) {
+        multiply(queries, keys, size, i, lanes, narrow, sums);
+        multiply(queries, keys, size, i + 1, lanes, narrow, sums);
+    }
+    if (i < size / WIDTH) multiply(queries, keys, size, i, lanes, narrow, sums);
     vec totals = totals_of(sums);
     for (int lane = 0; lane < lanes; lane++) memcpy(scores[lane], (float *)&totals + lane * n, n * sizeof(float));
 }
 
-static void score(const layer *a, tile *t, const block *b) {
-    long lane = 0, size = padded(a);
-    for (; lane + 3 <= t->lanes->n; lane += 4) // a fourth lane that is none costs less than three by themselves
-        for (int key = 0; key < KEYS; key += WIDTH / 4)
-            dots(t->queries + lane * size, b->keys + key, size, 4, (float (*)[KEYS])(t->scores[lane] + key));
-    for (; lane < t->lanes->n; lane++)
-        for (int key = 0; key < KEYS; key += WIDTH)
-            dots(t->queries + lane * size, b->keys + key, size, 1, (float (*)[KEYS])(t->scores[lane] + key));
+INLINE void score_lanes(tile *t, const block *b, long lane, long size, int lanes, int narrow) {
+    for (int key = 0; key < KEYS; key += WIDTH / lanes)
+        dots(t->queries + lane * size, b->keys + key, size, lanes, narrow, (float (*)[KEYS])(t->scores[lane] + key));
+}
+
+INLINE void score(const layer *a, tile *t, const block *b, int narrow) {
+    long lane = 0, size = padded(a), n = t->lanes->n;
+    for (; lane + 3 <= n; lane += 4) score_lanes(t, b, lane, size, 4, narrow); // a fourth that is none costs little
+    if (lane + 2 == n) return score_lanes(t, b, lane, size, 2, narrow);
+    if (lane + 1 == n) score_lanes(t, b, lane, size, 1, narrow);
 }
 
 // Turns a lane's scores into weights relative to its new top; earlier sums shrink to match.
@@ -94,7 +125,7 @@ static void weigh(const layer *a, tile *t, long lane, long first_key) {
         part[i] = (vec)choose(seen, (ints)s, (ints)none);
         most = larger_of(part[i], most);
     }
-    float top = fmaxf(t->top[lane], largest_of(most));
+    float largest = largest_of(most), top = t->top[lane] > largest ? t->top[lane] : largest; // fmaxf would be a call
     float base = top == -INFINITY ? 0 : top; // nothing is seen yet
     float shrink = exp2_of(spread(t->top[lane] - base))[0];
     for (int i = 0; i < KEYS / WIDTH; i++) {
@@ -107,59 +138,62 @@ static void weigh(const layer *a, tile *t, long lane, long first_key) {
     t->shrink[lane] = shrink;
 }
 
-INLINE void add(const float (*weights)[KEYS], const float *const *values, long keys, const float *shrink, long j, int lanes,
-                int n, float *found, long size) {
+INLINE void add(const float (*weights)[KEYS], const void *const *values, long keys, const float *shrink, long j, int lanes,
+                int n, int narrow, float *found, long size) {
     vec sums[8];
+#pragma GCC unroll 4
     for (int lane = 0; lane < lanes; lane++)
+#pragma GCC unroll 4
         for (int i = 0; i < n; i++) sums[lane * n + i] = load(found + lane * size + j + i * WIDTH) * spread(shrink[lane]);
     for (long key = 0; key < keys; key++)
+#pragma GCC unroll 4
         for (int i = 0; i < n; i++) {
-            vec v = load(values[key] + j + i * WIDTH);
+            vec v = load_of(values[key], j / WIDTH + i, narrow);
+#pragma GCC unroll 4
             for (int lane = 0; lane < lanes; lane++)
                 sums[lane * n + i] = fma_of(spread(weights[lane][key]), v, sums[lane * n + i]);
         }
+#pragma GCC unroll 4
     for (int lane = 0; lane < lanes; lane++)
+#pragma GCC unroll 4
         for (int i = 0; i < n; i++) store(found + lane * size + j + i * WIDTH, sums[lane * n + i]);
 }
 
-// found = found * shrink + weights V
-static void accumulate(const layer *a, tile *t, const block *b, long keys) {
-    long lane = 0, size = padded(a);
-    for (; lane + 4 <= t->lanes->n; lane += 4) {
-        const float(*weights)[KEYS] = (const float(*)[KEYS])t->scores[lane];
-        long j = 0;
-        for (; j + 2 * WIDTH <= size; j += 2 * WIDTH)
-            add(weights, b->values, keys, t->shrink + lane, j, 4, 2, t->found + lane * size, size);
-        if (j < size) add(weights, b->values, keys, t->shrink + lane, j, 4, 1, t->found + lane * size, size);
-    }
-    for (; lane < t->lanes->n; lane++) {
-        const float(*weights)[KEYS] = (const float(*)[KEYS])t->scores[lane];
-        long j = 0;
-        for (; j + 64 <= size; j += 64)
-            add(weights, b->values, keys, t->shrink + lane, j, 1, 64 / WIDTH, t->found + lane * size, size);
-        for (; j < size; j += WIDTH) add(weights, b->values, keys, t->shrink + lane, j, 1, 1, t->found + lane * size, size);
-    }
+INLINE void add_lanes(tile *t, const block *b, long keys, long lane, long size, int lanes, int n, int narrow) {
+    const float(*weights)[KEYS] = (const float(*)[KEYS])t->scores[lane];
+    float *found = t->found + lane * size;
+    long j = 0;
+    for (; j + n * WIDTH <= size; j += n * WIDTH)
+        add(weights, b->values, keys, t->shrink + lane, j, lanes, n, narrow, found, size);
+    for (; j < size; j += WIDTH) add(weights, b->values, keys, t->shrink + lane, j, lanes, 1, narrow, found, size);
 }
 
-// Keys from `last` on are somebody's leftovers, perhaps NaN: they count as zero.
-static void take_keys(const layer *a, const keys_of_sequence *s, long key, long last, int half, block *b) {
+// found = found * shrink + weights V
+INLINE void accumulate(const layer *a, tile *t, const block *b, long keys, int narrow) {
+    long lane = 0, size = padded(a), n = t->lanes->n;
+    for (; lane + 3 <= n; lane += 4) add_lanes(t, b, keys, lane, size, 4, 2, narrow);
+    if (lane + 2 == n) return add_lanes(t, b, keys, lane, size, 2, 4, narrow);
+    if (lane + 1 == n) add_lanes(t, b, keys, lane, size, 1, 4, narrow);
+}
+
+// Keys that are not the sequence's are somebody's leftovers, perhaps NaN: they count as zero. `as_they_are`: in the cache's
+// own format.
+static void take_keys(const layer *a, const found_keys *f, int half, int as_they_are, block *b) {
     static const float zeros[MAX_HEAD_DIM];
-    long values = a->n_kv * a->head_dim, size = padded(a), found[KEYS];
-    find_keys(a, s, key, KEYS, found);
+    long values = a->n_kv * a->head_dim, size = padded(a);
     for (int i = 0; i < KEYS; i++) {
-        if (key + i >= last) {
+        if (i >= f->n) {
             b->keys[i] = b->values[i] = zeros;
             continue;
         }
-        long at = found[i];
-        if (!half && size == a->head_dim) {
-            b->keys[i] = (const float *)a->cache + at;
-            b->values[i] = b->keys[i] + values;
+        if (as_they_are) {
+            b->keys[i] = (const char *)a->cache + f->at[i] * a->size;
+            b->values[i] = (const char *)b->keys[i] + values * a->size;
             continue;
         }
         float *wide[2] = {b->wide[0] + i * size, b->wide[1] + i * size};
-        take_head(a, a->cache, at, half, wide[0]);
-        take_head(a, a->cache, at + values, half, wide[1]);
+        take_head(a, a->cache, f->at[i], half, wide[0]);
+        take_head(a, a->cache, f->at[i] + values, half, wide[1]);
         b->keys[i] = wide[0];
         b->values[i] = wide[1];
     }
@@ -169,35 +203,47 @@ static void give_results(const layer *a, const tile *t) {
     const tile_lanes *l = t->lanes;
     for (long lane = 0; lane < l->n; lane++) {
         vec factor = spread(1.0f / t->total[lane]);
-        long to = l->row[lane] * a->ldo + l->head[lane] * a->head_dim;
-        for (long j = 0; j < a->head_dim; j += WIDTH) {
-            lanes mask = first_lanes(a->head_dim - j);
-            vec y = load(t->found + lane * padded(a) + j) * factor;
+        const float *found = t->found + lane * padded(a);
+        long to = l->row[lane] * a->ldo + l->head[lane] * a->head_dim, step = t->half ? 2 * WIDTH : WIDTH;
+        for (long j = 0; j < a->head_dim; j += step) {
+            vec y = load(found + j) * factor;
             if (t->half)
-                store_bf16_tail((bf16 *)a->out + to + j, y, mask);
+                store_parts((bf16 *)a->out + to + j, y, load(found + j + WIDTH) * factor, a->head_dim - j);
             else
-                store_tail((float *)a->out + to + j, y, mask);
+                store_tail((float *)a->out + to + j, y, first_lanes(a->head_dim - j));
         }
+    }
+}
+
+INLINE void attend_keys(const layer *a, tile *t, const keys_of_sequence *s, int as_they_are) {
+    const tile_lanes *l = t->lanes;
+    int narrow = t->half && as_they_are;
+    block b;
+    found_keys found, next;
+    long key = l->first / KEYS * KEYS;
+    find_keys(a, s, key, l->last, KEYS, &found);
+    for (; key < l->last; key += KEYS, found = next) {
+        find_next(a, s, key, l->last, KEYS, &next);
+        fetch(a, &next, KEYS, 0, 4);
+        take_keys(a, &found, t->half, as_they_are, &b);
+        fetch(a, &next, KEYS, 1, 4);
+        score(a, t, &b, narrow);
+        fetch(a, &next, KEYS, 2, 4);
+        for (long lane = 0; lane < l->n; lane++) weigh(a, t, lane, key);
+        fetch(a, &next, KEYS, 3, 4);
+        accumulate(a, t, &b, found.n, narrow);
     }
 }
 
 INLINE void attend_tile(const layer *a, const tile_lanes *l, const keys_of_sequence *s, int half) {
     tile t; // too large to be cleared for every few lanes
-    block b;
     t.lanes = l;
     t.half = half;
     take_queries(a, &t);
-    for (long key = l->first / KEYS * KEYS; key < l->last; key += KEYS) {
-        long next = key + KEYS, end = next < l->last ? next : l->last;
-        fetch_ahead(a, s, key, l->last, KEYS, 0, 4);
-        take_keys(a, s, key, l->last, half, &b);
-        fetch_ahead(a, s, key, l->last, KEYS, 1, 4);
-        score(a, &t, &b);
-        fetch_ahead(a, s, key, l->last, KEYS, 2, 4);
-        for (long lane = 0; lane < l->n; lane++) weigh(a, &t, lane, key);
-        fetch_ahead(a, s, key, l->last, KEYS, 3, 4);
-        accumulate(a, &t, &b, end - key);
-    }
+    if (padded(a) == a->head_dim && (!half || l->n <= FEW))
+        attend_keys(a, &t, s, 1);
+    else
+        attend_keys(a, &t, s, 0);
     give_results(a, &t);
 }
 
