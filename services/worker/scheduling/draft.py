@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from services.worker.scheduling.pace import Pace
 from services.worker.scheduling.plan import Admission, Chunk, StepPlan
 from services.worker.scheduling.request import Request
 
@@ -14,10 +15,28 @@ Work = list[tuple[Request, Chunk]]
 class Draft:
     """What a plan will contain, and what it may still spend."""
 
-    budget: int  # rows
+    room: int  # rows
+    pace: Pace  # of prompts
+    budget: float = field(init=False)  # of prompts, as the pace counts
     work: Work = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     pressed: bool = False  # a running request found no block: nobody new is admitted
+
+    def __post_init__(self) -> None:
+        self.budget = self.room
+
+    def set_pace(self, pace: Pace) -> None:
+        """There are decodes: prompts get no more of the step than they can bear."""
+        self.pace, self.budget = pace, min(self.room, pace.budget)
+
+    @property
+    def open(self) -> bool:
+        """Whether there is anything left for prompts."""
+        return self.budget > 0 and self.room > 0
+
+    def rows_for(self, start: int, wanted: int) -> int:
+        """How many rows of a prompt from position `start` on there is room and budget for."""
+        return min(wanted, self.room, self.pace.rows(start, self.budget))
 
     def add(self, request: Request, end: int, sample: bool, new_blocks: tuple[int, ...]) -> None:
         """Compute the request's positions up to `end`, and draw the token there if `sample`."""
@@ -25,7 +44,8 @@ class Draft:
         request.n_planned = end
         request.n_pending += sample
         request.n_in_flight += 1
-        self.budget -= end - start
+        self.room -= end - start
+        self.budget -= self.pace.cost(start, end - start)
         self.work.append((request, Chunk(request.slot, start, end - start, sample, new_blocks)))
 
     def finish(self, step: int, released: list[int]) -> StepPlan:

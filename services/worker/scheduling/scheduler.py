@@ -18,6 +18,7 @@ from services.worker.scheduling.config import Counters, SchedulerConfig
 from services.worker.scheduling.draft import Draft, Slots, Work
 from services.worker.scheduling.fairness import CACHED_COST, OUTPUT_COST, PREFILL_COST, TenantLedger
 from services.worker.scheduling.kv_events import KvEventLog
+from services.worker.scheduling.pace import Pace
 from services.worker.scheduling.plan import Admission, StepPlan, StepResult
 from services.worker.scheduling.preemption import choose_victim, is_protected
 from services.worker.scheduling.prefix_cache import PrefixCache
@@ -42,7 +43,7 @@ class Scheduler:
         self.config = config
         self.counters = counters or Counters()
         # Both follow the measured speed; whoever measures sets them.
-        self.prefill_rows_beside_decodes = config.max_batched_tokens  # so that a prompt does not stall the decodes
+        self.pace = Pace(config.max_batched_tokens)  # of prompts beside decodes
         self.share_min_tokens = 64  # a shorter prefix is computed again: waiting costs about a step
         self._events = events
         self._clock = clock
@@ -152,10 +153,11 @@ class Scheduler:
         """The next step; None when there is nothing to compute or enough is in flight."""
         if len(self._in_flight) >= self.config.max_in_flight:
             return None
-        draft = Draft(self.config.max_batched_tokens)
+        most = self.config.max_batched_tokens
+        draft = Draft(most, Pace(most))
         prefills = self._plan_decodes(draft)
         if draft.work:
-            draft.budget = min(draft.budget, self.prefill_rows_beside_decodes)
+            draft.set_pace(self.pace)
         self._wake(self._prefixes.expired(self._next_step), patient=False)
         self._plan_prefills(draft, prefills)
         if not draft.work:
@@ -195,21 +197,24 @@ class Scheduler:
         """
         prefills.sort(key=lambda request: (request.priority, request.arrival))
         first = prefills[0] if prefills else None
-        held_back = min(len(first.token_ids) - first.n_planned, (draft.budget + 1) // 2) if first else 0
+        held_back = 0.0
+        if first is not None:
+            whole = draft.pace.cost(first.n_planned, len(first.token_ids) - first.n_planned)
+            held_back = min(whole, (draft.budget + 1) // 2)
         draft.budget -= held_back
         for request in prefills[1:]:
-            if draft.budget > 0 and request.status is Status.RUNNING:
+            if draft.open and request.status is Status.RUNNING:
                 self._plan_chunk(draft, request, ())
         if not draft.pressed:
             self._admit_waiting(draft)
         draft.budget += held_back
-        if first is not None and draft.budget > 0 and first.status is Status.RUNNING:
+        if first is not None and draft.open and first.status is Status.RUNNING:
             self._plan_chunk(draft, first, ())
 
     def _plan_chunk(self, draft: Draft, request: Request, new_blocks: tuple[int, ...]) -> None:
         """As many of the known tokens as the budget allows; their blocks are there since the admission."""
         start, known = request.n_planned, len(request.token_ids)
-        end = min(known, start + draft.budget)
+        end = start + draft.rows_for(start, known - start)
         draft.add(request, end, end == known, new_blocks)
         self.counters.prefill_tokens += end - start
         self._ledger.charge_known(request, start, end, PREFILL_COST)
@@ -233,7 +238,7 @@ class Scheduler:
 
     def _admit_waiting(self, draft: Draft) -> None:
         now = self._clock()
-        while draft.budget > 0:
+        while draft.open:
             head = self._queue.head(now)
             if head is None:
                 return

@@ -146,9 +146,7 @@ class Engine:
         """Let the scheduler's trade-offs follow the speed of these ranks."""
         scheduler, config = self.scheduler, self.scheduler.config
         scheduler.share_min_tokens = self._meter.share_min_tokens(config.block_tokens)
-        rows = self._meter.prefill_rows(self._prefill_step_s, scheduler.n_running)
-        if rows is not None:
-            scheduler.prefill_rows_beside_decodes = min(rows, config.max_batched_tokens)
+        scheduler.pace = self._meter.pace(self._prefill_step_s, scheduler.n_running) or scheduler.pace
 
     def _kick(self) -> None:
         """Plan at the end of this turn of the loop, so that requests that arrive together start together."""

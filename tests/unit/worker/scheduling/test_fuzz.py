@@ -10,6 +10,7 @@ import pytest
 from services.common.blockhash import HASH_BLOCK_TOKENS, chain_root, extend_chain
 from services.worker.scheduling.admission import TooLongError
 from services.worker.scheduling.kv_events import KvEventLog
+from services.worker.scheduling.pace import Pace
 from services.worker.scheduling.plan import SamplingParams
 from services.worker.scheduling.request import Finish, Request
 from services.worker.scheduling.transfers import Arrival, Pin
@@ -38,7 +39,7 @@ class Traffic:
         )
         self.harness.events = self.harness.scheduler._events = KvEventLog(10**7)
         self.harness.scheduler._reset()
-        self.harness.scheduler.prefill_rows_beside_decodes = choice([5, 100, 10_000])
+        self.harness.scheduler.pace = Pace(choice([5, 100, 10_000]), choice([0.0, 0.001, 1.0]))
         self.prefixes = [[self.random.randrange(97) for _ in range(150)] for _ in range(3)]
         self.cancelled: set[Request] = set()
         self.expected: dict[Request, list[int]] = {}

@@ -8,37 +8,12 @@ from services.worker.scheduling.plan import Chunk, StepPlan
 from services.worker.server.meter import Meter
 
 
-def measured(prefill_tokens_per_s: int, decode_step_ms: float | None) -> Meter:
-    """A meter that saw one prefill step of 1,000 tokens and, where given, one decode step."""
-    meter, now = Meter(), 100.0
-    meter.planned(StepPlan(1, chunks=(Chunk(0, 0, 1_000, sample=True, new_blocks=()),)), now)
-    now += 1_000 / prefill_tokens_per_s
-    meter.returned(now)
-    if decode_step_ms is not None:
-        meter.planned(StepPlan(2, chunks=(Chunk(0, 1_000, 1, sample=True),)), now)
-        meter.returned(now + decode_step_ms / 1e3)
-    return meter
-
-
-@pytest.mark.parametrize(
-    ("decode_step_ms", "most_s", "tokens"),
-    [
-        (10.0, 0.2, 300),  # three decode steps at 10,000 tokens/s
-        (100.0, 0.2, 2_000),  # slow decodes: the setting is the limit
-        (None, 0.2, 2_000),  # no decode seen yet
-        (0.1, 0.2, 16),  # never so few that prompts starve
-    ],
-)
-def test_prompts_lengthen_a_step_by_three_decode_steps_at_most(
-    decode_step_ms: float | None, most_s: float, tokens: int
-) -> None:
-    rows = measured(10_000, decode_step_ms).prefill_rows(most_s, n_decodes=1)
-    assert rows is not None
-    assert rows == pytest.approx(tokens, abs=1)
-
-
-def test_nothing_is_limited_before_anything_is_measured() -> None:
-    assert Meter().prefill_rows(0.2, n_decodes=1) is None
+def prefilled(meter: Meter, n_rows: int, seconds: float, start: int = 0, steps: int = 1) -> None:
+    """It sees steps of one prompt's rows from a position on."""
+    for _ in range(steps):
+        meter.planned(StepPlan(1, chunks=(Chunk(0, start, n_rows, sample=True, new_blocks=()),)), 0.0)
+        meter._last_result = 0.0
+        meter.returned(seconds)
 
 
 def decoded(meter: Meter, n_decodes: int, step_ms: float, steps: int = 1) -> None:
@@ -49,17 +24,83 @@ def decoded(meter: Meter, n_decodes: int, step_ms: float, steps: int = 1) -> Non
         meter.returned(step_ms / 1e3)
 
 
+def measured(prefill_tokens_per_s: int, decode_step_ms: float | None) -> Meter:
+    """A meter that saw one prefill step of 200 tokens and, where given, one decode step."""
+    meter = Meter()
+    prefilled(meter, 200, 200 / prefill_tokens_per_s)
+    if decode_step_ms is not None:
+        decoded(meter, 1, decode_step_ms)
+    return meter
+
+
+def budget(meter: Meter, most_s: float, n_decodes: int) -> int:
+    """What prompts may add, in rows at their beginning."""
+    pace = meter.pace(most_s, n_decodes)
+    assert pace is not None
+    return pace.budget
+
+
+@pytest.mark.parametrize(
+    ("decode_step_ms", "most_s", "tokens"),
+    [
+        (10.0, 0.2, 250),  # two and a half decode steps at 10,000 tokens/s
+        (100.0, 0.2, 2_000),  # slow decodes: the setting is the limit
+        (None, 0.2, 2_000),  # no decode seen yet
+        (0.1, 0.2, 16),  # never so few that prompts starve
+    ],
+)
+def test_prompts_lengthen_a_step_by_two_and_a_half_decode_steps_at_most(
+    decode_step_ms: float | None, most_s: float, tokens: int
+) -> None:
+    assert budget(measured(10_000, decode_step_ms), most_s, 1) == pytest.approx(tokens, abs=1)
+
+
+def test_nothing_is_limited_before_anything_is_measured() -> None:
+    assert Meter().pace(0.2, n_decodes=1) is None
+
+
 def test_a_few_streams_are_not_paced_by_the_crowd_that_was_there_before() -> None:
     meter = measured(10_000, None)
     decoded(meter, 4, 10.0)
     decoded(meter, 64, 100.0, steps=50)
-    assert meter.prefill_rows(1.0, n_decodes=5) == pytest.approx(300, abs=1)
-    assert meter.prefill_rows(1.0, n_decodes=60) == pytest.approx(3_000, abs=1)
+    assert budget(meter, 1.0, 5) == pytest.approx(250, abs=1)
+    assert budget(meter, 1.0, 60) == pytest.approx(2_500, abs=1)
 
 
-@pytest.mark.parametrize(("n_decodes", "tokens"), [(2, 300), (8, 1_500), (64, 1_500)])
-def test_what_was_not_seen_is_taken_to_be_like_the_next_more_or_like_the_latest(n_decodes: int, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("n_decodes", "step_ms"),
+    [
+        (2, 10.0),  # like the next more
+        (8, 50.0),
+        (31, 50.0),
+        (64, 50.0 + 33 * 0.1),  # more than were seen: each like a row of a prompt
+    ],
+)
+def test_a_step_of_as_many_decodes_as_were_not_seen_is_guessed(n_decodes: int, step_ms: float) -> None:
     meter = measured(10_000, None)
     decoded(meter, 4, 10.0)
     decoded(meter, 16, 50.0, steps=100)
-    assert meter.prefill_rows(1.0, n_decodes=n_decodes) == pytest.approx(tokens, rel=0.01)
+    assert budget(meter, 1.0, n_decodes) == pytest.approx(2.5 * step_ms * 10, rel=0.01)
+
+
+ROW_S, KEY_S = 100e-6, 0.1e-6  # 1,000 keys cost as much as a row
+
+
+def test_what_a_key_costs_is_learnt_from_long_prompts_and_what_a_row_costs_from_short_ones() -> None:
+    meter = Meter()
+    for _ in range(60):
+        prefilled(meter, 100, 100 * (ROW_S + 50 * KEY_S))
+        prefilled(meter, 100, 100 * (ROW_S + 2_050 * KEY_S), start=2_000)
+    pace = meter.pace(0.1, 1)
+    assert pace is not None
+    assert pace.budget == pytest.approx(1_000, rel=0.02)
+    assert pace.key_cost == pytest.approx(KEY_S / ROW_S, rel=0.05)
+    n_rows = pace.rows(2_000, pace.budget)
+    assert n_rows * (ROW_S + (2_000 + n_rows / 2) * KEY_S) == pytest.approx(0.1, rel=0.05)
+
+
+def test_prompts_that_all_are_long_do_not_leave_a_first_slow_step_standing() -> None:
+    meter = Meter()
+    prefilled(meter, 1_000, 1.0)
+    prefilled(meter, 1_000, 0.1, steps=100)
+    assert budget(meter, 0.1, 1) == pytest.approx(1_000, rel=0.05)
