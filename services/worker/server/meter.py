@@ -9,6 +9,7 @@ from services.worker.scheduling.pace import Pace
 from services.worker.scheduling.plan import StepPlan
 
 _WEIGHT = 0.1  # of the newest step in the averages
+_UP, _DOWN = 0.05, 0.2  # of the newest step in what is usual: what held a step up is not
 _MIN_PREFILL_ROWS = 16  # a step with fewer says little about prefill speed
 _MIN_STEP_S = 0.016  # shorter steps are planned ahead at once: timers are not that exact
 _STRETCH = 2.5  # decode steps by which prompts may lengthen a step: pauses stay well below five times the usual
@@ -41,7 +42,7 @@ class Meter:
     def __init__(self) -> None:
         self.prefill_tokens_per_s = 0.0
         self.decode_step_ms = 0.0
-        self._decode_s: dict[int, float] = {}  # by how many bits the number of decodes has
+        self._decode_s: dict[int, float] = {}  # what is usual, by how many bits the number of decodes has
         self._row_s = 0.0  # of a prompt's row, without its keys
         self._key_s = 0.0  # of a key of such a row
         self._submitted: deque[_Submitted] = deque()
@@ -67,7 +68,7 @@ class Meter:
         elif step.n_prefill_rows == 0:
             self.decode_step_ms = _blend(self.decode_step_ms, seconds * 1e3)
             bits = n_decodes.bit_length()
-            self._decode_s[bits] = _blend(self._decode_s.get(bits, 0.0), seconds)
+            self._decode_s[bits] = _usual(self._decode_s.get(bits, seconds), seconds)
         return StepCost(seconds, step.n_rows, step.n_prefill_rows)
 
     def _learn_prompt(self, step: _Submitted, seconds: float) -> None:
@@ -121,6 +122,11 @@ class Meter:
     def forget_in_flight(self) -> None:
         """The ranks were lost; what they were computing never returns."""
         self._submitted.clear()
+
+
+def _usual(usual: float, value: float) -> float:
+    """Near the lower end of the values: streams notice by how much a pause exceeds the others."""
+    return usual + (_DOWN * (value - usual) if value < usual else _UP * (min(value, 2 * usual) - usual))
 
 
 def _blend(average: float, value: float) -> float:

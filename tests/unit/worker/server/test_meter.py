@@ -67,6 +67,20 @@ def test_a_few_streams_are_not_paced_by_the_crowd_that_was_there_before() -> Non
     assert budget(meter, 1.0, 60) == pytest.approx(2_500, abs=1)
 
 
+def test_streams_are_paced_by_the_usual_step_and_not_by_what_held_some_up() -> None:
+    meter = measured(10_000, 10.0)
+    for _ in range(20):
+        decoded(meter, 1, 10.0, steps=9)
+        decoded(meter, 1, 200.0)
+    assert budget(meter, 1.0, 1) == pytest.approx(250, rel=0.06)
+
+
+def test_streams_are_paced_by_slower_steps_once_these_are_usual() -> None:
+    meter = measured(10_000, 10.0)
+    decoded(meter, 1, 30.0, steps=100)
+    assert budget(meter, 1.0, 1) == pytest.approx(750, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("n_decodes", "step_ms"),
     [
