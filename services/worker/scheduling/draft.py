@@ -16,23 +16,28 @@ class Draft:
     """What a plan will contain, and what it may still spend."""
 
     room: int  # rows
-    pace: Pace  # of prompts
+    pace: Pace = field(init=False)  # of prompts
     budget: float = field(init=False)  # of prompts, as the pace counts
     work: Work = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     pressed: bool = False  # a running request found no block: nobody new is admitted
 
     def __post_init__(self) -> None:
-        self.budget = self.room
+        self.set_pace(Pace(self.room))
 
     def set_pace(self, pace: Pace) -> None:
-        """There are decodes: prompts get no more of the step than they can bear."""
+        """Prompts get no more of the step than this, and no more than there is room for."""
         self.pace, self.budget = pace, min(self.room, pace.budget)
 
     @property
     def open(self) -> bool:
         """Whether there is anything left for prompts."""
         return self.budget > 0 and self.room > 0
+
+    def half_for(self, request: Request) -> float:
+        """Half of the budget, or less where the rest of the prompt costs less."""
+        rest = self.pace.cost(request.n_planned, len(request.token_ids) - request.n_planned)
+        return min(rest, (self.budget + 1) // 2)
 
     def rows_for(self, start: int, wanted: int) -> int:
         """How many rows of a prompt from position `start` on there is room and budget for."""

@@ -153,8 +153,7 @@ class Scheduler:
         """The next step; None when there is nothing to compute or enough is in flight."""
         if len(self._in_flight) >= self.config.max_in_flight:
             return None
-        most = self.config.max_batched_tokens
-        draft = Draft(most, Pace(most))
+        draft = Draft(self.config.max_batched_tokens)
         prefills = self._plan_decodes(draft)
         if draft.work:
             draft.set_pace(self.pace)
@@ -197,10 +196,7 @@ class Scheduler:
         """
         prefills.sort(key=lambda request: (request.priority, request.arrival))
         first = prefills[0] if prefills else None
-        held_back = 0.0
-        if first is not None:
-            whole = draft.pace.cost(first.n_planned, len(first.token_ids) - first.n_planned)
-            held_back = min(whole, (draft.budget + 1) // 2)
+        held_back = draft.half_for(first) if first else 0.0
         draft.budget -= held_back
         for request in prefills[1:]:
             if draft.open and request.status is Status.RUNNING:

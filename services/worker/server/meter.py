@@ -112,10 +112,10 @@ class Meter:
         Each beyond the most that were seen is taken to cost as much as a row of a prompt: while a crowd comes in, every
         step has prompts in it.
         """
-        wanted = n_decodes.bit_length()
-        seen = [bits for bits in self._decode_s if bits >= wanted]
-        if seen or not self._decode_s:
-            return self._decode_s[min(seen)] if seen else 0.0
+        if not self._decode_s:
+            return 0.0
+        if enough := [bits for bits in self._decode_s if bits >= n_decodes.bit_length()]:
+            return self._decode_s[min(enough)]
         most = max(self._decode_s)
         return self._decode_s[most] + (n_decodes - (1 << most) + 1) * self._row_s
 

@@ -68,50 +68,50 @@ static void take_queries(const layer *a, tile *t) {
     memset(t->found, 0, filled * size * sizeof(float));
 }
 
-// Register `i` of a row of floats or, `narrow`, of bfloat16.
-INLINE vec load_of(const void *row, long i, int narrow) {
-    return narrow ? load_part((const bf16 *)row + i / 2 * 2 * WIDTH, i % 2) : load((const float *)row + i * WIDTH);
+// Register `i` of a row of floats or, `in_bf16`, of bfloat16.
+INLINE vec load_of(const void *row, long i, int in_bf16) {
+    return in_bf16 ? load_part((const bf16 *)row + i / 2 * 2 * WIDTH, i % 2) : load((const float *)row + i * WIDTH);
 }
 
 // Adds to sums[lane][key] what register `i` of queries and keys brings.
-INLINE void multiply(const float *queries, const void *const *keys, long size, long i, int lanes, int narrow, vec *sums) {
+INLINE void multiply(const float *queries, const void *const *keys, long size, long i, int lanes, int in_bf16, vec *sums) {
     vec q[4];
     int n = WIDTH / lanes;
 #pragma GCC unroll 16
     for (int lane = 0; lane < lanes; lane++) q[lane] = load(queries + lane * size + i * WIDTH);
 #pragma GCC unroll 16
     for (int key = 0; key < n; key++) {
-        vec k = load_of(keys[key], i, narrow);
+        vec k = load_of(keys[key], i, in_bf16);
 #pragma GCC unroll 16
         for (int lane = 0; lane < lanes; lane++) sums[lane * n + key] = fma_of(q[lane], k, sums[lane * n + key]);
     }
 }
 
-INLINE void dots(const float *queries, const void *const *keys, long size, int lanes, int narrow, float (*scores)[KEYS]) {
+INLINE void dots(const float *queries, const void *const *keys, long size, int lanes, int in_bf16, float (*scores)[KEYS]) {
     vec sums[WIDTH];
     int n = WIDTH / lanes;
     long i = 0;
 #pragma GCC unroll 16
     for (int s = 0; s < WIDTH; s++) sums[s] = spread(0);
     for (; i + 2 <= size / WIDTH; i += 2) {
-        multiply(queries, keys, size, i, lanes, narrow, sums);
-        multiply(queries, keys, size, i + 1, lanes, narrow, sums);
+        multiply(queries, keys, size, i, lanes, in_bf16, sums);
+        multiply(queries, keys, size, i + 1, lanes, in_bf16, sums);
     }
-    if (i < size / WIDTH) multiply(queries, keys, size, i, lanes, narrow, sums);
+    if (i < size / WIDTH) multiply(queries, keys, size, i, lanes, in_bf16, sums);
     vec totals = totals_of(sums);
     for (int lane = 0; lane < lanes; lane++) memcpy(scores[lane], (float *)&totals + lane * n, n * sizeof(float));
 }
 
-INLINE void score_lanes(tile *t, const block *b, long lane, long size, int lanes, int narrow) {
+INLINE void score_lanes(tile *t, const block *b, long lane, long size, int lanes, int in_bf16) {
     for (int key = 0; key < KEYS; key += WIDTH / lanes)
-        dots(t->queries + lane * size, b->keys + key, size, lanes, narrow, (float (*)[KEYS])(t->scores[lane] + key));
+        dots(t->queries + lane * size, b->keys + key, size, lanes, in_bf16, (float (*)[KEYS])(t->scores[lane] + key));
 }
 
-INLINE void score(const layer *a, tile *t, const block *b, int narrow) {
+INLINE void score(const layer *a, tile *t, const block *b, int in_bf16) {
     long lane = 0, size = padded(a), n = t->lanes->n;
-    for (; lane + 3 <= n; lane += 4) score_lanes(t, b, lane, size, 4, narrow); // a fourth that is none costs little
-    if (lane + 2 == n) return score_lanes(t, b, lane, size, 2, narrow);
-    if (lane + 1 == n) score_lanes(t, b, lane, size, 1, narrow);
+    for (; lane + 3 <= n; lane += 4) score_lanes(t, b, lane, size, 4, in_bf16); // a fourth that is none costs little
+    if (lane + 2 == n) return score_lanes(t, b, lane, size, 2, in_bf16);
+    if (lane + 1 == n) score_lanes(t, b, lane, size, 1, in_bf16);
 }
 
 // Turns a lane's scores into weights relative to its new top; earlier sums shrink to match.
@@ -139,7 +139,7 @@ static void weigh(const layer *a, tile *t, long lane, long first_key) {
 }
 
 INLINE void add(const float (*weights)[KEYS], const void *const *values, long keys, const float *shrink, long j, int lanes,
-                int n, int narrow, float *found, long size) {
+                int n, int in_bf16, float *found, long size) {
     vec sums[8];
 #pragma GCC unroll 4
     for (int lane = 0; lane < lanes; lane++)
@@ -148,7 +148,7 @@ INLINE void add(const float (*weights)[KEYS], const void *const *values, long ke
     for (long key = 0; key < keys; key++)
 #pragma GCC unroll 4
         for (int i = 0; i < n; i++) {
-            vec v = load_of(values[key], j / WIDTH + i, narrow);
+            vec v = load_of(values[key], j / WIDTH + i, in_bf16);
 #pragma GCC unroll 4
             for (int lane = 0; lane < lanes; lane++)
                 sums[lane * n + i] = fma_of(spread(weights[lane][key]), v, sums[lane * n + i]);
@@ -159,21 +159,21 @@ INLINE void add(const float (*weights)[KEYS], const void *const *values, long ke
         for (int i = 0; i < n; i++) store(found + lane * size + j + i * WIDTH, sums[lane * n + i]);
 }
 
-INLINE void add_lanes(tile *t, const block *b, long keys, long lane, long size, int lanes, int n, int narrow) {
+INLINE void add_lanes(tile *t, const block *b, long keys, long lane, long size, int lanes, int n, int in_bf16) {
     const float(*weights)[KEYS] = (const float(*)[KEYS])t->scores[lane];
     float *found = t->found + lane * size;
     long j = 0;
     for (; j + n * WIDTH <= size; j += n * WIDTH)
-        add(weights, b->values, keys, t->shrink + lane, j, lanes, n, narrow, found, size);
-    for (; j < size; j += WIDTH) add(weights, b->values, keys, t->shrink + lane, j, lanes, 1, narrow, found, size);
+        add(weights, b->values, keys, t->shrink + lane, j, lanes, n, in_bf16, found, size);
+    for (; j < size; j += WIDTH) add(weights, b->values, keys, t->shrink + lane, j, lanes, 1, in_bf16, found, size);
 }
 
 // found = found * shrink + weights V
-INLINE void accumulate(const layer *a, tile *t, const block *b, long keys, int narrow) {
+INLINE void accumulate(const layer *a, tile *t, const block *b, long keys, int in_bf16) {
     long lane = 0, size = padded(a), n = t->lanes->n;
-    for (; lane + 3 <= n; lane += 4) add_lanes(t, b, keys, lane, size, 4, 2, narrow);
-    if (lane + 2 == n) return add_lanes(t, b, keys, lane, size, 2, 4, narrow);
-    if (lane + 1 == n) add_lanes(t, b, keys, lane, size, 1, 4, narrow);
+    for (; lane + 3 <= n; lane += 4) add_lanes(t, b, keys, lane, size, 4, 2, in_bf16);
+    if (lane + 2 == n) return add_lanes(t, b, keys, lane, size, 2, 4, in_bf16);
+    if (lane + 1 == n) add_lanes(t, b, keys, lane, size, 1, 4, in_bf16);
 }
 
 // Keys that are not the sequence's are somebody's leftovers, perhaps NaN: they count as zero. `as_they_are`: in the cache's
@@ -217,7 +217,7 @@ static void give_results(const layer *a, const tile *t) {
 
 INLINE void attend_keys(const layer *a, tile *t, const keys_of_sequence *s, int as_they_are) {
     const tile_lanes *l = t->lanes;
-    int narrow = t->half && as_they_are;
+    int in_bf16 = t->half && as_they_are;
     block b;
     found_keys found, next;
     long key = l->first / KEYS * KEYS;
@@ -227,11 +227,11 @@ INLINE void attend_keys(const layer *a, tile *t, const keys_of_sequence *s, int 
         fetch(a, &next, KEYS, 0, 4);
         take_keys(a, &found, t->half, as_they_are, &b);
         fetch(a, &next, KEYS, 1, 4);
-        score(a, t, &b, narrow);
+        score(a, t, &b, in_bf16);
         fetch(a, &next, KEYS, 2, 4);
         for (long lane = 0; lane < l->n; lane++) weigh(a, t, lane, key);
         fetch(a, &next, KEYS, 3, 4);
-        accumulate(a, t, &b, found.n, narrow);
+        accumulate(a, t, &b, found.n, in_bf16);
     }
 }
 
