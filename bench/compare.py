@@ -118,7 +118,7 @@ def main(
     shape: Annotated[str, typer.Argument(help=f"One of {', '.join(SHAPES)}.")],
     peer: Annotated[list[str], typer.Option(help="name=home, again for each server; names are in bench/peers.toml.")],
     rounds: int = 3,
-    ranks: Annotated[int, typer.Option(help="Tensor-parallel ranks of Ryzanstein.")] = 2,
+    ranks: Annotated[int, typer.Option(help="Tensor-parallel ranks of Ryzanstein.")] = 1,
     load: Annotated[
         list[str] | None, typer.Option(help="How a load's name begins, again for each; all if left out.")
     ] = None,

@@ -67,7 +67,7 @@ def describe() -> None:
 def up(
     model: Annotated[str, typer.Option(help="A checkpoint folder or a hub id.")] = str(BUNDLED_MODEL),
     workers: Annotated[int, typer.Option(min=1, max=64, help="How many workers.")] = 1,
-    tensor_parallel: Annotated[int, typer.Option(min=1, max=16, help="Ranks per worker.")] = 2,
+    tensor_parallel: Annotated[int, typer.Option(min=1, max=16, help="Ranks per worker.")] = 1,
     dtype: Annotated[Dtype, typer.Option(help="Number format of weights and activations.")] = Dtype.AUTO,
     kv_tokens: Annotated[int, typer.Option(min=0, help="KV cache per worker in tokens; 0: chosen by the worker.")] = 0,
     port: Port = 8000,

@@ -20,7 +20,7 @@ class StackOptions:
 
     model: str  # a folder with config.json, or a hub id (owner/name)
     workers: int = 1
-    tensor_parallel: int = 2
+    tensor_parallel: int = 1
     dtype: str = "auto"
     kv_tokens: int = 0  # 0: the worker's default
     port: int = 8000

@@ -1,5 +1,18 @@
-// Everything that is done to each row of activations by itself: norms, rotary positions, gates, the cache.
+// Everything that is done to each row of activations by itself: norms, rotary positions, gates, the cache. What a prompt's
+// step spends time with is shared by the threads.
 #include "common.h"
+
+#define PIECE 32           // rows that a thread takes together: a crowd's decode step is not worth waking another
+#define ELEMENTS (1 << 16) // the same where there are no rows
+
+static inline void share_pieces(task work, const void *context, long n, long piece) {
+    share(work, context, (n + piece - 1) / piece);
+}
+
+static inline long end_of_piece(long index, long n, long piece) {
+    long end = (index + 1) * piece;
+    return end < n ? end : n;
+}
 
 static inline float sum_of_squares(const bf16 *x, long n) {
     vec sum = spread(0);
@@ -10,49 +23,88 @@ static inline float sum_of_squares(const bf16 *x, long n) {
     return total_of(sum);
 }
 
-// y = x / sqrt(mean(x^2) + eps) * weight over the last dimension; weight [groups, n], row i uses group i % groups.
-EXPORT void rz_rms_norm(const bf16 *x, long ldx, const float *weight, long groups, float eps, bf16 *y, long ldy, long m,
-                        long n) {
-    for (long i = 0; i < m; i++)
-        for (long g = 0; g < groups; g++) {
-            const bf16 *from = x + i * ldx + g * n;
-            bf16 *to = y + i * ldy + g * n;
-            vec scale = spread(1.0f / sqrtf(sum_of_squares(from, n) / (float)n + eps));
-            for (long j = 0; j < n; j += WIDTH) {
-                lanes mask = first_lanes(n - j);
-                vec w = load_tail(weight + g * n + j, mask);
-                vec v = load_bf16_tail(from + j, mask) * scale * w;
-                store_bf16_tail(to + j, v, mask);
+typedef struct {
+    const bf16 *x;
+    bf16 *y;
+    const float *weight;
+    long ldx, ldy, groups, m, n;
+    float eps;
+} norm;
+
+static void normalize(const void *context, long index) {
+    const norm *p = context;
+    for (long i = index * PIECE, end = end_of_piece(index, p->m, PIECE); i < end; i++)
+        for (long g = 0; g < p->groups; g++) {
+            const bf16 *from = p->x + i * p->ldx + g * p->n;
+            const float *weight = p->weight + g * p->n;
+            bf16 *to = p->y + i * p->ldy + g * p->n;
+            vec scale = spread(1.0f / sqrtf(sum_of_squares(from, p->n) / (float)p->n + p->eps));
+            for (long j = 0; j < p->n; j += WIDTH) {
+                lanes mask = first_lanes(p->n - j);
+                store_bf16_tail(to + j, load_bf16_tail(from + j, mask) * scale * load_tail(weight + j, mask), mask);
             }
         }
 }
 
-// x += scale * added, both [count]
-EXPORT void rz_add(bf16 *x, const bf16 *added, float scale, long count) {
-    vec factor = spread(scale);
-    for (long j = 0; j < count; j += WIDTH) {
-        lanes mask = first_lanes(count - j);
-        vec v = fma_of(load_bf16_tail(added + j, mask), factor, load_bf16_tail(x + j, mask));
-        store_bf16_tail(x + j, v, mask);
+// y = x / sqrt(mean(x^2) + eps) * weight over the last dimension; weight [groups, n], row i uses group i % groups.
+EXPORT void rz_rms_norm(const bf16 *x, long ldx, const float *weight, long groups, float eps, bf16 *y, long ldy, long m,
+                        long n) {
+    norm p = {x, y, weight, ldx, ldy, groups, m, n, eps};
+    share_pieces(normalize, &p, m, PIECE);
+}
+
+typedef struct {
+    bf16 *x;
+    const bf16 *added;
+    float scale;
+    long count;
+} addition;
+
+static void add(const void *context, long index) {
+    const addition *p = context;
+    vec factor = spread(p->scale);
+    for (long j = index * ELEMENTS, end = end_of_piece(index, p->count, ELEMENTS); j < end; j += WIDTH) {
+        lanes mask = first_lanes(end - j);
+        vec v = fma_of(load_bf16_tail(p->added + j, mask), factor, load_bf16_tail(p->x + j, mask));
+        store_bf16_tail(p->x + j, v, mask);
     }
 }
 
-// Rotates the first 2 * half elements of every head in place: (a, b) -> (a cos - b sin, b cos + a sin).
-// cos, sin: [positions, half] float32, of which row i uses positions[i].
-EXPORT void rz_rotate(bf16 *x, long ldx, long heads, long head_dim, const float *cos, const float *sin, long half,
-                      const int64_t *positions, long m) {
-    for (long i = 0; i < m; i++)
-        for (long h = 0; h < heads; h++) {
-            bf16 *a = x + i * ldx + h * head_dim, *b = a + half;
-            const float *c = cos + positions[i] * half, *s = sin + positions[i] * half;
-            for (long j = 0; j < half; j += WIDTH) {
-                lanes mask = first_lanes(half - j);
+// x += scale * added, both [count]
+EXPORT void rz_add(bf16 *x, const bf16 *added, float scale, long count) {
+    addition p = {x, added, scale, count};
+    share_pieces(add, &p, count, ELEMENTS);
+}
+
+typedef struct {
+    bf16 *x;
+    const float *cos, *sin;
+    const int64_t *positions;
+    long ldx, heads, head_dim, half, m;
+} rotation;
+
+static void rotate(const void *context, long index) {
+    const rotation *p = context;
+    for (long i = index * PIECE, end = end_of_piece(index, p->m, PIECE); i < end; i++)
+        for (long h = 0; h < p->heads; h++) {
+            bf16 *a = p->x + i * p->ldx + h * p->head_dim, *b = a + p->half;
+            const float *c = p->cos + p->positions[i] * p->half, *s = p->sin + p->positions[i] * p->half;
+            for (long j = 0; j < p->half; j += WIDTH) {
+                lanes mask = first_lanes(p->half - j);
                 vec va = load_bf16_tail(a + j, mask), vb = load_bf16_tail(b + j, mask);
                 vec vc = load_tail(c + j, mask), vs = load_tail(s + j, mask);
                 store_bf16_tail(a + j, fma_of(-vb, vs, va * vc), mask);
                 store_bf16_tail(b + j, fma_of(va, vs, vb * vc), mask);
             }
         }
+}
+
+// Rotates the first 2 * half elements of every head in place: (a, b) -> (a cos - b sin, b cos + a sin).
+// cos, sin: [positions, half] float32, of which row i uses positions[i].
+EXPORT void rz_rotate(bf16 *x, long ldx, long heads, long head_dim, const float *cos, const float *sin, long half,
+                      const int64_t *positions, long m) {
+    rotation p = {x, cos, sin, positions, ldx, heads, head_dim, half, m};
+    share_pieces(rotate, &p, m, PIECE);
 }
 
 // cache[slots[i]] = x[i], rows of `width` elements
@@ -68,13 +120,26 @@ static inline vec gelu_tanh(vec x) { // x (1 + tanh(u)) / 2 = x sigmoid(2u), u =
     return x * sigmoid_of(u2);
 }
 
+typedef struct {
+    const bf16 *x;
+    bf16 *y;
+    long m, n;
+    int tanh;
+} gating;
+
+static void gate(const void *context, long index) {
+    const gating *p = context;
+    for (long i = index * PIECE, end = end_of_piece(index, p->m, PIECE); i < end; i++)
+        for (long j = 0; j < p->n; j += WIDTH) {
+            lanes mask = first_lanes(p->n - j);
+            const bf16 *x = p->x + i * 2 * p->n + j;
+            vec g = load_bf16_tail(x, mask), up = load_bf16_tail(x + p->n, mask);
+            store_bf16_tail(p->y + i * p->n + j, (p->tanh ? gelu_tanh(g) : silu(g)) * up, mask);
+        }
+}
+
 // y [m, n] = act(gate) * up of x [m, 2 n] = (gate, up); `tanh`: gelu_tanh instead of silu
 EXPORT void rz_gate(const bf16 *x, bf16 *y, long m, long n, int tanh) {
-    for (long i = 0; i < m; i++)
-        for (long j = 0; j < n; j += WIDTH) {
-            lanes mask = first_lanes(n - j);
-            const bf16 *gate = x + i * 2 * n + j;
-            vec g = load_bf16_tail(gate, mask), up = load_bf16_tail(gate + n, mask);
-            store_bf16_tail(y + i * n + j, (tanh ? gelu_tanh(g) : silu(g)) * up, mask);
-        }
+    gating p = {x, y, m, n, tanh};
+    share_pieces(gate, &p, m, PIECE);
 }
