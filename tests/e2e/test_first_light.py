@@ -105,7 +105,7 @@ def test_chat_command_answers(stack: RunningStack) -> None:
 def test_the_printed_curl_line_answers_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     with running_stack(tmp_path) as stack:
         tree = [psutil.Process(stack.process.pid), *psutil.Process(stack.process.pid).children(recursive=True)]
-        assert len(tree) >= 8, "supervisor, redis, coordinator, router, gateway, worker, torchrun, two ranks"
+        assert len(tree) >= 8, "supervisor, redis, coordinator, router, gateway, worker, torchrun, rank"
         shared_before = {p.name for p in Path("/dev/shm").iterdir()}
         # The table is printed once ready; the supervisor's pipe has it by the time we stop it.
         curl = f"curl -s {stack.url}/v1/completions -H 'Content-Type: application/json' -d "

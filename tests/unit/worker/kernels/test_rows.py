@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from tests.unit.worker.kernels.numbers import FLOAT32, assert_rounded, normal
 
-N, SIZE = st.integers(1, 40), st.integers(1, 200)
+# Up to four pieces of 32 rows, which the threads share.
+N, SIZE = st.integers(1, 100), st.integers(1, 200)
 EXAMPLES = settings(max_examples=60, deadline=None)
 
 
@@ -43,6 +44,13 @@ def test_add(kernels: Bfloat16Kernels, n: int, size: int, scale: float, seed: in
     assert torch.equal(x[n], beyond)
 
 
+def test_sums_that_threads_share(kernels: Bfloat16Kernels) -> None:
+    x, added = normal(0, 150, 1001), normal(1, 150, 1001)
+    exact = x.double() + added.double()
+    kernels.add_(x, added, 1.0)
+    assert_rounded(x, exact)
+
+
 @EXAMPLES
 @given(data=st.data(), n=N, heads=st.integers(1, 5), head_dim=st.integers(2, 256), seed=st.integers(0, 99))
 def test_rotate(kernels: Bfloat16Kernels, data: st.DataObject, n: int, heads: int, head_dim: int, seed: int) -> None:
@@ -66,8 +74,8 @@ def test_rotate(kernels: Bfloat16Kernels, data: st.DataObject, n: int, heads: in
 @EXAMPLES
 @given(n=N, size=SIZE, seed=st.integers(0, 99))
 def test_write_rows(kernels: Bfloat16Kernels, n: int, size: int, seed: int) -> None:
-    cache, rows = normal(seed, 64, size), normal(seed + 1, n, size + 5)[:, 5:]
-    slots = torch.randperm(64, generator=torch.Generator().manual_seed(seed))[:n]
+    cache, rows = normal(seed, 128, size), normal(seed + 1, n, size + 5)[:, 5:]
+    slots = torch.randperm(128, generator=torch.Generator().manual_seed(seed))[:n]
     expected = cache.index_copy(0, slots, rows)
     kernels.write_rows(cache, slots, rows)
     assert torch.equal(cache, expected)
