@@ -2,7 +2,7 @@
 // step spends time with is shared by the threads.
 #include "common.h"
 
-#define PIECE 32           // rows that a thread takes together: a crowd's decode step is not worth waking another
+#define PIECE 32           // rows that a thread takes together: as few are not worth waking another
 #define ELEMENTS (1 << 16) // the same where there are no rows
 
 static inline void share_pieces(task work, const void *context, long n, long piece) {
