@@ -28,7 +28,7 @@ class CachedPrefix(NamedTuple):
 
 
 class Prefixes:
-    """Asks the coordinator. Unknown means nothing cached: a slow or absent coordinator costs affinity, no more."""
+    """Asks the coordinator. A slow or absent one costs its time-out, and then what is known of prefixes."""
 
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
         self._stub = kv_pb2_grpc.KvCoordinatorStub(channel)
@@ -38,11 +38,11 @@ class Prefixes:
         self.answered = 0
         self.failed = 0
 
-    async def lookup(self, hashes: Sequence[int]) -> list[CachedPrefix]:
-        """Workers that hold the beginning of the chain; empty when the coordinator does not answer in time."""
+    async def lookup(self, hashes: Sequence[int]) -> list[CachedPrefix] | None:
+        """Workers that hold the beginning of the chain; None when the coordinator does not answer in time."""
         now = time.monotonic()
-        if not hashes or not self._breaker.allows(now):
-            return []
+        if not self._breaker.allows(now):
+            return None
         self._breaker.called(now)
         if self._lookups is None or self._lookups.broken:
             self._lookups = SharedCall(self._stub.Lookup)
@@ -53,7 +53,7 @@ class Prefixes:
         except (CallBrokenError, TimeoutError):
             self.failed += 1
             self._breaker.fault(time.monotonic())
-            return []
+            return None
         self.answered += 1
         self._breaker.success(time.monotonic())
         return [CachedPrefix(d.worker_id, d.incarnation, d.blocks * HASH_BLOCK_TOKENS) for d in response.depths]

@@ -57,7 +57,7 @@ class Placement:
 class _Known:
     """What was learnt about a request before choosing."""
 
-    prefixes: list[CachedPrefix]
+    prefixes: list[CachedPrefix] | None  # None: nobody could say
     held: Held | None
     bindings_known: bool
 
@@ -113,10 +113,10 @@ class Routing:
         wants_prefixes = bool(request.block_hashes) and self.policy.uses_prefixes
         lookup = self.prefixes.lookup(request.block_hashes) if self.prefixes and wants_prefixes else None
         if not wants_session:
-            return _Known(await lookup if lookup else [], None, True)
+            return _Known(await lookup if lookup else None, None, True)
         beside = asyncio.create_task(lookup) if lookup else None
         held, known = await self._held(request, touch=touch)
-        return _Known(await beside if beside else [], held, known)
+        return _Known(await beside if beside else None, held, known)
 
     async def _held(self, request: routing_pb2.RouteRequest, *, touch: bool) -> tuple[Held | None, bool]:
         try:
@@ -220,8 +220,8 @@ def _index_of(pool: Pool, binding: Binding | None) -> int:
     return member.index
 
 
-def _matched_tokens(pool: Pool, prefixes: list[CachedPrefix]) -> Floats | None:
-    if not prefixes:
+def _matched_tokens(pool: Pool, prefixes: list[CachedPrefix] | None) -> Floats | None:
+    if prefixes is None:
         return None
     matched = np.zeros(len(pool.members))
     for worker_id, incarnation, tokens in prefixes:

@@ -108,7 +108,7 @@ class Query:
     session_key: int = 0  # hash64 of tenant and session; 0: not sticky
     bound: int = -1  # the worker that holds the session; -1: none that is known
     bindings_known: bool = True  # False: Redis is away, so that routers must agree without it
-    matched_tokens: Floats | None = None  # [n_workers], prefix tokens cached there
+    matched_tokens: Floats | None = None  # [n_workers], prefix tokens cached there; None: not known
     excluded: tuple[int, ...] = ()
     turn: int = 0  # counts the router's decisions
 

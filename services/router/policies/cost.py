@@ -79,7 +79,7 @@ class CostPolicy:
             return Choice(cheapest(costs, snapshot, query.request_key), "lowest cost", terms)
         best = costs.min()
         known = query.bindings_known and query.bound >= 0
-        bearable = known and costs[query.bound] <= KEEP_FACTOR * best + KEEP_MS
+        bearable = known and costs[query.bound] - _kept_ms(snapshot, query) <= KEEP_FACTOR * best + KEEP_MS
         if bearable and not self._too_much(snapshot, query, terms):
             return Choice(query.bound, "session kept", terms)
         near = costs <= EVEN_FACTOR * best + EVEN_MS
@@ -99,6 +99,16 @@ class CostPolicy:
         """Whether the bound worker has had clearly more than its share: by more than a few requests like this one."""
         own = query.prompt_tokens - terms.matched_tokens[query.bound] + self.decode_weight * _output(query)
         return bool(snapshot.share[query.bound] > FAIR_SHARE and snapshot.excess[query.bound] > FAIR_REQUESTS * own)
+
+
+def _kept_ms(snapshot: Snapshot, query: Query) -> float:
+    """What a session leaves behind by moving that the costs do not know of.
+
+    When nobody could say what is cached where, its worker is taken to have all of its prompt.
+    """
+    if query.matched_tokens is not None:
+        return 0.0
+    return float(query.prompt_tokens / snapshot.speeds.prefill_rate[query.bound] * 1000.0)
 
 
 def _output(query: Query) -> int:

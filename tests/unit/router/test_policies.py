@@ -77,7 +77,10 @@ def test_a_session_stays_while_its_worker_is_bearable_and_has_no_more_than_its_s
     share, excess = snapshot.share[query.bound], snapshot.excess[query.bound]
     cached = 0.0 if query.matched_tokens is None else query.matched_tokens[query.bound]
     own = query.prompt_tokens - cached + 0.5 * min(query.max_tokens or 256, 256)
-    if costs[query.bound] > 2 * costs.min() + 100:
+    presumed_ms = 0.0
+    if query.matched_tokens is None:
+        presumed_ms = query.prompt_tokens / snapshot.speeds.prefill_rate[query.bound] * 1000
+    if costs[query.bound] - presumed_ms > 2 * costs.min() + 100:
         assert choice.reason == "session rebound"
         assert choice.index != query.bound
     elif share <= 1.04 or excess <= 4 * own:
@@ -140,6 +143,15 @@ def test_cached_prefixes_are_worth_their_prefill_time() -> None:
     assert choose("cost", snapshot, Query(2000, 16, matched_tokens=cached)) == 0
     busier = snapshot_of([Worker(queued=1500), Worker()])
     assert choose("cost", busier, Query(2000, 16, matched_tokens=cached)) == 1
+
+
+def test_a_session_stays_with_a_slower_worker_when_nobody_can_say_what_is_cached() -> None:
+    snapshot = snapshot_of([Worker(rate=1000), Worker()])
+    query = Query(700, 2, session_key=1, bound=0)
+    assert choose("cost", snapshot, query) == 0
+    assert choose("cost", snapshot, replace(query, matched_tokens=np.zeros(2))) == 1, "it is known that nothing is"
+    queue = snapshot_of([Worker(rate=1000, queued=1000), Worker()])
+    assert choose("cost", queue, query) == 1
 
 
 def test_a_slower_worker_gets_what_it_can_finish_as_soon() -> None:
