@@ -36,7 +36,7 @@ from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 from bench.reading import Reading, higher, lower, write_readings
 from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
-from services.common.leases import BEAT_S, LEASE_TTL_S
+from services.common.leases import BEAT_S, LeaseTable
 from services.common.ports import free_port
 from services.common.rpc import bind, new_server, open_channel
 from services.common.shared_call import SharedCall
@@ -57,7 +57,7 @@ KINDS = {"plain": 0, "session and prefix": 200, "new session and prefix": 1 << 3
 async def serve_workers(redis_url: str, n: int) -> None:
     """The fleet; runs until killed."""
     os.nice(10)  # its heartbeats may be late, the decisions that are timed may not
-    keys, workers = RedisKeys("default"), [FakeWorker(f"worker-{i}") for i in range(n)]
+    workers = [FakeWorker(f"worker-{i}") for i in range(n)]
     for worker in workers:  # as real ones: what pulls would save is worked out for every decision with a prefix
         worker.update(kv_bytes_per_token=20_000, pull_bytes_per_s=1e9)
     for worker in workers[:HOLDERS]:
@@ -65,6 +65,7 @@ async def serve_workers(redis_url: str, n: int) -> None:
     for worker in workers:
         await worker.start(port=0)
     async with redis.from_url(redis_url) as client:
+        leases = LeaseTable(client, RedisKeys("default"))
         # A few workers at a time: a fleet does not beat in step, and a thousand keepers would take the machine that is
         # measured.
         while True:
@@ -72,8 +73,7 @@ async def serve_workers(redis_url: str, n: int) -> None:
                 some = workers[first : first + LEASES_AT_ONCE]
                 async with client.pipeline(transaction=False) as pipe:
                     for worker in some:
-                        pipe.set(keys.worker(worker.worker_id), worker.lease().to_json(), px=int(LEASE_TTL_S * 1000))
-                    pipe.zadd(keys.workers, {worker.worker_id: time.time() for worker in some})
+                        await leases.write(worker.lease(), pipe)
                     await pipe.execute()
                 await asyncio.sleep(2 * BEAT_S * len(some) / n)
 

@@ -14,17 +14,23 @@ class RedisKeys:
 
     @property
     def workers(self) -> str:
-        """Sorted set: worker id -> time of its last beat, seconds since the epoch."""
+        """Sorted set: worker id -> time of its last beat, seconds since the epoch by Redis's clock."""
         return f"rz:{self.namespace}:workers"
+
+    @property
+    def leases(self) -> str:
+        """Hash: worker id -> its lease as JSON."""
+        return f"rz:{self.namespace}:leases"
+
+    @property
+    def leases_version(self) -> str:
+        """Grows whenever a lease is new, changed, back after it had ended, or given up."""
+        return f"rz:{self.namespace}:leases-version"
 
     @property
     def worker_events(self) -> str:
         """Channel told a worker's id whenever its lease is new, changed or given up."""
         return f"rz:{self.namespace}:worker-events"
-
-    def worker(self, worker_id: str) -> str:
-        """A worker's lease: JSON, expires with the lease."""
-        return f"rz:{self.namespace}:worker:{worker_id}"
 
     def session(self, tenant: str, session: str) -> str:
         """Which worker holds a session. The session's own name is not stored."""

@@ -1,4 +1,9 @@
-"""Worker leases in Redis: workers write theirs every second, routers and the coordinator read them all."""
+"""Worker leases in Redis: workers write theirs every second, routers and the coordinator read them all.
+
+Whether a lease is alive is told by Redis's clock alone: machines' clocks differ. Reading a thousand leases holds Redis
+up for milliseconds, with everybody's sessions behind them; so a reader says which state it has seen, and gets nothing
+when no lease has come, changed or ended since.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import asdict, dataclass
 
@@ -52,37 +56,103 @@ class Lease:
             raise ValueError(f"not a worker lease: {error}") from error
 
 
+# Keys: times of the last beats, leases, version. A lease that is new, changed or back is a new version; with it go
+# those that ended long ago. Versions start at the clock: a Redis that restarts empty does not repeat them.
+_WRITE = """
+local clock = redis.call('TIME')
+local now, id, lease = clock[1] + clock[2] / 1e6, ARGV[1], ARGV[2]
+local last = redis.call('ZSCORE', KEYS[1], id)
+redis.call('ZADD', KEYS[1], string.format('%.6f', now), id)
+if last and now - last <= tonumber(ARGV[3]) and redis.call('HGET', KEYS[2], id) == lease then return end
+for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[4])) do
+  redis.call('ZREM', KEYS[1], gone)
+  redis.call('HDEL', KEYS[2], gone)
+end
+redis.call('HSET', KEYS[2], id, lease)
+redis.call('SET', KEYS[3], clock[1], 'NX')
+redis.call('INCR', KEYS[3])
+redis.call('PUBLISH', ARGV[5], id)
+"""
+
+_REMOVE = """
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
+redis.call('INCR', KEYS[3])
+redis.call('PUBLISH', ARGV[2], ARGV[1])
+"""
+
+# The state, and the leases unless that state has been seen. They come as one string instead of a thousand replies: the
+# client parses a long reply slowly.
+_READ = """
+local clock = redis.call('TIME')
+local alive = string.format('(%.6f', clock[1] + clock[2] / 1e6 - ARGV[1])
+local state = (redis.call('GET', KEYS[3]) or '') .. ':' .. redis.call('ZCOUNT', KEYS[1], alive, '+inf')
+if state == ARGV[2] then return {state} end
+local ids, found = redis.call('ZRANGEBYSCORE', KEYS[1], alive, '+inf'), {}
+for first = 1, #ids, 1000 do
+  local last = math.min(first + 999, #ids)
+  for _, lease in ipairs(redis.call('HMGET', KEYS[2], unpack(ids, first, last))) do
+    if lease then found[#found + 1] = lease end
+  end
+end
+return {state, table.concat(found, '\\n')}
+"""
+
+
+class LeaseTable:
+    """The leases of one installation. All methods raise RedisError or OSError when Redis is away."""
+
+    def __init__(self, client: redis.Redis, keys: RedisKeys) -> None:
+        self._keys = [keys.workers, keys.leases, keys.leases_version]
+        self._events = keys.worker_events
+        self._write, self._remove, self._read = (client.register_script(text) for text in (_WRITE, _REMOVE, _READ))
+
+    async def write(self, lease: Lease, client: redis.Redis | None = None) -> None:
+        """Prolong a lease; `client` may be a pipeline."""
+        await self._write(
+            keys=self._keys,
+            args=[lease.worker_id, lease.to_json(), LEASE_TTL_S, FORGET_S, self._events],
+            client=client,
+        )
+
+    async def remove(self, worker_id: str) -> None:
+        """Give a lease up."""
+        await self._remove(keys=self._keys, args=[worker_id, self._events])
+
+    async def read(self, seen: bytes) -> tuple[bytes, list[bytes] | None]:
+        """The state of the table, and the live leases as JSON; None when the state is `seen`."""
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            state, *leases = await self._read(keys=self._keys, args=[LEASE_TTL_S, seen])
+        if not leases:
+            return state, None
+        return state, leases[0].split(b"\n") if leases[0] else []
+
+
 class LeaseKeeper:
     """Keeps one worker's lease alive. Redis being away is logged once and never stops the worker."""
 
     def __init__(self, client: redis.Redis, keys: RedisKeys, current: Callable[[], Lease]) -> None:
-        self._redis = client
-        self._keys = keys
+        self._table = LeaseTable(client, keys)
         self._current = current
         self._reachable = True
 
     async def run(self) -> None:
         """Beat until cancelled, then give the lease up."""
-        announced: Lease | None = None
+        written = ""
         try:
             while True:
                 lease = self._current()
-                if await self._beat(lease, announce=lease != announced):
-                    announced = lease
+                if await self._beat(lease):
+                    written = lease.worker_id
                 await asyncio.sleep(BEAT_S)
         finally:
-            if announced is not None:
-                await self._give_up(announced)
+            if written:
+                with contextlib.suppress(RedisError, OSError):  # the lease expires by itself
+                    await self._table.remove(written)
 
-    async def _beat(self, lease: Lease, *, announce: bool) -> bool:
+    async def _beat(self, lease: Lease) -> bool:
         try:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.set(self._keys.worker(lease.worker_id), lease.to_json(), px=int(LEASE_TTL_S * 1000))
-                pipe.zadd(self._keys.workers, {lease.worker_id: time.time()})
-                pipe.zremrangebyscore(self._keys.workers, "-inf", time.time() - FORGET_S)
-                if announce:
-                    pipe.publish(self._keys.worker_events, lease.worker_id)
-                await pipe.execute()
+            await self._table.write(lease)
         except (RedisError, OSError) as error:
             if self._reachable:
                 log.warning("lease not renewed, Redis is away: %s", error)
@@ -92,25 +162,6 @@ class LeaseKeeper:
             log.info("Redis is back, lease renewed")
         self._reachable = True
         return True
-
-    async def _give_up(self, lease: Lease) -> None:
-        with contextlib.suppress(RedisError, OSError):  # the lease expires by itself
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.delete(self._keys.worker(lease.worker_id))
-                pipe.zrem(self._keys.workers, lease.worker_id)
-                pipe.publish(self._keys.worker_events, lease.worker_id)
-                await pipe.execute()
-
-
-# One string instead of a thousand replies: the client parses a long reply slowly, and leases rarely change.
-_READ_LEASES = """
-local found = {}
-for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
-  local lease = redis.call('GET', ARGV[1] .. id)
-  if lease then found[#found + 1] = lease end
-end
-return table.concat(found, '\\n')
-"""
 
 
 def _parse(text: bytes) -> Lease | None:
@@ -126,21 +177,19 @@ class LeaseWatcher:
 
     def __init__(self, client: redis.Redis, keys: RedisKeys) -> None:
         self._redis = client
-        self._keys = keys
-        self._read = client.register_script(_READ_LEASES)
+        self._events = keys.worker_events
+        self._table = LeaseTable(client, keys)
+        self._seen = b""
         self._parsed: dict[bytes, Lease | None] = {}  # what the last answer was made of; most of it is in the next
+        self._leases: dict[str, Lease] = {}
 
     async def read(self) -> dict[str, Lease]:
-        """Leases by worker id; raises RedisError or OSError when Redis is away.
-
-        The sorted set only says which keys to ask for. Whether a lease is alive is for its TTL to say: machines'
-        clocks differ, Redis's own does not.
-        """
-        async with asyncio.timeout(READ_TIMEOUT_S):
-            answer = await self._read(keys=[self._keys.workers], args=[self._keys.worker("")])
-        lines = answer.split(b"\n") if answer else []
-        self._parsed = {line: self._parsed[line] if line in self._parsed else _parse(line) for line in lines}
-        return {lease.worker_id: lease for lease in self._parsed.values() if lease is not None}
+        """Leases by worker id; raises RedisError or OSError when Redis is away."""
+        self._seen, lines = await self._table.read(self._seen)
+        if lines is not None:
+            self._parsed = {line: self._parsed[line] if line in self._parsed else _parse(line) for line in lines}
+            self._leases = {lease.worker_id: lease for lease in self._parsed.values() if lease is not None}
+        return self._leases
 
     async def watch(self) -> AsyncGenerator[dict[str, Lease] | None]:
         """Yield the live leases again and again; None while Redis is away (keep what you have)."""
@@ -172,7 +221,7 @@ class LeaseWatcher:
         while True:
             try:
                 async with self._redis.pubsub() as pubsub:
-                    await pubsub.subscribe(self._keys.worker_events)
+                    await pubsub.subscribe(self._events)
                     async for message in pubsub.listen():
                         if message["type"] == "message":
                             changed.set()

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from subprocess import PIPE, Popen
 
 import grpc
@@ -14,6 +15,7 @@ import pytest
 from ryzanstein.v1 import routing_pb2 as pb
 from ryzanstein.v1 import routing_pb2_grpc
 
+from services.common.leases import LeaseTable, LeaseWatcher
 from services.router.pool import SILENT_S
 from tests.integration.router.conftest import Fleet, eligible, views
 from tests.integration.router.processes import router_process, running, until
@@ -70,7 +72,8 @@ async def test_a_killed_worker_gets_nothing_more_long_before_its_lease_ends(flee
         process.send_signal(signal.SIGKILL)
         process.wait()
         await until(lambda: eligible(router, 1))
-        assert await fleet.redis.exists(fleet.keys.worker("victim")), "the lease is still there"
+        leases = await LeaseWatcher(fleet.redis, fleet.keys).read()
+        assert "victim" in leases, "the lease is still there"
         assert (await views(router))["victim"].why_not == "state stream broken"
         assert (await router.Route(ask("after"))).worker_id == "alive"
 
@@ -246,7 +249,7 @@ async def test_an_unreadable_binding_is_replaced(fleet: Fleet) -> None:
 
 async def test_an_unreadable_lease_is_ignored(fleet: Fleet) -> None:
     await fleet.worker("good")
-    await fleet.redis.set(fleet.keys.worker("bad"), b'{"worker_id": 1}')
+    await fleet.redis.hset(fleet.keys.leases, "bad", b'{"worker_id": 1}')
     await fleet.redis.zadd(fleet.keys.workers, {"bad": 1e12})
     router = await fleet.router(workers=1)
     assert set(await views(router)) == {"good"}
@@ -254,8 +257,7 @@ async def test_an_unreadable_lease_is_ignored(fleet: Fleet) -> None:
 
 async def test_an_address_that_answers_for_another_worker_is_not_used(fleet: Fleet) -> None:
     real = await fleet.worker("real")
-    await fleet.redis.set(fleet.keys.worker("ghost"), real.lease().to_json().replace('"real"', '"ghost"'), px=60_000)
-    await fleet.redis.zadd(fleet.keys.workers, {"ghost": 1e12})
+    await LeaseTable(fleet.redis, fleet.keys).write(replace(real.lease(), worker_id="ghost"))
     router = await fleet.router(workers=1)
 
     async def listed() -> bool:

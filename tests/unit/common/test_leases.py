@@ -13,7 +13,7 @@ import redis.asyncio as redis
 
 from services.common.followers import FollowerHooks, Followers
 from services.common.keys import RedisKeys
-from services.common.leases import Lease, LeaseKeeper, LeaseWatcher
+from services.common.leases import Lease, LeaseKeeper, LeaseTable, LeaseWatcher
 from services.common.redis_client import Batcher, open_redis
 from services.common.tasks import end_tasks
 from tests.integration.router.processes import RedisServer, until
@@ -65,25 +65,66 @@ async def test_a_kept_lease_is_read_until_it_is_given_up(client: redis.Redis) ->
         await until(lambda: read({"a": lease("a")}))
         current[0] = lease("a", phase="draining")
         await until(lambda: read({"a": lease("a", phase="draining")}))
-        assert 0 < await client.pttl(KEYS.worker("a")) <= 5000
     assert await watcher.read() == {}
-    assert await client.zcard(KEYS.workers) == 0
+    assert await client.zcard(KEYS.workers) == await client.hlen(KEYS.leases) == 0
 
 
-async def test_clocks_of_workers_do_not_matter(client: redis.Redis) -> None:
-    await client.set(KEYS.worker("late"), lease("late").to_json(), px=5000)
-    await client.zadd(KEYS.workers, {"late": 0.0, "dead": 9e9})
-    assert set(await LeaseWatcher(client, KEYS).read()) == {"late"}
+async def redis_time(client: redis.Redis) -> float:
+    seconds, microseconds = await client.time()
+    return seconds + microseconds / 1e6
 
 
-async def test_long_dead_workers_are_swept(client: redis.Redis) -> None:
-    await client.zadd(KEYS.workers, {"long dead": 0.0})
-    async with running(LeaseKeeper(client, KEYS, lambda: lease("a")).run()):
+async def test_leases_end_and_come_back_by_the_clock_of_redis(client: redis.Redis) -> None:
+    watcher, table = LeaseWatcher(client, KEYS), LeaseTable(client, KEYS)
+    for worker_id in ("a", "b"):
+        await table.write(lease(worker_id))
+    assert set(await watcher.read()) == {"a", "b"}
+    now = await redis_time(client)
+    await client.zadd(KEYS.workers, {"a": now - 4.0, "b": now - 5.1})
+    assert set(await watcher.read()) == {"a"}
+    await table.write(lease("b"))
+    await client.zadd(KEYS.workers, {"a": now - 5.1})
+    assert set(await watcher.read()) == {"b"}, "as many as before, but others"
 
-        async def swept() -> bool:
-            return await client.zrange(KEYS.workers, 0, -1) == [b"a"]
 
-        await until(swept)
+async def test_leases_are_sent_only_when_one_has_come_changed_or_gone(client: redis.Redis) -> None:
+    table = LeaseTable(client, KEYS)
+    seen, leases = await table.read(b"")
+    assert leases == []
+    for change in (
+        lambda: table.write(lease("a")),
+        lambda: table.write(lease("b")),
+        lambda: table.write(lease("a", phase="draining")),
+        lambda: table.remove("b"),
+        client.flushall,
+        lambda: table.write(lease("a")),
+    ):
+        await change()
+        state, leases = await table.read(seen)
+        assert state != seen
+        assert leases is not None
+        assert await table.read(state) == (state, None)
+        seen = state
+    await table.write(lease("a"))
+    assert await table.read(seen) == (seen, None), "prolonged, not changed"
+
+
+async def test_a_thousand_leases_and_more_are_read(client: redis.Redis) -> None:
+    table = LeaseTable(client, KEYS)
+    async with client.pipeline(transaction=False) as pipe:
+        for i in range(2001):
+            await table.write(lease(f"w{i}"), pipe)
+        await pipe.execute()
+    assert set(await LeaseWatcher(client, KEYS).read()) == {f"w{i}" for i in range(2001)}
+
+
+async def test_long_dead_workers_are_swept_when_one_comes(client: redis.Redis) -> None:
+    table = LeaseTable(client, KEYS)
+    await table.write(lease("long dead"))
+    await client.zadd(KEYS.workers, {"long dead": await redis_time(client) - 601})
+    await table.write(lease("a"))
+    assert await client.zrange(KEYS.workers, 0, -1) == [b"a"]
+    assert await client.hkeys(KEYS.leases) == [b"a"]
 
 
 async def test_a_keeper_outlives_redis(client: redis.Redis, server: RedisServer) -> None:

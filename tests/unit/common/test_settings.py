@@ -24,7 +24,7 @@ def test_peers_are_told_an_address_that_can_be_called() -> None:
 
 def test_installations_and_tenants_share_no_keys_and_sessions_are_not_stored_in_clear() -> None:
     keys = RedisKeys("blue")
-    assert keys.worker("w") == "rz:blue:worker:w"
+    assert keys.leases == "rz:blue:leases"
     assert len({keys.session(t, s) for t, s in (("", "a"), ("t", "a"), ("t", "b"))}) == 3
     assert "secret name" not in keys.session("t", "secret name")
     assert RedisKeys("green").session("t", "a") != keys.session("t", "a")
