@@ -24,7 +24,7 @@ WORK_HALF_LIFE_S = 20.0
 # Below this many requests per worker a step is hardly slower than for one, and unequal shares harm nobody.
 BUSY_LOAD = 4.0
 # For this long speeds that were derived from the workers' words serve all decisions: they change slowly.
-SPEEDS_FRESH_S = 0.02
+SPEEDS_FRESH_S = 0.1
 
 _PHASES = {
     worker_pb2.PHASE_SERVING: WhyNot.ELIGIBLE,
@@ -84,6 +84,7 @@ class Pool:
         self._table: Floats = np.zeros((_Column.COUNT, 0))  # [columns, n_workers]
         self._ids: tuple[str, ...] = ()
         self._identities = np.zeros(0, dtype=np.uint64)
+        self._even = np.zeros(0), np.zeros(0)  # shares and excess of a fleet that is not busy
         self._unexpired: deque[tuple[float, Member]] = deque()
         self._tripped: dict[str, Member] = {}
         self._work_since = clock()  # when a unit of work last weighed 1
@@ -110,6 +111,7 @@ class Pool:
 
     def _renumber(self) -> None:
         self._known_speeds = None
+        self._even = np.ones(len(self.members)), np.zeros(len(self.members))
         self._ids = tuple(self.members)
         self._identities = np.array([member.identity for member in self.members.values()], dtype=np.uint64)
         for index, member in enumerate(self.members.values()):
@@ -271,8 +273,7 @@ class Pool:
         queued = table[_Column.QUEUED] + table[_Column.UNACKED_TOKENS]
         load = table[_Column.REQUESTS] + table[_Column.UNACKED]
         why_not = self._why_not(queued > self.saturation_s * speeds.prefill_rate, now)
-        work = table[_Column.WORK] / self._work_weight(now)
-        share = _shares(work / speeds.similar_rate, load, why_not == 0)
+        share, excess = self._shares(now, speeds, load, why_not == 0)
         return Snapshot(
             worker_ids=self._ids,
             identities=self._identities,
@@ -280,9 +281,26 @@ class Pool:
             queued_tokens=queued,
             load=load,
             share=share,
-            excess=work * (1.0 - 1.0 / np.maximum(share, 1.0)),
+            excess=excess,
             speeds=speeds,
         )
+
+    def _shares(self, now: float, speeds: Speeds, load: Floats, eligible: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        """Work of each worker relative to the mean of the eligible ones, and how much of it is beyond that.
+
+        All have their share while the fleet is not busy.
+        """
+        # Sums as products with 0 and 1: several times as fast as indexing with a mask.
+        counts = eligible.astype(np.float64)
+        n = counts.sum()
+        if load @ counts < BUSY_LOAD * n:
+            return self._even
+        work = self._table[_Column.WORK] / self._work_weight(now)
+        relative = work / speeds.similar_rate
+        if not (done := relative @ counts):
+            return self._even
+        share = relative * (n / done)
+        return share, work * (1.0 - 1.0 / np.maximum(share, 1.0))
 
     def _why_not(self, saturated: NDArray[np.bool_], now: float) -> NDArray[np.uint8]:
         why_not: NDArray[np.uint8] = self._table[_Column.WHY_NOT].astype(np.uint8)
@@ -310,14 +328,3 @@ class Pool:
             )
             self._known_speeds = speeds_of(told)
         return self._known_speeds
-
-
-def _shares(work: Floats, load: Floats, eligible: NDArray[np.bool_]) -> Floats:
-    """Work of each worker relative to the mean of those that get any; all 1 while the fleet is not busy."""
-    # Sums as products with 0 and 1: several times as fast as indexing with a mask.
-    counts = eligible.astype(np.float64)
-    n, done = counts.sum(), work @ counts
-    if load @ counts < BUSY_LOAD * n or not done:
-        return np.ones(len(work))
-    shares: Floats = work * (n / done)
-    return shares
