@@ -124,6 +124,8 @@ class Pool:
             self._restarted(member)
         member.state, member.incarnation, member.connected = state, state.incarnation, True
         column, now, running = self._table[:, member.index], self._clock(), state.running
+        if not column[_Column.RATE]:  # its first word: until now it was taken to be like the others
+            self._known_speeds = None
         column[_Column.TOLD] = (
             now,
             state.queued_prefill_tokens,

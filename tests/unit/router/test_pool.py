@@ -269,6 +269,10 @@ def test_speeds_serve_the_decisions_of_a_moment_but_a_worker_that_joins_counts_a
     assert lab.pool.snapshot().speeds.prefill_rate == [2000]
     lab.join("b", prefill_tokens_per_s=3000)
     assert lab.pool.snapshot().speeds.prefill_rate.tolist() == [2000, 3000]
+    lab.pool.add("c", "c:1", LIMITS)
+    assert lab.pool.snapshot().speeds.prefill_rate.tolist() == [2000, 3000, 2500]
+    lab.tell("c", prefill_tokens_per_s=4000)
+    assert lab.pool.snapshot().speeds.prefill_rate.tolist() == [2000, 3000, 4000]
 
 
 def test_when_nobody_has_worked_for_long_the_old_measurements_count() -> None:
