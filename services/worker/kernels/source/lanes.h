@@ -43,6 +43,7 @@ typedef struct {
     const int64_t *starts, *lengths, *blocks;
     long n_blocks, sequences;
     tile_attention *attend_tile;
+    long alone, together; // pieces before those of several heads; how many heads are in those: set by share_attention
 } attention;
 
 #define MAX_KEYS 32 // that are looked up at once
@@ -107,17 +108,13 @@ static inline void add_lane(const layer *a, tile_lanes *l, long row, long head, 
     if (i == 0 || limit > l->last) l->last = limit;
 }
 
-// One sequence and one KV head.
-static inline void attend_sequence(const void *context, long index) {
-    const attention *w = context;
+// One sequence and one KV head; `next`: of what this thread takes after it, or null.
+static inline void attend_sequence(const attention *w, long index, const keys_of_sequence *next) {
     const layer *a = &w->a;
     long i = index / a->n_kv, end = w->starts[i + 1];
     long heads = a->group < LANES ? a->group : LANES, rows = LANES / heads;
-    keys_of_sequence s = keys_of(w, index), next;
-    if (pool_threads() == 1 && index + 1 < w->sequences * a->n_kv) {
-        next = keys_of(w, index + 1);
-        s.next = &next;
-    }
+    keys_of_sequence s = keys_of(w, index);
+    s.next = next;
     for (long row = w->starts[i]; row < end; row += rows)
         for (long head = 0; head < a->group; head += heads) {
             tile_lanes l;
@@ -127,4 +124,38 @@ static inline void attend_sequence(const void *context, long index) {
                     add_lane(a, &l, r, s.kv_head * a->group + h, w->lengths[i] - (end - 1 - r));
             w->attend_tile(a, &l, &s);
         }
+}
+
+static inline int is_prompt(const attention *w, long index) {
+    long i = index / w->a.n_kv;
+    return w->starts[i + 1] - w->starts[i] > 1;
+}
+
+// Prompts' heads first, each a piece of work; then those of other sequences, some together.
+static inline void attend_piece(const void *context, long piece) {
+    const attention *w = context;
+    if (piece < w->alone) {
+        if (is_prompt(w, piece)) attend_sequence(w, piece, 0);
+        return;
+    }
+    long index = (piece - w->alone) * w->together, end = index + w->together, all = w->sequences * w->a.n_kv;
+    if (end > all) end = all;
+    for (; index < end; index++) {
+        keys_of_sequence next;
+        int more = index + 1 < end && !is_prompt(w, index + 1);
+        if (more) next = keys_of(w, index + 1);
+        if (!is_prompt(w, index)) attend_sequence(w, index, more ? &next : 0);
+    }
+}
+
+#define PIECES 16 // for each thread
+
+// The first keys of a piece wait for memory, all others are fetched ahead: so a piece is several heads where there are
+// enough of them. A prompt's heads are too much work for that.
+
+static inline void share_attention(attention w) {
+    long all = w.sequences * w.a.n_kv, pieces = PIECES * pool_threads();
+    w.alone = w.starts[w.sequences] > w.sequences ? all : 0;
+    w.together = pool_threads() == 1 ? all : (all + pieces - 1) / pieces;
+    share(attend_piece, &w, w.alone + (all + w.together - 1) / w.together);
 }

@@ -58,6 +58,12 @@ def cases(head_dims: list[int], block_sizes: list[int]) -> st.SearchStrategy[Cas
 CASES = cases([32, 64, 96, 128, 160, 192, 224, 256], [16, 32, 48])
 
 
+# So many sequences that a thread takes several together, with prompts among them.
+MANY = Case(
+    (*((1, 20 + i) for i in range(23)), (17, 40), (1, 90), (2, 2), *((1, 70 - i) for i in range(20))), n_kv=3, group=3
+)
+
+
 @dataclass(frozen=True)
 class Kind:
     """One of our attention kernels in one dtype."""
@@ -155,6 +161,7 @@ def exactly(case: Case, data: Data) -> tuple[torch.Tensor, torch.Tensor]:
 @example(Case(((1, 700), (90, 700)), group=7, head_dim=128, block_size=32, window=100, sharpness=6.0))
 @example(Case(((40, 40),), group=16, window=1))
 @example(Case(((9, 70),), group=15))
+@example(MANY)
 def test_attention_is_what_its_definition_says(kind: Kind, case: Case) -> None:
     data = lay_out(case, kind.dtype)
     exact, sizes = exactly(case, data)
@@ -193,6 +200,7 @@ def test_a_row_is_the_same_alone_and_among_others(kind: Kind, case: Case, chosen
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=CASES)
+@example(MANY)
 def test_the_number_of_threads_changes_no_bit(kind: Kind, case: Case) -> None:
     data = lay_out(case, kind.dtype)
     expected = attend(kind.on_threads(1), case, data)

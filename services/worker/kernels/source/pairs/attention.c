@@ -61,10 +61,12 @@ static void take_values(const layer *a, const bf16 *const *found, block *b) {
 }
 
 // Keys that are not the sequence's are somebody's leftovers, perhaps NaN: they count as zero.
-static void take_block(const layer *a, const found_keys *f, block *b) {
+static void take_block(const layer *a, const found_keys *f, const found_keys *next, block *b) {
     const bf16 *found[KEYS];
     for (int i = 0; i < KEYS; i++) found[i] = i < f->n ? (const bf16 *)a->cache + f->at[i] : 0;
+    fetch(a, next, KEYS, 0, 4);
     take_keys(a, found, b);
+    fetch(a, next, KEYS, 1, 4);
     take_values(a, found, b);
 }
 
@@ -181,9 +183,10 @@ static void attend_tile(const layer *a, const tile_lanes *l, const keys_of_seque
     find_keys(a, s, key, l->last, KEYS, &found);
     for (; key < l->last; key += KEYS, found = next) {
         find_next(a, s, key, l->last, KEYS, &next);
-        fetch(a, &next, KEYS, 0, 1);
-        take_block(a, &found, &b);
+        take_block(a, &found, &next, &b);
+        fetch(a, &next, KEYS, 2, 4);
         attend_block(a, &t, &b, key);
+        fetch(a, &next, KEYS, 3, 4);
     }
     for (long lane = 0; lane < l->n; lane++) {
         __m512 factor = _mm512_set1_ps(1.0f / t.total[lane]);
@@ -198,7 +201,6 @@ static void attend_tile(const layer *a, const tile_lanes *l, const keys_of_seque
 EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *cache, long n_kv, long group, long head_dim,
                       long block_size, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
                       const int64_t *blocks, long n_blocks, long sequences) {
-    attention w = {{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window, sizeof(bf16)},
-                   starts, lengths, blocks, n_blocks, sequences, attend_tile};
-    share(attend_sequence, &w, sequences * n_kv);
+    share_attention((attention){{q, ldq, out, ldo, cache, n_kv, group, head_dim, block_size, scale, softcap, window, sizeof(bf16)},
+                                starts, lengths, blocks, n_blocks, sequences, attend_tile, 0, 0});
 }
