@@ -12,7 +12,7 @@ _WEIGHT = 0.1  # of the newest step in the averages
 _UP, _DOWN = 0.05, 0.2  # of the newest step in what is usual: what held a step up is not
 _MIN_PREFILL_ROWS = 16  # a step with fewer says little about prefill speed
 _MIN_STEP_S = 0.016  # shorter steps are planned ahead at once: timers are not that exact
-_STRETCH = 2.5  # decode steps by which prompts may lengthen a step: pauses stay well below five times the usual
+_STRETCH = 2.0  # decode steps by which prompts may lengthen a step: pauses stay well below five times the usual
 _FEW_KEYS = 256  # for each row, on average: such prompts tell what a row costs, others what a key adds
 _MARGIN_S = 0.003  # a plan is ready at least this long before the ranks need it
 
@@ -99,7 +99,7 @@ class Meter:
     def pace(self, most_s: float, n_decodes: int) -> Pace | None:
         """What prompts may add to a step with as many decodes; None while that is not known.
 
-        They lengthen it by at most `most_s`, and by at most two and a half decode steps: streams keep a steady pace.
+        They lengthen it by at most `most_s`, and by at most two decode steps: streams keep a steady pace.
         """
         if not self._row_s:
             return None
