@@ -32,7 +32,7 @@ async def health(address: str, service: str = "") -> int:
 
 def lease_of(worker: RunningWorker) -> dict[str, object] | None:
     with Redis.from_url(worker.settings.redis_url) as redis:
-        value = redis.get(RedisKeys("default").worker(worker.settings.worker_id))
+        value = redis.hget(RedisKeys("default").leases, worker.settings.worker_id)
     return json.loads(value) if value else None
 
 
