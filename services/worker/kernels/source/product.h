@@ -34,8 +34,8 @@ static inline long end_of_share(const product *p, long index) {
 
 static inline void share_product(product *p, task multiply) {
     long groups = (p->n + GROUP - 1) / GROUP;
-    // Twice as many pieces as threads: one that is held up costs less.
-    long pieces = pool_threads() > 1 ? 2 * pool_threads() : 1;
+    // Several times as many pieces as threads: one that is held up, or waits longer for its weights, costs less.
+    long pieces = pool_threads() > 1 ? 8 * pool_threads() : 1;
     p->groups = (groups + pieces - 1) / pieces;
     share(multiply, p, (groups + p->groups - 1) / p->groups);
 }
