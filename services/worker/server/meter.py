@@ -109,13 +109,14 @@ class Meter:
     def _step_s(self, n_decodes: int) -> float:
         """How long a step of about as many decodes takes.
 
-        Each beyond the most that were seen is taken to cost as much as a row of a prompt: while a crowd comes in, every
-        step has prompts in it.
+        No longer than one of more decodes: where all streams but one are seldom alone in a step, those few were held up
+        by what ended the last one. Each beyond the most that were seen is taken to cost as much as a row of a prompt:
+        while a crowd comes in, every step has prompts in it.
         """
         if not self._decode_s:
             return 0.0
-        if enough := [bits for bits in self._decode_s if bits >= n_decodes.bit_length()]:
-            return self._decode_s[min(enough)]
+        if enough := [seconds for bits, seconds in self._decode_s.items() if bits >= n_decodes.bit_length()]:
+            return min(enough)
         most = max(self._decode_s)
         return self._decode_s[most] + (n_decodes - (1 << most) + 1) * self._row_s
 

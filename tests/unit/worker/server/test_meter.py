@@ -97,6 +97,13 @@ def test_a_step_of_as_many_decodes_as_were_not_seen_is_guessed(n_decodes: int, s
     assert budget(meter, 1.0, n_decodes) == pytest.approx(2 * step_ms * 10, rel=0.01)
 
 
+def test_a_step_takes_no_longer_than_one_of_more_decodes() -> None:
+    meter = measured(10_000, None)
+    decoded(meter, 16, 20.0, steps=50)
+    decoded(meter, 15, 40.0)  # alone only once: just when the sixteenth stream ended
+    assert budget(meter, 1.0, 15) == pytest.approx(400, rel=0.01)
+
+
 ROW_S, KEY_S = 100e-6, 0.1e-6  # 1,000 keys cost as much as a row
 
 
