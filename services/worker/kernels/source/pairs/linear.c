@@ -7,6 +7,7 @@
 #define STRIP GROUP  // outputs of a packed strip: all these registers
 #define ROWS 6       // rows that are multiplied at once: their 24 sums, the weights and an input fill the registers
 #define DEPTH 1024   // of k in a panel, which stays in the second-level cache while all rows come by
+#define SHALLOW 128  // the same for three or four blocks, which compute about as long as the next panel takes to come
 #define MAX_ROWS 384 // that come by; more read the weight again
 
 // Weights are packed as [strips][k / 2][64][2]: the pairs of k of 16 outputs are a register. n is padded with zeros.
@@ -22,20 +23,25 @@ EXPORT void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed) {
 typedef struct {
     const bf16 *weights;
     long column, from, to; // of the outputs, the first; of k, [from, to)
+    int lines;             // of the next panel that a block fetches for every pair of k
 } panel;
 
-// `kept`: the sums of `row` and those below it, from one panel of a strip to the next. `ahead`: a quarter of the next panel,
-// which a full block fetches; null: nothing. Fewer rows wait for the memory whatever is fetched, and do it best in order.
-INLINE void block(const product *p, const panel *w, long row, float (*kept)[STRIP], const char *ahead, int rows) {
+// `kept`: the sums of `row` and those below it, from one panel of a strip to the next. `ahead`: this block's part of the next
+// panel; one line for every pair of k is fetched into the first-level cache, or two into the second: twice as many into the
+// first would hold up what comes from the second.
+INLINE void block(const product *p, const panel *w, long row, float (*kept)[STRIP], const char *ahead, int lines, int rows) {
     __m512 sums[ROWS][REGISTERS];
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 8
         for (int r = 0; r < REGISTERS; r++) sums[i][r] = w->from ? _mm512_loadu_ps(kept[i] + r * WIDTH) : _mm512_setzero_ps();
     const bf16 *x = p->x + row * p->ldx, *weights = w->weights;
-    const char *fetched = ahead ? ahead : (const char *)weights;
-    for (long k = w->from; k < w->to; k += 2, weights += 2 * STRIP, fetched += ahead ? 64 : 0) {
-        if (rows == ROWS) _mm_prefetch(fetched, _MM_HINT_T0);
+    for (long k = w->from; k < w->to; k += 2, weights += 2 * STRIP, ahead += 64 * lines) {
+        if (lines == 1) _mm_prefetch(ahead, _MM_HINT_T0);
+        if (lines == 2) {
+            _mm_prefetch(ahead, _MM_HINT_T1);
+            _mm_prefetch(ahead + 64, _MM_HINT_T1);
+        }
         __m512bh pairs[REGISTERS];
 #pragma GCC unroll 8
         for (int r = 0; r < REGISTERS; r++) pairs[r] = (__m512bh)_mm512_loadu_si512(weights + r * 2 * WIDTH);
@@ -56,24 +62,23 @@ INLINE void block(const product *p, const panel *w, long row, float (*kept)[STRI
                 store_sums(p, row + i, w->column + r * WIDTH, sums[i][r]);
 }
 
-// The rows that do not fill a block.
-static void multiply_few(const product *p, const panel *w, long row, float (*kept)[STRIP], long rows) {
-    if (rows == 1) block(p, w, row, kept, 0, 1);
-    if (rows == 2) block(p, w, row, kept, 0, 2);
-    if (rows == 3) block(p, w, row, kept, 0, 3);
-    if (rows == 4) block(p, w, row, kept, 0, 4);
-    if (rows == 5) block(p, w, row, kept, 0, 5);
+static void multiply_rows(const product *p, const panel *w, long row, float (*kept)[STRIP], const char *ahead, int lines, long rows) {
+#define CASE(n) \
+    if (rows == n && lines == 0) block(p, w, row, kept, 0, 0, n); \
+    if (rows == n && lines == 1) block(p, w, row, kept, ahead, 1, n); \
+    if (rows == n && lines == 2) block(p, w, row, kept, ahead, 2, n);
+    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#undef CASE
 }
 
-// Rows [first, last). The first block waits for what the second to the fifth of the panel before did not fetch.
+// Rows [first, last). The blocks behind the first fetch the next panel, each a part of it.
 static void multiply_panel(const product *p, const panel *w, long first, long last, float (*kept)[STRIP]) {
+    long n_lines = (w->to - w->from) / 2 * REGISTERS, part = (w->to - w->from) / 2 * w->lines;
     const char *next = (const char *)(w->weights + (w->to - w->from) * STRIP);
-    long row = first, quarter = (w->to - w->from) / 2 * 64;
-    for (; row + ROWS <= last; row += ROWS) {
-        long turn = (row - first) / ROWS - 1;
-        block(p, w, row, kept + (row - first), turn >= 0 && turn < 4 ? next + turn * quarter : 0, ROWS);
+    for (long row = first, line = -part; row < last; row += ROWS, line += part) {
+        int lines = line >= 0 && line < n_lines ? w->lines : 0;
+        multiply_rows(p, w, row, kept + (row - first), next + 64 * line, lines, last - row < ROWS ? last - row : ROWS);
     }
-    multiply_few(p, w, row, kept + (row - first), last - row);
 }
 
 // One thread's outputs: `share` strips.
@@ -81,11 +86,15 @@ static void multiply(const void *context, long index) {
     const product *p = context;
     long from = first_of_share(p, index), to = end_of_share(p, index);
     long times = (p->m + MAX_ROWS - 1) / MAX_ROWS, rows = ((p->m + times - 1) / times + ROWS - 1) / ROWS * ROWS;
+    // One or two blocks wait for the memory whatever is fetched, and do it best in order. Five fetch all of the next panel with
+    // a line at a time, three or four with two.
+    int lines = p->m > 4 * ROWS ? 1 : p->m > 2 * ROWS ? 2 : 0;
+    long depth = lines == 2 ? SHALLOW : DEPTH;
     float kept[rows][STRIP];
     for (long first = 0; first < p->m; first += rows)
         for (long column = from; column < to; column += STRIP)
-            for (long k = 0; k < p->k; k += DEPTH) {
-                panel w = {p->packed + column * p->k + k * STRIP, column, k, k + DEPTH < p->k ? k + DEPTH : p->k};
+            for (long k = 0; k < p->k; k += depth) {
+                panel w = {p->packed + column * p->k + k * STRIP, column, k, k + depth < p->k ? k + depth : p->k, lines};
                 multiply_panel(p, &w, first, first + rows < p->m ? first + rows : p->m, kept);
             }
 }
