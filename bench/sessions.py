@@ -38,6 +38,7 @@ from services.cli.stack.state import read_state, run_dir
 from services.common.keys import RedisKeys
 from services.common.ports import free_port
 from services.common.rpc import open_channel
+from services.common.tasks import end_tasks
 
 WARM_UP_S = 15.0  # caches fill, workers measure themselves
 JOINED_S = 5.0  # how long a worker that joined is left in before it is drained
@@ -135,8 +136,7 @@ async def measure(workers: int, load: Load, seconds: float, joins: int) -> tuple
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(clients.converse(index)) for index in range(load.clients)]
                 found = await phases()
-                for task in tasks:
-                    task.cancel()
+                await end_tasks(tasks)
             return found
 
 
