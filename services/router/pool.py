@@ -23,6 +23,8 @@ SILENT_S = 5.0
 WORK_HALF_LIFE_S = 20.0
 # Below this many requests per worker a step is hardly slower than for one, and unequal shares harm nobody.
 BUSY_LOAD = 4.0
+# A rate follows the prompts that a worker has just had; what kind of worker it is shows over this time.
+TOKEN_HALF_LIFE_S = 10.0
 # For this long speeds that were derived from the workers' words serve all decisions: they change slowly.
 SPEEDS_FRESH_S = 0.1
 
@@ -45,7 +47,8 @@ class _Column:
     UNACKED_TOKENS = 11
     UNACKED = 12
     WORK = 13  # given by this router, decaying with WORK_HALF_LIFE_S
-    COUNT = 14
+    TOKEN_S = 14  # seconds for a token of a prompt, 1 / RATE averaged with TOKEN_HALF_LIFE_S
+    COUNT = 15
 
 
 @dataclass(slots=True)
@@ -126,6 +129,9 @@ class Pool:
         column, now, running = self._table[:, member.index], self._clock(), state.running
         if not column[_Column.RATE]:  # its first word: until now it was taken to be like the others
             self._known_speeds = None
+        if rate := state.prefill_tokens_per_s:
+            old = math.exp2((column[_Column.LAST_SEEN] - now) / TOKEN_HALF_LIFE_S) if column[_Column.RATE] else 0.0
+            column[_Column.TOKEN_S] = old * column[_Column.TOKEN_S] + (1.0 - old) / rate
         column[_Column.TOLD] = (
             now,
             state.queued_prefill_tokens,
@@ -152,7 +158,7 @@ class Pool:
         member.breaker = Breaker(member.breaker.limits)
         member.draining = False
         self._tripped.pop(member.worker_id, None)
-        self._table[[_Column.STEP_MS, _Column.STEP_BATCH], member.index] = 0.0
+        self._table[[_Column.STEP_MS, _Column.STEP_BATCH, _Column.RATE], member.index] = 0.0
 
     def disconnected(self, worker_id: str) -> None:
         """Its state stream is broken: whatever it is doing, new requests go elsewhere."""
@@ -321,6 +327,7 @@ class Pool:
             table, self._speeds_at = self._table, now
             told = Told(
                 prefill_rate=table[_Column.RATE],
+                token_s=table[_Column.TOKEN_S],
                 step_ms=table[_Column.STEP_MS],
                 step_batch=table[_Column.STEP_BATCH],
                 step_age_s=now - table[_Column.STEP_AT],

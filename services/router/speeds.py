@@ -22,6 +22,7 @@ class Told:
     """The workers' words, [n_workers]; 0: not known."""
 
     prefill_rate: Floats
+    token_s: Floats  # seconds for a token of a prompt, over a longer time than the rate
     step_ms: Floats
     step_batch: Floats
     step_age_s: Floats
@@ -36,7 +37,7 @@ def speeds_of(told: Told) -> Speeds:
     movable = (told.pull_bytes_per_s > 0) & (told.kv_bytes_per_token > 0)
     return Speeds(
         prefill_rate=rate,
-        similar_rate=_alike(rate),
+        similar_rate=_alike(1.0 / _or_mean(told.token_s, 1.0 / ASSUMED_PREFILL_RATE)),
         step_ms=_renewed(_or_mean(told.step_ms, ASSUMED_STEP_MS), told.step_age_s),
         step_batch=np.maximum(told.step_batch, 1.0),
         max_request_tokens=told.max_request_tokens.copy(),

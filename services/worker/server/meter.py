@@ -40,13 +40,23 @@ class Meter:
     """Times the steps of one pipeline. A step lasts from its start on the ranks to its result."""
 
     def __init__(self) -> None:
-        self.prefill_tokens_per_s = 0.0
         self.decode_step_ms = 0.0
+        self._prefill_rows = 0.0  # of a step with some, on average, ...
+        self._prefill_s = 0.0  # ... and how long such a step takes
         self._decode_s: dict[int, float] = {}  # what is usual, by how many bits the number of decodes has
         self._row_s = 0.0  # of a prompt's row, without its keys
         self._key_s = 0.0  # of a key of such a row
         self._submitted: deque[_Submitted] = deque()
         self._last_result = 0.0
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """In steps with prompts; 0 before the first one.
+
+        Rows by time, not the mean of the steps' rates: these differ threefold by how many rows a step has, and routers
+        would take equal workers for unlike ones.
+        """
+        return self._prefill_rows / self._prefill_s if self._prefill_s else 0.0
 
     def planned(self, plan: StepPlan, now: float) -> None:
         """A plan went to the ranks."""
@@ -62,7 +72,8 @@ class Meter:
         seconds = now - max(step.at, self._last_result)
         self._last_result = now
         if step.n_prefill_rows >= _MIN_PREFILL_ROWS:
-            self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, step.n_rows / max(seconds, 1e-6))
+            self._prefill_rows = _blend(self._prefill_rows, step.n_rows)
+            self._prefill_s = _blend(self._prefill_s, max(seconds, 1e-6))
             decodes_s = min(self._step_s(n_decodes), seconds / 2) if n_decodes else 0.0
             self._learn_prompt(step, seconds - decodes_s)
         elif step.n_prefill_rows == 0:

@@ -44,6 +44,7 @@ def snapshot_of(workers: Sequence[Worker]) -> Snapshot:
         speeds=speeds_of(
             Told(
                 prefill_rate=np.array([w.rate for w in workers], dtype=float),
+                token_s=np.array([1 / w.rate if w.rate else 0 for w in workers], dtype=float),
                 step_ms=np.array([w.step_ms for w in workers], dtype=float),
                 step_batch=np.ones(len(workers)),
                 step_age_s=np.zeros(len(workers)),

@@ -242,6 +242,35 @@ def test_shares_tell_slow_workers_from_those_that_were_measured_so(rate: float, 
     assert lab.pool.snapshot().share[2] == pytest.approx(share)
 
 
+def test_equal_workers_have_equal_shares_however_their_rates_swing() -> None:
+    lab = Lab()
+    for worker_id in ("a", "b", "c"):
+        lab.join(worker_id, waiting=8)
+    for worker_id in ("a", "b", "c"):
+        lab.pool.book(worker_id, seq=1, tokens=100)
+    for second in range(60):
+        lab.clock.now += 1
+        for place, worker_id in enumerate(("a", "b", "c")):
+            rate = 18_000 if (second + place) % 3 == 0 else 6_000
+            lab.tell(worker_id, waiting=8, prefill_tokens_per_s=rate)
+        if second > 20:
+            assert lab.pool.snapshot().share == pytest.approx([1, 1, 1])
+
+
+def test_a_worker_that_restarts_is_measured_anew() -> None:
+    lab = Lab()
+    for worker_id in ("a", "b"):
+        lab.join(worker_id, waiting=8)
+    for worker_id in ("a", "b"):
+        lab.pool.book(worker_id, seq=1, tokens=100)
+    lab.clock.now += 1
+    lab.tell("a", waiting=8, incarnation="second", prefill_tokens_per_s=0)
+    assert lab.pool.snapshot().share == pytest.approx([1, 1])
+    lab.clock.now += 1
+    lab.tell("a", waiting=8, incarnation="second", prefill_tokens_per_s=5_000)
+    assert lab.pool.snapshot().share[0] == pytest.approx(4 / 3)
+
+
 def test_what_was_measured_long_ago_gives_way_to_what_others_measure() -> None:
     lab = Lab()
     for worker_id, step_ms in (("idle", 40), ("busy", 10)):

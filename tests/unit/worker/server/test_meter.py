@@ -104,6 +104,15 @@ def test_a_step_takes_no_longer_than_one_of_more_decodes() -> None:
     assert budget(meter, 1.0, 15) == pytest.approx(400, rel=0.01)
 
 
+def test_prefill_speed_is_that_of_all_rows_however_they_came_in_steps() -> None:
+    few_and_many = Meter()
+    for _ in range(100):
+        prefilled(few_and_many, 20, 0.020)
+        prefilled(few_and_many, 180, 0.030)
+    assert few_and_many.prefill_tokens_per_s == pytest.approx(200 / 0.050, rel=0.1)
+    assert Meter().prefill_tokens_per_s == 0
+
+
 ROW_S, KEY_S = 100e-6, 0.1e-6  # 1,000 keys cost as much as a row
 
 
