@@ -77,7 +77,7 @@ class Speeds:
     """How fast the workers are. All arrays are [n_workers] and never written to: snapshots share them."""
 
     prefill_rate: Floats  # tokens per second, > 0
-    similar_rate: Floats  # the same, where workers that are about equally fast are equal
+    similar_rate: Floats  # the same over a longer time, where workers that are about equally fast are equal
     step_ms: Floats  # of a decode step with ...
     step_batch: Floats  # ... this many requests
     max_request_tokens: Floats  # 0: unknown

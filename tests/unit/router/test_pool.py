@@ -264,9 +264,6 @@ def test_a_worker_that_restarts_is_measured_anew() -> None:
     for worker_id in ("a", "b"):
         lab.pool.book(worker_id, seq=1, tokens=100)
     lab.clock.now += 1
-    lab.tell("a", waiting=8, incarnation="second", prefill_tokens_per_s=0)
-    assert lab.pool.snapshot().share == pytest.approx([1, 1])
-    lab.clock.now += 1
     lab.tell("a", waiting=8, incarnation="second", prefill_tokens_per_s=5_000)
     assert lab.pool.snapshot().share[0] == pytest.approx(4 / 3)
 
