@@ -39,14 +39,13 @@ from services.common.keys import RedisKeys
 from services.common.leases import BEAT_S, LeaseTable
 from services.common.ports import free_port
 from services.common.rpc import bind, new_server, open_channel
-from services.common.shared_call import SharedCall
+from services.common.shared_call import Routes, share_routes
 from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running, until
 
 PREFIX = list(range(1, 65))  # the shared system prompt: 1,024 tokens
-LEASES_AT_ONCE = 25
+LEASES_AT_ONCE = 5
 Row = dict[str, float]
-Routes = SharedCall[routing_pb2.RouteFrame, routing_pb2.RouteAnswer]
 HOLDERS = 20  # workers that have it cached
 EMPTY = "no decision: an empty service"
 SECONDS = "ryzanstein_router_decision_seconds"
@@ -100,10 +99,11 @@ class Target:
 class EmptyService(routing_pb2_grpc.RouterServicer):
     """Answers every request with the same worker."""
 
-    async def RouteMany(self, frames, context):  # type: ignore[no-untyped-def]  # noqa: N802, D102
-        async for frame in frames:
-            placed = routing_pb2.RouteResponse(worker_id="worker-1", incarnation="0" * 32, address="127.0.0.1:1")
-            yield routing_pb2.RouteAnswer(tag=frame.tag, placed=placed)
+    async def RouteMany(self, messages, context):  # type: ignore[no-untyped-def]  # noqa: N802, D102
+        placed = routing_pb2.RouteResponse(worker_id="worker-1", incarnation="0" * 32, address="127.0.0.1:1")
+        async for message in messages:
+            answers = [routing_pb2.RouteAnswer(tag=frame.tag, placed=placed) for frame in message.frames]
+            yield routing_pb2.RouteAnswers(answers=answers)
 
 
 async def serve_nothing(port: int) -> None:
@@ -199,7 +199,7 @@ async def stack(n_workers: int) -> AsyncIterator[Target]:
                 return sum(w.eligible for w in workers) == n_workers
 
             await until(connected, within_s=60, every_s=1)
-            routes: Routes = SharedCall(stub.RouteMany)
+            routes = share_routes(stub)
             yield Target(routes, psutil.Process(router.process.pid), f"http://127.0.0.1:{port}/metrics")
             await routes.close()
 
@@ -213,7 +213,7 @@ async def empty_service() -> AsyncIterator[Target]:
     try:
         async with open_channel(f"127.0.0.1:{port}") as channel:
             await asyncio.wait_for(channel.channel_ready(), 30)
-            routes: Routes = SharedCall(routing_pb2_grpc.RouterStub(channel).RouteMany)
+            routes = share_routes(routing_pb2_grpc.RouterStub(channel))
             yield Target(routes, psutil.Process(process.pid))
             await routes.close()
     finally:

@@ -50,10 +50,12 @@ def current_metadata() -> Metadata:
 
 
 def traceparent_of(span: Span) -> str:
-    """A span as a `traceparent` value; empty for an invalid span."""
+    """A span as a `traceparent` value; empty for an invalid span, as all are while tracing is off."""
+    if not span.get_span_context().is_valid:
+        return ""
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, context=trace.set_span_in_context(span))
-    return carrier.get("traceparent", "")
+    return carrier["traceparent"]
 
 
 def remote_context(metadata: Iterable[tuple[str, str | bytes]] | None) -> Context:

@@ -40,16 +40,19 @@ class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
         self._tracer = trace.get_tracer("ryzanstein.kv_coordinator")
 
     async def Lookup(  # noqa: N802
-        self, requests: AsyncIterator[kv_pb2.LookupRequest], context: Context
-    ) -> AsyncIterator[kv_pb2.LookupResponse]:
+        self, messages: AsyncIterator[kv_pb2.LookupRequests], context: Context
+    ) -> AsyncIterator[kv_pb2.LookupResponses]:
         """Every worker's depth, for each request in turn."""
-        async for request in requests:
-            parent = remote_context([("traceparent", request.traceparent)]) if request.traceparent else None
-            with self._tracer.start_as_current_span("lookup", context=parent) as span:
-                response = self.lookup(request)
-                if span.is_recording():
-                    span.set_attributes({"lookup.blocks": len(request.hashes), "lookup.workers": len(response.depths)})
-            yield response
+        async for message in messages:
+            yield kv_pb2.LookupResponses(responses=[self._traced_lookup(request) for request in message.requests])
+
+    def _traced_lookup(self, request: kv_pb2.LookupRequest) -> kv_pb2.LookupResponse:
+        parent = remote_context([("traceparent", request.traceparent)]) if request.traceparent else None
+        with self._tracer.start_as_current_span("lookup", context=parent) as span:
+            response = self.lookup(request)
+            if span.is_recording():
+                span.set_attributes({"lookup.blocks": len(request.hashes), "lookup.workers": len(response.depths)})
+        return response
 
     def lookup(self, request: kv_pb2.LookupRequest) -> kv_pb2.LookupResponse:
         """The answer to one request."""

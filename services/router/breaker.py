@@ -28,6 +28,14 @@ class BreakerLimits:
     open_min_s: float = 5.0
     open_max_s: float = 60.0
     probe_timeout_s: float = 30.0  # a probe nobody reports on is given up
+    # For what is called hundreds of times a second: the faults must have come without any success for this long, or a
+    # pause of some milliseconds would pass for an outage. 0: successes do not count.
+    lasting_s: float = 0.0
+
+
+# For a dependency without which a decision is only less well informed: its failures cost a time-out each, so it is left
+# alone quickly and looked at again soon.
+DEPENDENCY = BreakerLimits(faults=3, window_s=10.0, open_min_s=0.5, open_max_s=5.0, probe_timeout_s=1.0, lasting_s=0.05)
 
 
 class Breaker:
@@ -36,6 +44,7 @@ class Breaker:
     def __init__(self, limits: BreakerLimits) -> None:
         self.limits = limits
         self._faults: deque[float] = deque(maxlen=limits.faults)
+        self._failing_since: float | None = None  # without a success
         self._openings = 0
         self._open_until: float | None = None
         self._probe_since: float | None = None
@@ -66,13 +75,19 @@ class Breaker:
         match self.state(now):
             case BreakerState.CLOSED:
                 self._faults.append(now)
-                if len(self._faults) == self.limits.faults and now - self._faults[0] <= self.limits.window_s:
+                if self._failing_since is None:
+                    self._failing_since = now
+                often = len(self._faults) == self.limits.faults and now - self._faults[0] <= self.limits.window_s
+                if often and now - self._failing_since >= self.limits.lasting_s:
                     self._open(now)
             case BreakerState.HALF_OPEN:
                 self._open(now)
 
     def success(self, now: float) -> None:
         """A call succeeded; in half-open state that closes the breaker."""
+        self._failing_since = None
+        if self.limits.lasting_s:
+            self._faults.clear()
         if self.state(now) is BreakerState.HALF_OPEN:
             self._open_until = self._probe_since = None
             self._openings = 0

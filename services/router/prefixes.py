@@ -5,26 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import grpc.aio
 from opentelemetry import trace
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc
 
-from services.common.blockhash import HASH_BLOCK_TOKENS
-from services.common.shared_call import CallBrokenError, SharedCall
+from services.common.shared_call import CallBrokenError, Lookups, share_lookups
 from services.common.tracing import traceparent_of
-from services.router.breaker import Breaker, BreakerLimits
-
-_LIMITS = BreakerLimits(faults=3, window_s=10.0, open_min_s=0.5, open_max_s=5.0, probe_timeout_s=1.0)
-
-
-class CachedPrefix(NamedTuple):
-    """One worker's part of a prompt."""
-
-    worker_id: str
-    incarnation: str
-    tokens: int
+from services.router.breaker import DEPENDENCY, Breaker
 
 
 class Prefixes:
@@ -33,19 +21,19 @@ class Prefixes:
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
         self._stub = kv_pb2_grpc.KvCoordinatorStub(channel)
         self._timeout_s = timeout_s
-        self._lookups: SharedCall[kv_pb2.LookupRequest, kv_pb2.LookupResponse] | None = None
-        self._breaker = Breaker(_LIMITS)
+        self._lookups: Lookups | None = None
+        self._breaker = Breaker(DEPENDENCY)
         self.answered = 0
         self.failed = 0
 
-    async def lookup(self, hashes: Sequence[int]) -> list[CachedPrefix] | None:
-        """Workers that hold the beginning of the chain; None when the coordinator does not answer in time."""
+    async def lookup(self, hashes: Sequence[int]) -> Sequence[kv_pb2.WorkerDepth] | None:
+        """How many blocks of the chain workers hold; None when the coordinator does not answer in time."""
         now = time.monotonic()
         if not self._breaker.allows(now):
             return None
         self._breaker.called(now)
         if self._lookups is None or self._lookups.broken:
-            self._lookups = SharedCall(self._stub.Lookup)
+            self._lookups = share_lookups(self._stub)
         request = kv_pb2.LookupRequest(hashes=hashes, traceparent=traceparent_of(trace.get_current_span()))
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -56,7 +44,7 @@ class Prefixes:
             return None
         self.answered += 1
         self._breaker.success(time.monotonic())
-        return [CachedPrefix(d.worker_id, d.incarnation, d.blocks * HASH_BLOCK_TOKENS) for d in response.depths]
+        return response.depths
 
     async def close(self) -> None:
         """End the call."""

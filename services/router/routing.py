@@ -8,17 +8,18 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from ryzanstein.v1 import routing_pb2
+from ryzanstein.v1 import kv_pb2, routing_pb2
 
+from services.common.blockhash import HASH_BLOCK_TOKENS
 from services.router.fleet import Fleet, UnavailableError
 from services.router.policies.cost import MAX_COUNTED_OUTPUT
 from services.router.pool import Pool
-from services.router.prefixes import CachedPrefix, Prefixes
+from services.router.prefixes import Prefixes
 from services.router.sessions import Binding, Held, Sessions, SessionsAway
 from services.router.snapshot import Choice, Floats, Policy, Query, Snapshot, WhyNot, hash64, why_not_for
 from services.router.waiting import QueueFullError, WaitingQueue
@@ -57,7 +58,7 @@ class Placement:
 class _Known:
     """What was learnt about a request before choosing."""
 
-    prefixes: list[CachedPrefix] | None  # None: nobody could say
+    depths: Sequence[kv_pb2.WorkerDepth] | None  # None: nobody could say
     held: Held | None
     bindings_known: bool
 
@@ -153,7 +154,7 @@ class Routing:
             session_key=hash64(f"{request.tenant}\0{request.session}") if request.session else 0,
             bound=_index_of(pool, known.held.binding if known.held else None),
             bindings_known=known.bindings_known,
-            matched_tokens=_matched_tokens(pool, known.prefixes),
+            matched_tokens=_matched_tokens(pool, known.depths),
             excluded=tuple(pool.members[w].index for w in request.excluded_workers if w in pool.members),
             turn=self._turn,
         )
@@ -220,14 +221,14 @@ def _index_of(pool: Pool, binding: Binding | None) -> int:
     return member.index
 
 
-def _matched_tokens(pool: Pool, prefixes: list[CachedPrefix] | None) -> Floats | None:
-    if prefixes is None:
+def _matched_tokens(pool: Pool, depths: Sequence[kv_pb2.WorkerDepth] | None) -> Floats | None:
+    if depths is None:
         return None
     matched = np.zeros(len(pool.members))
-    for worker_id, incarnation, tokens in prefixes:
-        member = pool.members.get(worker_id)
-        if member is not None and member.incarnation == incarnation:
-            matched[member.index] = tokens
+    for depth in depths:
+        member = pool.members.get(depth.worker_id)
+        if member is not None and member.incarnation == depth.incarnation:
+            matched[member.index] = depth.blocks * HASH_BLOCK_TOKENS
     return matched
 
 

@@ -17,6 +17,7 @@ from opentelemetry.context import Context as TraceContext
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 from services.common.rpc import open_channel
+from services.common.shared_call import batches
 from services.common.tasks import end_tasks
 from services.common.tracing import current_metadata, remote_context
 from services.router.fleet import Fleet, UnavailableError, UnknownModelError
@@ -58,19 +59,19 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         return await self._or_abort(context, self._route(request, parent))
 
     async def RouteMany(  # noqa: N802
-        self, frames: AsyncIterator[routing_pb2.RouteFrame], context: Context
-    ) -> AsyncIterator[routing_pb2.RouteAnswer]:
+        self, messages: AsyncIterator[routing_pb2.RouteFrames], context: Context
+    ) -> AsyncIterator[routing_pb2.RouteAnswers]:
         """Where all the requests of the call run; the end of the call cancels those that still wait."""
         answers: asyncio.Queue[routing_pb2.RouteAnswer | None] = asyncio.Queue()
-        reader = asyncio.create_task(self._decide(frames, answers))
+        reader = asyncio.create_task(self._decide(messages, answers))
         try:
-            while (answer := await answers.get()) is not None:
-                yield answer
+            async for some in batches(answers):
+                yield routing_pb2.RouteAnswers(answers=some)
         finally:
             await end_tasks([reader])
 
     async def _decide(
-        self, frames: AsyncIterator[routing_pb2.RouteFrame], answers: asyncio.Queue[routing_pb2.RouteAnswer | None]
+        self, messages: AsyncIterator[routing_pb2.RouteFrames], answers: asyncio.Queue[routing_pb2.RouteAnswer | None]
     ) -> None:
         """Until the gateway ends its side and has all its answers."""
         deciding: dict[int, asyncio.Task[None]] = {}
@@ -80,12 +81,13 @@ class RouterService(routing_pb2_grpc.RouterServicer):
 
         try:
             async with asyncio.TaskGroup() as group:
-                async for frame in frames:
-                    if frame.WhichOneof("frame") == "route":
-                        task = deciding[frame.tag] = group.create_task(decide(frame))
-                        task.add_done_callback(lambda _, tag=frame.tag: deciding.pop(tag, None))  # type: ignore[misc]
-                    elif waiting := deciding.get(frame.tag):
-                        waiting.cancel()
+                async for message in messages:
+                    for frame in message.frames:
+                        if frame.WhichOneof("frame") == "route":
+                            task = deciding[frame.tag] = group.create_task(decide(frame))
+                            task.add_done_callback(lambda _, tag=frame.tag: deciding.pop(tag, None))  # type: ignore[misc]
+                        elif waiting := deciding.get(frame.tag):
+                            waiting.cancel()
         finally:
             answers.put_nowait(None)
 

@@ -12,13 +12,10 @@ from redis.exceptions import RedisError
 
 from services.common.keys import RedisKeys
 from services.common.redis_client import Argument, Batcher
-from services.router.breaker import Breaker, BreakerLimits
+from services.router.breaker import DEPENDENCY, Breaker
 
 SESSION_TTL_S = 30 * 60
 log = logging.getLogger(__name__)
-
-# Redis is one of many dependencies and its failures cost 50 ms each: leave it alone quickly, look again soon.
-_LIMITS = BreakerLimits(faults=3, window_s=10.0, open_min_s=0.5, open_max_s=5.0, probe_timeout_s=1.0)
 
 # Sets KEYS[1] to ARGV[2] if it still holds ARGV[1] ('' for nothing); answers what it holds then.
 _COMPARE_AND_SET = """
@@ -70,7 +67,7 @@ class Sessions:
     def __init__(self, client: redis.Redis, keys: RedisKeys, timeout_s: float) -> None:
         self._redis = Batcher(client, timeout_s)
         self._keys = keys
-        self._breaker = Breaker(_LIMITS)
+        self._breaker = Breaker(DEPENDENCY)
 
     def available(self) -> bool:
         """Whether Redis would be asked now."""

@@ -15,7 +15,7 @@ from opentelemetry import trace
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2
 
 from services.common.rpc import open_channel
-from services.common.shared_call import CallBrokenError, SharedCall
+from services.common.shared_call import CallBrokenError, Routes, share_routes
 from services.common.tracing import traceparent_of
 from services.gateway.upstream.channels import became_ready
 from services.gateway.upstream.connection import WorkerRef
@@ -53,7 +53,7 @@ class _Endpoint:
     channel: grpc.aio.Channel
     stub: routing_pb2_grpc.RouterAsyncStub  # made once: it registers every method with its channel
     down_until: float = 0.0
-    routes: SharedCall[routing_pb2.RouteFrame, routing_pb2.RouteAnswer] | None = None
+    routes: Routes | None = None
     reports: deque[routing_pb2.Outcome] = field(default_factory=lambda: deque(maxlen=_MAX_REPORTS))
     reported: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -65,9 +65,7 @@ class _Endpoint:
     async def ask(self, request: routing_pb2.RouteRequest) -> routing_pb2.RouteAnswer:
         """The router's answer, over the call that all requests share; raises CallBrokenError."""
         if self.routes is None or self.routes.broken:
-            self.routes = SharedCall(
-                self.stub.RouteMany, cancel=lambda tag: routing_pb2.RouteFrame(tag=tag, cancel=True)
-            )
+            self.routes = share_routes(self.stub)
         traceparent = traceparent_of(trace.get_current_span())
         return await self.routes.ask(routing_pb2.RouteFrame(route=request, traceparent=traceparent))
 

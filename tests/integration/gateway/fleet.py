@@ -290,13 +290,16 @@ class Router(routing_pb2_grpc.RouterServicer):
             await self._server.stop(0)
             self._server = None
 
-    async def RouteMany(self, frames, context):  # noqa: N802
-        async for frame in frames:
-            if frame.HasField("route"):
-                self.traceparents.append(frame.traceparent)
-                answer = self._route(frame.route)
-                field = "placed" if isinstance(answer, routing_pb2.RouteResponse) else "refused"
-                yield routing_pb2.RouteAnswer(tag=frame.tag, **{field: answer})
+    async def RouteMany(self, messages, context):  # noqa: N802
+        async for message in messages:
+            answers = [self._answer(frame) for frame in message.frames if frame.HasField("route")]
+            yield routing_pb2.RouteAnswers(answers=answers)
+
+    def _answer(self, frame: routing_pb2.RouteFrame) -> routing_pb2.RouteAnswer:
+        self.traceparents.append(frame.traceparent)
+        answer = self._route(frame.route)
+        field = "placed" if isinstance(answer, routing_pb2.RouteResponse) else "refused"
+        return routing_pb2.RouteAnswer(tag=frame.tag, **{field: answer})
 
     def _route(self, request: routing_pb2.RouteRequest) -> routing_pb2.RouteResponse | routing_pb2.RouteRefusal:
         self.routes.append(request)

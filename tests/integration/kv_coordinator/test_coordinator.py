@@ -62,7 +62,8 @@ async def workers(redis_server: RedisServer) -> AsyncIterator[Workers]:
 
 
 async def lookup(coordinator: kv_pb2_grpc.KvCoordinatorStub, *chains: list[int]) -> list[pb.LookupResponse]:
-    return [answer async for answer in coordinator.Lookup(pb.LookupRequest(hashes=chain) for chain in chains)]
+    asked = [pb.LookupRequests(requests=[pb.LookupRequest(hashes=chain) for chain in chains])]
+    return [answer async for message in coordinator.Lookup(iter(asked)) for answer in message.responses]
 
 
 async def depths(coordinator: kv_pb2_grpc.KvCoordinatorStub, chain: list[int]) -> dict[str, int]:

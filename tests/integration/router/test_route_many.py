@@ -14,7 +14,7 @@ from ryzanstein.v1 import routing_pb2 as pb
 from ryzanstein.v1 import routing_pb2_grpc, worker_pb2
 
 from services.common.rpc import bind, new_server, open_channel
-from services.common.shared_call import SharedCall
+from services.common.shared_call import Routes, share_routes
 from services.gateway.upstream.router import NoWorkerError, RouterClient
 from services.router.breaker import BreakerLimits
 from services.router.fleet import Fleet as Workers
@@ -26,8 +26,6 @@ from services.router.settings import RouterSettings
 from tests.integration.router.conftest import Fleet, lists, views
 from tests.integration.router.processes import router_process, until
 
-Routes = SharedCall[pb.RouteFrame, pb.RouteAnswer]
-
 
 def frame(request_id: str, tag: int = 0) -> pb.RouteFrame:
     return pb.RouteFrame(tag=tag, route=pb.RouteRequest(request_id=request_id, prompt_tokens=100, max_tokens=16))
@@ -35,7 +33,7 @@ def frame(request_id: str, tag: int = 0) -> pb.RouteFrame:
 
 @asynccontextmanager
 async def shared_call(router: routing_pb2_grpc.RouterStub) -> AsyncIterator[Routes]:
-    routes: Routes = SharedCall(router.RouteMany, cancel=lambda tag: pb.RouteFrame(tag=tag, cancel=True))
+    routes = share_routes(router)
     yield routes
     await routes.close()
 
@@ -46,7 +44,8 @@ async def test_a_call_ends_when_all_its_requests_are_answered(fleet: Fleet) -> N
     await until(lambda: lists(router, "only"))
 
     async def ask_all() -> list[pb.RouteAnswer]:
-        return [answer async for answer in router.RouteMany(frame(f"r{i}", tag=i) for i in range(5))]
+        asked = [pb.RouteFrames(frames=[frame(f"r{i}", tag=i)]) for i in range(5)]
+        return [answer async for message in router.RouteMany(iter(asked)) for answer in message.answers]
 
     answering = asyncio.ensure_future(ask_all())
     await asyncio.sleep(0.2)

@@ -12,9 +12,7 @@ from ryzanstein.v1 import kv_pb2 as pb
 from ryzanstein.v1 import kv_pb2_grpc
 
 from services.common.rpc import bind, new_server, open_channel
-from services.common.shared_call import CallBrokenError, SharedCall
-
-Lookups = SharedCall[pb.LookupRequest, pb.LookupResponse]
+from services.common.shared_call import MAX_BATCH, CallBrokenError, Lookups, share_lookups
 
 
 class Peer(kv_pb2_grpc.KvCoordinatorServicer):
@@ -23,20 +21,21 @@ class Peer(kv_pb2_grpc.KvCoordinatorServicer):
     def __init__(self) -> None:
         self.asked: list[pb.LookupRequest] = []
         self.answers: asyncio.Queue[pb.LookupResponse | None] = asyncio.Queue()
-        self.n_calls = 0
+        self.n_calls = self.n_messages = 0
 
     async def Lookup(  # noqa: N802
-        self, requests: AsyncIterator[pb.LookupRequest], context: object
-    ) -> AsyncIterator[pb.LookupResponse]:
+        self, messages: AsyncIterator[pb.LookupRequests], context: object
+    ) -> AsyncIterator[pb.LookupResponses]:
         self.n_calls += 1
-        reading = asyncio.create_task(self._read(requests))
+        reading = asyncio.create_task(self._read(messages))
         while (answer := await self.answers.get()) is not None:
-            yield answer
+            yield pb.LookupResponses(responses=[answer])
         reading.cancel()
 
-    async def _read(self, requests: AsyncIterator[pb.LookupRequest]) -> None:
-        async for request in requests:
-            self.asked.append(request)
+    async def _read(self, messages: AsyncIterator[pb.LookupRequests]) -> None:
+        async for message in messages:
+            self.n_messages += 1
+            self.asked.extend(message.requests)
 
     def release(self, request: pb.LookupRequest) -> None:
         depth = pb.WorkerDepth(worker_id="w", blocks=request.hashes[0])
@@ -54,7 +53,7 @@ async def peer() -> AsyncIterator[tuple[Peer, Lookups]]:
     port = bind(server, "127.0.0.1", 0)
     await server.start()
     async with open_channel(f"127.0.0.1:{port}") as channel:
-        call: Lookups = SharedCall(kv_pb2_grpc.KvCoordinatorStub(channel).Lookup)
+        call = share_lookups(kv_pb2_grpc.KvCoordinatorStub(channel))
         yield peer, call
         await call.close()
     await server.stop(None)
@@ -68,6 +67,7 @@ async def test_everybody_gets_the_own_answer_in_whatever_order_they_come(peer: t
         there.release(request)
     assert [answer.depths[0].blocks for answer in await asyncio.gather(*asking)] == list(range(100))
     assert there.n_calls == 1
+    assert 100 / MAX_BATCH <= there.n_messages < 10, "those that wait at the same time travel together"
 
 
 async def test_an_answer_that_nobody_waits_for_any_more_disturbs_nobody(peer: tuple[Peer, Lookups]) -> None:
@@ -100,6 +100,6 @@ async def test_the_end_of_the_call_is_heard_by_all_that_wait(peer: tuple[Peer, L
 
 async def test_a_peer_that_is_not_there_is_said_at_once() -> None:
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
-        call: Lookups = SharedCall(kv_pb2_grpc.KvCoordinatorStub(channel).Lookup)
+        call = share_lookups(kv_pb2_grpc.KvCoordinatorStub(channel))
         with pytest.raises(CallBrokenError, match="UNAVAILABLE"):
             await call.ask(pb.LookupRequest(hashes=[1]))

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from typing import ClassVar
+
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.router.breaker import Breaker, BreakerLimits, BreakerState, ejected
+from services.router.breaker import DEPENDENCY, Breaker, BreakerLimits, BreakerState, ejected
 
 LIMITS = BreakerLimits()
 
@@ -12,17 +14,20 @@ LIMITS = BreakerLimits()
 class BreakerMachine(RuleBasedStateMachine):
     """Against a model that keeps the whole history."""
 
+    limits: ClassVar[BreakerLimits] = LIMITS
+
     def __init__(self) -> None:
         super().__init__()
-        self.breaker = Breaker(LIMITS)
+        self.breaker = Breaker(self.limits)
         self.now = 0.0
         self.faults: list[float] = []
+        self.first_failure: float | None = None  # after the last success
         self.open_until: float | None = None
         self.openings = 0
         self.probe: float | None = None
 
     def opens(self) -> None:
-        self.open_until = self.now + min(60.0, 5.0 * 2**self.openings)
+        self.open_until = self.now + min(self.limits.open_max_s, self.limits.open_min_s * 2**self.openings)
         self.openings += 1
         self.faults = []
         self.probe = None
@@ -30,7 +35,7 @@ class BreakerMachine(RuleBasedStateMachine):
     def half_open(self) -> bool:
         return self.open_until is not None and self.now >= self.open_until
 
-    @rule(seconds=st.floats(0.01, 70))
+    @rule(seconds=st.floats(0.01, 0.1) | st.floats(0.01, 70))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
@@ -39,7 +44,9 @@ class BreakerMachine(RuleBasedStateMachine):
         self.breaker.fault(self.now)
         if self.open_until is None:
             self.faults.append(self.now)
-            if len([t for t in self.faults if self.now - t <= 10.0]) >= 3:
+            self.first_failure = self.now if self.first_failure is None else self.first_failure
+            often = len([t for t in self.faults if self.now - t <= self.limits.window_s]) >= self.limits.faults
+            if often and self.now - self.first_failure >= self.limits.lasting_s:
                 self.opens()
         elif self.half_open():
             self.opens()
@@ -47,6 +54,9 @@ class BreakerMachine(RuleBasedStateMachine):
     @rule()
     def success(self) -> None:
         self.breaker.success(self.now)
+        self.first_failure = None
+        if self.limits.lasting_s:
+            self.faults = []
         if self.half_open():
             self.open_until, self.probe, self.openings = None, None, 0
 
@@ -70,12 +80,30 @@ class BreakerMachine(RuleBasedStateMachine):
         else:
             expected = BreakerState.HALF_OPEN if self.half_open() else BreakerState.OPEN
         assert self.breaker.state(self.now) is expected
-        probing = self.probe is not None and self.now - self.probe < LIMITS.probe_timeout_s
+        probing = self.probe is not None and self.now - self.probe < self.limits.probe_timeout_s
         allowed = expected is BreakerState.CLOSED or (expected is BreakerState.HALF_OPEN and not probing)
         assert self.breaker.allows(self.now) == allowed
 
 
+class DependencyMachine(BreakerMachine):
+    limits = DEPENDENCY
+
+
 TestBreaker = BreakerMachine.TestCase
+TestDependency = DependencyMachine.TestCase
+
+
+def test_a_pause_is_no_outage() -> None:
+    breaker, now = Breaker(DEPENDENCY), 0.0
+    for _ in range(100):  # a pause in which twenty calls time out, now and then
+        for _ in range(20):
+            breaker.fault(now)
+        breaker.success(now + 0.01)
+        now += 0.1
+    assert breaker.state(now) is BreakerState.CLOSED
+    for i in range(7):
+        breaker.fault(now + 0.01 * i)
+    assert breaker.state(now + 0.06) is BreakerState.OPEN
 
 
 def opened(at: float) -> Breaker:
