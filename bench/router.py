@@ -243,8 +243,7 @@ async def measure_once(target: Target, sessions: int, options: argparse.Namespac
     """One kind of request, once."""
 
     async def route(i: int) -> object:
-        async with asyncio.timeout(10):
-            return await target.routes.ask(routing_pb2.RouteFrame(route=request(i, sessions)))
+        return await target.routes.ask(routing_pb2.RouteFrame(route=request(i, sessions)), 10)
 
     await paced(route, options.rate, 1)
     quick_before, timed_before = await target.timed()

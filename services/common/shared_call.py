@@ -69,22 +69,32 @@ class SharedCall(Generic[RequestT, AnswerT]):
         self._call = open_call(self._messages())
         self._reader = asyncio.create_task(self._read(), name="answers")
 
-    async def ask(self, request: RequestT) -> AnswerT:
-        """The answer to a request, whose tag is set here; raises CallBrokenError."""
+    def ask(self, request: RequestT, timeout_s: float) -> asyncio.Future[AnswerT]:
+        """Send a request, whose tag is set here; the future has its answer, or CallBrokenError or TimeoutError."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[AnswerT] = loop.create_future()
         if self.broken:
-            raise CallBrokenError("the call has ended")
+            answer.set_exception(CallBrokenError("the call has ended"))
+            return answer
         tag = request.tag = next(self._tags)
-        answer: asyncio.Future[AnswerT] = asyncio.get_running_loop().create_future()
         self._unanswered[tag] = answer
         self._unsent.put_nowait(request)
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            if self._cancel is not None:
-                self._unsent.put_nowait(self._cancel(tag))
-            raise
-        finally:
-            self._unanswered.pop(tag, None)
+        # A timer of its own costs a fraction of what asyncio.timeout() does.
+        timer = loop.call_later(timeout_s, self._give_up, tag)
+        answer.add_done_callback(lambda answer: self._settle(tag, answer, timer))
+        return answer
+
+    def _give_up(self, tag: int) -> None:
+        answer = self._unanswered[tag]
+        if not answer.done():
+            answer.set_exception(TimeoutError())
+
+    def _settle(self, tag: int, answer: asyncio.Future[AnswerT], timer: asyncio.TimerHandle) -> None:
+        timer.cancel()
+        del self._unanswered[tag]
+        given_up = answer.cancelled() or isinstance(answer.exception(), TimeoutError)
+        if given_up and self._cancel is not None:
+            self._unsent.put_nowait(self._cancel(tag))
 
     async def close(self) -> None:
         """End the call; who waits for an answer hears that it is broken."""

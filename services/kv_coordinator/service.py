@@ -10,7 +10,7 @@ import grpc.aio
 from opentelemetry import trace
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc
 
-from services.common.tracing import remote_context
+from services.common.tracing import remote_context, span_in
 from services.kv_coordinator.hot import HotPrefix, HotPrefixes, PinLimitError, Pins
 from services.kv_coordinator.index import BlockIndex
 from services.kv_coordinator.metrics import CoordinatorMetrics
@@ -48,7 +48,7 @@ class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
 
     def _traced_lookup(self, request: kv_pb2.LookupRequest) -> kv_pb2.LookupResponse:
         parent = remote_context([("traceparent", request.traceparent)]) if request.traceparent else None
-        with self._tracer.start_as_current_span("lookup", context=parent) as span:
+        with span_in(self._tracer, "lookup", parent) as span:
             response = self.lookup(request)
             if span.is_recording():
                 span.set_attributes({"lookup.blocks": len(request.hashes), "lookup.workers": len(response.depths)})

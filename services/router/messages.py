@@ -8,8 +8,8 @@ from ryzanstein.v1 import routing_pb2, worker_pb2
 from services.router.breaker import BreakerState
 from services.router.policies.cost import cost_terms
 from services.router.pool import Member
-from services.router.routing import Placement
-from services.router.snapshot import WhyNot
+from services.router.routing import Considered, Placement
+from services.router.snapshot import Terms, WhyNot
 
 _BREAKERS = {
     BreakerState.CLOSED: routing_pb2.WorkerView.BREAKER_CLOSED,
@@ -18,34 +18,49 @@ _BREAKERS = {
 }
 
 
-def decision_message(placed: Placement, policy: str, decode_weight: float, *, everyone: bool) -> routing_pb2.Decision:
-    """The decision and the terms of the chosen worker, or of `everyone`, the cheapest first."""
-    snapshot, query, why_not = placed.snapshot, placed.query, placed.why_not
-    chosen = placed.choice
-    terms = chosen.terms if chosen else None
-    if terms is None:
-        terms = cost_terms(snapshot, query, decode_weight)
-    shown = np.lexsort((terms.cost_ms, why_not != 0)).tolist() if everyone or not chosen else [chosen.index]
+def placement_message(placed: Placement, policy: str, decode_weight: float) -> routing_pb2.Decision:
+    """The decision and the terms of the chosen worker."""
+    terms = placed.choice.terms or _terms(placed.considered, decode_weight)
     return routing_pb2.Decision(
         policy=policy,
-        worker_id=snapshot.worker_ids[chosen.index] if chosen else "",
-        reason=chosen.reason if chosen else "nobody is eligible",
+        worker_id=placed.member.worker_id,
+        reason=placed.choice.reason,
         queue_ms=int(placed.queued_s * 1000),
-        candidates=[
-            routing_pb2.Candidate(
-                worker_id=snapshot.worker_ids[i],
-                eligible=not why_not[i],
-                why_not=WhyNot(why_not[i]).text,
-                queued_tokens=int(snapshot.queued_tokens[i]),
-                matched_tokens=int(terms.matched_tokens[i]),
-                ttft_ms=terms.ttft_ms[i],
-                itl_ms=terms.itl_ms[i],
-                cost_ms=terms.cost_ms[i],
-                session_bound=i == query.bound,
-                pulled_tokens=int(terms.pulled_tokens[i]),
-            )
-            for i in shown
-        ],
+        candidates=[_candidate(placed.considered, terms, placed.choice.index)],
+    )
+
+
+def explanation_message(considered: Considered, policy: str, decode_weight: float) -> routing_pb2.Decision:
+    """The decision as it would be and the terms of everyone, the cheapest first."""
+    chosen = considered.choice
+    terms = _terms(considered, decode_weight)
+    order = np.lexsort((terms.cost_ms, considered.why_not != 0)).tolist()
+    return routing_pb2.Decision(
+        policy=policy,
+        worker_id=considered.snapshot.worker_ids[chosen.index] if chosen else "",
+        reason=chosen.reason if chosen else "nobody is eligible",
+        candidates=[_candidate(considered, terms, i) for i in order],
+    )
+
+
+def _terms(considered: Considered, decode_weight: float) -> Terms:
+    """What the default policy would count with, also where another one chooses."""
+    return cost_terms(considered.snapshot, considered.query, decode_weight)
+
+
+def _candidate(considered: Considered, terms: Terms, i: int) -> routing_pb2.Candidate:
+    snapshot, why_not = considered.snapshot, considered.why_not[i]
+    return routing_pb2.Candidate(
+        worker_id=snapshot.worker_ids[i],
+        eligible=not why_not,
+        why_not=WhyNot(why_not).text,
+        queued_tokens=int(snapshot.queued_tokens[i]),
+        matched_tokens=int(terms.matched_tokens[i]),
+        ttft_ms=terms.ttft_ms[i],
+        itl_ms=terms.itl_ms[i],
+        cost_ms=terms.cost_ms[i],
+        session_bound=i == considered.query.bound,
+        pulled_tokens=int(terms.pulled_tokens[i]),
     )
 
 

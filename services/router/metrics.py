@@ -12,7 +12,7 @@ from services.router.breaker import BreakerState
 from services.router.fleet import Fleet
 from services.router.prefixes import Prefixes
 from services.router.routing import Placement, Routing
-from services.router.snapshot import WhyNot
+from services.router.snapshot import WhyNot, matched_at
 
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1, 5, 10)
 _RESULTS = {value: name.removeprefix("RESULT_").lower() for name, value in routing_pb2.Outcome.Result.items()}
@@ -81,17 +81,15 @@ class RouterMetrics:
 
     def placed(self, placed: Placement, seconds: float) -> None:
         """Count a decision that took `seconds`, queue included."""
-        model, choice = placed.pool.model, placed.choice
-        assert choice is not None
-        self.decisions.labels(model, choice.reason).inc()
+        model, query = placed.considered.pool.model, placed.considered.query
+        self.decisions.labels(model, placed.choice.reason).inc()
         self.seconds.observe(seconds - placed.queued_s)
         if placed.session is not None:
             self.bindings.labels(placed.session).inc()
         if placed.queued_s:
             self.queue_seconds.observe(placed.queued_s)
-        self.prompt_tokens.labels(model).inc(placed.query.prompt_tokens)
-        if placed.query.matched_tokens is not None:
-            self.matched_tokens.labels(model).inc(float(placed.query.matched_tokens[choice.index]))
+        self.prompt_tokens.labels(model).inc(query.prompt_tokens)
+        self.matched_tokens.labels(model).inc(matched_at(query, placed.choice.index))
 
     def reported(self, outcome: routing_pb2.Outcome) -> None:
         """Count a report."""

@@ -281,32 +281,35 @@ class Pool:
         queued = table[_Column.QUEUED] + table[_Column.UNACKED_TOKENS]
         load = table[_Column.REQUESTS] + table[_Column.UNACKED]
         why_not = self._why_not(queued > self.saturation_s * speeds.prefill_rate, now)
-        share, excess = self._shares(now, speeds, load, why_not == 0)
+        shares = self._shares(now, speeds, load, why_not == 0)
+        share, excess = shares or self._even
         return Snapshot(
             worker_ids=self._ids,
             identities=self._identities,
             why_not=why_not,
             queued_tokens=queued,
             load=load,
+            busy=shares is not None,
             share=share,
             excess=excess,
             speeds=speeds,
         )
 
-    def _shares(self, now: float, speeds: Speeds, load: Floats, eligible: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    def _shares(
+        self, now: float, speeds: Speeds, load: Floats, eligible: NDArray[np.bool_]
+    ) -> tuple[Floats, Floats] | None:
         """Work of each worker relative to the mean of the eligible ones, and how much of it is beyond that.
 
-        All have their share while the fleet is not busy.
+        None while the fleet is not busy: all have their share.
         """
         # Sums as products with 0 and 1: several times as fast as indexing with a mask.
-        counts = eligible.astype(np.float64)
-        n = counts.sum()
+        counts, n = eligible.astype(np.float64), np.count_nonzero(eligible)
         if load @ counts < BUSY_LOAD * n:
-            return self._even
+            return None
         work = self._table[_Column.WORK] / self._work_weight(now)
         relative = work / speeds.similar_rate
         if not (done := relative @ counts):
-            return self._even
+            return None
         share = relative * (n / done)
         return share, work * (1.0 - 1.0 / np.maximum(share, 1.0))
 

@@ -10,9 +10,11 @@ import grpc.aio
 from opentelemetry import trace
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc
 
-from services.common.shared_call import CallBrokenError, Lookups, share_lookups
+from services.common.shared_call import Lookups, share_lookups
 from services.common.tracing import traceparent_of
 from services.router.breaker import DEPENDENCY, Breaker
+
+Depths = Sequence[kv_pb2.WorkerDepth]
 
 
 class Prefixes:
@@ -26,25 +28,31 @@ class Prefixes:
         self.answered = 0
         self.failed = 0
 
-    async def lookup(self, hashes: Sequence[int]) -> Sequence[kv_pb2.WorkerDepth] | None:
-        """How many blocks of the chain workers hold; None when the coordinator does not answer in time."""
+    def look_up(self, hashes: Sequence[int]) -> asyncio.Future[Depths | None]:
+        """Ask how many blocks of the chain workers hold; None when the coordinator does not answer in time."""
+        depths: asyncio.Future[Depths | None] = asyncio.get_running_loop().create_future()
         now = time.monotonic()
         if not self._breaker.allows(now):
-            return None
+            depths.set_result(None)
+            return depths
         self._breaker.called(now)
         if self._lookups is None or self._lookups.broken:
             self._lookups = share_lookups(self._stub)
         request = kv_pb2.LookupRequest(hashes=hashes, traceparent=traceparent_of(trace.get_current_span()))
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                response = await self._lookups.ask(request)
-        except (CallBrokenError, TimeoutError):
+        answer = self._lookups.ask(request, self._timeout_s)
+        answer.add_done_callback(lambda answer: self._tell(answer, depths))
+        return depths
+
+    def _tell(self, answer: asyncio.Future[kv_pb2.LookupResponse], depths: asyncio.Future[Depths | None]) -> None:
+        known = answer.exception() is None
+        if known:
+            self.answered += 1
+            self._breaker.success(time.monotonic())
+        else:
             self.failed += 1
             self._breaker.fault(time.monotonic())
-            return None
-        self.answered += 1
-        self._breaker.success(time.monotonic())
-        return response.depths
+        if not depths.done():  # its caller has given up
+            depths.set_result(answer.result().depths if known else None)
 
     async def close(self) -> None:
         """End the call."""

@@ -20,7 +20,7 @@ from services.router.snapshot import Choice, Floats, Query, Snapshot, WhyNot
 
 # Both estimates are rough, and the source has other things to do: only a clear gain is taken.
 PAYS = 2.0
-LATENCY_S = 0.005  # a connection, the way there and back
+LATENCY_MS = 5.0  # a connection, the way there and back
 
 # Workers that get no new requests can still hand out their cache; those that do not answer cannot.
 _READABLE = np.array(
@@ -37,7 +37,7 @@ class Pulls:
 
     source: int
     tokens: Floats  # 0: nothing, it does not pay
-    saved_s: Floats  # compared with computing
+    saved_ms: Floats  # compared with computing
 
 
 def worthwhile_pulls(snapshot: Snapshot, query: Query) -> Pulls | None:
@@ -45,20 +45,20 @@ def worthwhile_pulls(snapshot: Snapshot, query: Query) -> Pulls | None:
     matched, speeds = query.matched_tokens, snapshot.speeds
     if matched is None:
         return None
-    held = np.where(_READABLE[snapshot.why_not], matched, 0.0)
-    deepest = held.max()
-    if deepest <= matched.min():
+    all_readable = not np.count_nonzero(snapshot.why_not)
+    held = matched if all_readable else np.where(_READABLE[snapshot.why_not], matched, 0.0)
+    deepest = held[held.argmax()]
+    if not deepest:
         return None
     holders = np.flatnonzero(held == deepest)
     source = int(holders[snapshot.queued_tokens[holders].argmin()])
     missing = np.maximum(min(deepest, query.prompt_tokens - 1.0) - matched, 0.0)
-    compute_s = missing / speeds.prefill_rate
-    steps_s = (speeds.step_ms + speeds.step_ms[source]) / 1e3
-    transfer_s = LATENCY_S + steps_s + missing * speeds.pull_s_per_token
-    pays = transfer_s * PAYS <= compute_s
+    compute_ms = missing * speeds.token_ms
+    transfer_ms = missing * speeds.pull_token_ms + speeds.step_ms + (LATENCY_MS + speeds.step_ms[source])
+    pays = transfer_ms * PAYS <= compute_ms
     if not np.count_nonzero(pays):
         return None
-    return Pulls(source, np.where(pays, missing, 0.0), np.where(pays, compute_s - transfer_s, 0.0))
+    return Pulls(source, np.where(pays, missing, 0.0), np.where(pays, compute_ms - transfer_ms, 0.0))
 
 
 def pull_hint(pool: Pool, snapshot: Snapshot, choice: Choice) -> worker_pb2.PullHint | None:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from ryzanstein.v1 import kv_pb2, routing_pb2
+from ryzanstein.v1 import routing_pb2
 
 from services.common.blockhash import HASH_BLOCK_TOKENS
 from services.router.fleet import Fleet, UnavailableError
 from services.router.policies.cost import MAX_COUNTED_OUTPUT
-from services.router.pool import Pool
-from services.router.prefixes import Prefixes
+from services.router.pool import Member, Pool
+from services.router.prefixes import Depths, Prefixes
 from services.router.sessions import Binding, Held, Sessions, SessionsAway
-from services.router.snapshot import Choice, Floats, Policy, Query, Snapshot, WhyNot, hash64, why_not_for
+from services.router.snapshot import Choice, Floats, Policy, Query, Snapshot, WhyNot, hash64, matched_at, why_not_for
 from services.router.waiting import QueueFullError, WaitingQueue
 
 # A caller hears that there is no place before it gives up: it would take this router for dead.
@@ -39,17 +38,25 @@ class OverloadedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placement:
-    """A decision with everything it was made from. `choice` is None when nobody is eligible."""
+class Considered:
+    """A request in its pool, with everything a decision is made from. `choice` is None when nobody is eligible."""
 
     pool: Pool
     snapshot: Snapshot
     query: Query
     why_not: NDArray[np.uint8]
     choice: Choice | None
-    binding: Binding | None = None  # of the chosen worker
-    address: str = ""
-    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """A decision that is booked."""
+
+    considered: Considered
+    choice: Choice
+    member: Member
+    binding: Binding  # of the chosen worker
+    seq: int
     queued_s: float = 0.0
     session: str | None = None  # what became of the session's binding; None without a session
 
@@ -58,7 +65,7 @@ class Placement:
 class _Known:
     """What was learnt about a request before choosing."""
 
-    depths: Sequence[kv_pb2.WorkerDepth] | None  # None: nobody could say
+    depths: Depths | None  # None: nobody could say
     held: Held | None
     bindings_known: bool
 
@@ -94,10 +101,10 @@ class Routing:
             return replace(placed, session="unknown")
         return await self._bind(request, placed, known.held)
 
-    async def explain(self, request: routing_pb2.RouteRequest) -> Placement:
+    async def explain(self, request: routing_pb2.RouteRequest) -> Considered:
         """The decision as it would be taken now, without any effect."""
         pool = self.fleet.pool(request.model)
-        return self._choose(pool, request, await self._learn(request, touch=False))
+        return self._consider(pool, request, await self._learn(request, touch=False))
 
     @property
     def anybody_waits(self) -> bool:
@@ -112,12 +119,9 @@ class Routing:
     async def _learn(self, request: routing_pb2.RouteRequest, *, touch: bool) -> _Known:
         wants_session = bool(request.session) and self.policy.uses_sessions
         wants_prefixes = bool(request.block_hashes) and self.policy.uses_prefixes
-        lookup = self.prefixes.lookup(request.block_hashes) if self.prefixes and wants_prefixes else None
-        if not wants_session:
-            return _Known(await lookup if lookup else None, None, True)
-        beside = asyncio.create_task(lookup) if lookup else None
-        held, known = await self._held(request, touch=touch)
-        return _Known(await beside if beside else None, held, known)
+        lookup = self.prefixes.look_up(request.block_hashes) if self.prefixes and wants_prefixes else None
+        held, known = await self._held(request, touch=touch) if wants_session else (None, True)
+        return _Known(await lookup if lookup else None, held, known)
 
     async def _held(self, request: routing_pb2.RouteRequest, *, touch: bool) -> tuple[Held | None, bool]:
         try:
@@ -145,7 +149,7 @@ class Routing:
             raise _refusal(pool, queue_full=isinstance(error, QueueFullError)) from error
         return replace(placed, queued_s=time.monotonic() - began)
 
-    def _choose(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Placement:
+    def _consider(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Considered:
         snapshot = pool.snapshot()
         query = Query(
             prompt_tokens=request.prompt_tokens,
@@ -159,26 +163,24 @@ class Routing:
             turn=self._turn,
         )
         why_not = why_not_for(snapshot, query)
-        return Placement(pool, snapshot, query, why_not, self.policy.choose(snapshot, query, why_not))
+        return Considered(pool, snapshot, query, why_not, self.policy.choose(snapshot, query, why_not))
 
     def _book(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Placement | None:
-        placed = self._choose(pool, request, known)
-        return self._book_at(placed, placed.choice) if placed.choice else None
+        considered = self._consider(pool, request, known)
+        return self._book_at(considered, considered.choice) if considered.choice else None
 
-    def _book_at(self, placed: Placement, choice: Choice) -> Placement:
-        member = placed.pool.members[placed.snapshot.worker_ids[choice.index]]
-        matched = placed.query.matched_tokens
-        tokens = placed.query.prompt_tokens - (int(matched[choice.index]) if matched is not None else 0)
+    def _book_at(self, considered: Considered, choice: Choice) -> Placement:
+        pool, query = considered.pool, considered.query
+        member = pool.members[considered.snapshot.worker_ids[choice.index]]
+        tokens = query.prompt_tokens - int(matched_at(query, choice.index))
         seq = next(self._seqs)
         self._turn += 1
-        output = min(placed.query.max_tokens or MAX_COUNTED_OUTPUT, MAX_COUNTED_OUTPUT) * self.decode_weight
-        placed.pool.book(member.worker_id, seq, max(tokens, 0), output)
-        binding = Binding(member.worker_id, member.incarnation)
-        return replace(placed, choice=choice, binding=binding, address=member.address, seq=seq)
+        output = min(query.max_tokens or MAX_COUNTED_OUTPUT, MAX_COUNTED_OUTPUT) * self.decode_weight
+        pool.book(member.worker_id, seq, max(tokens, 0), output)
+        return Placement(considered, choice, member, Binding(member.worker_id, member.incarnation), seq)
 
     async def _bind(self, request: routing_pb2.RouteRequest, placed: Placement, held: Held | None) -> Placement:
         """Make the choice known to all routers, or follow the one that was first."""
-        assert placed.binding is not None
         result = "moved" if held and held.binding else "new"
         for attempt in range(BIND_ATTEMPTS):
             old = held.binding if held else None
@@ -196,17 +198,17 @@ class Routing:
 
     def _follow_binding(self, placed: Placement, binding: Binding) -> Placement | None:
         """The same request on the worker another router has bound; None when that worker is not eligible."""
-        pool = placed.pool
+        considered = placed.considered
+        pool = considered.pool
         index = _index_of(pool, binding)
         if index < 0:
             return None
         snapshot = pool.snapshot()
-        if snapshot.worker_ids != placed.snapshot.worker_ids or why_not_for(snapshot, placed.query)[index]:
+        if snapshot.worker_ids != considered.snapshot.worker_ids or why_not_for(snapshot, considered.query)[index]:
             return None
-        assert placed.binding is not None
-        assert placed.choice is not None
         pool.unbook(placed.binding.worker_id, placed.seq)
-        return self._book_at(placed, replace(placed.choice, index=index, reason="session bound by another router"))
+        choice = replace(placed.choice, index=index, reason="session bound by another router")
+        return self._book_at(considered, choice)
 
 
 def _same(one: Binding, other: Binding) -> bool:
@@ -221,14 +223,19 @@ def _index_of(pool: Pool, binding: Binding | None) -> int:
     return member.index
 
 
-def _matched_tokens(pool: Pool, depths: Sequence[kv_pb2.WorkerDepth] | None) -> Floats | None:
+def _matched_tokens(pool: Pool, depths: Depths | None) -> Floats | None:
     if depths is None:
         return None
-    matched = np.zeros(len(pool.members))
+    holders, blocks = [], []
     for depth in depths:
         member = pool.members.get(depth.worker_id)
         if member is not None and member.incarnation == depth.incarnation:
-            matched[member.index] = depth.blocks * HASH_BLOCK_TOKENS
+            holders.append(member.index)
+            blocks.append(depth.blocks)
+    matched = np.zeros(len(pool.members))
+    if holders:
+        matched[holders] = blocks  # one by one takes several times as long
+        matched *= HASH_BLOCK_TOKENS
     return matched
 
 

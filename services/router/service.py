@@ -19,12 +19,12 @@ from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2, worker_pb2_
 from services.common.rpc import open_channel
 from services.common.shared_call import batches
 from services.common.tasks import end_tasks
-from services.common.tracing import current_metadata, remote_context
+from services.common.tracing import current_metadata, remote_context, span_in
 from services.router.fleet import Fleet, UnavailableError, UnknownModelError
-from services.router.messages import decision_message, worker_view
+from services.router.messages import explanation_message, placement_message, worker_view
 from services.router.metrics import RouterMetrics
 from services.router.pulls import pull_hint
-from services.router.routing import OverloadedError, Placement, Routing
+from services.router.routing import OverloadedError, Routing
 from services.router.settings import RouterSettings
 
 # Beyond its own grace, a drain takes as long as the handoffs need to be written.
@@ -104,10 +104,9 @@ class RouterService(routing_pb2_grpc.RouterServicer):
 
     async def _route(self, request: routing_pb2.RouteRequest, parent: TraceContext | None) -> routing_pb2.RouteResponse:
         began = time.monotonic()
-        with self._tracer.start_as_current_span("route", context=parent) as span:
+        with span_in(self._tracer, "route", parent) as span:
             placed = await self._routing.route(request)
-            assert placed.binding is not None
-            decision = self._decision(placed, everyone=False)
+            decision = placement_message(placed, self._settings.policy, self._settings.decode_weight)
             if span.is_recording():
                 span.set_attributes(_attributes(request, decision))
         self._metrics.placed(placed, time.monotonic() - began)
@@ -116,15 +115,16 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         return routing_pb2.RouteResponse(
             worker_id=placed.binding.worker_id,
             incarnation=placed.binding.incarnation,
-            address=placed.address,
+            address=placed.member.address,
             ticket=worker_pb2.DispatchTicket(router_id=self._settings.router_id, seq=placed.seq),
             decision=decision,
-            pull=pull_hint(placed.pool, placed.snapshot, placed.choice) if placed.choice else None,
+            pull=pull_hint(placed.considered.pool, placed.considered.snapshot, placed.choice),
         )
 
     async def Explain(self, request: routing_pb2.RouteRequest, context: Context) -> routing_pb2.Decision:  # noqa: N802
         """Every candidate's terms, without an effect."""
-        return self._decision(await self._or_abort(context, self._routing.explain(request)), everyone=True)
+        considered = await self._or_abort(context, self._routing.explain(request))
+        return explanation_message(considered, self._settings.policy, self._settings.decode_weight)
 
     async def Report(  # noqa: N802
         self, requests: AsyncIterator[routing_pb2.Outcome], context: Context
@@ -190,9 +190,6 @@ class RouterService(routing_pb2_grpc.RouterServicer):
                 code, retry_after_s = grpc.StatusCode.NOT_FOUND, 0
         self._metrics.refusals.labels(code.name.lower()).inc()
         return code, retry_after_s
-
-    def _decision(self, placed: Placement, *, everyone: bool) -> routing_pb2.Decision:
-        return decision_message(placed, self._settings.policy, self._settings.decode_weight, everyone=everyone)
 
     def _count_session(self, session: tuple[str, str], worker_id: str) -> None:
         self._sessions[session] = worker_id

@@ -20,7 +20,7 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SHIFT = np.uint64(31)
 
 # Longer than any transfer or computation takes.
-NEVER_S = 1e9
+NEVER_MS = 1e12
 
 
 class WhyNot(IntEnum):
@@ -74,14 +74,19 @@ def rendezvous(identities: Hashes, key: int) -> Hashes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Speeds:
-    """How fast the workers are. All arrays are [n_workers] and never written to: snapshots share them."""
+    """How fast the workers are, in the terms that decisions count with.
+
+    All arrays are [n_workers] and never written to: snapshots share them.
+    """
 
     prefill_rate: Floats  # tokens per second, > 0
-    similar_rate: Floats  # the same over a longer time, where workers that are about equally fast are equal
-    step_ms: Floats  # of a decode step with ...
-    step_batch: Floats  # ... this many requests
+    token_ms: Floats  # of prefill: 1000 / prefill_rate
+    similar_rate: Floats  # as prefill_rate over a longer time, where workers that are about equally fast are equal
+    step_ms: Floats  # of a decode step with the batch that the worker told
+    batch_ms: Floats  # of a decode step for each request in its batch, BATCH_DOUBLES_STEP added to them
     max_request_tokens: Floats  # 0: unknown
-    pull_s_per_token: Floats  # to get a token's KV from another worker; NEVER_S: it cannot
+    smallest_limit: float  # of those that are known
+    pull_token_ms: Floats  # to get a token's KV from another worker; NEVER_MS: it cannot
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +98,8 @@ class Snapshot:
     why_not: NDArray[np.uint8]  # WhyNot, before the request is known
     queued_tokens: Floats  # prefill: the worker's own count plus dispatches it has not acknowledged
     load: Floats  # requests running, waiting or not yet acknowledged
-    share: Floats  # of this router's recent work, 1 is fair; 1 for all while the fleet is not busy
+    busy: bool  # enough that shares of the work matter
+    share: Floats  # of this router's recent work, 1 is fair; 1 for all while not busy
     excess: Floats  # tokens of it beyond the fair share
     speeds: Speeds
 
@@ -111,6 +117,11 @@ class Query:
     matched_tokens: Floats | None = None  # [n_workers], prefix tokens cached there; None: not known
     excluded: tuple[int, ...] = ()
     turn: int = 0  # counts the router's decisions
+
+
+def matched_at(query: Query, index: int) -> float:
+    """Prefix tokens that a worker has cached, as far as that is known."""
+    return float(query.matched_tokens[index]) if query.matched_tokens is not None else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,13 +162,14 @@ def why_not_for(snapshot: Snapshot, query: Query) -> NDArray[np.uint8]:
     Exclusions are dropped when they leave nobody, and so is the size limit: the worker itself then says by how much
     the request is too long, which is a better answer than a time-out.
     """
-    hard = snapshot.why_not
-    limits = snapshot.speeds.max_request_tokens
+    fitting = hard = snapshot.why_not
     needed = query.prompt_tokens + max(query.max_tokens, 1)
-    small = (limits > 0) & (limits < needed) & (hard == 0)
-    fitting = np.where(small, np.uint8(WhyNot.TOO_SMALL), hard) if np.count_nonzero(small) else hard
-    if not np.count_nonzero(fitting == 0):
-        fitting = hard
+    if needed > snapshot.speeds.smallest_limit:
+        limits = snapshot.speeds.max_request_tokens
+        small = (limits > 0) & (limits < needed) & (hard == 0)
+        fitting = np.where(small, np.uint8(WhyNot.TOO_SMALL), hard)
+        if not np.count_nonzero(fitting == 0):
+            fitting = hard
     if not query.excluded:
         return fitting
     wanted = fitting.copy()

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.router.snapshot import NEVER_S, Floats, Speeds
+from services.router.snapshot import NEVER_MS, Floats, Speeds
 
 # In this time half of what was known of an idle worker's step is forgotten.
 STEP_HALF_LIFE_S = 15.0
 # Measured speeds that differ by less are those of equal workers.
 SAME_SPEED = 0.25
+# The batch at which a decode step takes twice as long as for one request: reading the weights costs as much as
+# this many requests' attention and activations. Only ratios between near batch sizes depend on it.
+BATCH_DOUBLES_STEP = 64.0
 # Until a worker has measured itself, and nobody else of its pool has either.
 ASSUMED_PREFILL_RATE = 2000.0
 ASSUMED_STEP_MS = 20.0
@@ -34,16 +37,19 @@ class Told:
 def speeds_of(told: Told) -> Speeds:
     """What decisions count with; none of the arrays is one of `told`, which may change."""
     rate = _or_mean(told.prefill_rate, ASSUMED_PREFILL_RATE)
+    step_ms = _renewed(_or_mean(told.step_ms, ASSUMED_STEP_MS), told.step_age_s)
+    limits = told.max_request_tokens.copy()
     movable = (told.pull_bytes_per_s > 0) & (told.kv_bytes_per_token > 0)
+    bytes_per_ms = np.where(movable, told.pull_bytes_per_s, 1.0) / 1000.0
     return Speeds(
         prefill_rate=rate,
+        token_ms=1000.0 / rate,
         similar_rate=_alike(1.0 / _or_mean(told.token_s, 1.0 / ASSUMED_PREFILL_RATE)),
-        step_ms=_renewed(_or_mean(told.step_ms, ASSUMED_STEP_MS), told.step_age_s),
-        step_batch=np.maximum(told.step_batch, 1.0),
-        max_request_tokens=told.max_request_tokens.copy(),
-        pull_s_per_token=np.where(
-            movable, told.kv_bytes_per_token / np.where(movable, told.pull_bytes_per_s, 1.0), NEVER_S
-        ),
+        step_ms=step_ms,
+        batch_ms=step_ms / (BATCH_DOUBLES_STEP + np.maximum(told.step_batch, 1.0)),
+        max_request_tokens=limits,
+        smallest_limit=limits[limits > 0].min(initial=np.inf),
+        pull_token_ms=np.where(movable, told.kv_bytes_per_token / bytes_per_ms, NEVER_MS),
     )
 
 

@@ -62,12 +62,12 @@ class _Endpoint:
         channel = open_channel(address, small_messages=True)
         return _Endpoint(address, channel, routing_pb2_grpc.RouterStub(channel))
 
-    async def ask(self, request: routing_pb2.RouteRequest) -> routing_pb2.RouteAnswer:
-        """The router's answer, over the call that all requests share; raises CallBrokenError."""
+    def ask(self, request: routing_pb2.RouteRequest, timeout_s: float) -> asyncio.Future[routing_pb2.RouteAnswer]:
+        """The router's answer, over the call that all requests share, or CallBrokenError or TimeoutError."""
         if self.routes is None or self.routes.broken:
             self.routes = share_routes(self.stub)
         traceparent = traceparent_of(trace.get_current_span())
-        return await self.routes.ask(routing_pb2.RouteFrame(route=request, traceparent=traceparent))
+        return self.routes.ask(routing_pb2.RouteFrame(route=request, traceparent=traceparent), timeout_s)
 
     async def close(self) -> None:
         """End the call and the channel."""
@@ -95,8 +95,7 @@ class RouterClient:
             if not await self._reachable(endpoint):
                 continue
             try:
-                async with asyncio.timeout(self._route_timeout_s):
-                    answer = await endpoint.ask(request)
+                answer = await endpoint.ask(request, self._route_timeout_s)
             except (CallBrokenError, TimeoutError) as error:
                 self._mark_down(endpoint, repr(error))
                 continue

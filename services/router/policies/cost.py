@@ -9,13 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.router.pulls import worthwhile_pulls
-from services.router.snapshot import Choice, Floats, Query, Snapshot, Terms, rendezvous
+from services.router.snapshot import Choice, Floats, Query, Snapshot, Terms, matched_at, rendezvous
+from services.router.speeds import BATCH_DOUBLES_STEP
 
 # Most answers are shorter than their limit; beyond this the limit says nothing.
 MAX_COUNTED_OUTPUT = 256
-# The batch at which a decode step takes twice as long as for one request: reading the weights costs as much as
-# this many requests' attention and activations. Only ratios between near batch sizes depend on it.
-BATCH_DOUBLES_STEP = 64.0
 
 # What staying with its worker may cost a session beyond the cheapest one. Wide, since costs swing with every prompt
 # that arrives somewhere, and who moves has to be computed again: a queue makes sessions move, and moves make queues.
@@ -34,25 +32,26 @@ TIE_FACTOR, TIE_MS = 1.02, 1.0
 
 def cost_terms(snapshot: Snapshot, query: Query, decode_weight: float) -> Terms:
     """Time to first token and a share of the decode time, if the request went to each worker."""
-    matched = query.matched_tokens if query.matched_tokens is not None else np.zeros(len(snapshot.worker_ids))
+    nothing = np.zeros(len(snapshot.worker_ids))
+    matched = query.matched_tokens if query.matched_tokens is not None else nothing
     # At least one token is computed, however much is cached.
     own = np.maximum(query.prompt_tokens - matched, 1.0)
-    ttft = (snapshot.queued_tokens + own) / snapshot.speeds.prefill_rate * 1000.0
-    pulled, source = np.zeros(len(matched)), -1
+    ttft = (snapshot.queued_tokens + own) * snapshot.speeds.token_ms
+    pulled, source = nothing, -1
     if (pulls := worthwhile_pulls(snapshot, query)) is not None:
-        pulled, source, ttft = pulls.tokens, pulls.source, ttft - pulls.saved_s * 1000.0
-    growth = (BATCH_DOUBLES_STEP + snapshot.load + 1.0) / (BATCH_DOUBLES_STEP + snapshot.speeds.step_batch)
-    itl = snapshot.speeds.step_ms * growth
-    return Terms(matched, pulled, source, ttft, itl, ttft + decode_weight * _output(query) * itl)
+        pulled, source, ttft = pulls.tokens, pulls.source, ttft - pulls.saved_ms
+    itl = (snapshot.load + (BATCH_DOUBLES_STEP + 1.0)) * snapshot.speeds.batch_ms
+    return Terms(matched, pulled, source, ttft, itl, ttft + itl * (decode_weight * _output(query)))
 
 
-def cheapest(costs: Floats, snapshot: Snapshot, request_key: int) -> int:
+def cheapest(costs: Floats, request_key: int) -> int:
     """The lowest cost; ties go to a worker that differs from request to request, but not between routers."""
-    best = costs.min()
-    ties = np.flatnonzero(costs <= best * TIE_FACTOR + TIE_MS)
-    if len(ties) == 1:
-        return int(ties[0])
-    return int(ties[rendezvous(snapshot.identities[ties], request_key).argmax()])
+    ties = np.flatnonzero(costs <= _lowest(costs) * TIE_FACTOR + TIE_MS)
+    return int(ties[request_key % len(ties)])
+
+
+def _lowest(costs: Floats) -> float:
+    return float(costs[costs.argmin()])  # several times as fast as min()
 
 
 @dataclass(frozen=True)
@@ -70,35 +69,38 @@ class CostPolicy:
         worker has had more than its fair share. Evening out at the start of sessions costs the least: nothing that is
         cached is left behind.
         """
-        eligible = why_not == 0
-        if not np.count_nonzero(eligible):
+        n_ineligible = np.count_nonzero(why_not)
+        if n_ineligible == len(why_not):
             return None
         terms = cost_terms(snapshot, query, self.decode_weight)
-        costs = np.where(eligible, terms.cost_ms, np.inf)
+        costs = np.where(why_not == 0, terms.cost_ms, np.inf) if n_ineligible else terms.cost_ms
         if not query.session_key:
-            return Choice(cheapest(costs, snapshot, query.request_key), "lowest cost", terms)
-        best = costs.min()
+            return Choice(cheapest(costs, query.request_key), "lowest cost", terms)
+        best = _lowest(costs)
         known = query.bindings_known and query.bound >= 0
         bearable = known and costs[query.bound] - _kept_ms(snapshot, query) <= KEEP_FACTOR * best + KEEP_MS
-        if bearable and not self._too_much(snapshot, query, terms):
+        if bearable and not self._too_much(snapshot, query):
             return Choice(query.bound, "session kept", terms)
-        near = costs <= EVEN_FACTOR * best + EVEN_MS
+        near = costs <= EVEN_FACTOR * best + EVEN_MS  # among them all that tie with the cheapest
         if not query.bindings_known:
             affordable = np.flatnonzero(near)
             scores = rendezvous(snapshot.identities[affordable], query.session_key)
             return Choice(int(affordable[scores.argmax()]), "session hashed", terms)
-        idlest = near & (snapshot.share <= snapshot.share[near].min() + SAME_SHARE)
-        index = cheapest(np.where(idlest, costs, np.inf), snapshot, query.request_key)
+        if snapshot.busy:
+            idlest = near & (snapshot.share <= snapshot.share[near].min() + SAME_SHARE)
+            costs = np.where(idlest, costs, np.inf)
+        index = cheapest(costs, query.request_key)
         if index == query.bound:
             return Choice(index, "session kept", terms)
         if query.bound < 0:
             return Choice(index, "session bound", terms)
         return Choice(index, "session evened out" if bearable else "session rebound", terms)
 
-    def _too_much(self, snapshot: Snapshot, query: Query, terms: Terms) -> bool:
+    def _too_much(self, snapshot: Snapshot, query: Query) -> bool:
         """Whether the bound worker has had clearly more than its share: by more than a few requests like this one."""
-        own = query.prompt_tokens - terms.matched_tokens[query.bound] + self.decode_weight * _output(query)
-        return bool(snapshot.share[query.bound] > FAIR_SHARE and snapshot.excess[query.bound] > FAIR_REQUESTS * own)
+        own = query.prompt_tokens - matched_at(query, query.bound) + self.decode_weight * _output(query)
+        has_had_more = snapshot.busy and snapshot.share[query.bound] > FAIR_SHARE
+        return bool(has_had_more and snapshot.excess[query.bound] > FAIR_REQUESTS * own)
 
 
 def _kept_ms(snapshot: Snapshot, query: Query) -> float:
@@ -108,7 +110,7 @@ def _kept_ms(snapshot: Snapshot, query: Query) -> float:
     """
     if query.matched_tokens is not None:
         return 0.0
-    return float(query.prompt_tokens / snapshot.speeds.prefill_rate[query.bound] * 1000.0)
+    return float(query.prompt_tokens * snapshot.speeds.token_ms[query.bound])
 
 
 def _output(query: Query) -> int:

@@ -26,6 +26,8 @@ from services.router.settings import RouterSettings
 from tests.integration.router.conftest import Fleet, lists, views
 from tests.integration.router.processes import router_process, until
 
+PATIENCE_S = 10.0
+
 
 def frame(request_id: str, tag: int = 0) -> pb.RouteFrame:
     return pb.RouteFrame(tag=tag, route=pb.RouteRequest(request_id=request_id, prompt_tokens=100, max_tokens=16))
@@ -57,18 +59,25 @@ async def test_a_call_ends_when_all_its_requests_are_answered(fleet: Fleet) -> N
     assert len({answer.placed.ticket.seq for answer in answers}) == 5
 
 
-async def test_a_refusal_does_not_wait_for_those_before_it_and_who_gives_up_takes_nothing(fleet: Fleet) -> None:
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_a_refusal_does_not_wait_for_those_before_it_and_who_gives_up_takes_nothing(
+    fleet: Fleet, in_time: bool
+) -> None:
     worker = await fleet.worker("only", phase=worker_pb2.PHASE_LOADING)
     router = await fleet.router(workers=0, QUEUE_SIZE="1", QUEUE_TIMEOUT_S="60")
     await until(lambda: lists(router, "only"))
     async with shared_call(router) as routes:
-        first = asyncio.ensure_future(routes.ask(frame("first")))
+        first = routes.ask(frame("first"), PATIENCE_S if in_time else 0.5)
         await asyncio.sleep(0)  # let it ask
-        second = await routes.ask(frame("second"))
+        second = await routes.ask(frame("second"), PATIENCE_S)
         assert second.refused.code == grpc.StatusCode.UNAVAILABLE.value[0]
         assert second.refused.message == "no worker serves tiny now (1 loading)"
         assert not first.done()
-        first.cancel()
+        if in_time:
+            first.cancel()
+        else:
+            with pytest.raises(TimeoutError):
+                await first
         third = await _once_there_is_room(routes)
         worker.update(phase=worker_pb2.PHASE_SERVING)
         assert (await third).placed.worker_id == "only"
@@ -79,7 +88,7 @@ async def _once_there_is_room(routes: Routes) -> asyncio.Future[pb.RouteAnswer]:
     """A request that waits in a queue that may still be full: who finds it full is refused at once."""
     async with asyncio.timeout(10):
         while True:
-            waiting = asyncio.ensure_future(routes.ask(frame("later")))
+            waiting = routes.ask(frame("later"), PATIENCE_S)
             done, _ = await asyncio.wait([waiting], timeout=1.0)
             if not done:
                 return waiting
@@ -106,7 +115,7 @@ async def test_a_decision_that_fails_says_so_and_leaves_the_others_alone() -> No
         open_channel(f"127.0.0.1:{port}") as channel,
         shared_call(routing_pb2_grpc.RouterStub(channel)) as routes,
     ):
-        bad, good = await asyncio.gather(routes.ask(frame("bad")), routes.ask(frame("good")))
+        bad, good = await asyncio.gather(routes.ask(frame("bad"), PATIENCE_S), routes.ask(frame("good"), PATIENCE_S))
         assert bad.refused.code == grpc.StatusCode.INTERNAL.value[0]
         assert "a mistake of ours" in bad.refused.message
         assert good.refused.code == grpc.StatusCode.UNAVAILABLE.value[0]

@@ -14,6 +14,8 @@ from ryzanstein.v1 import kv_pb2_grpc
 from services.common.rpc import bind, new_server, open_channel
 from services.common.shared_call import MAX_BATCH, CallBrokenError, Lookups, share_lookups
 
+PATIENCE_S = 10.0
+
 
 class Peer(kv_pb2_grpc.KvCoordinatorServicer):
     """Answers with the request's first hash as a depth, once `release` is called for it."""
@@ -61,7 +63,7 @@ async def peer() -> AsyncIterator[tuple[Peer, Lookups]]:
 
 async def test_everybody_gets_the_own_answer_in_whatever_order_they_come(peer: tuple[Peer, Lookups]) -> None:
     there, call = peer
-    asking = [asyncio.ensure_future(call.ask(pb.LookupRequest(hashes=[i]))) for i in range(100)]
+    asking = [call.ask(pb.LookupRequest(hashes=[i]), PATIENCE_S) for i in range(100)]
     await there.until_asked(100)
     for request in random.Random(0).sample(there.asked, 100):
         there.release(request)
@@ -73,9 +75,8 @@ async def test_everybody_gets_the_own_answer_in_whatever_order_they_come(peer: t
 async def test_an_answer_that_nobody_waits_for_any_more_disturbs_nobody(peer: tuple[Peer, Lookups]) -> None:
     there, call = peer
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.2):
-            await call.ask(pb.LookupRequest(hashes=[1]))
-    other = asyncio.ensure_future(call.ask(pb.LookupRequest(hashes=[2])))
+        await call.ask(pb.LookupRequest(hashes=[1]), 0.2)
+    other = call.ask(pb.LookupRequest(hashes=[2]), PATIENCE_S)
     await there.until_asked(2)
     for request in there.asked:
         there.release(request)
@@ -85,7 +86,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_disturbs_nobody(peer: tu
 @pytest.mark.parametrize("politely", [True, False])
 async def test_the_end_of_the_call_is_heard_by_all_that_wait(peer: tuple[Peer, Lookups], politely: bool) -> None:
     there, call = peer
-    asking = [asyncio.ensure_future(call.ask(pb.LookupRequest(hashes=[i]))) for i in range(3)]
+    asking = [call.ask(pb.LookupRequest(hashes=[i]), PATIENCE_S) for i in range(3)]
     await there.until_asked(3)
     if politely:
         there.answers.put_nowait(None)
@@ -95,11 +96,11 @@ async def test_the_end_of_the_call_is_heard_by_all_that_wait(peer: tuple[Peer, L
         assert isinstance(result, CallBrokenError)
     assert call.broken
     with pytest.raises(CallBrokenError):
-        await call.ask(pb.LookupRequest(hashes=[4]))
+        await call.ask(pb.LookupRequest(hashes=[4]), PATIENCE_S)
 
 
 async def test_a_peer_that_is_not_there_is_said_at_once() -> None:
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
         call = share_lookups(kv_pb2_grpc.KvCoordinatorStub(channel))
         with pytest.raises(CallBrokenError, match="UNAVAILABLE"):
-            await call.ask(pb.LookupRequest(hashes=[1]))
+            await call.ask(pb.LookupRequest(hashes=[1]), PATIENCE_S)

@@ -39,6 +39,7 @@ def snapshot_of(workers: Sequence[Worker]) -> Snapshot:
         why_not=np.array([w.why_not for w in workers], dtype=np.uint8),
         queued_tokens=np.array([w.queued for w in workers], dtype=float),
         load=np.array([w.load for w in workers], dtype=float),
+        busy=True,
         share=np.array([w.share for w in workers], dtype=float),
         excess=np.array([w.excess for w in workers], dtype=float),
         speeds=speeds_of(

@@ -128,7 +128,7 @@ class Simulation:
 def test_conversations_stay_and_the_fleet_is_even(n_workers: int, n_clients: int, seed: int) -> None:
     simulation = Simulation(seed, n_workers, n_clients)
     simulation.run(20)
-    kept, imbalance = simulation.measure(40)
+    kept, imbalance = simulation.measure(60)
     assert kept > 0.95
     assert imbalance < 0.05
 

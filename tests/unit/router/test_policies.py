@@ -107,6 +107,14 @@ def test_a_session_that_starts_or_moves_goes_to_the_worker_with_the_least_work_o
 
 
 @given(situations())
+def test_shares_that_are_all_fair_decide_as_if_nobody_had_looked_at_them(situation: tuple[Snapshot, Query]) -> None:
+    snapshot, query = situation
+    n = len(snapshot.worker_ids)
+    fair = replace(snapshot, share=np.ones(n), excess=np.zeros(n))
+    assert choose("cost", fair, query) == choose("cost", replace(fair, busy=False), query)
+
+
+@given(situations())
 def test_without_a_session_the_cost_is_minimal(situation: tuple[Snapshot, Query]) -> None:
     snapshot, query = situation
     query = replace(query, session_key=0)

@@ -5,6 +5,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.router.pool import SILENT_S, SPEEDS_FRESH_S, UNACKNOWLEDGED_S
 from services.router.snapshot import WhyNot
+from services.router.speeds import BATCH_DOUBLES_STEP
 from tests.unit.router.fleets import LIMITS, Lab
 
 
@@ -192,7 +193,8 @@ def test_an_idle_worker_is_judged_by_its_last_busy_step(lab: Lab) -> None:
     lab.tell("a", decode_step_ms=40, running=0)
     snapshot = lab.pool.snapshot()
     a = snapshot.worker_ids.index("a")
-    assert (snapshot.speeds.step_ms[a], snapshot.speeds.step_batch[a], snapshot.load[a]) == (40, 64, 0)
+    batch = snapshot.speeds.step_ms[a] / snapshot.speeds.batch_ms[a] - BATCH_DOUBLES_STEP
+    assert (snapshot.speeds.step_ms[a], batch, snapshot.load[a]) == (40, 64, 0)
 
 
 def test_a_snapshot_does_not_change(lab: Lab) -> None:

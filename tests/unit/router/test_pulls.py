@@ -8,7 +8,7 @@ from hypothesis import given
 from ryzanstein.v1 import worker_pb2
 
 from services.router.policies.cost import cost_terms
-from services.router.pulls import LATENCY_S, PAYS, pull_hint, worthwhile_pulls
+from services.router.pulls import LATENCY_MS, PAYS, pull_hint, worthwhile_pulls
 from services.router.snapshot import Choice, Query, Snapshot, WhyNot
 from tests.unit.router.fleets import Lab, Worker, situations, snapshot_of
 
@@ -30,18 +30,18 @@ def test_what_is_saved_is_computing_less_the_transfer() -> None:
     assert pulls is not None
     assert pulls.source == 1
     assert pulls.tokens.tolist() == [2000, 0]
-    transfer_s = LATENCY_S + 2 * STEP_MS / 1e3 + 2000 * 40_000 / 1e9
-    assert pulls.saved_s[0] == pytest.approx(2000 / 2000 - transfer_s)
-    assert pulls.saved_s[1] == 0
+    transfer_ms = LATENCY_MS + 2 * STEP_MS + 2000 * 40_000 / 1e6
+    assert pulls.saved_ms[0] == pytest.approx(2000 / 2 - transfer_ms)
+    assert pulls.saved_ms[1] == 0
     without = snapshot_of([worker(pull_rate=0), worker(pull_rate=0)])
     saved_ms = cost_terms(without, query, 0.5).cost_ms - cost_terms(snapshot, query, 0.5).cost_ms
-    assert saved_ms == pytest.approx(pulls.saved_s * 1e3)
+    assert saved_ms == pytest.approx(pulls.saved_ms)
 
 
 def test_a_small_gain_is_not_taken() -> None:
     """The link is just fast enough, or just not."""
-    compute_s = 3000 / 2000
-    enough = 3000 * 40_000 / (compute_s / PAYS - LATENCY_S - 2 * STEP_MS / 1e3)
+    compute_ms = 3000 / 2
+    enough = 3000 * 40_000 * 1000 / (compute_ms / PAYS - LATENCY_MS - 2 * STEP_MS)
     for pull_rate, tokens in ((enough * 1.001, 3000), (enough * 0.999, 0)):
         pulls = worthwhile_pulls(snapshot_of([worker(pull_rate=pull_rate), worker()]), query_of(0, 3000))
         assert (pulls.tokens[0] if pulls else 0) == tokens
@@ -98,7 +98,7 @@ def test_a_pull_never_makes_a_worker_dearer_nor_faster_than_having_it(situation:
     assert (terms.ttft_ms >= 0).all()
     if pulls is None:
         return
-    assert (pulls.saved_s >= 0).all()
+    assert (pulls.saved_ms >= 0).all()
     assert query.matched_tokens is not None
     assert ((pulls.tokens == 0) | (pulls.tokens + query.matched_tokens < query.prompt_tokens)).all()
     assert pulls.tokens[pulls.source] == 0
