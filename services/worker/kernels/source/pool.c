@@ -12,34 +12,46 @@
 
 #define LOOKS 1000 // some tens of microseconds; longer would take the core from the neighbours while there is nothing to do
 
+#define PARTS 8 // more threads than that have parts in common
+
+typedef struct {
+    _Alignas(64) atomic_ulong taken; // round << 32 | next index
+    atomic_long end;
+} part;
+
 // One round is one call of share(). A thread takes an index by raising `taken`, which also names the round: so a thread
 // that comes late can neither take an index of a later round, nor see that round's fields while it works for its own.
 static struct {
     pthread_mutex_t owner; // whoever shares; others who come meanwhile work alone
     atomic_uint round, sleepers;
-    atomic_ulong taken; // round << 32 | next index
-    atomic_long left, n;
+    atomic_long left, n_parts;
     _Atomic(task) work;
     _Atomic(const void *) context;
     long threads;
+    part parts[PARTS];
 } pool = {.owner = PTHREAD_MUTEX_INITIALIZER, .threads = 1};
 
-static void help(uint64_t round) {
-    task work = pool.work;
-    const void *context = pool.context;
-    long n = pool.n;
-    uint64_t seen = atomic_load(&pool.taken);
-    while (seen >> 32 == round && (long)(uint32_t)seen < n)
-        if (atomic_compare_exchange_weak(&pool.taken, &seen, seen + 1)) {
+static void work_off(part *p, uint64_t round, task work, const void *context) {
+    long end = p->end;
+    uint64_t seen = atomic_load(&p->taken);
+    while (seen >> 32 == round && (long)(uint32_t)seen < end)
+        if (atomic_compare_exchange_weak(&p->taken, &seen, seen + 1)) {
             work(context, (uint32_t)seen);
             atomic_fetch_sub(&pool.left, 1);
-            seen = atomic_load(&pool.taken);
+            seen = atomic_load(&p->taken);
         }
 }
 
-static void *stand_by(void *unused) {
-    (void)unused;
-    for (uint32_t seen = 0;; seen = atomic_load(&pool.round), help(seen)) {
+// The thread's own part first, then what is left of the others'.
+static void help(uint64_t round, long thread) {
+    task work = pool.work;
+    const void *context = pool.context;
+    long n = pool.n_parts;
+    for (long i = 0; i < n; i++) work_off(&pool.parts[(thread + i) % n], round, work, context);
+}
+
+static void *stand_by(void *thread) {
+    for (uint32_t seen = 0;; seen = atomic_load(&pool.round), help(seen, (long)thread)) {
         for (int look = 0; look < LOOKS && atomic_load(&pool.round) == seen; look++) _mm_pause();
         atomic_fetch_add(&pool.sleepers, 1);
         while (atomic_load(&pool.round) == seen) syscall(SYS_futex, &pool.round, FUTEX_WAIT_PRIVATE, seen, 0, 0, 0);
@@ -48,21 +60,29 @@ static void *stand_by(void *unused) {
     return 0;
 }
 
-void share(task work, const void *context, long n) {
+static void start(task work, const void *context, long n, long parts) {
+    uint32_t round = atomic_load(&pool.round) + 1;
+    // Nothing is left of any round while the fields change.
+    for (long i = 0; i < PARTS; i++) atomic_store(&pool.parts[i].taken, (uint64_t)round << 32 | UINT32_MAX);
+    pool.work = work;
+    pool.context = context;
+    pool.n_parts = parts;
+    atomic_store(&pool.left, n);
+    for (long i = 0; i < parts; i++) {
+        pool.parts[i].end = n * (i + 1) / parts;
+        atomic_store(&pool.parts[i].taken, (uint64_t)round << 32 | (uint64_t)(n * i / parts));
+    }
+    atomic_store(&pool.round, round);
+    if (atomic_load(&pool.sleepers)) syscall(SYS_futex, &pool.round, FUTEX_WAKE_PRIVATE, INT32_MAX, 0, 0, 0);
+}
+
+static void share_parts(task work, const void *context, long n, long parts) {
     if (pool.threads == 1 || n < 2 || pthread_mutex_trylock(&pool.owner)) {
         for (long i = 0; i < n; i++) work(context, i);
         return;
     }
-    uint32_t round = atomic_load(&pool.round) + 1;
-    atomic_store(&pool.taken, (uint64_t)round << 32 | UINT32_MAX); // nothing left of any round while the fields change
-    pool.work = work;
-    pool.context = context;
-    pool.n = n;
-    atomic_store(&pool.left, n);
-    atomic_store(&pool.taken, (uint64_t)round << 32);
-    atomic_store(&pool.round, round);
-    if (atomic_load(&pool.sleepers)) syscall(SYS_futex, &pool.round, FUTEX_WAKE_PRIVATE, INT32_MAX, 0, 0, 0);
-    help(round);
+    start(work, context, n, parts);
+    help(atomic_load(&pool.round), 0);
     for (int look = 0; atomic_load(&pool.left); look++) { // a helper that lost its core gets this one
         if (look < LOOKS)
             _mm_pause();
@@ -70,6 +90,12 @@ void share(task work, const void *context, long n) {
             sched_yield();
     }
     pthread_mutex_unlock(&pool.owner);
+}
+
+void share(task work, const void *context, long n) { share_parts(work, context, n, 1); }
+
+void share_in_order(task work, const void *context, long n) {
+    share_parts(work, context, n, pool.threads < PARTS ? pool.threads : PARTS);
 }
 
 long pool_threads(void) { return pool.threads; }
@@ -92,7 +118,7 @@ EXPORT int rz_enable(long threads) {
     int failed = 0;
     for (; pool.threads < threads && !failed; pool.threads += !failed) {
         pthread_t thread;
-        failed = pthread_create(&thread, 0, stand_by, 0) || pthread_detach(thread);
+        failed = pthread_create(&thread, 0, stand_by, (void *)pool.threads) || pthread_detach(thread);
     }
     pthread_mutex_unlock(&pool.owner);
     return failed ? -2 : 0;

@@ -8,4 +8,7 @@ typedef void (*task)(const void *context, long index);
 // Calls work(context, i) once for every i below n, on this thread and those of the pool; returns when all are done.
 void share(task work, const void *context, long n);
 
+// The same where one index prepares the next: every thread has a part of them, in order, and helps the others at its end.
+void share_in_order(task work, const void *context, long n);
+
 long pool_threads(void);

@@ -32,10 +32,10 @@ static inline long end_of_share(const product *p, long index) {
     return end < p->n ? end : p->n;
 }
 
-static inline void share_product(product *p, task multiply) {
-    long groups = (p->n + GROUP - 1) / GROUP;
-    // Several times as many pieces as threads: one that is held up, or waits longer for its weights, costs less.
-    long pieces = pool_threads() > 1 ? 8 * pool_threads() : 1;
-    p->groups = (groups + pieces - 1) / pieces;
-    share(multiply, p, (groups + p->groups - 1) / p->groups);
+static inline long groups_of(const product *p) { return (p->n + GROUP - 1) / GROUP; }
+
+static inline void share_product(product *p, task multiply, long groups_at_once) {
+    p->groups = groups_at_once;
+    share_in_order(multiply, p, (groups_of(p) + groups_at_once - 1) / groups_at_once);
 }
+

@@ -17,7 +17,7 @@ from tests.unit.worker.kernels.test_attention import Case, attend, lay_out
 ROUNDS = 2000
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 2, 3, 10])
 def test_thousands_of_rounds_in_a_row(on_threads: OnThreads, threads: int) -> None:
     """Small ones follow each other while helpers still look out, and sizes change from round to round."""
     kernels = on_threads(threads)

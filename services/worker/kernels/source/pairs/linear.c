@@ -81,7 +81,7 @@ static void multiply_panel(const product *p, const panel *w, long first, long la
     }
 }
 
-// One thread's outputs: `share` strips.
+// A strip; the next one is fetched meanwhile.
 static void multiply(const void *context, long index) {
     const product *p = context;
     long from = first_of_share(p, index), to = end_of_share(p, index);
@@ -104,5 +104,5 @@ EXPORT void rz_linear(const bf16 *x, long ldx, long m, long k, const bf16 *packe
                       long ldy, int wide, bf16 *spare) {
     (void)spare;
     product p = {x, packed, bias, y, ldx, ldy, m, k, n, 0, wide};
-    share_product(&p, multiply);
+    share_product(&p, multiply, 1);
 }

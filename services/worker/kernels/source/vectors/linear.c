@@ -102,5 +102,7 @@ EXPORT void rz_linear(const bf16 *x, long ldx, long m, long k, const bf16 *packe
                       long ldy, int wide, bf16 *spare) {
     (void)spare;
     product p = {x, packed, bias, y, ldx, ldy, m, k, n, 0, wide};
-    share_product(&p, multiply);
+    // Every share widens the inputs; but several times as many shares as threads: one that is held up costs less.
+    long shares = pool_threads() > 1 ? 8 * pool_threads() : 1;
+    share_product(&p, multiply, (groups_of(&p) + shares - 1) / shares);
 }
