@@ -75,7 +75,8 @@ async def test_an_idle_group_uses_next_to_no_cpu(make_group: MakeGroup) -> None:
 
     before = cpu_s()
     await asyncio.sleep(4.0)
-    assert cpu_s() - before < 4.0 * 0.01 * len(pids) + 0.015  # 1 % of a core for each rank; it is counted in ticks of 0.01 s
+    share = 0.01 * len(pids)  # 1 % of a core for each rank
+    assert cpu_s() - before < 4.0 * share + 0.015, "counted in ticks of 0.01 s"
 
 
 async def test_a_loader_that_fails_is_reported_with_its_own_words(make_group: MakeGroup) -> None:
