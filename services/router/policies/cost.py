@@ -63,11 +63,11 @@ class CostPolicy:
     uses_sessions: ClassVar[bool] = True
 
     def choose(self, snapshot: Snapshot, query: Query, why_not: NDArray[np.uint8]) -> Choice | None:
-        """Keep the session's worker while it is bearable: at most 1.25 times the minimum plus 50 ms.
+        """Keep the session's worker while it is bearable: at most twice the minimum plus 100 ms.
 
-        A new session goes to the bearable worker that has had the least of the recent work, and so does one whose
-        worker has had more than its fair share. Evening out at the start of sessions costs the least: nothing that is
-        cached is left behind.
+        A new session goes to the worker that has had the least of the recent work, of those that cost at most 1.25
+        times the minimum plus 50 ms, and so does one whose worker has had more than its fair share. Evening out at the
+        start of sessions costs the least: nothing that is cached is left behind.
         """
         n_ineligible = np.count_nonzero(why_not)
         if n_ineligible == len(why_not):
