@@ -1,6 +1,6 @@
 """Records which kernels a step calls, and calls them again without Python in between.
 
-A decode step of a small model is hundreds of kernels of microseconds each: to call one from Python takes as long. This
+A step of a small model is hundreds of kernels of microseconds each: to call one from Python takes as long. This
 is to a CPU what CUDA graphs are to a GPU. A step is computed as usual while it is recorded; its kernels, and the
 collectives between them, are called with the same arguments ever after, so whatever changes from step to step must lie
 where it lay, and must not be an argument itself.
@@ -14,7 +14,8 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -34,47 +35,70 @@ _QUESTIONS = {
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
+class Sizes(NamedTuple):
+    """How large a step is."""
+
+    rows: int
+    sequences: int
+
+    def on_line(self, one: Sizes, other: Sizes) -> bool:
+        """Whether these sizes lie on the line through two others: what two steps show of a third one at least."""
+        rows, sequences = other.rows - one.rows, other.sequences - one.sequences
+        return (self.rows - one.rows) * sequences == (self.sequences - one.sequences) * rows
+
+    def tell_apart(self, other: Sizes) -> bool:
+        """Whether what grows from one to the other shows by how much whether it grows with rows or with sequences."""
+        differ = self.rows != other.rows and self.sequences != other.sequences
+        return differ and self.rows * other.sequences != self.sequences * other.rows
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor [rows, ...] lies in the arena."""
+    """Where a tensor [rows, ...] lies in `room`, which is the arena or was there before the step."""
 
+    room: torch.Tensor  # [n_bytes] uint8
     offset: int  # in bytes
     shape: torch.Size
     dtype: torch.dtype
 
-    def tensor(self, arena: torch.Tensor, rows: int) -> torch.Tensor:
+    def tensor(self, rows: int) -> torch.Tensor:
         """The tensor, with another number of rows."""
         shape = (rows, *self.shape[1:])
         n_bytes = math.prod(shape) * self.dtype.itemsize
-        return arena[self.offset : self.offset + n_bytes].view(self.dtype).view(shape)
+        return self.room[self.offset : self.offset + n_bytes].view(self.dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a step of so many rows called, with its own tensors in `arena`."""
+    """What a step of that size called, with its own tensors in `arena`."""
 
-    rows: int
+    sizes: Sizes
     calls: torch.Tensor  # [n, _WORDS] int64, as in replay.c
     counts: torch.Tensor  # [n, _WORDS] bool: which of the words are numbers, not addresses
     result: Place
     arena: torch.Tensor
 
-    def of_rows(self, rows: int, other: Recording) -> Recording | None:
+    def of_sizes(self, sizes: Sizes, other: Recording) -> Recording | None:
         """The recording of a step that was not recorded, by comparison of two others.
 
-        None unless every argument is the same in both, or a multiple of the number of rows.
+        None unless every argument is the same in both, or a multiple of the rows, or of the sequences; and unless the
+        two are unlike enough to show which.
         """
         if self.calls.shape != other.calls.shape:
             return None
-        same = self.calls == other.calls
-        multiple = self.counts & (self.calls * other.rows == other.calls * self.rows)
-        if not (same | multiple).all():
+        if not (self.sizes.tell_apart(other.sizes) or sizes.on_line(self.sizes, other.sizes)):
             return None
-        return replace(self, rows=rows, calls=torch.where(same, self.calls, self.calls // self.rows * rows))
+        known, calls = self.calls == other.calls, self.calls
+        for mine, others, wanted in zip(self.sizes, other.sizes, sizes, strict=True):
+            proportional = (self.calls * others == other.calls * mine) & (self.calls * wanted % mine == 0)
+            grows = ~known & self.counts & proportional
+            calls = torch.where(grows, self.calls * wanted // mine, calls)
+            known |= grows
+        return replace(self, sizes=sizes, calls=calls) if known.all() else None
 
     def program(self, kernels: Bfloat16Kernels) -> Program:
         """What runs the step again."""
-        return Program(kernels, self.calls, self.arena, self.result.tensor(self.arena, self.rows))
+        return Program(kernels, self.calls, self.arena, self.result.tensor(self.sizes.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +160,12 @@ class Recorder(TorchFunctionMode):
         with self._kernels.noted_in(self._calls), self:
             yield
 
-    def recording(self, rows: int, most_rows: int, result: torch.Tensor, arena: torch.Tensor) -> Recording:
-        """Return what was noted: a step of `rows` rows, whose last call made `result`.
+    def recording(self, sizes: Sizes, most_rows: int, result: torch.Tensor, arena: torch.Tensor) -> Recording:
+        """Return what was noted: a step of that size, which left its result in `result`.
 
         `arena` serves other recordings, too; it is replaced where it is too small for `most_rows` rows.
         """
-        memory = Memory(self._made, most_rows / rows)
+        memory = Memory(self._made, Fraction(most_rows, sizes.rows))
         for index, (name, arguments) in enumerate(self._calls):
             for kind, argument in zip(REPLAYED[name], arguments, strict=True):
                 if kind is pointer and argument is not None:
@@ -151,12 +175,17 @@ class Recorder(TorchFunctionMode):
             arena = torch.empty(size, dtype=torch.uint8)
         base = arena.data_ptr()
         return Recording(
-            rows,
-            calls=torch.tensor([_words(call, memory, base) for call in self._calls]),
-            counts=torch.tensor([_counts(name) for name, _ in self._calls]),
-            result=memory.place_of(result),
+            sizes,
+            calls=_table([_words(call, memory, base) for call in self._calls], torch.int64),
+            counts=_table([_counts(name) for name, _ in self._calls], torch.bool),
+            result=memory.place_of(result, arena),
             arena=arena,
         )
+
+
+def _table(rows: Sequence[Sequence[int]], dtype: torch.dtype) -> torch.Tensor:
+    """[n, _WORDS], also of no rows at all: there may be no layer but the last."""
+    return torch.tensor(rows, dtype=dtype).view(-1, _WORDS)
 
 
 def _words(call: Call, memory: Memory, base: int) -> list[int]:
@@ -202,7 +231,7 @@ def _is_view(func: Any, args: Any, result: Any) -> bool:
 class Memory:
     """Where the tensors of a step lie, and where they are to lie in an arena, which has room for those of one time."""
 
-    def __init__(self, made: Sequence[torch.Tensor], growth: float = 1.0) -> None:
+    def __init__(self, made: Sequence[torch.Tensor], growth: Fraction = Fraction(1)) -> None:
         """`growth`: how many times as large they may become."""
         self._made, self._growth = {tensor.data_ptr(): tensor for tensor in made}, growth
         self._starts = sorted(self._made)
@@ -227,9 +256,13 @@ class Memory:
             placed.append(allocation)
         return max((allocation.end for allocation in placed), default=0)
 
-    def place_of(self, tensor: torch.Tensor) -> Place:
-        """Where a tensor is that was made during the step."""
-        return Place(self._used[tensor.data_ptr()].offset, tensor.shape, tensor.dtype)
+    def place_of(self, tensor: torch.Tensor, arena: torch.Tensor) -> Place:
+        """Where a tensor is: in the arena if it was made during the step, else where it was."""
+        start = self._start_of(tensor.data_ptr())
+        if start is not None:
+            return Place(arena, self._used[start].offset, tensor.shape, tensor.dtype)
+        room = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+        return Place(room, int(tensor.storage_offset()) * tensor.itemsize, tensor.shape, tensor.dtype)
 
     def moved(self, address: int, base: int) -> int:
         """The same place in the arena at `base`; addresses of other tensors stay what they are."""

@@ -13,12 +13,12 @@ from services.worker.model.attention import AttentionBackend
 from services.worker.model.attention_kernels import PagedKernels
 from services.worker.model.attention_layer import Attention, Kept, Step
 from services.worker.model.batch import StepBatch
-from services.worker.model.decode_replay import DecodeReplay
 from services.worker.model.kv_cache import KvCache
 from services.worker.model.mlp import Mlp
 from services.worker.model.norm import Norm
 from services.worker.model.rope import RotaryTables
 from services.worker.model.spec import ModelSpec
+from services.worker.model.step_replay import StepReplay
 from services.worker.parallel.communicator import Communicator
 from services.worker.parallel.embedding import VocabEmbedding, VocabHead, VocabShard, pad_rows
 
@@ -81,6 +81,19 @@ class Tables:
     positions: torch.Tensor | None  # learned, [max_positions, hidden_size]
 
 
+# Rows of the largest steps that are replayed: with more, kernels take so long that what is between does not matter.
+MAX_DECODES = 64
+MAX_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """What replays steps in a cache: those with one row per sequence, and of others all layers but the last."""
+
+    decodes: StepReplay
+    layers: StepReplay
+
+
 class Decoder:
     """One rank's share of a decoder-only transformer."""
 
@@ -103,7 +116,7 @@ class Decoder:
         self.vocab_start, self.vocab_local = vocabulary.start, vocabulary.local
         self._embed, self._layers, self._norm, self._head = embed, layers, norm, head
         self._comm, self._tables, self._backend, self._min_rows = comm, tables, backend, min_rows
-        self._replay: DecodeReplay | None = None
+        self._replays: Replays | None = None
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, cache: KvCache, last_of: Sequence[int] | None = None) -> torch.Tensor:
@@ -114,17 +127,21 @@ class Decoder:
         """
         if last_of is not None and len(last_of) == len(batch.token_ids):
             last_of = None  # they are all there is
-        replay = self._replay_in(cache)
-        if replay is not None and replay.serves(batch):
-            hidden = replay.forward(self._embedded(batch.token_ids, batch.positions), batch)
+        n_tokens, replays = len(batch.token_ids), self._replays_in(cache)
+        if replays is not None and n_tokens == batch.n_sequences and replays.decodes.serves(batch):
+            hidden = replays.decodes.forward(self._embedded(batch.token_ids, batch.positions), batch)
             return hidden if last_of is None else hidden[list(last_of)]
         step, n_rows = self._lay_out(batch, cache)
         positions = pad_rows(batch.positions, n_rows)
         x = self._embedded(pad_rows(batch.token_ids, n_rows), positions)  # [n_rows, hidden_size]
+        if replays is not None and n_rows == n_tokens and replays.layers.serves(batch):
+            x = replays.layers.forward(x, batch)
+        else:
+            x = self._through_layers(x, step)
         if last_of is None:
-            return self._through_layers(x, step)[: len(batch.token_ids)]
+            return self._finish(x, step)[:n_tokens]
         rows, last = batch.last_rows(last_of or [0])  # no attention is made for no rows
-        return self._through_layers(x, step, Kept(rows, *self._lay_out(last, cache)))[: len(last_of)]
+        return self._finish(x, step, Kept(rows, *self._lay_out(last, cache)))[: len(last_of)]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -139,22 +156,30 @@ class Decoder:
         rotations = tuple(table.at(positions) for table in self._tables.ropes)
         return Step(batch, cache, rotations, plans, self._comm.all_reduce), n_rows
 
-    def _through_layers(self, x: torch.Tensor, step: Step, kept: Kept | None = None) -> torch.Tensor:
+    def _through_layers(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """All but the last one, of whose rows some may be left out."""
         for layer in self._layers[:-1]:
             x = layer(x, step)
+        return x
+
+    def _finish(self, x: torch.Tensor, step: Step, kept: Kept | None = None) -> torch.Tensor:
         return self._norm(self._layers[-1](x, step, kept))
 
-    def _replay_in(self, cache: KvCache) -> DecodeReplay | None:
-        """What replays decode steps in this cache; None where attention is not our kernels'."""
+    def _decode(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        return self._finish(self._through_layers(x, step), step)
+
+    def _replays_in(self, cache: KvCache) -> Replays | None:
+        """What replays steps in this cache; None where attention is not our kernels'."""
         ours = isinstance(self._backend, PagedKernels) and self._backend.kernels is self.kernels
         if self.kernels is None or not ours:
             return None
-        if self._replay is None or self._replay.cache is not cache:
-            tables = (self._tables.ropes, self._tables.windows)
-            self._replay = DecodeReplay(
-                self._through_layers, self.kernels, self._comm, *tables, cache, self.spec.hidden_size
+        if self._replays is None or self._replays.decodes.cache is not cache:
+            shared = (self.kernels, self._comm, self._tables.ropes, self._tables.windows, cache, self.spec.hidden_size)
+            self._replays = Replays(
+                decodes=StepReplay(self._decode, *shared, max_rows=MAX_DECODES),
+                layers=StepReplay(self._through_layers, *shared, max_rows=MAX_ROWS),
             )
-        return self._replay
+        return self._replays
 
     def _embedded(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         x = self._embed(token_ids)

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from services.worker.kernels.bfloat16 import REDUCE, Bfloat16Kernels
 from services.worker.kernels.bfloat16 import REPLAYED as REPLAYED_CALLS
-from services.worker.kernels.recording import Memory
+from services.worker.kernels.recording import Memory, Sizes
 from services.worker.model import build
 from services.worker.model.build import load_model
-from services.worker.model.decode_replay import MAX_ROWS
+from services.worker.model.decoder import MAX_DECODES, MAX_ROWS
+from services.worker.model.step_replay import StepReplay
 from services.worker.parallel import shared_memory
 from services.worker.parallel.communicator import Communicator, SingleRank
 from services.worker.parallel.shared_memory import SharedMemoryCommunicator
@@ -42,6 +43,7 @@ def _config(name: str, **more: Any) -> Callable[[], transformers.PretrainedConfi
 
 REPLAYED = {
     "biased": _config("LlamaConfig", attention_bias=True, mlp_bias=True),
+    "one_layer": _config("LlamaConfig", num_hidden_layers=1),
     "window": _config("MistralConfig", head_dim=64, sliding_window=40),
     "qk_norm": _config("Qwen3Config", head_dim=64),
     "softcap_post_norms": _config("Gemma2Config", **_SLIDES, head_dim=64, attn_logit_softcapping=5.0),
@@ -56,11 +58,11 @@ COMPUTED = {
 
 
 class Pair:
-    """The same decoder twice: one replays its decode steps, the other computes them all."""
+    """The same decoder twice: one replays its steps, the other computes them all."""
 
     def __init__(self, folder: Path, comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
         replaying, computing = (load_model(folder, comm, torch.bfloat16, CPU) for _ in range(2))
-        monkeypatch.setattr(computing, "_replay_in", lambda cache: None)
+        monkeypatch.setattr(computing, "_replays_in", lambda cache: None)
         self.model = replaying
         self._engines = [Engine(model, comm, block_size=16, dtype=torch.bfloat16) for model in (replaying, computing)]
         self._requests: list[list[Request]] = []
@@ -87,10 +89,27 @@ class Pair:
         )
         assert all(torch.equal(a, b) for a, b in zip(replayed, computed, strict=True))
 
+    def last_rows(self, work: list[tuple[int, int]], wanted: list[int]) -> None:
+        """The same, of the last rows of these sequences alone."""
+        replayed, computed = (
+            engine.last_rows([(self._requests[index][which], n) for index, n in work], wanted)
+            for which, engine in enumerate(self._engines)
+        )
+        assert torch.equal(replayed, computed)
+
+    @property
+    def decodes(self) -> StepReplay:
+        assert self.model._replays is not None
+        return self.model._replays.decodes
+
+    @property
+    def layers(self) -> StepReplay:
+        assert self.model._replays is not None
+        return self.model._replays.layers
+
     @property
     def replays(self) -> bool:
-        replay = self.model._replay
-        return replay is not None and bool(replay._programs) and not replay._gave_up
+        return all(replay._programs and not replay._gave_up for replay in (self.decodes, self.layers))
 
 
 MakePair = Callable[[Callable[[], transformers.PretrainedConfig]], Pair]
@@ -117,17 +136,22 @@ def test_replayed_steps_are_the_computed_ones_in_any_order(make_pair: MakePair, 
         requests = [pair.admit(prompt(length, _VOCABULARY, seed)) for seed, length in enumerate(lengths)]
         while running := [index for index in requests if pair.left(index)]:
             chosen = data.draw(st.lists(st.sampled_from(running), min_size=1, unique=True))
-            longest = data.draw(st.sampled_from([1, 1, 1, 20]))  # now and then with a piece of a prompt
-            pair.step([(index, min(longest, pair.left(index))) for index in chosen])
+            longest = data.draw(st.sampled_from([1, 1, 3, 20]))  # also with pieces of prompts
+            work = [(index, min(longest, pair.left(index))) for index in chosen]
+            if data.draw(st.booleans()):
+                pair.step(work)
+            else:
+                work.sort(key=lambda item: item[1] > 1)
+                pair.last_rows(work, data.draw(st.lists(st.sampled_from(range(len(work))), unique=True)))
 
     serve()
     assert pair.replays
 
 
-def test_every_number_of_sequences_up_to_the_most_and_longer_and_longer_ones(make_pair: MakePair) -> None:
+def test_every_number_of_sequences_and_longer_and_longer_ones(make_pair: MakePair) -> None:
     pair = make_pair(REPLAYED["biased"])
-    requests = [pair.admit(prompt(MAX_ROWS + 3, _VOCABULARY, seed)) for seed in range(MAX_ROWS + 1)]
-    for n in (3, MAX_ROWS, MAX_ROWS + 1, 1, MAX_ROWS, 3):
+    requests = [pair.admit(prompt(MAX_DECODES + 3, _VOCABULARY, seed)) for seed in range(MAX_DECODES + 1)]
+    for n in (3, MAX_DECODES, MAX_DECODES + 1, 1, MAX_DECODES, 3):
         pair.step([(index, 1) for index in requests[:n]])
     long = pair.admit(prompt(400, _VOCABULARY))
     pair.step([(long, 30)])
@@ -136,40 +160,79 @@ def test_every_number_of_sequences_up_to_the_most_and_longer_and_longer_ones(mak
         pair.step([(long, n_prompt)])
         pair.step([(long, 1), (requests[0], 1)])  # a program for two of shorter ones is no longer good
         pair.step([(requests[1], 1), (requests[2], 1)])  # and shorter ones after it
+        pair.step([(requests[1], 2), (requests[2], 2)])
     pair.spoil(long)
     pair.step([(requests[0], 1), (requests[1], 1)])
     pair.step([(requests[0], 1)])
     assert pair.replays
 
 
+def test_steps_of_as_many_rows_as_there_is_room_for_and_of_one_more(make_pair: MakePair) -> None:
+    pair = make_pair(REPLAYED["window"])
+    for rows in (40, 41, MAX_ROWS, MAX_ROWS + 1):
+        one, other = (pair.admit(prompt(300, _VOCABULARY, rows + seed)) for seed in range(2))
+        pair.step([(one, rows // 2), (other, rows - rows // 2)])
+        assert (Sizes(rows, 2) in pair.layers._programs) is (rows <= MAX_ROWS)
+
+
+_THIRD = Sizes(21, 7)
+_PAIRS = [
+    (Sizes(9, 2), Sizes(14, 3), True),
+    (Sizes(10, 7), Sizes(15, 7), True),  # a line through the third
+    (Sizes(21, 2), Sizes(21, 3), True),
+    (Sizes(6, 2), Sizes(12, 4), True),  # three rows each
+    (Sizes(10, 1), Sizes(15, 1), False),  # nothing shows what grows with the sequences
+    (Sizes(20, 2), Sizes(20, 3), False),
+    (Sizes(4, 2), Sizes(6, 3), False),  # what grows may grow with either
+]
+
+
+def _run(pair: Pair, requests: list[int], sizes: Sizes) -> None:
+    rows = [sizes.rows - 2 * (sizes.sequences - 1)] + [2] * (sizes.sequences - 1)
+    pair.step(list(zip(requests, rows, strict=False)))
+
+
 @pytest.mark.parametrize("name", REPLAYED)
 def test_what_two_recordings_say_of_a_third_is_what_it_would_be(make_pair: MakePair, name: str) -> None:
     pair = make_pair(REPLAYED[name])
-    requests = [pair.admit(prompt(10, _VOCABULARY, seed)) for seed in range(7)]
-    pair.step([(index, 3) for index in requests])
+    pair.step([(pair.admit(prompt(300, _VOCABULARY)), 300)])  # there is room for what is longer than what comes
+    requests = [pair.admit(prompt(300, _VOCABULARY, seed)) for seed in range(7)]
+    pair.layers._recordings.clear()
+    _run(pair, requests, _THIRD)
+    (recorded,) = pair.layers._recordings
+    for one, other, enough in _PAIRS:
+        pair.layers._recordings.clear()
+        pair.layers._programs.clear()
+        for sizes in (one, other):
+            _run(pair, requests, sizes)
+        first, second = pair.layers._recordings
+        derived = first.of_sizes(_THIRD, second)
+        assert (derived is not None) is enough
+        if derived is not None:
+            assert torch.equal(derived.calls, recorded.calls)
+            assert (derived.result.offset, derived.sizes) == (recorded.result.offset, _THIRD)
+
+
+def test_what_grows_otherwise_is_not_derived(make_pair: MakePair) -> None:
+    pair = make_pair(REPLAYED["biased"])
+    requests = [pair.admit(prompt(10, _VOCABULARY, seed)) for seed in range(3)]
     for n in (2, 3):
         pair.step([(index, 1) for index in requests[:n]])
-    replay = pair.model._replay
-    assert replay is not None
-    two, three = replay._recordings
-    derived = two.of_rows(7, three)
-    assert derived is not None
-    replay._recordings.clear()
-    pair.step([(index, 1) for index in requests])
-    (recorded,) = replay._recordings
-    assert torch.equal(derived.calls, recorded.calls)
-    assert (derived.result.offset, derived.rows) == (recorded.result.offset, 7)
+    two, three = pair.decodes._recordings
+    seven = Sizes(7, 7)
+    assert two.of_sizes(seven, three) is not None
+    assert two.of_sizes(Sizes(7, 6), three) is None, "decodes only were recorded"
     grown = torch.where(three.counts | (two.calls % 2 == 1), three.calls, two.calls // 2 * 3)
-    assert two.of_rows(7, replace(three, calls=grown)) is None, "an address is nothing that grows"
-    assert two.of_rows(7, replace(three, calls=three.calls + torch.where(three.counts, 1, 0))) is None
+    assert two.of_sizes(seven, replace(three, calls=grown)) is None, "an address is nothing that grows"
+    assert two.of_sizes(seven, replace(three, calls=three.calls + torch.where(three.counts, 1, 0))) is None
 
 
 @pytest.mark.parametrize("name", COMPUTED)
 def test_what_needs_more_than_our_kernels_is_computed(make_pair: MakePair, name: str) -> None:
     pair = make_pair(COMPUTED[name])
     request = pair.admit(prompt(12, _VOCABULARY))
-    for _ in range(12):
-        pair.step([(request, 1)])
+    for n in (1, 2, 1, 1, 3, 1):
+        pair.step([(request, n)])
     assert not pair.replays
 
 
@@ -182,10 +245,11 @@ def replay_on_ranks(on_threads: OnThreads, tmp_path: Path, monkeypatch: pytest.M
     def work(comm: Communicator, *sizes: int) -> bool:
         of_thread[threading.get_ident()] = on_threads(1 + comm.rank)
         pair = Pair(tmp_path, comm, monkeypatch)
-        requests = [pair.admit(prompt(20, _VOCABULARY, seed)) for seed in range(max(sizes))]
+        requests = [pair.admit(prompt(40, _VOCABULARY, seed)) for seed in range(max(sizes))]
         pair.step([(index, 5) for index in requests])
         for n in sizes:
             pair.step([(index, 1) for index in requests[:n]])
+            pair.step([(index, 1 + (index == requests[n - 1])) for index in requests[:n]])
         return pair.replays
 
     return work
@@ -238,7 +302,7 @@ def test_tensors_share_room_only_with_those_that_live_at_other_times(made: list[
             if index in calls:
                 memory.use(tensor.data_ptr() + size - 1, index)  # a view of it is it
     arena = torch.zeros(memory.place(), dtype=torch.uint8)
-    places = [memory.place_of(tensor).tensor(arena, len(tensor)) for tensor in tensors]
+    places = [memory.place_of(tensor, arena).tensor(len(tensor)) for tensor in tensors]
     for index in range(10):
         there = [i for i, (_, calls) in enumerate(made) if min(calls) <= index <= max(calls)]
         for i in there:
@@ -248,3 +312,4 @@ def test_tensors_share_room_only_with_those_that_live_at_other_times(made: list[
     last = made[0][0] - 1
     assert memory.moved(tensors[0].data_ptr() + last, arena.data_ptr()) == places[0].data_ptr() + last
     assert memory.moved(arena.data_ptr(), 0) == arena.data_ptr(), "it was there before"
+    assert torch.equal(memory.place_of(arena[5:7], tensors[0]).tensor(2), arena[5:7])
