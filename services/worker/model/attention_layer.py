@@ -138,9 +138,9 @@ class Attention:
     def project(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Write the rows' keys and values to the cache; return their queries, [n_rows, n_q * head_dim]."""
         qkv = self._qkv.apply(x)  # [n_rows, (n_q + 2 n_kv) * head_dim]
-        rotated = self._n_rotated * self._head_dim
         if self._qk_norm is not None or self._rotation is not None:
-            qk = qkv[:, :rotated].view(-1, self._n_rotated, self._head_dim)
+            # Cut after the view: the other way round the stride of a lone row would be another one.
+            qk = qkv.view(len(qkv), -1, self._head_dim)[:, : self._n_rotated]
             if self._qk_norm is not None:
                 self._qk_norm.normalise_(qk)
             if self._rotation is not None:

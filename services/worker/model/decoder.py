@@ -174,7 +174,9 @@ class Decoder:
         if self.kernels is None or not ours:
             return None
         if self._replays is None or self._replays.decodes.cache is not cache:
-            shared = (self.kernels, self._comm, self._tables.ropes, self._tables.windows, cache, self.spec.hidden_size)
+            max_blocks = min(cache.n_blocks, -(-self.spec.max_positions // cache.block_size))
+            tables = (self._tables.ropes, self._tables.windows)
+            shared = (self.kernels, self._comm, *tables, cache, self.spec.hidden_size, max_blocks)
             self._replays = Replays(
                 decodes=StepReplay(self._decode, *shared, max_rows=MAX_DECODES),
                 layers=StepReplay(self._through_layers, *shared, max_rows=MAX_ROWS),

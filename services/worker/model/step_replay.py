@@ -19,6 +19,7 @@ from services.worker.parallel.communicator import Communicator
 
 logger = logging.getLogger(__name__)
 
+_MAX_RECORDED = 64  # rows: while a step is recorded, all that its layers make is kept
 _MAX_PROGRAMS = 256  # kept; another one is quickly derived
 
 # Computes a step's rows [n, hidden_size], which it may overwrite; returns as many.
@@ -40,8 +41,10 @@ class StepReplay:
         windows: tuple[int | None, ...],
         cache: KvCache,
         hidden_size: int,
+        max_blocks: int,
         max_rows: int,
     ) -> None:
+        """`max_blocks`: of a sequence."""
         self.cache, self.max_rows = cache, max_rows
         self._compute, self._kernels, self._comm, self._ropes, self._windows = compute, kernels, comm, ropes, windows
         self._programs: dict[Sizes, Program] = {}
@@ -52,30 +55,28 @@ class StepReplay:
         self._x = torch.empty(max_rows, hidden_size, dtype=torch.bfloat16)
         self._positions, self._kv_slots, self._lengths = torch.zeros(3, max_rows, dtype=torch.int64)
         self._starts = torch.zeros(max_rows + 1, dtype=torch.int64)
-        self._blocks = torch.zeros(max_rows, 0, dtype=torch.int64)
+        self._blocks = torch.zeros(max_rows, max_blocks, dtype=torch.int64)  # takes no memory until it is written
 
     def serves(self, batch: StepBatch) -> bool:
-        """Whether the step is one of those that are replayed."""
-        return len(batch.token_ids) <= self.max_rows and not self._gave_up
+        """Whether the step is one of those that are replayed, or recorded."""
+        n = len(batch.token_ids)
+        if n > self.max_rows or self._gave_up:
+            return False
+        return n <= _MAX_RECORDED or self._program(Sizes(n, batch.n_sequences)) is not None
 
     def forward(self, x: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         """Compute the rows `x` [n, hidden_size]."""
         n, (n_sequences, width) = len(x), batch.block_tables.shape
-        if width > self._blocks.shape[1]:
-            self._widen(width)
         self._x[:n], self._positions[:n], self._kv_slots[:n] = x, batch.positions, batch.kv_slots
         self._starts[: n_sequences + 1] = torch.tensor(batch.query_starts)
         self._lengths[:n_sequences] = torch.tensor(batch.context_lens)
         self._blocks[:n_sequences, :width] = batch.block_tables  # beyond them no key is read that counts
         sizes = Sizes(n, n_sequences)
-        program = self._programs.get(sizes) or self._derive(sizes)
+        program = self._program(sizes)
         return program.run(self._comm.all_reduce, self._comm.collectives) if program else self._record(batch, sizes)
 
-    def _widen(self, width: int) -> None:
-        """Make room for longer sequences; programs that were recorded for shorter ones name another place."""
-        self._programs.clear()
-        self._recordings.clear()
-        self._blocks = torch.zeros(self.max_rows, 2 * width, dtype=torch.int64)
+    def _program(self, sizes: Sizes) -> Program | None:
+        return self._programs.get(sizes) or self._derive(sizes)
 
     def _derive(self, sizes: Sizes) -> Program | None:
         """The program for other sizes than those that were recorded lately."""

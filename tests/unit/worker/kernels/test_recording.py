@@ -21,11 +21,14 @@ from services.worker.kernels.recording import Memory, Sizes
 from services.worker.model import build
 from services.worker.model.build import load_model
 from services.worker.model.decoder import MAX_DECODES, MAX_ROWS
+from services.worker.model.kv_cache import KvCache
 from services.worker.model.step_replay import StepReplay
 from services.worker.parallel import shared_memory
 from services.worker.parallel.communicator import Communicator, SingleRank
 from services.worker.parallel.shared_memory import SharedMemoryCommunicator
 from services.worker.ranks.communication import LoneRank
+from services.worker.ranks.runner import Runner
+from services.worker.scheduling.plan import Admission, Chunk, SamplingParams, StepPlan
 from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.model.harness import CPU, Engine, Request, run_ranks
 from tests.unit.worker.model.zoo import prompt, write_checkpoint
@@ -158,8 +161,8 @@ def test_every_number_of_sequences_and_longer_and_longer_ones(make_pair: MakePai
     for n_prompt in (60, 200):
         pair.step([(long, 1)])
         pair.step([(long, n_prompt)])
-        pair.step([(long, 1), (requests[0], 1)])  # a program for two of shorter ones is no longer good
-        pair.step([(requests[1], 1), (requests[2], 1)])  # and shorter ones after it
+        pair.step([(long, 1), (requests[0], 1)])
+        pair.step([(requests[1], 1), (requests[2], 1)])  # shorter ones after it
         pair.step([(requests[1], 2), (requests[2], 2)])
     pair.spoil(long)
     pair.step([(requests[0], 1), (requests[1], 1)])
@@ -168,7 +171,11 @@ def test_every_number_of_sequences_and_longer_and_longer_ones(make_pair: MakePai
 
 
 def test_steps_of_as_many_rows_as_there_is_room_for_and_of_one_more(make_pair: MakePair) -> None:
+    """What is larger than a recording may be is computed until two smaller ones tell what it is."""
     pair = make_pair(REPLAYED["window"])
+    large = pair.admit(prompt(300, _VOCABULARY))
+    pair.step([(large, 200)])
+    assert not pair.layers._programs
     for rows in (40, 41, MAX_ROWS, MAX_ROWS + 1):
         one, other = (pair.admit(prompt(300, _VOCABULARY, rows + seed)) for seed in range(2))
         pair.step([(one, rows // 2), (other, rows - rows // 2)])
@@ -195,9 +202,7 @@ def _run(pair: Pair, requests: list[int], sizes: Sizes) -> None:
 @pytest.mark.parametrize("name", REPLAYED)
 def test_what_two_recordings_say_of_a_third_is_what_it_would_be(make_pair: MakePair, name: str) -> None:
     pair = make_pair(REPLAYED[name])
-    pair.step([(pair.admit(prompt(300, _VOCABULARY)), 300)])  # there is room for what is longer than what comes
     requests = [pair.admit(prompt(300, _VOCABULARY, seed)) for seed in range(7)]
-    pair.layers._recordings.clear()
     _run(pair, requests, _THIRD)
     (recorded,) = pair.layers._recordings
     for one, other, enough in _PAIRS:
@@ -225,6 +230,26 @@ def test_what_grows_otherwise_is_not_derived(make_pair: MakePair) -> None:
     grown = torch.where(three.counts | (two.calls % 2 == 1), three.calls, two.calls // 2 * 3)
     assert two.of_sizes(seven, replace(three, calls=grown)) is None, "an address is nothing that grows"
     assert two.of_sizes(seven, replace(three, calls=three.calls + torch.where(three.counts, 1, 0))) is None
+
+
+def test_a_rank_that_is_warm_records_nothing(make_pair: MakePair) -> None:
+    pair = make_pair(REPLAYED["biased"])
+    cache = KvCache(pair.model.spec, SingleRank(), 100, 16, torch.bfloat16, CPU, pair.model.kernels)
+    sizes = {"n_blocks": 100, "block_size": 16, "max_slots": 8, "max_model_len": 512}
+    runner = Runner(pair.model, cache, LoneRank(), **sizes, device=CPU)
+    runner.warm_up(64)
+    replays = (pair.decodes, pair.layers)
+    recorded = [list(replay._recordings) for replay in replays]
+    prompts = [Admission(slot, SamplingParams(), (1,) * 40, n_prompt=40) for slot in range(8)]
+    chunks = [Chunk(slot, 0, 40, True, tuple(range(4 * slot + 1, 4 * slot + 5))) for slot in range(8)]
+    plans = [StepPlan(1, admissions=tuple(prompts[:5]), chunks=tuple(chunks[:5]))]
+    decodes = [tuple(Chunk(slot, 40 + step, 1, sample=True) for slot in range(5)) for step in range(2)]
+    plans += [StepPlan(2, chunks=decodes[0]), StepPlan(3, admissions=(prompts[5],), chunks=(*decodes[1], chunks[5]))]
+    for plan in plans:
+        runner.execute(plan)
+    assert [replay._recordings for replay in replays] == recorded
+    assert {Sizes(200, 5), Sizes(45, 6)} <= pair.layers._programs.keys()
+    assert Sizes(5, 5) in pair.decodes._programs
 
 
 @pytest.mark.parametrize("name", COMPUTED)
