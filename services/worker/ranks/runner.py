@@ -101,8 +101,8 @@ class Runner(Generic[Cache]):
         """
         table, sampling = self._table, SamplingParams(temperature=1.0)
         n_blocks = -(-(n_tokens + 3) // table.block_size)
-        pair = table.max_slots > 1 and table.block_size > 2 and n_blocks < table.n_blocks
-        pair = pair and n_tokens + 3 <= table.max_model_len
+        fits = n_blocks < table.n_blocks and n_tokens + 3 <= table.max_model_len
+        pair = fits and table.max_slots > 1 and table.block_size > 2
         if not pair:
             n_blocks = -(-(n_tokens + 1) // table.block_size)
         first = Admission(0, sampling, (0,) * n_tokens, n_prompt=n_tokens)

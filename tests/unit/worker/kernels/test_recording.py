@@ -252,6 +252,21 @@ def test_a_rank_that_is_warm_records_nothing(make_pair: MakePair) -> None:
     assert Sizes(5, 5) in pair.decodes._programs
 
 
+@pytest.mark.parametrize(
+    ("max_slots", "n_blocks", "max_model_len"), [(1, 100, 512), (8, 5, 512), (8, 100, 66), (8, 100, 67)]
+)
+def test_a_rank_without_room_for_two_warms_up_with_one(
+    make_pair: MakePair, max_slots: int, n_blocks: int, max_model_len: int
+) -> None:
+    model = make_pair(REPLAYED["biased"]).model
+    cache = KvCache(model.spec, SingleRank(), n_blocks, 16, torch.bfloat16, CPU, model.kernels)
+    sizes = {"n_blocks": n_blocks, "block_size": 16, "max_slots": max_slots, "max_model_len": max_model_len}
+    Runner(model, cache, LoneRank(), **sizes, device=CPU).warm_up(64)
+    assert model._replays is not None
+    recorded = [recording.sizes for recording in model._replays.layers._recordings]
+    assert recorded == [Sizes(64, 1), Sizes(3, 2)][: 1 + (max_model_len == 67)]
+
+
 @pytest.mark.parametrize("name", COMPUTED)
 def test_what_needs_more_than_our_kernels_is_computed(make_pair: MakePair, name: str) -> None:
     pair = make_pair(COMPUTED[name])
