@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -12,8 +13,10 @@ _WEIGHT = 0.1  # of the newest step in the averages
 _UP, _DOWN = 0.05, 0.2  # of the newest step in what is usual: what held a step up is not
 _MIN_PREFILL_ROWS = 16  # a step with fewer says little about prefill speed
 _MIN_STEP_S = 0.016  # shorter steps are planned ahead at once: timers are not that exact
-_STRETCH = 1.5  # decode steps by which prompts may lengthen a step: on a machine at half its speed pauses are five
-_STRETCH_S = 0.002  # and this beyond: where steps are short, each of many small pieces would pay for one
+# By how many decode steps prompts may lengthen one: pauses stay below five times the usual, also while the machine is
+# slow for a moment. Short steps by more: what a step costs by itself would be paid for each of many small pieces.
+_SHORT_STRETCH, _STRETCH = 2.0, 1.5
+_BEYOND_S = 0.008  # by which long steps may be lengthened besides
 _FEW_KEYS = 256  # for each row, on average: such prompts tell what a row costs, others what a key adds
 _MARGIN_S = 0.003  # a plan is ready at least this long before the ranks need it
 
@@ -111,11 +114,12 @@ class Meter:
     def pace(self, most_s: float, n_decodes: int) -> Pace | None:
         """What prompts may add to a step with as many decodes; None while that is not known.
 
-        They lengthen it by at most `most_s`, and by little more than a decode step: streams keep a steady pace.
+        They lengthen it by at most `most_s`, and by at most two decode steps: streams keep a steady pace.
         """
         if not self._row_s:
             return None
-        extra_s = min(most_s, _STRETCH * self._step_s(n_decodes) + _STRETCH_S) if self._decode_s else most_s
+        step_s = self._step_s(n_decodes)
+        extra_s = min(most_s, _SHORT_STRETCH * step_s, _STRETCH * step_s + _BEYOND_S) if self._decode_s else most_s
         return Pace(max(_MIN_PREFILL_ROWS, int(extra_s / self._row_s)), self._key_s / self._row_s)
 
     def _step_s(self, n_decodes: int) -> float:
@@ -123,14 +127,13 @@ class Meter:
 
         No longer than one of more decodes: where all streams but one are seldom alone in a step, those few were held up
         by what ended the last one. Of more than were seen, as while a crowd comes in and every step has prompts in it,
-        it takes either as long as of the most that were or what as many rows of a prompt cost: arithmetic goes on
-        while weights are read.
+        it takes longer by what as many rows of a prompt cost, in part: arithmetic goes on while weights are read.
         """
         if not self._decode_s:
             return 0.0
         if enough := [seconds for bits, seconds in self._decode_s.items() if bits >= n_decodes.bit_length()]:
             return min(enough)
-        return max(self._decode_s[max(self._decode_s)], n_decodes * self._row_s)
+        return math.hypot(self._decode_s[max(self._decode_s)], n_decodes * self._row_s)
 
     def forget_in_flight(self) -> None:
         """The ranks were lost; what they were computing never returns."""

@@ -31,7 +31,7 @@ class WorkerSettings(ServiceSettings):
     prefill_step_ms: float = Field(
         200.0,
         gt=0,
-        description="By how much prompts may lengthen a step of decodes; at most by one and a half such steps and 2 ms",
+        description="By how much prompts may lengthen a step of decodes; at most by two such steps, less for long ones",
     )
     pull_timeout_s: float = Field(
         10.0, gt=0, description="How long KV blocks of another worker are waited for at most, before they are computed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from services.worker.scheduling.plan import Chunk, StepPlan
@@ -42,18 +44,19 @@ def budget(meter: Meter, most_s: float, n_decodes: int) -> int:
 
 def rows_beside(decode_step_ms: float) -> float:
     """Rows of prompts at 10,000 a second that streams with such a step put up with."""
-    return (1.5 * decode_step_ms + 2.0) * 10
+    return min(2 * decode_step_ms, 1.5 * decode_step_ms + 8.0) * 10
 
 
 @pytest.mark.parametrize(
     ("decode_step_ms", "most_s", "tokens"),
     [
-        (10.0, 0.2, 170),  # one and a half decode steps and 2 ms at 10,000 tokens/s
+        (10.0, 0.2, 200),  # two decode steps at 10,000 tokens/s
+        (40.0, 0.2, 680),  # longer ones by one and a half and 8 ms
         (200.0, 0.2, 2_000),  # slow decodes: the setting is the limit
         (None, 0.2, 2_000),  # no decode seen yet
     ],
 )
-def test_prompts_lengthen_a_step_by_little_more_than_a_decode_step(
+def test_prompts_lengthen_a_step_by_two_decode_steps_at_most(
     decode_step_ms: float | None, most_s: float, tokens: int
 ) -> None:
     assert budget(measured(10_000, decode_step_ms), most_s, 1) == pytest.approx(tokens, abs=1)
@@ -95,8 +98,8 @@ def test_streams_are_paced_by_slower_steps_once_these_are_usual() -> None:
         (2, 10.0),  # like the next more
         (8, 50.0),
         (31, 50.0),
-        (64, 50.0),  # more than were seen: weights are read as long, ...
-        (1_000, 1_000 * 0.1),  # ... and each costs no less than a row of a prompt
+        (64, math.hypot(50.0, 64 * 0.1)),  # more than were seen: weights are read as long, ...
+        (1_000, math.hypot(50.0, 1_000 * 0.1)),  # ... and each costs no less than a row of a prompt
     ],
 )
 def test_a_step_of_as_many_decodes_as_were_not_seen_is_guessed(n_decodes: int, step_ms: float) -> None:
