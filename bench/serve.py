@@ -140,7 +140,7 @@ async def drive(url: str, model: str, load: Load) -> Summary:
     """Send the load and summarise; raises nothing for failed requests, they are counted."""
     prompts = make_prompts(load)
     gc.collect()
-    gc.freeze()  # a full collection of what was loaded before takes 0.1 s and more, which would pass for the server's
+    gc.freeze()  # a full collection of what was loaded before would pass for a pause of the server
     limit = asyncio.Semaphore(load.concurrency)
     rng = random.Random(load.seed + 1)
 
