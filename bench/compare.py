@@ -31,8 +31,8 @@ from bench.servers import Server, read_peers, start
 from bench.standstill import Watch, watch
 from bench.stats import median
 
-# Gigabytes that a server had go back to a virtual machine's host, which is busy with them for some 12 s and takes that
-# time from the machine: its cores then stand still for a third of it (`bench.standstill`).
+# Gigabytes that a server had go back to a virtual machine's host. What that takes can count as the machine's own share:
+# for some 12 s its cores then stand still now and again, up to a third of the time.
 SETTLE_S = 20.0
 
 
@@ -85,6 +85,7 @@ async def compare(
     ranks: int,
     logs: Path,
     machine: Watch,
+    settle_s: float,
 ) -> dict:
     """Measure every scenario on every server, `rounds` times in turns."""
     peers, names = read_peers(), list(homes)
@@ -102,7 +103,7 @@ async def compare(
                 memory_mib[name].append(server.memory_mib())
             finally:
                 await server.stop()
-            await asyncio.sleep(SETTLE_S)
+            await asyncio.sleep(settle_s)
     return {
         "start_s": {name: median(values) for name, values in start_s.items()},
         "memory_mib": {name: median(values) for name, values in memory_mib.items()},
@@ -141,6 +142,7 @@ def main(
     load: Annotated[
         list[str] | None, typer.Option(help="How a load's name begins, again for each; all if left out.")
     ] = None,
+    settle: Annotated[float, typer.Option(help="Seconds that the machine has to itself after each server.")] = SETTLE_S,
     out: Annotated[Path | None, typer.Option(help="Write all runs as JSON.")] = None,
 ) -> None:
     """Compare servers on a random checkpoint of SHAPE."""
@@ -157,7 +159,7 @@ def main(
             models["gguf"] = str(write_gguf(checkpoint, Path(folder) / f"llama-{shape}.gguf"))
         logs = Path(tempfile.mkdtemp(prefix="compare-logs-"))
         with watch(os.sched_getaffinity(0)) as machine:
-            results = asyncio.run(compare(homes, models, loads, rounds, ranks, logs, machine))
+            results = asyncio.run(compare(homes, models, loads, rounds, ranks, logs, machine, settle))
     results |= {"shape": shape, "ranks": ranks, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     show(results, Console())
     if out:
