@@ -31,8 +31,8 @@ from bench.servers import Server, read_peers, start
 from bench.standstill import Watch, watch
 from bench.stats import median
 
-# Gigabytes that a server had go back to a virtual machine's host. What that takes can count as the machine's own share:
-# for some 12 s its cores then stand still now and again, up to a third of the time.
+# Gigabytes that a server had go back to a virtual machine's host. What that takes can count as the machine's own share,
+# so that for a while its cores stand still now and again.
 SETTLE_S = 20.0
 
 

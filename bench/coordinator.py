@@ -1,6 +1,6 @@
 """The KV-cache coordinator: how soon an event is visible, what a lookup costs, what an entry weighs.
 
-    python bench/coordinator.py [--workers 1000] [--blocks 10000] [--events 1000]
+    python -m bench.coordinator [--workers 1000] [--blocks 10000] [--events 1000]
 
 `--blocks` is per worker; 1,000 x 100,000 needs 9 GB and two minutes. Half of the lookups end in prompts of one
 worker, half in a system prompt that every worker has.
@@ -73,7 +73,7 @@ async def send_events(n: int) -> None:
 
 async def event_to_visible(n: int) -> dict[str, float]:
     """From the worker's store to the coordinator's index, over gRPC, between two processes."""
-    command = [sys.executable, __file__, "--send", "--events", str(n)]
+    command = [sys.executable, "-m", "bench.coordinator", "--send", "--events", str(n)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sender:  # noqa: ASYNC220
         assert sender.stdout is not None
         address = sender.stdout.readline().strip()

@@ -1,6 +1,6 @@
 """Decisions per second and their latency of one router process over many workers.
 
-    python bench/router.py [--workers 1000] [--rate 500] [--seconds 5] [--rounds 3]
+    python -m bench.router [--workers 1000] [--rate 500] [--seconds 5] [--rounds 3]
 
 Workers are real gRPC servers without a model, in a process of their own; Redis, coordinator and router are real
 processes. The router has the first core to itself; everything else is on the other cores, where the workers give way to
@@ -49,6 +49,7 @@ LEASES_AT_ONCE = 5
 FLAT_OUT_S = 2.0  # for longer, and the workers, which give way to the client, would pass for dead
 Row = dict[str, float]
 HOLDERS = 20  # workers that have it cached
+AGAIN = (sys.executable, "-m", "bench.router")  # as a module: `bench` sets gRPC up before it is imported
 EMPTY = "no decision: an empty service"
 SECONDS = "ryzanstein_router_decision_seconds"
 # How many sessions take turns: the few are all bound during the warm-up, the many are each new when they come.
@@ -200,7 +201,7 @@ async def stack(n_workers: int) -> AsyncIterator[Target]:
         server = RedisServer(Path(directory))
         server.start()
         processes.callback(server.kill)
-        fleet = subprocess.Popen([sys.executable, __file__, "--serve", server.url, "--workers", str(n_workers)])  # noqa: ASYNC220
+        fleet = subprocess.Popen([*AGAIN, "--serve", server.url, "--workers", str(n_workers)])  # noqa: ASYNC220
         processes.callback(fleet.wait)
         processes.callback(fleet.kill)
         coordinator = processes.enter_context(running(coordinator_process(server.url)))
@@ -227,7 +228,7 @@ async def empty_service() -> AsyncIterator[Target]:
     """The same for a service that decides nothing, on the router's core."""
     port = free_port()
     with on({min(os.sched_getaffinity(0))}):
-        process = subprocess.Popen([sys.executable, __file__, "--empty", str(port)])  # noqa: ASYNC220
+        process = subprocess.Popen([*AGAIN, "--empty", str(port)])  # noqa: ASYNC220
     try:
         async with open_channel(f"127.0.0.1:{port}") as channel:
             await asyncio.wait_for(channel.channel_ready(), 30)
