@@ -9,7 +9,7 @@ import torch
 from services.worker.kernels.attention import VectorAttention
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.model.attention import AttentionShape
-from services.worker.model.batch import StepBatch
+from services.worker.model.batch import StepBatch, long_tensor
 from services.worker.model.kv_cache import KvCache
 
 
@@ -30,7 +30,7 @@ class PagedKernels:
 
     def plan(self, batch: StepBatch, block_size: int, window: int | None) -> KernelPlan:
         """Lay out the step's sequences for layers with `window`."""
-        starts, lengths = torch.tensor(batch.query_starts), torch.tensor(batch.context_lens)
+        starts, lengths = long_tensor(batch.query_starts), long_tensor(batch.context_lens)
         return KernelPlan(batch.query_starts[-1], window or 0, (starts, lengths, batch.block_tables))
 
     def n_rows(self, plan: KernelPlan) -> int:

@@ -12,7 +12,7 @@ from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.kernels.recording import Program, Recorder, Recording, Sizes
 from services.worker.model.attention_kernels import KernelPlan
 from services.worker.model.attention_layer import Step
-from services.worker.model.batch import StepBatch
+from services.worker.model.batch import StepBatch, long_tensor
 from services.worker.model.kv_cache import KvCache
 from services.worker.model.rope import RotaryTables
 from services.worker.parallel.communicator import Communicator
@@ -68,8 +68,8 @@ class StepReplay:
         """Compute the rows `x` [n, hidden_size]."""
         n, (n_sequences, width) = len(x), batch.block_tables.shape
         self._x[:n], self._positions[:n], self._kv_slots[:n] = x, batch.positions, batch.kv_slots
-        self._starts[: n_sequences + 1] = torch.tensor(batch.query_starts)
-        self._lengths[:n_sequences] = torch.tensor(batch.context_lens)
+        self._starts[: n_sequences + 1] = long_tensor(batch.query_starts)
+        self._lengths[:n_sequences] = long_tensor(batch.context_lens)
         self._blocks[:n_sequences, :width] = batch.block_tables  # beyond them no key is read that counts
         sizes = Sizes(n, n_sequences)
         program = self._program(sizes)

@@ -15,41 +15,57 @@ from services.worker.scheduling.plan import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class _SlotBias:
-    columns: Tensor  # [n_bias] int64, local
-    values: Tensor  # [n_bias] float32
-    end_columns: Tensor  # [n_end] int64, local
+    columns: NDArray[np.int64]  # [n_bias], local, each of them once
+    values: NDArray[np.float32]  # [n_bias]
+    end_columns: NDArray[np.int64]  # [n_end], local
 
 
 class Biases:
     """The biases of the slots that have any, in this rank's columns of the vocabulary."""
 
-    def __init__(self, vocab_start: int, vocab_local: int, device: torch.device) -> None:
-        self._start, self._width, self._device = vocab_start, vocab_local, device
+    def __init__(self, vocab_start: int, vocab_local: int) -> None:
+        self._start, self._width = vocab_start, vocab_local
         self._of: dict[int, _SlotBias] = {}
 
     def admit(self, slot: int, params: SamplingParams) -> None:
-        """Prepare a new request's bias."""
+        """Prepare a new request's bias. A token's biases, if it has several, are added up."""
         end = self._start + self._width
-        mine = [(token - self._start, bias) for token, bias in params.logit_bias if self._start <= token < end]
+        sums: dict[int, float] = {}
+        for token, bias in params.logit_bias:
+            if self._start <= token < end:
+                sums[token - self._start] = sums.get(token - self._start, 0.0) + bias
         ends = [token - self._start for token in params.end_token_ids if self._start <= token < end]
         self._of[slot] = _SlotBias(
-            torch.tensor([column for column, _ in mine], dtype=torch.int64, device=self._device),
-            torch.tensor([bias for _, bias in mine], dtype=torch.float32, device=self._device),
-            torch.tensor(ends, dtype=torch.int64, device=self._device),
+            np.array(list(sums), np.int64), np.array(list(sums.values()), np.float32), np.array(ends, np.int64)
         )
 
     def release(self, slot: int) -> None:
         """Forget a slot, if it had a bias."""
         self._of.pop(slot, None)
 
-    def apply(self, logits: Tensor, row: int, slot: int, position: int, min_length: NDArray[np.int64]) -> None:
-        """Change row `row` of `logits` [n, vocab_local] in place; `position` is the drawn token's."""
-        bias = self._of[slot]
-        logits[row].index_add_(0, bias.columns, bias.values)
-        if position < min_length[slot]:
-            logits[row, bias.end_columns] = -torch.inf
+    def apply(
+        self, logits: Tensor, rows: NDArray[np.int64], slots: NDArray[np.int64], early: NDArray[np.bool_]
+    ) -> None:
+        """Change `rows` of `logits` [n, vocab_local] in place; they belong to `slots`, of which `early` may not end."""
+        found = [self._of[slot] for slot in slots.tolist()]
+        at = _cells(rows, [each.columns for each in found], logits)
+        if at is not None:
+            logits[at] += torch.from_numpy(np.concatenate([each.values for each in found])).to(logits.device)
+        ending = [each.end_columns for each, banned in zip(found, early.tolist(), strict=True) if banned]
+        at = _cells(rows[early], ending, logits)
+        if at is not None:
+            logits[at] = -torch.inf
 
 
 def needs_bias(params: SlotParams, slots: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the rows whose slots have a bias."""
     return np.flatnonzero(params.biased[slots])
+
+
+def _cells(rows: NDArray[np.int64], columns: list[NDArray[np.int64]], logits: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Where these columns of each row are; None if there are none."""
+    sizes = [len(each) for each in columns]
+    if not any(sizes):
+        return None
+    row, column = np.repeat(rows, sizes), np.concatenate(columns)
+    return torch.from_numpy(row).to(logits.device), torch.from_numpy(column).to(logits.device)

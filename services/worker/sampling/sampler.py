@@ -57,7 +57,7 @@ class Sampler:
         )
         self._params = SlotParams(max_slots)
         self._counts = TokenCounts(vocab_start, vocab_local)
-        self._biases = Biases(vocab_start, vocab_local, device)
+        self._biases = Biases(vocab_start, vocab_local)
 
     def admit(self, admission: AdmissionView) -> None:
         """Take on a request."""
@@ -114,8 +114,10 @@ class Sampler:
         penalised = np.flatnonzero(self._params.penalised[slots])
         if len(penalised):
             self._counts.penalise(logits, penalised, slots[penalised], self._params)
-        for row in needs_bias(self._params, slots).tolist():
-            self._biases.apply(logits, row, int(slots[row]), int(positions[row]), self._params.min_length)
+        biased = needs_bias(self._params, slots)
+        if len(biased):
+            early = positions[biased] < self._params.min_length[slots[biased]]
+            self._biases.apply(logits, biased, slots[biased], early)
         return logits
 
     def _win(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
