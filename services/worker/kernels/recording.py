@@ -78,27 +78,47 @@ class Recording:
     result: Place
     arena: torch.Tensor
 
-    def of_sizes(self, sizes: Sizes, other: Recording) -> Recording | None:
-        """The recording of a step that was not recorded, by comparison of two others.
-
-        None unless every argument is the same in both, or a multiple of the rows, or of the sequences; and unless the
-        two are unlike enough to show which.
-        """
-        if self.calls.shape != other.calls.shape:
-            return None
-        if not (self.sizes.tell_apart(other.sizes) or sizes.on_line(self.sizes, other.sizes)):
-            return None
-        known, calls = self.calls == other.calls, self.calls
-        for mine, others, wanted in zip(self.sizes, other.sizes, sizes, strict=True):
-            proportional = (self.calls * others == other.calls * mine) & (self.calls * wanted % mine == 0)
-            grows = ~known & self.counts & proportional
-            calls = torch.where(grows, self.calls * wanted // mine, calls)
-            known |= grows
-        return replace(self, sizes=sizes, calls=calls) if known.all() else None
-
     def program(self, kernels: Bfloat16Kernels) -> Program:
         """What runs the step again."""
         return Program(kernels, self.calls, self.arena, self.result.tensor(self.sizes.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What two recordings show of steps of other sizes: which numbers grow with the rows, and which with the sequences.
+
+    Every other word is the same in both.
+    """
+
+    one: Recording
+    other: Sizes
+    grown: tuple[torch.Tensor, torch.Tensor]  # by rows, by sequences: int64 indices into the flat calls
+
+    @classmethod
+    def between(cls, one: Recording, other: Recording) -> Growth | None:
+        """None unless every argument is the same in both, or a multiple of the rows, or of the sequences."""
+        if one.calls.shape != other.calls.shape:
+            return None
+        known, grown = one.calls == other.calls, []
+        for mine, others in zip(one.sizes, other.sizes, strict=True):
+            grows = ~known & one.counts & (one.calls * others == other.calls * mine)
+            grown.append(grows.view(-1).nonzero().view(-1))
+            known |= grows
+        return cls(one, other.sizes, (grown[0], grown[1])) if known.all() else None
+
+    def of_sizes(self, sizes: Sizes) -> Recording | None:
+        """The recording of a step that was not recorded; None if the two are too much alike to show it."""
+        mine = self.one.sizes
+        if not (mine.tell_apart(self.other) or sizes.on_line(mine, self.other)):
+            return None
+        calls = self.one.calls.clone()
+        words = calls.view(-1)
+        for indices, size, wanted in zip(self.grown, mine, sizes, strict=True):
+            counts = words[indices] * wanted
+            if (counts % size).any():
+                return None
+            words[indices] = counts // size
+        return replace(self.one, sizes=sizes, calls=calls)
 
 
 @dataclass(frozen=True, slots=True)

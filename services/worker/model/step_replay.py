@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.kernels.recording import Program, Recorder, Recording, Sizes
+from services.worker.kernels.recording import Growth, Program, Recorder, Recording, Sizes
 from services.worker.model.attention_kernels import KernelPlan
 from services.worker.model.attention_layer import Step
 from services.worker.model.batch import StepBatch, long_tensor
@@ -48,7 +48,8 @@ class StepReplay:
         self.cache, self.max_rows = cache, max_rows
         self._compute, self._kernels, self._comm, self._ropes, self._windows = compute, kernels, comm, ropes, windows
         self._programs: dict[Sizes, Program] = {}
-        self._recordings: list[Recording] = []
+        self._recordings: list[Recording] = []  # the last two
+        self._growth: Growth | None = None  # between them
         self._arena = torch.empty(0, dtype=torch.uint8)
         self._gave_up = False
         # What changes from step to step, always in the same place. A sequence has at least one row.
@@ -80,9 +81,7 @@ class StepReplay:
 
     def _derive(self, sizes: Sizes) -> Program | None:
         """The program for other sizes than those that were recorded lately."""
-        if len(self._recordings) < 2:
-            return None
-        recording = self._recordings[-2].of_sizes(sizes, self._recordings[-1])
+        recording = self._growth.of_sizes(sizes) if self._growth else None
         return None if recording is None else self._keep(recording)
 
     def _keep(self, recording: Recording) -> Program:
@@ -112,5 +111,6 @@ class StepReplay:
             recording = recorder.recording(sizes, self.max_rows, hidden, self._arena)
             self._arena = recording.arena
             self._recordings = [*self._recordings[-1:], recording]
+            self._growth = Growth.between(*self._recordings) if len(self._recordings) == 2 else None
             self._keep(recording)
         return hidden

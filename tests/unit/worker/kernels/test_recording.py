@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from services.worker.kernels.bfloat16 import REDUCE, Bfloat16Kernels
 from services.worker.kernels.bfloat16 import REPLAYED as REPLAYED_CALLS
-from services.worker.kernels.recording import Memory, Sizes
+from services.worker.kernels.recording import Growth, Memory, Recording, Sizes
 from services.worker.model import build
 from services.worker.model.build import load_model
 from services.worker.model.decoder import MAX_DECODES, MAX_ROWS
@@ -194,6 +194,11 @@ _PAIRS = [
 ]
 
 
+def _derive(one: Recording, other: Recording, sizes: Sizes) -> Recording | None:
+    growth = Growth.between(one, other)
+    return growth.of_sizes(sizes) if growth else None
+
+
 def _run(pair: Pair, requests: list[int], sizes: Sizes) -> None:
     rows = [sizes.rows - 2 * (sizes.sequences - 1)] + [2] * (sizes.sequences - 1)
     pair.step(list(zip(requests, rows, strict=False)))
@@ -207,11 +212,12 @@ def test_what_two_recordings_say_of_a_third_is_what_it_would_be(make_pair: MakeP
     (recorded,) = pair.layers._recordings
     for one, other, enough in _PAIRS:
         pair.layers._recordings.clear()
+        pair.layers._growth = None
         pair.layers._programs.clear()
         for sizes in (one, other):
             _run(pair, requests, sizes)
         first, second = pair.layers._recordings
-        derived = first.of_sizes(_THIRD, second)
+        derived = _derive(first, second, _THIRD)
         assert (derived is not None) is enough
         if derived is not None:
             assert torch.equal(derived.calls, recorded.calls)
@@ -225,11 +231,11 @@ def test_what_grows_otherwise_is_not_derived(make_pair: MakePair) -> None:
         pair.step([(index, 1) for index in requests[:n]])
     two, three = pair.decodes._recordings
     seven = Sizes(7, 7)
-    assert two.of_sizes(seven, three) is not None
-    assert two.of_sizes(Sizes(7, 6), three) is None, "decodes only were recorded"
+    assert _derive(two, three, seven) is not None
+    assert _derive(two, three, Sizes(7, 6)) is None, "decodes only were recorded"
     grown = torch.where(three.counts | (two.calls % 2 == 1), three.calls, two.calls // 2 * 3)
-    assert two.of_sizes(seven, replace(three, calls=grown)) is None, "an address is nothing that grows"
-    assert two.of_sizes(seven, replace(three, calls=three.calls + torch.where(three.counts, 1, 0))) is None
+    assert _derive(two, replace(three, calls=grown), seven) is None, "an address is nothing that grows"
+    assert _derive(two, replace(three, calls=three.calls + torch.where(three.counts, 1, 0)), seven) is None
 
 
 def test_a_rank_that_is_warm_records_nothing(make_pair: MakePair) -> None:
