@@ -86,7 +86,6 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             policy=make_policy(settings.policy, settings.decode_weight),
             sessions=Sessions(session_redis, keys, settings.redis_timeout_ms / 1000),
             prefixes=prefixes,
-            decode_weight=settings.decode_weight,
             queue_size=settings.queue_size,
             queue_timeout_s=settings.queue_timeout_s,
         )

@@ -46,7 +46,7 @@ class _Column:
     STEP_AT = 10  # when STEP_MS was measured
     UNACKED_TOKENS = 11
     UNACKED = 12
-    WORK = 13  # given by this router, decaying with WORK_HALF_LIFE_S
+    WORK = 13  # tokens that it has computed, decaying with WORK_HALF_LIFE_S
     TOKEN_S = 14  # seconds for a token of a prompt, 1 / RATE averaged with TOKEN_HALF_LIFE_S
     COUNT = 15
 
@@ -55,7 +55,6 @@ class _Column:
 class _Dispatch:
     seq: int
     tokens: int
-    output: float
     expires_at: float
 
 
@@ -71,6 +70,7 @@ class Member:
     verdict: WhyNot = WhyNot.DISCONNECTED  # as far as its state tells
     state: worker_pb2.WorkerState = field(default_factory=worker_pb2.WorkerState)
     incarnation: str = ""
+    computed: int = 0  # tokens since its incarnation began, as it has told
     connected: bool = False
     draining: bool = False  # asked to by this router: do not wait until the worker says so
     dispatches: deque[_Dispatch] = field(default_factory=deque)  # not acknowledged yet
@@ -125,6 +125,7 @@ class Pool:
         member = self.members[worker_id]
         if state.incarnation != member.incarnation:
             self._restarted(member)
+            member.computed = state.computed_tokens  # what it did before it was known here gives others no claim
         member.state, member.incarnation, member.connected = state, state.incarnation, True
         column, now, running = self._table[:, member.index], self._clock(), state.running
         if not column[_Column.RATE]:  # its first word: until now it was taken to be like the others
@@ -145,6 +146,9 @@ class Pool:
             # An idle worker keeps the pair of its last busy moment: alone, the time of a step says nothing.
             column[_Column.STEP_MS], column[_Column.STEP_BATCH] = step_ms, max(running, 1)
             column[_Column.STEP_AT] = now
+        weight = self._work_weight(now)  # may rescale the column: not in the same expression
+        column[_Column.WORK] += (state.computed_tokens - member.computed) * weight
+        member.computed = state.computed_tokens
         self._judge(member)
         if member.dispatches and (acked := state.acked.get(router_id, 0)):
             self._acknowledge(member, acked)
@@ -191,15 +195,11 @@ class Pool:
         if len(others):
             self._table[_Column.WORK, index] = max(self._table[_Column.WORK, index], others.mean())
 
-    def book(self, worker_id: str, seq: int, tokens: int, output: float = 0.0) -> None:
-        """A request is on its way there, with `tokens` to prefill and about `output` to generate.
-
-        `seq` grows from dispatch to dispatch.
-        """
+    def book(self, worker_id: str, seq: int, tokens: int) -> None:
+        """A request is on its way there, with `tokens` to prefill. `seq` grows from dispatch to dispatch."""
         member, now = self.members[worker_id], self._clock()
-        self._table[_Column.WORK, member.index] += (tokens + output) * self._work_weight(now)
         member.breaker.called(now)
-        member.dispatches.append(_Dispatch(seq, tokens, output, now + UNACKNOWLEDGED_S))
+        member.dispatches.append(_Dispatch(seq, tokens, now + UNACKNOWLEDGED_S))
         self._unexpired.append((now + UNACKNOWLEDGED_S, member))
         self._count_unacknowledged(member, tokens, 1)
 
@@ -218,9 +218,7 @@ class Pool:
         if member is None or dispatch is None:
             return
         member.dispatches.remove(dispatch)
-        now = self._clock()
-        member.breaker.no_verdict(now)
-        self._table[_Column.WORK, member.index] -= (dispatch.tokens + dispatch.output) * self._work_weight(now)
+        member.breaker.no_verdict(self._clock())
         self._count_unacknowledged(member, -dispatch.tokens, -1)
 
     def _acknowledge(self, member: Member, seq: int) -> None:
@@ -281,7 +279,7 @@ class Pool:
         queued = table[_Column.QUEUED] + table[_Column.UNACKED_TOKENS]
         load = table[_Column.REQUESTS] + table[_Column.UNACKED]
         why_not = self._why_not(queued > self.saturation_s * speeds.prefill_rate, now)
-        shares = self._shares(now, speeds, load, why_not == 0)
+        shares = self._shares(now, speeds, load, queued, why_not == 0)
         share, excess = shares or self._even
         return Snapshot(
             worker_ids=self._ids,
@@ -296,17 +294,19 @@ class Pool:
         )
 
     def _shares(
-        self, now: float, speeds: Speeds, load: Floats, eligible: NDArray[np.bool_]
+        self, now: float, speeds: Speeds, load: Floats, queued: Floats, eligible: NDArray[np.bool_]
     ) -> tuple[Floats, Floats] | None:
         """Work of each worker relative to the mean of the eligible ones, and how much of it is beyond that.
 
-        None while the fleet is not busy: all have their share.
+        What it has computed, by its own word, and what is queued there: what was expected of its prefix cache when a
+        request was placed may turn out wrong, and other routers place requests, too. None while the fleet is not busy:
+        all have their share.
         """
         # Sums as products with 0 and 1: several times as fast as indexing with a mask.
         counts, n = eligible.astype(np.float64), np.count_nonzero(eligible)
         if load @ counts < BUSY_LOAD * n:
             return None
-        work = self._table[_Column.WORK] / self._work_weight(now)
+        work = self._table[_Column.WORK] / self._work_weight(now) + queued
         relative = work / speeds.similar_rate
         if not (done := relative @ counts):
             return None

@@ -16,7 +16,6 @@ from ryzanstein.v1 import routing_pb2
 
 from services.common.blockhash import HASH_BLOCK_TOKENS
 from services.router.fleet import Fleet, UnavailableError
-from services.router.policies.cost import MAX_COUNTED_OUTPUT
 from services.router.pool import Member, Pool
 from services.router.prefixes import Depths, Prefixes
 from services.router.sessions import Binding, Held, Sessions, SessionsAway
@@ -83,7 +82,6 @@ class Routing:
     policy: Policy
     sessions: Sessions
     prefixes: Prefixes | None
-    decode_weight: float
     queue_size: int
     queue_timeout_s: float
     queues: dict[str, WaitingQueue[Placement]] = field(default_factory=dict)
@@ -175,8 +173,7 @@ class Routing:
         tokens = query.prompt_tokens - int(matched_at(query, choice.index))
         seq = next(self._seqs)
         self._turn += 1
-        output = min(query.max_tokens or MAX_COUNTED_OUTPUT, MAX_COUNTED_OUTPUT) * self.decode_weight
-        pool.book(member.worker_id, seq, max(tokens, 0), output)
+        pool.book(member.worker_id, seq, max(tokens, 0))
         return Placement(considered, choice, member, Binding(member.worker_id, member.incarnation), seq)
 
     async def _bind(self, request: routing_pb2.RouteRequest, placed: Placement, held: Held | None) -> Placement:

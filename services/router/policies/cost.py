@@ -21,8 +21,8 @@ KEEP_FACTOR, KEEP_MS = 2.0, 100.0
 # What evening out may cost: all that is asked of a worker that is no session's own.
 EVEN_FACTOR, EVEN_MS = 1.25, 50.0
 # A worker that has had more than this share of the recent work, and as many requests more than its share, gives
-# sessions away. New ones even out most: in the simulation of test_conversations.py 3 to 4 turns in a hundred move.
-FAIR_SHARE, FAIR_REQUESTS = 1.03, 4
+# sessions away. New ones even out most: in the simulation of test_conversations.py 3 turns in a hundred move.
+FAIR_SHARE, FAIR_REQUESTS = 1.05, 4
 # Shares this close are equal.
 SAME_SHARE = 0.01
 # Costs this close are equal: they differ by less than the state's age, and a strict minimum would send everything

@@ -220,6 +220,7 @@ class WorkerCore:
             phase=self.phase,
             prefill_tokens_per_s=self.meter.prefill_tokens_per_s,
             decode_step_ms=self.meter.decode_step_ms,
+            computed_tokens=self.meter.computed_tokens,
             acked=self._acked,
             detail=self.detail,
             pull_bytes_per_s=self.puller.bytes_per_s(time.monotonic()),

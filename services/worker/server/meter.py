@@ -45,6 +45,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.decode_step_ms = 0.0
+        self.computed_tokens = 0  # of prompts and of answers
         self._prefill_rows = 0.0  # of a step with some, on average, ...
         self._prefill_s = 0.0  # ... and how long such a step takes
         self._decode_s: dict[int, float] = {}  # what is usual, by how many bits the number of decodes has
@@ -72,6 +73,7 @@ class Meter:
     def returned(self, now: float) -> StepCost:
         """The result of the oldest plan is here."""
         step = self._submitted.popleft()
+        self.computed_tokens += step.n_rows
         n_decodes = step.n_rows - step.n_prefill_rows
         seconds = now - max(step.at, self._last_result)
         self._last_result = now

@@ -18,7 +18,10 @@ from services.worker.server.outbox import Outbox
 STATE_THROTTLE_S = 0.020
 STATE_HEARTBEAT_S = 2.0
 # What moves with every token waits for the heartbeat until it has moved by a tenth: every router reads every state.
-_DRIFTING = ("kv_blocks_used", "kv_blocks_cached", "prefill_tokens_per_s", "decode_step_ms", "pull_bytes_per_s")
+_DRIFTING = (
+    *("kv_blocks_used", "kv_blocks_cached", "prefill_tokens_per_s", "decode_step_ms", "pull_bytes_per_s"),
+    "computed_tokens",
+)
 _DRIFT = 0.1
 
 

@@ -79,7 +79,7 @@ class Simulation:
         self.bindings[session] = worker_id
         worker = self.workers[worker_id]
         computed = max(prompt - worker.cached[tenant], 1)
-        self.lab.pool.book(worker_id, self.seq, computed, output=64)
+        self.lab.pool.book(worker_id, self.seq, computed)
         worker.prefills.append([computed, self.random.randint(20, 128)])
         worker.cached[tenant] = HOT_PREFIX if hot else 0
         worker.acked = self.seq
@@ -100,6 +100,7 @@ class Simulation:
                     waiting=len(worker.prefills),
                     decode_step_ms=20 * (1 + len(worker.decodes) / 64),
                     acked={"router": worker.acked},
+                    computed_tokens=worker.work,
                 )
 
     def imbalance(self) -> float:

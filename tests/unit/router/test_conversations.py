@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.router.policies import make_policy
-from services.router.snapshot import Query, hash64, why_not_for
+from services.router.snapshot import Query, hash64, matched_at, why_not_for
 from tests.unit.router.fleets import Lab
 
 TICK_S = 0.01  # of the simulation, a decode step, and the pace of states
@@ -40,7 +40,9 @@ class SimulatedWorker:
 class Simulation:
     """Clients in a closed loop; one tenant of eight starts half of the conversations."""
 
-    def __init__(self, seed: int, n_workers: int, n_clients: int) -> None:
+    def __init__(self, seed: int, n_workers: int, n_clients: int, blind: float = 0.0) -> None:
+        """`blind`: the share of requests for which nobody can say in time what is cached."""
+        self.blind = blind
         self.random, self.lab, self.policy = random.Random(seed), Lab(), make_policy("cost", 0.5)
         self.workers = {f"worker-{i}": SimulatedWorker() for i in range(n_workers)}
         self.clients = [Client() for _ in range(n_clients)]
@@ -67,7 +69,7 @@ class Simulation:
             request_key=hash64(f"request {self.seq}"),
             session_key=hash64(client.session),
             bound=snapshot.worker_ids.index(bound) if bound else -1,
-            matched_tokens=np.array([tokens // 16 * 16.0 for tokens in cached]),
+            matched_tokens=None if self.random.random() < self.blind else np.array([n // 16 * 16.0 for n in cached]),
             turn=self.seq,
         )
         choice = self.policy.choose(snapshot, query, why_not_for(snapshot, query))
@@ -75,7 +77,7 @@ class Simulation:
         worker_id = self.bindings[client.session] = snapshot.worker_ids[choice.index]
         self.later, self.kept = self.later + bool(bound), self.kept + (worker_id == bound)
         computed = client.prompt - cached[choice.index] // 16 * 16
-        self.lab.pool.book(worker_id, self.seq, computed, output=ANSWER / 2)
+        self.lab.pool.book(worker_id, self.seq, client.prompt - int(matched_at(query, choice.index)))
         self.workers[worker_id].prefills.append(([computed], client))
         self.workers[worker_id].acked = self.seq
 
@@ -112,6 +114,7 @@ class Simulation:
                     prefill_tokens_per_s=PREFILL_PER_TICK / TICK_S,
                     decode_step_ms=1000 * TICK_S * self.random.uniform(0.95, 1.05),
                     acked={"router": worker.acked},
+                    computed_tokens=worker.work,
                 )
 
     def measure(self, seconds: float) -> tuple[float, float]:
@@ -127,6 +130,15 @@ class Simulation:
 @pytest.mark.parametrize(("n_workers", "n_clients"), [(2, 16), (3, 24)])
 def test_conversations_stay_and_the_fleet_is_even(n_workers: int, n_clients: int, seed: int) -> None:
     simulation = Simulation(seed, n_workers, n_clients)
+    simulation.run(20)
+    kept, imbalance = simulation.measure(60)
+    assert kept > 0.95
+    assert imbalance < 0.05
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_fleet_is_even_when_lookups_fail_now_and_then(seed: int) -> None:
+    simulation = Simulation(seed, 3, 24, blind=0.1)
     simulation.run(20)
     kept, imbalance = simulation.measure(60)
     assert kept > 0.95

@@ -98,16 +98,36 @@ def test_a_dispatch_can_be_taken_back(lab: Lab) -> None:
     assert lab.queued("a") == 30
 
 
-def test_work_that_is_taken_back_was_never_done() -> None:
+def test_work_counts_from_its_booking_on_and_is_in_the_end_what_the_worker_has_computed() -> None:
     lab = Lab()
     lab.join("a", waiting=8)
     lab.join("b", waiting=8)
     lab.pool.book("a", seq=1, tokens=30)
     lab.pool.book("b", seq=1, tokens=30)
-    lab.pool.book("a", seq=2, tokens=50, output=10.0)
+    lab.pool.book("a", seq=2, tokens=60)
     assert lab.pool.snapshot().share == pytest.approx([90 / 60, 30 / 60])
     assert lab.pool.snapshot().excess == pytest.approx([30, 0])
-    lab.pool.unbook("a", seq=2)
+    lab.tell("a", waiting=8, acked={"router": 2}, queued_prefill_tokens=20, computed_tokens=10)  # the rest was cached
+    assert lab.pool.snapshot().share == pytest.approx([1.0, 1.0])
+
+
+def test_a_dispatch_that_is_taken_back_is_no_work() -> None:
+    lab = Lab()
+    lab.join("a", waiting=8, queued_prefill_tokens=30)
+    lab.join("b", waiting=8, queued_prefill_tokens=30)
+    lab.pool.book("a", seq=1, tokens=60)
+    lab.pool.unbook("a", seq=1)
+    assert lab.pool.snapshot().share == pytest.approx([1.0, 1.0])
+
+
+def test_what_a_worker_did_before_it_was_known_gives_nobody_a_claim() -> None:
+    lab = Lab()
+    lab.join("a", waiting=8, computed_tokens=1_000_000)
+    lab.join("b", waiting=8)
+    for worker_id, computed in (("a", 1_000_100), ("b", 100)):
+        lab.tell(worker_id, waiting=8, computed_tokens=computed)
+    assert lab.pool.snapshot().share == pytest.approx([1.0, 1.0])
+    lab.tell("a", waiting=8, incarnation="second", computed_tokens=0)
     assert lab.pool.snapshot().share == pytest.approx([1.0, 1.0])
 
 
@@ -207,27 +227,24 @@ def test_a_snapshot_does_not_change(lab: Lab) -> None:
 
 
 def test_shares_are_of_recent_work_and_only_while_the_fleet_is_busy(lab: Lab) -> None:
-    lab.pool.book("a", seq=1, tokens=300, output=100)
+    lab.tell("a", computed_tokens=400)
     assert lab.pool.snapshot().share.tolist() == [1, 1, 1, 1]
     for worker_id in "abcd":
-        lab.tell(worker_id, running=4)
+        lab.tell(worker_id, running=4, computed_tokens=400 if worker_id == "a" else 0)
     assert lab.pool.snapshot().share.tolist() == [4, 0, 0, 0]
     lab.clock.now += 20
-    lab.pool.book("b", seq=2, tokens=200)
-    for worker_id in "abcd":
-        lab.tell(worker_id, running=4)
+    for worker_id, computed in zip("abcd", (400, 200, 0, 0), strict=True):
+        lab.tell(worker_id, running=4, computed_tokens=computed)
     assert lab.pool.snapshot().share.tolist() == [2, 2, 0, 0]
     lab.clock.now += 7 * 24 * 3600
-    lab.pool.book("c", seq=3, tokens=200)
-    for worker_id in "abcd":
-        lab.tell(worker_id, running=4)
+    for worker_id, computed in zip("abcd", (400, 200, 200, 0), strict=True):
+        lab.tell(worker_id, running=4, computed_tokens=computed)
     assert lab.pool.snapshot().share.round(6).tolist() == [0, 0, 4, 0]
 
 
 def test_a_worker_that_comes_has_no_claim_to_what_was_done_without_it(lab: Lab) -> None:
     for worker_id in ("a", "b", "c"):
-        lab.tell(worker_id, waiting=20)
-        lab.pool.book(worker_id, seq=1, tokens=100)
+        lab.tell(worker_id, waiting=20, computed_tokens=100)
     lab.join("new", waiting=20)
     snapshot = lab.pool.snapshot()
     assert snapshot.share[snapshot.worker_ids.index("new")] == pytest.approx(1.0)
@@ -264,7 +281,7 @@ def test_a_worker_that_restarts_is_measured_anew() -> None:
     for worker_id in ("a", "b"):
         lab.join(worker_id, waiting=8)
     for worker_id in ("a", "b"):
-        lab.pool.book(worker_id, seq=1, tokens=100)
+        lab.tell(worker_id, waiting=8, computed_tokens=100)
     lab.clock.now += 1
     lab.tell("a", waiting=8, incarnation="second", prefill_tokens_per_s=5_000)
     assert lab.pool.snapshot().share[0] == pytest.approx(4 / 3)
