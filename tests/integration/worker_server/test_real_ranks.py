@@ -105,6 +105,17 @@ async def test_logprobs_and_embeddings_come_back(server: ServerProcess) -> None:
         assert sum(x * x for x in embedded.last.embedding) == pytest.approx(1, abs=1e-3)
 
 
+async def test_routers_hear_how_many_tokens_were_computed(server: ServerProcess) -> None:
+    async with Gateway(server.address) as gateway:
+        await gateway.wait_serving()
+        counts = []
+        for prompt in ([5], [6] * 40, [6] * 40):  # of the last one, 32 tokens are cached
+            await gateway.complete(prompt, max_tokens=6)
+            counts.append((await gateway.wait_state(lambda state: state.running == 0)).computed_tokens)
+        assert counts[1] - counts[0] == 40 + 5  # nobody computes the token that is drawn last
+        assert counts[2] - counts[1] == 8 + 5
+
+
 async def test_an_idle_worker_uses_no_cpu(server: ServerProcess) -> None:
     async with Gateway(server.address) as gateway:
         await gateway.wait_serving()

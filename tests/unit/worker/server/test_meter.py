@@ -125,6 +125,14 @@ def test_prefill_speed_is_that_of_all_rows_however_they_came_in_steps() -> None:
     assert Meter().prefill_tokens_per_s == 0
 
 
+def test_every_row_counts_once_it_is_computed() -> None:
+    meter = Meter()
+    prefilled(meter, 200, 0.05)
+    decoded(meter, 3, 10.0, steps=2)
+    meter.planned(StepPlan(1, chunks=(Chunk(0, 0, 50, sample=True),)), 0.0)
+    assert meter.computed_tokens == 206
+
+
 ROW_S, KEY_S = 100e-6, 0.1e-6  # 1,000 keys cost as much as a row
 
 
