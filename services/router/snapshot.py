@@ -99,7 +99,7 @@ class Snapshot:
     queued_tokens: Floats  # prefill: the worker's own count plus dispatches it has not acknowledged
     load: Floats  # requests running, waiting or not yet acknowledged
     busy: bool  # enough that shares of the work matter
-    share: Floats  # of this router's recent work, 1 is fair; 1 for all while not busy
+    share: Floats  # of the recent work, 1 is fair; 1 for all while not busy
     excess: Floats  # tokens of it beyond the fair share
     speeds: Speeds
 

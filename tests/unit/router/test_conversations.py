@@ -136,7 +136,7 @@ def test_conversations_stay_and_the_fleet_is_even(n_workers: int, n_clients: int
     assert imbalance < 0.05
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [0, 3])  # over the limit when bookings were counted
 def test_the_fleet_is_even_when_lookups_fail_now_and_then(seed: int) -> None:
     simulation = Simulation(seed, 3, 24, blind=0.1)
     simulation.run(20)
