@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from services.common.ports import free_port
 
@@ -80,6 +81,21 @@ class RunningStack:
                     return
             time.sleep(0.2)
         raise AssertionError(f"{workers} workers not serving after {timeout_s} s\n{self.logs()}")
+
+    def wait_replaced(self, name: str, pid: int, timeout_s: float = 60) -> None:
+        """Return once `name` is another process than `pid`."""
+        deadline = time.monotonic() + timeout_s
+        while self.pid_of(name) == pid:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{name} is still process {pid} after {timeout_s} s\n{self.logs()}")
+            time.sleep(0.1)
+
+    def resumes(self, cause: str) -> float:
+        """How many attempts the gateway has seen interrupted by `cause`."""
+        metrics = text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text)
+        samples = [sample for metric in metrics for sample in metric.samples]
+        wanted = ("ryzanstein_gateway_resumes_total", {"cause": cause})
+        return sum(sample.value for sample in samples if (sample.name, sample.labels) == wanted)
 
     def complete(self, **body: Any) -> httpx.Response:
         """POST /v1/completions for the served model."""

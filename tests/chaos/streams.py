@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import openai
@@ -21,6 +22,8 @@ PROMPTS = [
     "if __name__ == ",
 ]
 
+_YOUNG = 8  # events
+
 
 @dataclass
 class Stream:
@@ -31,46 +34,87 @@ class Stream:
     error: str = ""
     arrivals: list[float] = field(default_factory=list)
 
-    @property
-    def longest_pause(self) -> float:
-        return max((b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)), default=0.0)
+
+def open_client(stack: RunningStack) -> openai.AsyncOpenAI:
+    """A client that never tries again."""
+    return openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0, timeout=120)
+
+
+async def read(
+    client: openai.AsyncOpenAI, index: int, tokens: int, stream: Stream, heard: Callable[[], None] = lambda: None
+) -> Stream:
+    """Case `index`, streamed into `stream`: the even ones are greedy, the others sampled with a seed."""
+    try:
+        events = await client.completions.create(
+            model="ryzanstein-tiny",
+            prompt=PROMPTS[index % len(PROMPTS)] + f"  # {index}\n",
+            max_tokens=tokens,
+            temperature=0.9 if index % 2 else 0.0,
+            seed=index,
+            stream=True,
+            extra_body={"ignore_eos": True, "session_id": f"client-{index}"},  # so that all workers have some
+        )
+        async for event in events:
+            stream.arrivals.append(time.monotonic())
+            stream.text += event.choices[0].text
+            stream.finish = event.choices[0].finish_reason or stream.finish
+            heard()
+    except openai.APIError as error:
+        stream.error = repr(error)
+    return stream
 
 
 async def run_streams(
     stack: RunningStack, count: int, tokens: int, started: asyncio.Event | None = None
 ) -> list[Stream]:
-    """Open `count` streams at once, half greedy, half sampled with a seed; set `started` when half have a token."""
-    client = openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0, timeout=120)
+    """Open `count` streams at once and read them to their ends; set `started` when half have a token."""
     streams = [Stream() for _ in range(count)]
 
-    async def read(index: int, stream: Stream) -> None:
-        try:
-            events = await client.completions.create(
-                model="ryzanstein-tiny",
-                prompt=PROMPTS[index % len(PROMPTS)] + f"  # {index}\n",
-                max_tokens=tokens,
-                temperature=0.9 if index % 2 else 0.0,
-                seed=index,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
-            async for event in events:
-                stream.arrivals.append(time.monotonic())
-                stream.text += event.choices[0].text
-                stream.finish = event.choices[0].finish_reason or stream.finish
-                if started is not None and sum(bool(s.arrivals) for s in streams) >= count // 2:
-                    started.set()
-        except openai.APIError as error:
-            stream.error = repr(error)
+    def heard() -> None:
+        if started is not None and sum(bool(stream.arrivals) for stream in streams) >= count // 2:
+            started.set()
 
-    await asyncio.gather(*(read(index, stream) for index, stream in enumerate(streams)))
-    await client.close()
+    async with open_client(stack) as client, asyncio.TaskGroup() as group:
+        for index, stream in enumerate(streams):
+            group.create_task(read(client, index, tokens, stream, heard))
     return streams
+
+
+@dataclass
+class SteadyLoad:
+    """`count` clients, each of which asks its case again until it is told that the load is over."""
+
+    count: int
+    tokens: int
+    over: bool = False
+    answers: list[tuple[int, Stream]] = field(default_factory=list)  # the cases and what came of each asking
+    under_way: dict[int, Stream] = field(default_factory=dict)
+
+    @property
+    def young(self) -> int:
+        """How many streams have begun just now: their workers have not yet computed all of them."""
+        return sum(0 < len(stream.arrivals) <= _YOUNG for stream in list(self.under_way.values()))
+
+    async def run(self, stack: RunningStack) -> None:
+        """Ask until `over`, then read what is under way to its end."""
+        async with open_client(stack) as client, asyncio.TaskGroup() as group:
+            for index in range(self.count):
+                group.create_task(self._repeat(client, index))
+
+    async def _repeat(self, client: openai.AsyncOpenAI, index: int) -> None:
+        while not self.over:
+            self.under_way[index] = Stream()
+            self.answers.append((index, await read(client, index, self.tokens, self.under_way[index])))
 
 
 def assert_undisturbed(disturbed: list[Stream], reference: list[Stream]) -> None:
     """Every client received exactly what it would have received without the fault."""
     for index, (got, expected) in enumerate(zip(disturbed, reference, strict=True)):
-        assert not got.error, f"stream {index}: {got.error}"
-        assert got.finish == expected.finish == "length", f"stream {index} ended with {got.finish}"
-        assert got.text == expected.text, f"stream {index} differs"
+        assert_equal(got, expected, f"stream {index}")
+
+
+def assert_equal(got: Stream, expected: Stream, name: str) -> None:
+    """One client received it."""
+    assert not got.error, f"{name}: {got.error}"
+    assert got.finish == expected.finish == "length", f"{name} ended with {got.finish}"
+    assert got.text == expected.text, f"{name} differs"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.chaos.streams import Stream, assert_undisturbed, run_streams
+from tests.chaos.streams import SteadyLoad, Stream, assert_equal, assert_undisturbed, run_streams
 from tests.stack import RunningStack, running_stack
 
 STREAMS = 64
@@ -19,8 +20,10 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    with running_stack(tmp_path_factory.mktemp("run"), "--workers", "3", "--tensor-parallel", "1") as running:
-        yield running
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RYZANSTEIN_DRAIN_S", "0.1")  # shorter than an answer: a worker that ends has to hand off
+        with running_stack(tmp_path_factory.mktemp("run"), "--workers", "3", "--tensor-parallel", "1") as running:
+            yield running
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +74,40 @@ def test_a_stopped_worker_server(stack: RunningStack, reference: list[Stream]) -
 
 
 def test_a_terminated_worker_hands_its_streams_off(stack: RunningStack, reference: list[Stream]) -> None:
-    server = stack.pid_of("worker-0")
+    server, drained = stack.pid_of("worker-0"), stack.resumes("drain")
     assert_undisturbed(disturb(stack, lambda: os.kill(server, signal.SIGTERM)), reference)
+    assert stack.resumes("drain") > drained
     stack.wait_serving(3)
+
+
+def test_a_rollout_of_all_workers_under_load_loses_nothing(stack: RunningStack, reference: list[Stream]) -> None:
+    """One worker after the other is told to end, as a rollout does; the next one when all serve again."""
+
+    load = SteadyLoad(STREAMS, TOKENS)
+
+    def roll_out() -> None:
+        for name in ("worker-0", "worker-1", "worker-2"):
+            while load.young < STREAMS // 8:
+                time.sleep(0.002)
+            before = stack.pid_of(name)
+            os.kill(before, signal.SIGTERM)
+            stack.wait_replaced(name, before)
+            stack.wait_serving(3)
+
+    async def main() -> None:
+        running = asyncio.create_task(load.run(stack))
+        try:
+            await asyncio.to_thread(roll_out)
+        finally:
+            load.over = True
+        await running
+
+    drained = stack.resumes("drain")
+    asyncio.run(main())
+    assert {index for index, _ in load.answers} == set(range(STREAMS))
+    for index, stream in load.answers:
+        assert_equal(stream, reference[index], f"an answer to case {index}")
+    assert stack.resumes("drain") > drained
 
 
 @pytest.mark.parametrize("service", ["router", "kv-coordinator", "redis"])

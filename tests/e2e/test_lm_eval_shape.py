@@ -1,4 +1,4 @@
-"""lm-eval's `local-completions` works unchanged: its loglikelihood request, answered as `transformers` computes it."""
+"""The request by which lm-eval asks for likelihoods, answered at every position as `transformers` computes it."""
 
 from __future__ import annotations
 
@@ -83,16 +83,6 @@ def check(found: dict[str, Any], ids: list[int], expected: Tensor) -> None:
 def test_loglikelihoods_equal_transformers(stack: RunningStack, time: str) -> None:
     for found, ids, expected in zip(ask(stack), batch(), reference(), strict=True):
         check(found, ids, expected)
-
-
-def test_a_continuation_is_scored_as_lm_eval_scores_it(stack: RunningStack) -> None:
-    """Its sum over `[context_length:-1]` leaves out the generated token."""
-    for found, ids, expected in zip(ask(stack)[2:], batch()[2:], reference()[2:], strict=True):
-        context = len(ids) // 2
-        said = sum(found["token_logprobs"][context:-1])
-        rows = expected[context - 1 : -1]
-        true = float(rows.gather(1, torch.tensor(ids[context:])[:, None]).sum())
-        assert said == pytest.approx(true, abs=TOLERANCE * (len(ids) - context))
 
 
 def test_the_text_is_the_prompt_and_the_token(stack: RunningStack) -> None:
