@@ -62,6 +62,9 @@ CASES = cases([32, 64, 96, 128, 160, 192, 224, 256], [16, 32, 48])
 MANY = Case(
     (*((1, 20 + i) for i in range(23)), (17, 40), (1, 90), (2, 2), *((1, 70 - i) for i in range(20))), n_kv=3, group=3
 )
+# Of which a thread takes two of five heads together, and the last one alone; more heads than a thread takes at once.
+SOME = Case(tuple((1, 30 + 9 * i) for i in range(12)), n_kv=5, group=2)
+WIDE = Case(((1, 50), (2, 40), (1, 33)), group=140)
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,8 @@ def exactly(case: Case, data: Data) -> tuple[torch.Tensor, torch.Tensor]:
 @example(Case(((40, 40),), group=16, window=1))
 @example(Case(((9, 70),), group=15))
 @example(MANY)
+@example(SOME)
+@example(WIDE)
 def test_attention_is_what_its_definition_says(kind: Kind, case: Case) -> None:
     data = lay_out(case, kind.dtype)
     exact, sizes = exactly(case, data)
@@ -201,6 +206,8 @@ def test_a_row_is_the_same_alone_and_among_others(kind: Kind, case: Case, chosen
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=CASES)
 @example(MANY)
+@example(SOME)
+@example(WIDE)
 def test_the_number_of_threads_changes_no_bit(kind: Kind, case: Case) -> None:
     data = lay_out(case, kind.dtype)
     expected = attend(kind.on_threads(1), case, data)
