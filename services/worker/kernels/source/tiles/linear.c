@@ -30,18 +30,26 @@ typedef struct {
     int wide; // y is float32
 } product;
 
-static void store_sums(const product *p, float sums[TILE][TILE], long row, long rows, long column) {
-    long left = p->n - column;
-    if (left <= 0) return;
-    __mmask16 mask = first_lanes(left);
-    __m512 bias = p->bias ? _mm512_maskz_loadu_ps(mask, p->bias + column) : _mm512_setzero_ps();
+// Two tiles of sums that lie side by side.
+static void store_sums(const product *p, float left[TILE][TILE], float right[TILE][TILE], long row, long rows, long column) {
+    long n = p->n - column;
+    if (n <= 0) return;
+    __mmask32 mask = first_bf16(n);
+    __mmask16 low = (__mmask16)mask, high = (__mmask16)(mask >> TILE);
+    __m512 bias[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    if (p->bias) {
+        bias[0] = _mm512_maskz_loadu_ps(low, p->bias + column);
+        bias[1] = _mm512_maskz_loadu_ps(high, p->bias + column + TILE);
+    }
     for (long i = 0; i < rows; i++) {
-        __m512 value = _mm512_add_ps(_mm512_load_ps(sums[i]), bias);
+        __m512 first = _mm512_add_ps(_mm512_load_ps(left[i]), bias[0]), second = _mm512_add_ps(_mm512_load_ps(right[i]), bias[1]);
         long at = (row + i) * p->ldy + column;
-        if (p->wide)
-            _mm512_mask_storeu_ps((float *)p->y + at, mask, value);
-        else
-            store_bf16_tail((bf16 *)p->y + at, value, mask);
+        if (p->wide) {
+            _mm512_mask_storeu_ps((float *)p->y + at, low, first);
+            _mm512_mask_storeu_ps((float *)p->y + at + TILE, high, second);
+        } else {
+            _mm512_mask_storeu_epi16((bf16 *)p->y + at, mask, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+        }
     }
 }
 
@@ -77,11 +85,17 @@ static void block_1x4(const product *p, const bf16 *a, long lda, long row, long 
     _tile_stored(1, sums[1], 64);
     _tile_stored(2, sums[2], 64);
     _tile_stored(3, sums[3], 64);
-    for (int i = 0; i < 4; i++) store_sums(p, sums[i], row, rows, column + i * TILE);
+    store_sums(p, sums[0], sums[1], row, rows, column);
+    store_sums(p, sums[2], sums[3], row, rows, column + 2 * TILE);
 }
 
-// 32 rows x 32 outputs: every tile that is loaded is used twice. Meanwhile it fetches `ahead` bytes per step from `next`.
-static void block_2x2(const product *p, const bf16 *a, long lda, long row, long column, const char *next, long ahead) {
+INLINE void fetch(const char *from, long bytes) {
+    for (long at = 0; at < bytes; at += 64) _mm_prefetch(from + at, _MM_HINT_T1);
+}
+
+// 32 rows x 32 outputs: every tile that is loaded is used twice. Meanwhile it fetches four times `part` bytes per step from
+// `next`: in parts, since what is fetched in one go holds up the loads behind it.
+static void block_2x2(const product *p, const bf16 *a, long lda, long row, long column, const char *next, long part) {
     const char *b = (const char *)(p->packed + column * p->k);
     const bf16 *below = a + TILE * lda;
     long steps = p->k / TILE_K, panel = steps * TILE_BYTES;
@@ -89,12 +103,15 @@ static void block_2x2(const product *p, const bf16 *a, long lda, long row, long 
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (long s = 0; s < steps; s++, b += TILE_BYTES) {
+    for (long s = 0; s < steps; s++, b += TILE_BYTES, next += 4 * part) {
         _tile_loadd(4, a + s * TILE_K, lda * 2);
+        fetch(next, part);
         _tile_loadd(6, b, 64);
+        fetch(next + part, part);
         _tile_loadd(7, b + panel, 64);
+        fetch(next + 2 * part, part);
         _tile_loadd(5, below + s * TILE_K, lda * 2);
-        for (long at = s * ahead; at < (s + 1) * ahead; at += 64) _mm_prefetch(next + at, _MM_HINT_T1);
+        fetch(next + 3 * part, part);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(2, 5, 6);
@@ -105,7 +122,8 @@ static void block_2x2(const product *p, const bf16 *a, long lda, long row, long 
     _tile_stored(1, sums[1], 64);
     _tile_stored(2, sums[2], 64);
     _tile_stored(3, sums[3], 64);
-    for (int i = 0; i < 4; i++) store_sums(p, sums[i], row + i / 2 * TILE, TILE, column + i % 2 * TILE);
+    store_sums(p, sums[0], sums[1], row, TILE, column);
+    store_sums(p, sums[2], sums[3], row + TILE, TILE, column);
 }
 
 typedef struct {
@@ -126,13 +144,13 @@ static void multiply(const void *context, long index) {
         int with_tail = tail && first + ROW_BLOCK > d->full;
         long pairs = (last - first) / (2 * TILE);
         // The pairs of rows share the work of fetching the outputs that come next: two panels.
-        long ahead = pairs ? (2 * TILE_BYTES / pairs + 63) / 64 * 64 : 0;
+        long part = pairs ? (TILE_BYTES / 2 / pairs + 63) / 64 * 64 : 0, ahead = 4 * part * (p->k / TILE_K);
         for (long column = from; column < to; column += STRIP) {
             for (long half = column; half < column + STRIP; half += STRIP / 2)
                 for (long i = 0; i < pairs; i++) {
                     const char *next = (const char *)(p->packed + (half + STRIP / 2) * p->k);
                     long row = first + i * 2 * TILE;
-                    block_2x2(p, d->x + row * d->ldx, d->ldx, row, half, next + i * ahead * (p->k / TILE_K), ahead);
+                    block_2x2(p, d->x + row * d->ldx, d->ldx, row, half, next + i * ahead, part);
                 }
             long row = first + pairs * 2 * TILE;
             if (row < last) block_1x4(p, d->x + row * d->ldx, d->ldx, row, TILE, column);
