@@ -52,8 +52,9 @@ class Load:
 
 @dataclass
 class Answer:
-    """One finished request; times are seconds since the request was sent."""
+    """One finished request; times are seconds since the request was sent, at `began` by time.perf_counter."""
 
+    began: float = 0.0
     token_times: list[float] = field(default_factory=list)
     total: float = 0.0
     error: str = ""
@@ -87,8 +88,13 @@ def make_prompts(load: Load) -> list[list[int]]:
     return [shared + draw(load.prompt_tokens) for _ in range(load.requests)]
 
 
-async def complete(url: str, model: str, prompt: list[int], output_tokens: int) -> Answer:
-    """Stream one completion; the answer's token times count SSE events with text or token."""
+async def complete(
+    url: str, model: str, prompt: list[int], output_tokens: int, fields: dict | None = None, header: str = ""
+) -> Answer:
+    """Stream one completion; the answer's token times count SSE events with text or token.
+
+    `fields` of the request and a `header`, a whole line, are added to what every server is asked.
+    """
     answer, parts = Answer(), urlsplit(url)
     body = json.dumps(
         {
@@ -99,14 +105,15 @@ async def complete(url: str, model: str, prompt: list[int], output_tokens: int) 
             "ignore_eos": True,
             "temperature": 0,
             "stream": True,
+            **(fields or {}),
         }
     ).encode()
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n{header}\r\n"
     ).encode()
-    started = time.perf_counter()
+    started = answer.began = time.perf_counter()
     try:
         reader, writer = await asyncio.open_connection(host, port, limit=2**20)
         writer.write(head + body)

@@ -5,76 +5,33 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from pathlib import Path
 
 import grpc
 import httpx
 import pytest
 import websockets
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 from services.common.ports import free_port
+from tests.otlp import Collector, collecting
 from tests.stack import RunningStack, running_stack
 
 PROMPT = "def fibonacci(n):\n    " * 4  # several hash blocks: the coordinator is asked
 TOKENS = 12
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """An OTLP receiver."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._spans: list[tuple[str, Span]] = []
-
-    def Export(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802
-        with self._lock:
-            for resource in request.resource_spans:
-                (service,) = [a.value.string_value for a in resource.resource.attributes if a.key == "service.name"]
-                self._spans += [(service, span) for scope in resource.scope_spans for span in scope.spans]
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-    def trace(self, trace_id: str) -> dict[str, tuple[str, Span]]:
-        """Service and span by the span's name."""
-        with self._lock:
-            return {span.name: (service, span) for service, span in self._spans if span.trace_id.hex() == trace_id}
-
-    def wait(self, trace_id: str, names: set[str]) -> dict[str, tuple[str, Span]]:
-        deadline = time.monotonic() + 20
-        while not names <= self.trace(trace_id).keys():
-            assert time.monotonic() < deadline, f"{sorted(names - self.trace(trace_id).keys())} never came"
-            time.sleep(0.05)
-        return self.trace(trace_id)
-
-
 @pytest.fixture(scope="module")
-def collector() -> Iterator[tuple[Collector, int]]:
-    collector, server = Collector(), grpc.server(futures.ThreadPoolExecutor(4))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield collector, port
-    server.stop(None)
-
-
-@pytest.fixture(scope="module")
-def traced(
-    collector: tuple[Collector, int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[RunningStack, int]]:
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Collector, RunningStack, int]]:
     grpc_port = free_port()
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector[1]}")
-        environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    with collecting() as (collector, variables), pytest.MonkeyPatch.context() as environment:
+        for name, value in variables.items():
+            environment.setenv(name, value)
         environment.setenv("RYZANSTEIN_LOOKUP_TIMEOUT_MS", "5000")  # on a busy machine five milliseconds are nothing
         folder: Path = tmp_path_factory.mktemp("run")
         with running_stack(folder, "--grpc-port", str(grpc_port)) as stack:
-            yield stack, grpc_port
+            yield collector, stack, grpc_port
 
 
 def rest(stack: RunningStack, grpc_port: int, traceparent: str) -> None:
@@ -109,13 +66,13 @@ def public_grpc(stack: RunningStack, grpc_port: int, traceparent: str) -> None:
     [(rest, "POST /v1/completions"), (websocket, "stream completion"), (public_grpc, "Generate")],
 )
 def test_one_trace_from_the_request_to_prefill_and_decode(
-    collector: tuple[Collector, int],
-    traced: tuple[RunningStack, int],
+    traced: tuple[Collector, RunningStack, int],
     call: Callable[[RunningStack, int, str], None],
     arrival: str,
 ) -> None:
     trace_id, caller = secrets.token_hex(16), secrets.token_hex(8)
-    call(*traced, f"00-{trace_id}-{caller}-01")
+    collector, *served = traced
+    call(*served, f"00-{trace_id}-{caller}-01")
     # child: (service, parent)
     family = {
         "route": ("ryzanstein-router", arrival),
@@ -125,7 +82,7 @@ def test_one_trace_from_the_request_to_prefill_and_decode(
         "worker.prefill": ("ryzanstein-worker", "worker.request"),
         "worker.decode": ("ryzanstein-worker", "worker.request"),
     }
-    spans = collector[0].wait(trace_id, {arrival, *family})
+    spans = collector.wait(trace_id, {arrival, *family})
     assert spans[arrival][0] == "ryzanstein-gateway"
     assert spans[arrival][1].parent_span_id.hex() == caller
     for name, (service, parent) in family.items():

@@ -35,8 +35,8 @@ typedef struct {
 
 typedef struct {
     const int64_t *blocks;
-    long n_blocks, length;
-    long head, heads; // the piece's, of the KV heads
+    long n_blocks, first, length; // the first key that a last row sees; how many there are
+    long head, heads;             // the piece's, of the KV heads
 } keys_of_piece;
 
 static void pack_queries(const layer *a, tile *t) {
@@ -258,9 +258,11 @@ static void attend_tiles(const layer *a, tile *tiles, long n, const keys_of_piec
     }
     for (long key = first / KEYS * KEYS; key < last; key += KEYS) {
         const bf16 *keys[2] = {find_keys(a, s, key), find_keys(a, s, key + TILE)};
-        const keys_of_piece *following = key + KEYS < last ? s : next;
         ahead f = {0};
-        if (following) begin_fetch(&f, a, following, key + KEYS < last ? key + KEYS : 0, n);
+        if (key + KEYS < last)
+            begin_fetch(&f, a, s, key + KEYS, n);
+        else if (next)
+            begin_fetch(&f, a, next, next->first / KEYS * KEYS, n);
         long packed = -1;
         for (long i = 0; i < n; i++) {
             tile *t = tiles + i;
@@ -284,7 +286,8 @@ typedef struct {
 static long rows_of(const work *w, long i) { return w->starts[i + 1] - w->starts[i]; }
 
 static keys_of_piece keys_of(const work *w, long i, long head, long heads) {
-    return (keys_of_piece){w->blocks + i * w->n_blocks, w->n_blocks, w->lengths[i], head, heads};
+    long length = w->lengths[i], first = w->a.window && length > w->a.window ? length - w->a.window : 0;
+    return (keys_of_piece){w->blocks + i * w->n_blocks, w->n_blocks, first, length, head, heads};
 }
 
 static long heads_of_tile(const layer *a) { return a->group < TILE ? a->group : TILE; }

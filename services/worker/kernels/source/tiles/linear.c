@@ -57,8 +57,14 @@ static inline void fetch_tile(const char *from) {
     for (int at = 0; at < TILE_BYTES; at += 64) _mm_prefetch(from + at, _MM_HINT_T0);
 }
 
+// A tile's rows of inputs.
+typedef struct {
+    const bf16 *x;
+    long ldx, rows;
+} inputs;
+
 // 16 rows x 64 outputs: the weight is read once, at the speed of memory.
-static void block_1x4(const product *p, const bf16 *a, long lda, long row, long rows, long column) {
+static void block_1x4(const product *p, inputs in, long row, long column) {
     const char *b = (const char *)(p->packed + column * p->k);
     long steps = p->k / TILE_K, panel = steps * TILE_BYTES;
     _tile_zero(0);
@@ -66,7 +72,7 @@ static void block_1x4(const product *p, const bf16 *a, long lda, long row, long 
     _tile_zero(2);
     _tile_zero(3);
     for (long s = 0; s < steps; s++, b += TILE_BYTES) {
-        _tile_loadd(4, a + s * TILE_K, lda * 2);
+        _tile_loadd(4, in.x + s * TILE_K, in.ldx * 2);
         fetch_tile(b + AHEAD);
         _tile_loadd(5, b, 64);
         _tile_dpbf16ps(0, 4, 5);
@@ -85,45 +91,57 @@ static void block_1x4(const product *p, const bf16 *a, long lda, long row, long 
     _tile_stored(1, sums[1], 64);
     _tile_stored(2, sums[2], 64);
     _tile_stored(3, sums[3], 64);
-    store_sums(p, sums[0], sums[1], row, rows, column);
-    store_sums(p, sums[2], sums[3], row, rows, column + 2 * TILE);
+    store_sums(p, sums[0], sums[1], row, in.rows, column);
+    store_sums(p, sums[2], sums[3], row, in.rows, column + 2 * TILE);
 }
 
 INLINE void fetch(const char *from, long bytes) {
     for (long at = 0; at < bytes; at += 64) _mm_prefetch(from + at, _MM_HINT_T1);
 }
 
+// The sums of 32 rows x 32 outputs, as four tiles, until they are stored.
+typedef struct {
+    _Alignas(64) float sums[4][TILE][TILE];
+    long row, column; // of the first one; row -1: there are none
+    long below;       // rows of the lower tiles
+} kept;
+
+// Row `i` of the upper tiles and of the lower ones.
+static void store_kept(const product *p, kept *k, long i) {
+    if (k->row < 0) return;
+    store_sums(p, k->sums[0] + i, k->sums[1] + i, k->row + i, 1, k->column);
+    if (i < k->below) store_sums(p, k->sums[2] + i, k->sums[3] + i, k->row + TILE + i, 1, k->column);
+}
+
 // 32 rows x 32 outputs: every tile that is loaded is used twice. Meanwhile it fetches four times `part` bytes per step from
-// `next`: in parts, since what is fetched in one go holds up the loads behind it.
-static void block_2x2(const product *p, const bf16 *a, long lda, long row, long column, const char *next, long part) {
-    const char *b = (const char *)(p->packed + column * p->k);
-    const bf16 *below = a + TILE * lda;
-    long steps = p->k / TILE_K, panel = steps * TILE_BYTES;
+// `next`, in parts, since what is fetched in one go holds up the loads behind it; and it stores what the block `before` has kept,
+// little by little: with all of that between two blocks, the processor does not get on with the second one.
+static void block_2x2(const product *p, inputs upper, inputs lower, kept *k, kept *before, const char *next, long part) {
+    const char *b = (const char *)(p->packed + k->column * p->k);
+    long steps = p->k / TILE_K, panel = steps * TILE_BYTES, stored = 0, due = 0;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (long s = 0; s < steps; s++, b += TILE_BYTES, next += 4 * part) {
-        _tile_loadd(4, a + s * TILE_K, lda * 2);
+        _tile_loadd(4, upper.x + s * TILE_K, upper.ldx * 2);
         fetch(next, part);
         _tile_loadd(6, b, 64);
         fetch(next + part, part);
         _tile_loadd(7, b + panel, 64);
         fetch(next + 2 * part, part);
-        _tile_loadd(5, below + s * TILE_K, lda * 2);
+        _tile_loadd(5, lower.x + s * TILE_K, lower.ldx * 2);
         fetch(next + 3 * part, part);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
+        for (due += TILE; due >= steps; due -= steps, stored++) store_kept(p, before, stored);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
-    _Alignas(64) float sums[4][TILE][TILE];
-    _tile_stored(0, sums[0], 64);
-    _tile_stored(1, sums[1], 64);
-    _tile_stored(2, sums[2], 64);
-    _tile_stored(3, sums[3], 64);
-    store_sums(p, sums[0], sums[1], row, TILE, column);
-    store_sums(p, sums[2], sums[3], row + TILE, TILE, column);
+    _tile_stored(0, k->sums[0], 64);
+    _tile_stored(1, k->sums[1], 64);
+    _tile_stored(2, k->sums[2], 64);
+    _tile_stored(3, k->sums[3], 64);
 }
 
 typedef struct {
@@ -132,31 +150,41 @@ typedef struct {
     long ldx, m, full, share;
 } division;
 
+// The 16 rows from `row` on, or those that are left.
+static inputs inputs_at(const division *d, long row) {
+    if (row < d->full) return (inputs){d->x + row * d->ldx, d->ldx, TILE};
+    return (inputs){d->spare, d->p.k, d->m - d->full};
+}
+
 // One thread's outputs: `share` strips.
 static void multiply(const void *context, long index) {
     const division *d = context;
     const product *p = &d->p;
     long from = index * d->share * STRIP, to = from + d->share * STRIP < p->n ? from + d->share * STRIP : p->n;
-    long tail = d->m - d->full;
+    kept blocks[2];
+    blocks[0].row = blocks[1].row = -1;
+    int turn = 0;
     configure_tiles();
     for (long first = 0; first < d->m; first += ROW_BLOCK) {
-        long last = first + ROW_BLOCK < d->full ? first + ROW_BLOCK : d->full;
-        int with_tail = tail && first + ROW_BLOCK > d->full;
-        long pairs = (last - first) / (2 * TILE);
-        // The pairs of rows share the work of fetching the outputs that come next: two panels.
+        long last = first + ROW_BLOCK < d->m ? first + ROW_BLOCK : d->m, tiles = (last - first + TILE - 1) / TILE, pairs = tiles / 2;
+        // The pairs of tiles share the work of fetching the outputs that come next: two panels.
         long part = pairs ? (TILE_BYTES / 2 / pairs + 63) / 64 * 64 : 0, ahead = 4 * part * (p->k / TILE_K);
         for (long column = from; column < to; column += STRIP) {
             for (long half = column; half < column + STRIP; half += STRIP / 2)
-                for (long i = 0; i < pairs; i++) {
+                for (long i = 0; i < pairs; i++, turn = !turn) {
                     const char *next = (const char *)(p->packed + (half + STRIP / 2) * p->k);
-                    long row = first + i * 2 * TILE;
-                    block_2x2(p, d->x + row * d->ldx, d->ldx, row, half, next + i * ahead, part);
+                    kept *k = blocks + turn;
+                    inputs upper = inputs_at(d, first + 2 * i * TILE), lower = inputs_at(d, first + (2 * i + 1) * TILE);
+                    k->row = first + 2 * i * TILE;
+                    k->column = half;
+                    k->below = lower.rows;
+                    block_2x2(p, upper, lower, k, blocks + !turn, next + i * ahead, part);
                 }
             long row = first + pairs * 2 * TILE;
-            if (row < last) block_1x4(p, d->x + row * d->ldx, d->ldx, row, TILE, column);
-            if (with_tail) block_1x4(p, d->spare, p->k, d->full, tail, column);
+            if (tiles % 2) block_1x4(p, inputs_at(d, row), row, column);
         }
     }
+    for (long i = 0; i < TILE; i++) store_kept(p, blocks + !turn, i);
     _tile_release();
 }
 

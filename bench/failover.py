@@ -1,0 +1,184 @@
+"""What a stream waits for when its worker is killed, and how much of that is computing its tokens again.
+
+    python -m bench.failover --streams 64 --rounds 4
+
+Streams run on three workers; in mid-stream the busiest one's rank or its server process is killed. The trace of a
+stream that had to move divides its pause: until it was submitted elsewhere, queue and re-prefill there, and the rest.
+Clients never try again; the exit status is 1 when one of them did not get all of its tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
+
+from bench.reading import Reading, lower, write_readings
+from bench.serve import Answer, complete
+from bench.soaking.faults import Fault, FaultKind, strike
+from bench.stats import median
+from services.common.rpc import open_channel
+from tests.otlp import Collector, collecting
+from tests.stack import RunningStack, running_stack
+
+KINDS = (FaultKind.KILL_RANK, FaultKind.KILL_WORKER)
+_WHOLE = {"worker.queue", "worker.prefill"}
+_SPANS_S = 3.0  # until the spans of all streams are here: they are sent every 0.05 s
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a round is."""
+
+    workers: int
+    streams: int
+    prompt_tokens: int
+    output_tokens: int
+    kill_after_s: float
+    vocab: int = 4_000
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Of one stream that had to move; milliseconds."""
+
+    whole: float  # from the last token before to the first one after, as the client sees them
+    usual: float  # the stream's median gap
+    submitted: float  # from the kill until another worker had the request
+    prefill: float  # the queue and the re-prefill there
+
+    @property
+    def beyond(self) -> float:
+        """Without the re-prefill."""
+        return self.whole - self.prefill
+
+
+def divide(answer: Answer, spans: dict, killed_ns: int, offset_ns: int) -> Pause | None:
+    """The pause of a stream by its trace; None for one that was not interrupted.
+
+    `offset_ns`: from the clock of the answer's times to the epoch, in which spans count.
+    """
+    (arrival,) = (span for name, (_, span) in spans.items() if name.startswith("POST"))
+    submitted = [event.time_unix_nano for event in arrival.events if event.name == "submitted"]
+    if len(submitted) < 2:
+        return None
+    times = [int((answer.began + at) * 1e9) + offset_ns for at in answer.token_times]
+    after = next(index for index, at in enumerate(times) if at > submitted[-1])
+    queue, prefill = spans["worker.queue"][1], spans["worker.prefill"][1]
+    return Pause(
+        whole=(times[after] - times[after - 1]) / 1e6 if after else 0.0,
+        usual=median([later - earlier for earlier, later in pairwise(answer.token_times)]) * 1e3,
+        submitted=(submitted[-1] - killed_ns) / 1e6,
+        prefill=(prefill.end_time_unix_nano - queue.start_time_unix_nano) / 1e6,
+    )
+
+
+async def busiest(stack: RunningStack) -> str:
+    """The worker with most requests, by the router's word."""
+    async with open_channel(stack.state["router"]) as channel:
+        seen = await routing_pb2_grpc.RouterStub(channel).ListWorkers(routing_pb2.ListWorkersRequest())
+    return max(seen.workers, key=lambda worker: worker.state.running).worker_id
+
+
+async def run(stack: RunningStack, collector: Collector, plan: Plan, kind: FaultKind, seed: int) -> list[Pause]:
+    """One kill in mid-stream; raises RuntimeError when a client did not get all of its tokens."""
+    rng = random.Random(seed)
+    traces = [secrets.token_hex(16) for _ in range(plan.streams)]
+    prompts = [[rng.randrange(300, plan.vocab) for _ in range(plan.prompt_tokens)] for _ in traces]
+
+    async def stream(index: int) -> Answer:
+        fields = {"session_id": f"{seed}-{index}"}  # sessions are spread over all workers
+        header = f"traceparent: 00-{traces[index]}-{secrets.token_hex(8)}-01\r\n"
+        return await complete(stack.url, "ryzanstein-tiny", prompts[index], plan.output_tokens, fields, header)
+
+    clients = [asyncio.create_task(stream(index)) for index in range(plan.streams)]
+    await asyncio.sleep(plan.kill_after_s)
+    fault = Fault(kind, await busiest(stack))
+    offset_ns = time.time_ns() - time.perf_counter_ns()
+    killed_ns = time.time_ns()
+    await asyncio.to_thread(strike, stack, fault)
+    answers = await asyncio.gather(*clients)
+    if short := [a for a in answers if a.error or len(a.token_times) != plan.output_tokens]:
+        raise RuntimeError(f"{len(short)} of {len(answers)} streams are not whole: {short[0].error or 'too short'}")
+    await asyncio.sleep(_SPANS_S)
+    found = [divide(a, collector.wait(t, _WHOLE), killed_ns, offset_ns) for a, t in zip(answers, traces, strict=True)]
+    return [pause for pause in found if pause is not None]
+
+
+def measure(plan: Plan, rounds: int, console: Console) -> dict[FaultKind, list[Pause]]:
+    """All rounds on one installation, kinds in turns."""
+    found: dict[FaultKind, list[Pause]] = {kind: [] for kind in KINDS}
+    with tempfile.TemporaryDirectory(prefix="rz-") as folder, collecting() as (collector, variables):
+        os.environ.update(variables)
+        with running_stack(Path(folder), "--workers", str(plan.workers), "--tensor-parallel", "1") as stack:
+            for turn in range(rounds):
+                for number, kind in enumerate(KINDS):
+                    stack.wait_serving(plan.workers)
+                    pauses = asyncio.run(run(stack, collector, plan, kind, seed=turn * len(KINDS) + number))
+                    console.print(f"{kind}: {len(pauses)} streams moved", highlight=False)
+                    found[kind] += pauses
+            stack.wait_serving(plan.workers)
+    return found
+
+
+def readings(found: dict[FaultKind, list[Pause]]) -> list[Reading]:
+    """Medians and the longest ones."""
+    rows = [(f"failover/{kind}", part, values) for kind, pauses in found.items() for part, values in parts(pauses)]
+    return [
+        lower(f"{name}/{part}, {which}", value, "ms")
+        for name, part, values in rows
+        for which, value in (("median", median(values)), ("longest", max(values)))
+    ]
+
+
+def parts(pauses: Sequence[Pause]) -> list[tuple[str, list[float]]]:
+    """What is told of them."""
+    return [
+        ("whole pause", [pause.whole for pause in pauses]),
+        ("until submitted elsewhere", [pause.submitted for pause in pauses]),
+        ("queue and re-prefill", [pause.prefill for pause in pauses]),
+        ("beyond re-prefill", [pause.beyond for pause in pauses]),
+        ("usual gap", [pause.usual for pause in pauses]),
+    ]
+
+
+def main(
+    workers: Annotated[int, typer.Option(min=2)] = 3,
+    streams: Annotated[int, typer.Option(min=1)] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Kills of each kind.")] = 4,
+    prompt_tokens: int = 128,
+    output_tokens: int = 400,
+    kill_after: Annotated[float, typer.Option(help="Seconds from the first request to the kill.")] = 1.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
+) -> None:
+    """Kill workers of the bundled model in mid-stream."""
+    console = Console(width=120)
+    found = measure(Plan(workers, streams, prompt_tokens, output_tokens, kill_after), rounds, console)
+    if not all(found.values()):
+        raise SystemExit("a kill met no stream: choose more streams, or another moment")
+    if json_file:
+        write_readings(json_file, readings(found))
+    for kind, pauses in found.items():
+        table = Table(title=f"{kind}: {len(pauses)} streams that moved, of {rounds} x {streams}; ms")
+        for column in ("", "median", "longest"):
+            table.add_column(column, justify="right" if column else "left")
+        for part, values in parts(pauses):
+            table.add_row(part, f"{median(values):.1f}", f"{max(values):.1f}")
+        console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
