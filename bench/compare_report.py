@@ -1,6 +1,6 @@
 """What bench.compare measured, as Markdown and a picture.
 
-python -m bench.compare_report bench/results/peers-*.json --picture docs/pictures/peers.svg
+python -m bench.compare_report bench/results/amx/peers-*.json --picture docs/pictures/peers.svg
 """
 
 from __future__ import annotations

@@ -35,8 +35,9 @@ from tests.otlp import Collector, collecting
 from tests.stack import RunningStack, running_stack
 
 KINDS = (FaultKind.KILL_RANK, FaultKind.KILL_WORKER)
-_WHOLE = {"worker.queue", "worker.prefill"}
-_SPANS_S = 3.0  # until the spans of all streams are here: they are sent every 0.05 s
+_ARRIVAL = "POST /v1/completions"
+_SPANS = {_ARRIVAL, "worker.queue", "worker.prefill"}
+_SPANS_S = 3.0  # until the last spans are here, of the second attempt: they are sent every 0.05 s
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Pause:
     """Of one stream that had to move; milliseconds."""
 
     whole: float  # from the last token before to the first one after, as the client sees them
-    usual: float  # the stream's median gap
+    usual: float  # the stream's median gap between events
     submitted: float  # from the kill until another worker had the request
     prefill: float  # the queue and the re-prefill there
 
@@ -71,8 +72,7 @@ def divide(answer: Answer, spans: dict, killed_ns: int, offset_ns: int) -> Pause
 
     `offset_ns`: from the clock of the answer's times to the epoch, in which spans count.
     """
-    (arrival,) = (span for name, (_, span) in spans.items() if name.startswith("POST"))
-    submitted = [event.time_unix_nano for event in arrival.events if event.name == "submitted"]
+    submitted = [event.time_unix_nano for event in spans[_ARRIVAL][1].events if event.name == "submitted"]
     if len(submitted) < 2:
         return None
     times = [int((answer.began + at) * 1e9) + offset_ns for at in answer.token_times]
@@ -80,7 +80,7 @@ def divide(answer: Answer, spans: dict, killed_ns: int, offset_ns: int) -> Pause
     queue, prefill = spans["worker.queue"][1], spans["worker.prefill"][1]
     return Pause(
         whole=(times[after] - times[after - 1]) / 1e6 if after else 0.0,
-        usual=median([later - earlier for earlier, later in pairwise(answer.token_times)]) * 1e3,
+        usual=median([later - earlier for earlier, later in pairwise(sorted(set(answer.token_times)))]) * 1e3,
         submitted=(submitted[-1] - killed_ns) / 1e6,
         prefill=(prefill.end_time_unix_nano - queue.start_time_unix_nano) / 1e6,
     )
@@ -100,7 +100,8 @@ async def run(stack: RunningStack, collector: Collector, plan: Plan, kind: Fault
     prompts = [[rng.randrange(300, plan.vocab) for _ in range(plan.prompt_tokens)] for _ in traces]
 
     async def stream(index: int) -> Answer:
-        fields = {"session_id": f"{seed}-{index}"}  # sessions are spread over all workers
+        # Sessions are spread over all workers; ids tell how many tokens an event has.
+        fields = {"session_id": f"{seed}-{index}", "return_token_ids": True}
         header = f"traceparent: 00-{traces[index]}-{secrets.token_hex(8)}-01\r\n"
         return await complete(stack.url, "ryzanstein-tiny", prompts[index], plan.output_tokens, fields, header)
 
@@ -114,7 +115,7 @@ async def run(stack: RunningStack, collector: Collector, plan: Plan, kind: Fault
     if short := [a for a in answers if a.error or len(a.token_times) != plan.output_tokens]:
         raise RuntimeError(f"{len(short)} of {len(answers)} streams are not whole: {short[0].error or 'too short'}")
     await asyncio.sleep(_SPANS_S)
-    found = [divide(a, collector.wait(t, _WHOLE), killed_ns, offset_ns) for a, t in zip(answers, traces, strict=True)]
+    found = [divide(a, collector.wait(t, _SPANS), killed_ns, offset_ns) for a, t in zip(answers, traces, strict=True)]
     return [pause for pause in found if pause is not None]
 
 
