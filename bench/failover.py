@@ -37,7 +37,6 @@ from tests.stack import RunningStack, running_stack
 KINDS = (FaultKind.KILL_RANK, FaultKind.KILL_WORKER)
 _ARRIVAL = "POST /v1/completions"
 _SPANS = {_ARRIVAL, "worker.queue", "worker.prefill"}
-_SPANS_S = 3.0  # until the last spans are here, of the second attempt: they are sent every 0.05 s
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def divide(answer: Answer, spans: dict, killed_ns: int, offset_ns: int) -> Pause
 
     `offset_ns`: from the clock of the answer's times to the epoch, in which spans count.
     """
-    submitted = [event.time_unix_nano for event in spans[_ARRIVAL][1].events if event.name == "submitted"]
+    submitted = _submitted(spans)
     if len(submitted) < 2:
         return None
     times = [int((answer.began + at) * 1e9) + offset_ns for at in answer.token_times]
@@ -84,6 +83,16 @@ def divide(answer: Answer, spans: dict, killed_ns: int, offset_ns: int) -> Pause
         submitted=(submitted[-1] - killed_ns) / 1e6,
         prefill=(prefill.end_time_unix_nano - queue.start_time_unix_nano) / 1e6,
     )
+
+
+def spans_of(collector: Collector, trace_id: str) -> dict:
+    """A stream's spans, the worker's being those of the last attempt: the ones before it are here sooner."""
+    submitted = _submitted(collector.wait(trace_id, {_ARRIVAL}))
+    return collector.wait(trace_id, _SPANS, {"worker.queue", "worker.prefill"}, submitted[-1])
+
+
+def _submitted(spans: dict) -> list[int]:
+    return [event.time_unix_nano for event in spans[_ARRIVAL][1].events if event.name == "submitted"]
 
 
 async def busiest(stack: RunningStack) -> str:
@@ -114,8 +123,7 @@ async def run(stack: RunningStack, collector: Collector, plan: Plan, kind: Fault
     answers = await asyncio.gather(*clients)
     if short := [a for a in answers if a.error or len(a.token_times) != plan.output_tokens]:
         raise RuntimeError(f"{len(short)} of {len(answers)} streams are not whole: {short[0].error or 'too short'}")
-    await asyncio.sleep(_SPANS_S)
-    found = [divide(a, collector.wait(t, _SPANS), killed_ns, offset_ns) for a, t in zip(answers, traces, strict=True)]
+    found = [divide(a, spans_of(collector, t), killed_ns, offset_ns) for a, t in zip(answers, traces, strict=True)]
     return [pause for pause in found if pause is not None]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent import futures
 
 import grpc
@@ -34,13 +34,20 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             spans = sorted(self._spans.get(trace_id, []), key=lambda found: found[1].start_time_unix_nano)
         return {span.name: (service, span) for service, span in spans}
 
-    def wait(self, trace_id: str, names: set[str]) -> dict[str, tuple[str, Span]]:
-        """The trace, once it has spans of these names."""
+    def wait(
+        self, trace_id: str, names: set[str], late: Collection[str] = (), since_ns: int = 0
+    ) -> dict[str, tuple[str, Span]]:
+        """The trace, once it has spans of these names, the `late` ones begun no earlier than 1 ms before `since_ns`."""
         deadline = time.monotonic() + 20
-        while not names <= self.trace(trace_id).keys():
-            assert time.monotonic() < deadline, f"{sorted(names - self.trace(trace_id).keys())} never came"
+        while missing := self._missing(trace_id, names, late, since_ns - 1_000_000):
+            assert time.monotonic() < deadline, f"{sorted(missing)} never came"
             time.sleep(0.05)
         return self.trace(trace_id)
+
+    def _missing(self, trace_id: str, names: set[str], late: Collection[str], since_ns: int) -> set[str]:
+        found = self.trace(trace_id)
+        early = {name for name in late if name in found and found[name][1].start_time_unix_nano < since_ns}
+        return (names - found.keys()) | early
 
 
 @contextlib.contextmanager
