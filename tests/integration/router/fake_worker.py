@@ -20,7 +20,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
 
 from services.common.keys import RedisKeys
-from services.common.leases import Lease, LeaseKeeper
+from services.common.leases import Lease, LeaseKeeper, LeaseTable
 from services.common.ports import free_port
 from services.common.rpc import bind, new_server
 from services.common.tasks import end_tasks
@@ -96,13 +96,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def start(
         self, client: redis.Redis | None = None, keys: RedisKeys | None = None, port: int | None = None
     ) -> None:
-        """Listen, by default on a port that it can have again after a break."""
+        """Listen, by default on a port that it can have again after a break; a lease is there on return."""
         self._server = new_server()
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{bind(self._server, '127.0.0.1', free_port() if port is None else port)}"
         await self._server.start()
         if client is not None:
-            keeper = asyncio.create_task(LeaseKeeper(client, keys or RedisKeys("default"), self.lease).run())
+            keys = keys or RedisKeys("default")
+            await LeaseTable(client, keys).write(self.lease())
+            keeper = asyncio.create_task(LeaseKeeper(client, keys, self.lease).run())
             self._stack.push_async_callback(end_tasks, [keeper])
 
     def lease(self) -> Lease:

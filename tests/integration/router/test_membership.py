@@ -52,7 +52,8 @@ async def test_a_router_that_starts_knows_the_workers_before_it_answers(fleet: F
     )
 
     async def read_is_held() -> bool:
-        return any(client["cmd"] == "evalsha" for client in await fleet.redis.client_list() if "b" in client["flags"])
+        clients = await fleet.redis.client_list()
+        return sum(client["cmd"] == "evalsha" and "b" in client["flags"] for client in clients) == 2  # and the beat
 
     await until(read_is_held)
     await asyncio.sleep(0.2)  # long enough to listen, if it did not wait
