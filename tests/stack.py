@@ -9,14 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 
 from services.common.ports import free_port
 
@@ -70,17 +73,22 @@ class RunningStack:
         leaves = [child for child in children if not child.children()]
         return [leaf.pid for leaf in leaves if "services.worker.ranks" in leaf.cmdline()]
 
+    def workers(self) -> list[routing_pb2.WorkerView]:
+        """The workers as the router sees them; none while it does not answer."""
+        with grpc.insecure_channel(self.state["router"]) as channel:
+            try:
+                listed = routing_pb2_grpc.RouterStub(channel).ListWorkers(routing_pb2.ListWorkersRequest(), timeout=5)
+            except grpc.RpcError:
+                return []
+        return list(listed.workers)
+
     def wait_serving(self, workers: int, timeout_s: float = 60) -> None:
         """Return once the router gives work to this many workers."""
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            shown = self.ryzanstein("status", "--port", str(self.port), "--json")
-            if shown.returncode == 0:
-                views = json.loads(shown.stdout)["router"]["workers"]
-                if sum(view["eligible"] for view in views) >= workers:
-                    return
-            time.sleep(0.2)
-        raise AssertionError(f"{workers} workers not serving after {timeout_s} s\n{self.logs()}")
+        while sum(view.eligible for view in self.workers()) < workers:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{workers} workers not serving after {timeout_s} s\n{self.logs()}")
+            time.sleep(0.1)
 
     def wait_replaced(self, name: str, pid: int, timeout_s: float = 60) -> None:
         """Return once `name` is another process than `pid`."""
@@ -90,12 +98,12 @@ class RunningStack:
                 raise AssertionError(f"{name} is still process {pid} after {timeout_s} s\n{self.logs()}")
             time.sleep(0.1)
 
-    def resumes(self, cause: str) -> float:
-        """How many attempts the gateway has seen interrupted by `cause`."""
+    def resumes(self) -> Counter[str]:
+        """How many attempts the gateway has seen interrupted, by cause."""
         metrics = text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text)
         samples = [sample for metric in metrics for sample in metric.samples]
-        wanted = ("ryzanstein_gateway_resumes_total", {"cause": cause})
-        return sum(sample.value for sample in samples if (sample.name, sample.labels) == wanted)
+        wanted = "ryzanstein_gateway_resumes_total"
+        return Counter({sample.labels["cause"]: int(sample.value) for sample in samples if sample.name == wanted})
 
     def complete(self, **body: Any) -> httpx.Response:
         """POST /v1/completions for the served model."""

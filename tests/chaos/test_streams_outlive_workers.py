@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.timeout(240)
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RYZANSTEIN_DRAIN_S", "0.1")  # shorter than an answer: a worker that ends has to hand off
+        environment.setenv("RYZANSTEIN_DRAIN_S", "0.05")  # shorter than an answer: a worker that ends has to hand off
         with running_stack(tmp_path_factory.mktemp("run"), "--workers", "3", "--tensor-parallel", "1") as running:
             yield running
 
@@ -33,50 +34,81 @@ def reference(stack: RunningStack) -> list[Stream]:
     return streams
 
 
-def disturb(stack: RunningStack, fault: Callable[[], None]) -> list[Stream]:
-    """Run the streams; the fault happens once half of them have received something."""
+def disturb(stack: RunningStack, fault: Callable[[str], None]) -> tuple[list[Stream], Counter[str]]:
+    """Run the streams; once half of them have received something, the fault happens to the worker that has the most.
+
+    What they received, and how many attempts were interrupted, by cause.
+    """
+
+    def busiest() -> str:
+        return max(stack.workers(), key=lambda view: view.state.running + view.state.waiting).worker_id
 
     async def main() -> list[Stream]:
         started = asyncio.Event()
         run = asyncio.create_task(run_streams(stack, STREAMS, TOKENS, started))
         await started.wait()
-        fault()
+        fault(busiest())
         return await run
 
-    return asyncio.run(main())
+    before = stack.resumes()
+    streams = asyncio.run(main())
+    return streams, stack.resumes() - before
+
+
+def signal_rank(stack: RunningStack, signum: int) -> Callable[[str], None]:
+    def fault(worker: str) -> None:
+        (rank,) = stack.rank_pids(worker)
+        os.kill(rank, signum)
+
+    return fault
+
+
+def signal_server(stack: RunningStack, signum: int) -> Callable[[str], None]:
+    return lambda worker: os.kill(stack.pid_of(worker), signum)
 
 
 def test_a_killed_rank(stack: RunningStack, reference: list[Stream]) -> None:
-    (rank,) = stack.rank_pids("worker-1")
-    assert_undisturbed(disturb(stack, lambda: os.kill(rank, signal.SIGKILL)), reference)
+    streams, interrupted = disturb(stack, signal_rank(stack, signal.SIGKILL))
+    assert_undisturbed(streams, reference)
+    assert interrupted["ranks_lost"]
     stack.wait_serving(3)
 
 
 def test_a_killed_worker_server(stack: RunningStack, reference: list[Stream]) -> None:
-    server = stack.pid_of("worker-2")
-    assert_undisturbed(disturb(stack, lambda: os.kill(server, signal.SIGKILL)), reference)
+    streams, interrupted = disturb(stack, signal_server(stack, signal.SIGKILL))
+    assert_undisturbed(streams, reference)
+    assert interrupted["connection_lost"]
     stack.wait_serving(3)
 
 
 def test_a_stopped_rank(stack: RunningStack, reference: list[Stream]) -> None:
-    (rank,) = stack.rank_pids("worker-0")
-    assert_undisturbed(disturb(stack, lambda: os.kill(rank, signal.SIGSTOP)), reference)
+    streams, interrupted = disturb(stack, signal_rank(stack, signal.SIGSTOP))
+    assert_undisturbed(streams, reference)
+    assert interrupted["ranks_lost"]
     stack.wait_serving(3)
 
 
 def test_a_stopped_worker_server(stack: RunningStack, reference: list[Stream]) -> None:
-    server = stack.pid_of("worker-1")
+    stopped = []
+
+    def fault(worker: str) -> None:
+        stopped.append(stack.pid_of(worker))
+        os.kill(stopped[0], signal.SIGSTOP)
+
     try:
-        assert_undisturbed(disturb(stack, lambda: os.kill(server, signal.SIGSTOP)), reference)
+        streams, interrupted = disturb(stack, fault)
+        assert_undisturbed(streams, reference)
+        assert interrupted["connection_lost"]
     finally:
-        os.kill(server, signal.SIGCONT)
+        for server in stopped:
+            os.kill(server, signal.SIGCONT)
     stack.wait_serving(3)
 
 
 def test_a_terminated_worker_hands_its_streams_off(stack: RunningStack, reference: list[Stream]) -> None:
-    server, drained = stack.pid_of("worker-0"), stack.resumes("drain")
-    assert_undisturbed(disturb(stack, lambda: os.kill(server, signal.SIGTERM)), reference)
-    assert stack.resumes("drain") > drained
+    streams, interrupted = disturb(stack, signal_server(stack, signal.SIGTERM))
+    assert_undisturbed(streams, reference)
+    assert interrupted["drain"]
     stack.wait_serving(3)
 
 
@@ -102,18 +134,19 @@ def test_a_rollout_of_all_workers_under_load_loses_nothing(stack: RunningStack, 
             load.over = True
         await running
 
-    drained = stack.resumes("drain")
+    before = stack.resumes()
     asyncio.run(main())
     assert {index for index, _ in load.answers} == set(range(STREAMS))
     for index, stream in load.answers:
         assert_equal(stream, reference[index], f"an answer to case {index}")
-    assert stack.resumes("drain") > drained
+    assert (stack.resumes() - before)["drain"]
 
 
 @pytest.mark.parametrize("service", ["router", "kv-coordinator", "redis"])
 def test_a_killed_control_service_breaks_no_stream(stack: RunningStack, reference: list[Stream], service: str) -> None:
     victim = stack.pid_of(service)
-    assert_undisturbed(disturb(stack, lambda: os.kill(victim, signal.SIGKILL)), reference)
+    streams, _ = disturb(stack, lambda _worker: os.kill(victim, signal.SIGKILL))
+    assert_undisturbed(streams, reference)
     answer = stack.complete(prompt="x = ", max_tokens=4)
     assert answer.status_code == 200, answer.text
     stack.wait_serving(3)
