@@ -87,7 +87,7 @@ class Pool:
         self._table: Floats = np.zeros((_Column.COUNT, 0))  # [columns, n_workers]
         self._ids: tuple[str, ...] = ()
         self._identities = np.zeros(0, dtype=np.uint64)
-        self._even = np.zeros(0), np.zeros(0)  # shares and excess of a fleet that is not busy
+        self._even = np.zeros(0), np.zeros(0), np.zeros(0)  # shares, excess, load shares of a fleet that is not busy
         self._unexpired: deque[tuple[float, Member]] = deque()
         self._tripped: dict[str, Member] = {}
         self._work_since = clock()  # when a unit of work last weighed 1
@@ -114,7 +114,7 @@ class Pool:
 
     def _renumber(self) -> None:
         self._known_speeds = None
-        self._even = np.ones(len(self.members)), np.zeros(len(self.members))
+        self._even = np.ones(len(self.members)), np.zeros(len(self.members)), np.ones(len(self.members))
         self._ids = tuple(self.members)
         self._identities = np.array([member.identity for member in self.members.values()], dtype=np.uint64)
         for index, member in enumerate(self.members.values()):
@@ -280,7 +280,7 @@ class Pool:
         load = table[_Column.REQUESTS] + table[_Column.UNACKED]
         why_not = self._why_not(queued > self.saturation_s * speeds.prefill_rate, now)
         shares = self._shares(now, speeds, load, queued, why_not == 0)
-        share, excess = shares or self._even
+        share, excess, load_share = shares or self._even
         return Snapshot(
             worker_ids=self._ids,
             identities=self._identities,
@@ -290,13 +290,14 @@ class Pool:
             busy=shares is not None,
             share=share,
             excess=excess,
+            load_share=load_share,
             speeds=speeds,
         )
 
     def _shares(
         self, now: float, speeds: Speeds, load: Floats, queued: Floats, eligible: NDArray[np.bool_]
-    ) -> tuple[Floats, Floats] | None:
-        """Work of each worker relative to the mean of the eligible ones, and how much of it is beyond that.
+    ) -> tuple[Floats, Floats, Floats] | None:
+        """Work of each worker relative to the mean of the eligible ones, how much of it is beyond that, and its load.
 
         What it has computed, by its own word, and what is queued there: what was expected of its prefix cache when a
         request was placed may turn out wrong, and other routers place requests, too. None while the fleet is not busy:
@@ -306,12 +307,13 @@ class Pool:
         counts, n = eligible.astype(np.float64), np.count_nonzero(eligible)
         if load @ counts < BUSY_LOAD * n:
             return None
+        relative_load = load / speeds.similar_rate
         work = self._table[_Column.WORK] / self._work_weight(now) + queued
         relative = work / speeds.similar_rate
         if not (done := relative @ counts):
             return None
         share = relative * (n / done)
-        return share, work * (1.0 - 1.0 / np.maximum(share, 1.0))
+        return share, work * (1.0 - 1.0 / np.maximum(share, 1.0)), relative_load * (n / (relative_load @ counts))
 
     def _why_not(self, saturated: NDArray[np.bool_], now: float) -> NDArray[np.uint8]:
         why_not: NDArray[np.uint8] = self._table[_Column.WHY_NOT].astype(np.uint8)

@@ -101,6 +101,7 @@ class Snapshot:
     busy: bool  # enough that shares of the work matter
     share: Floats  # of the recent work, 1 is fair; 1 for all while not busy
     excess: Floats  # tokens of it beyond the fair share
+    load_share: Floats  # of the load, 1 is fair; 1 for all while not busy
     speeds: Speeds
 
 

@@ -37,7 +37,8 @@ class Told:
 def speeds_of(told: Told) -> Speeds:
     """What decisions count with; none of the arrays is one of `told`, which may change."""
     rate = _or_mean(told.prefill_rate, ASSUMED_PREFILL_RATE)
-    step_ms = _renewed(_or_mean(told.step_ms, ASSUMED_STEP_MS), told.step_age_s)
+    batch = BATCH_DOUBLES_STEP + np.maximum(told.step_batch, 1.0)
+    batch_ms = _renewed(_or_mean(told.step_ms, ASSUMED_STEP_MS) / batch, told.step_age_s)
     limits = told.max_request_tokens.copy()
     movable = (told.pull_bytes_per_s > 0) & (told.kv_bytes_per_token > 0)
     bytes_per_ms = np.where(movable, told.pull_bytes_per_s, 1.0) / 1000.0
@@ -45,25 +46,29 @@ def speeds_of(told: Told) -> Speeds:
         prefill_rate=rate,
         token_ms=1000.0 / rate,
         similar_rate=_alike(1.0 / _or_mean(told.token_s, 1.0 / ASSUMED_PREFILL_RATE)),
-        step_ms=step_ms,
-        batch_ms=step_ms / (BATCH_DOUBLES_STEP + np.maximum(told.step_batch, 1.0)),
+        step_ms=batch_ms * batch,
+        batch_ms=batch_ms,
         max_request_tokens=limits,
         smallest_limit=limits[limits > 0].min(initial=np.inf),
         pull_token_ms=np.where(movable, told.kv_bytes_per_token / bytes_per_ms, NEVER_MS),
     )
 
 
-def _renewed(step_ms: Floats, age_s: Floats) -> Floats:
-    """Steps of which the old ones are taken to be more and more like the others' new ones.
+def _renewed(batch_ms: Floats, age_s: Floats) -> Floats:
+    """Steps of which the old ones are taken to be more and more like what is usual among the new ones.
 
     A worker that was slow for a moment, perhaps for its neighbours' sake, and then idle would never be asked again.
+    What is usual is the median by freshness: of a mean one such worker would be most, and all that are idle would be
+    taken to be as slow.
     """
     weight = np.exp2(-np.minimum(age_s, 1000.0) / STEP_HALF_LIFE_S)
     known = weight.sum()
     if known < 1e-3:
-        return step_ms
-    steps: Floats = weight * step_ms + (1.0 - weight) * ((weight * step_ms).sum() / known)
-    return steps
+        return batch_ms
+    order = batch_ms.argsort()
+    usual = batch_ms[order[np.searchsorted(weight[order].cumsum(), known / 2.0)]]
+    renewed: Floats = weight * batch_ms + (1.0 - weight) * usual
+    return renewed
 
 
 def _alike(rates: Floats) -> Floats:

@@ -22,8 +22,6 @@ PROMPTS = [
     "if __name__ == ",
 ]
 
-_YOUNG = 8  # events
-
 
 @dataclass
 class Stream:
@@ -88,12 +86,6 @@ class SteadyLoad:
     tokens: int
     over: bool = False
     answers: list[tuple[int, Stream]] = field(default_factory=list)  # the cases and what came of each asking
-    under_way: dict[int, Stream] = field(default_factory=dict)
-
-    @property
-    def young(self) -> int:
-        """How many streams have begun just now: their workers have not yet computed all of them."""
-        return sum(0 < len(stream.arrivals) <= _YOUNG for stream in list(self.under_way.values()))
 
     async def run(self, stack: RunningStack) -> None:
         """Ask until `over`, then read what is under way to its end."""
@@ -103,8 +95,7 @@ class SteadyLoad:
 
     async def _repeat(self, client: openai.AsyncOpenAI, index: int) -> None:
         while not self.over:
-            self.under_way[index] = Stream()
-            self.answers.append((index, await read(client, index, self.tokens, self.under_way[index])))
+            self.answers.append((index, await read(client, index, self.tokens, Stream())))
 
 
 def assert_undisturbed(disturbed: list[Stream], reference: list[Stream]) -> None:

@@ -117,10 +117,13 @@ def test_a_rollout_of_all_workers_under_load_loses_nothing(stack: RunningStack, 
 
     load = SteadyLoad(STREAMS, TOKENS)
 
+    def wait_busy(name: str) -> None:
+        while not any(view.worker_id == name and view.state.running >= STREAMS // 16 for view in stack.workers()):
+            time.sleep(0.01)
+
     def roll_out() -> None:
         for name in ("worker-0", "worker-1", "worker-2"):
-            while load.young < STREAMS // 8:
-                time.sleep(0.002)
+            wait_busy(name)
             before = stack.pid_of(name)
             os.kill(before, signal.SIGTERM)
             stack.wait_replaced(name, before)

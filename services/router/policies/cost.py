@@ -87,6 +87,8 @@ class CostPolicy:
             scores = rendezvous(snapshot.identities[affordable], query.session_key)
             return Choice(int(affordable[scores.argmax()]), "session hashed", terms)
         if snapshot.busy:
+            if np.count_nonzero(spare := near & (snapshot.load_share < 1.0)):
+                near = spare
             idlest = near & (snapshot.share <= snapshot.share[near].min() + SAME_SHARE)
             costs = np.where(idlest, costs, np.inf)
         index = cheapest(costs, query.request_key)
@@ -99,7 +101,8 @@ class CostPolicy:
     def _too_much(self, snapshot: Snapshot, query: Query) -> bool:
         """Whether the bound worker has had clearly more than its share: by more than a few requests like this one."""
         own = query.prompt_tokens - matched_at(query, query.bound) + self.decode_weight * _output(query)
-        has_had_more = snapshot.busy and snapshot.share[query.bound] > FAIR_SHARE
+        share = snapshot.share[query.bound]
+        has_had_more = snapshot.busy and share > FAIR_SHARE and snapshot.load_share[query.bound] > 1.0
         return bool(has_had_more and snapshot.excess[query.bound] > FAIR_REQUESTS * own)
 
 

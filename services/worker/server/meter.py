@@ -11,6 +11,7 @@ from services.worker.scheduling.plan import StepPlan
 
 _WEIGHT = 0.1  # of the newest step in the averages
 _UP, _DOWN = 0.05, 0.2  # of the newest step in what is usual: what held a step up is not
+_AT_MOST = 8.0  # times the average that a step counts for: one that was held up says little about the next ones
 _MIN_PREFILL_ROWS = 16  # a step with fewer says little about prefill speed
 _MIN_STEP_S = 0.016  # shorter steps are planned ahead at once: timers are not that exact
 # By how many decode steps prompts may lengthen one: pauses stay below five times the usual, also while the machine is
@@ -78,12 +79,14 @@ class Meter:
         seconds = now - max(step.at, self._last_result)
         self._last_result = now
         if step.n_prefill_rows >= _MIN_PREFILL_ROWS:
+            expected_s = step.n_rows / self.prefill_tokens_per_s if self._prefill_s else seconds
             self._prefill_rows = _blend(self._prefill_rows, step.n_rows)
-            self._prefill_s = _blend(self._prefill_s, max(seconds, 1e-6))
+            self._prefill_s = _blend(self._prefill_s, max(min(seconds, _AT_MOST * expected_s), 1e-6))
             decodes_s = min(self._step_s(n_decodes), seconds / 2) if n_decodes else 0.0
             self._learn_prompt(step, seconds - decodes_s)
         elif step.n_prefill_rows == 0:
-            self.decode_step_ms = _blend(self.decode_step_ms, seconds * 1e3)
+            at_most_ms = _AT_MOST * self.decode_step_ms or seconds * 1e3
+            self.decode_step_ms = _blend(self.decode_step_ms, min(seconds * 1e3, at_most_ms))
             bits = n_decodes.bit_length()
             self._decode_s[bits] = _usual(self._decode_s.get(bits, seconds), seconds)
         return StepCost(seconds, step.n_rows, step.n_prefill_rows)

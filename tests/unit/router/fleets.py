@@ -26,6 +26,7 @@ class Worker:
     why_not: int = 0
     share: float = 1.0
     excess: float = 0.0
+    load_share: float = 1.0
     max_tokens: float = 0.0
     kv_bytes: float = 0.0
     pull_rate: float = 0.0
@@ -42,6 +43,7 @@ def snapshot_of(workers: Sequence[Worker]) -> Snapshot:
         busy=True,
         share=np.array([w.share for w in workers], dtype=float),
         excess=np.array([w.excess for w in workers], dtype=float),
+        load_share=np.array([w.load_share for w in workers], dtype=float),
         speeds=speeds_of(
             Told(
                 prefill_rate=np.array([w.rate for w in workers], dtype=float),
@@ -67,6 +69,7 @@ workers = st.builds(
     why_not=hard_verdicts,
     share=st.sampled_from([0.0, 0.9, 1.0, 1.01, 1.06, 2.0]),
     excess=st.sampled_from([0.0, 100.0, 1e6]),
+    load_share=st.sampled_from([0.0, 0.9, 1.0, 1.1, 2.0]),
     max_tokens=st.sampled_from([0.0, 1000.0, 100_000.0]),
     kv_bytes=st.sampled_from([0.0, 1e4, 1e5]),
     pull_rate=st.sampled_from([0.0, 1e7, 1e9]),

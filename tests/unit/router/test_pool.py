@@ -296,10 +296,35 @@ def test_what_was_measured_long_ago_gives_way_to_what_others_measure() -> None:
         lab.clock.now += 1
         lab.tell("idle", decode_step_ms=40)
         lab.tell("busy", decode_step_ms=10, running=4)
-    assert lab.pool.snapshot().speeds.step_ms == pytest.approx([13.5, 10.0], abs=0.1)
+    assert lab.pool.snapshot().speeds.step_ms == pytest.approx([11.9, 10.0], abs=0.1)
     lab.tell("idle", decode_step_ms=38, running=1)
     lab.clock.now += 2 * SPEEDS_FRESH_S
     assert lab.pool.snapshot().speeds.step_ms == pytest.approx([38, 10], abs=0.3)
+
+
+def test_one_worker_that_was_held_up_does_not_make_those_slow_that_are_idle() -> None:
+    """Ranks that were stopped for seconds: the worker is told to be slow, and then nobody asks it."""
+    lab = Lab()
+    for worker_id, step_ms in (("held up", 500), ("idle", 10), ("busy", 10)):
+        lab.join(worker_id, decode_step_ms=step_ms, running=4)
+    for second in range(90):
+        lab.clock.now += 1
+        lab.tell("busy", decode_step_ms=30, running=64)
+        held_up, idle, busy = lab.pool.snapshot().speeds.batch_ms
+        assert min(10 / 68, 30 / 128) <= idle <= 30 / 128
+        assert busy == pytest.approx(30 / 128)
+    assert held_up < 2 * busy
+
+
+def test_load_is_compared_by_speed_and_only_while_the_fleet_is_busy() -> None:
+    lab = Lab()
+    for worker_id, rate in (("a", 10_000), ("b", 10_000), ("fast", 20_000)):
+        lab.join(worker_id, prefill_tokens_per_s=rate)
+    lab.tell("a", running=6, waiting=2)
+    assert lab.pool.snapshot().load_share.tolist() == [1, 1, 1]
+    lab.tell("fast", running=8, prefill_tokens_per_s=20_000)
+    lab.pool.book("b", seq=1, tokens=10)
+    assert lab.pool.snapshot().load_share == pytest.approx([24 / 13, 3 / 13, 12 / 13])
 
 
 def test_speeds_serve_the_decisions_of_a_moment_but_a_worker_that_joins_counts_at_once() -> None:

@@ -154,3 +154,19 @@ def test_prompts_that_all_are_long_do_not_leave_a_first_slow_step_standing() -> 
     prefilled(meter, 1_000, 1.0)
     prefilled(meter, 1_000, 0.1, steps=100)
     assert budget(meter, 0.1, 1) == pytest.approx(1_000, rel=0.05)
+
+
+def test_what_held_one_step_up_says_little_about_the_next_ones() -> None:
+    meter = measured(10_000, 2.0)
+    decoded(meter, 1, 5_000.0)
+    assert meter.decode_step_ms < 4.0
+    prefilled(meter, 200, 5.0)
+    assert meter.prefill_tokens_per_s > 5_000
+
+
+def test_steps_that_stay_slow_are_soon_believed() -> None:
+    meter = measured(10_000, 2.0)
+    decoded(meter, 1, 200.0, steps=40)
+    assert meter.decode_step_ms > 180.0
+    prefilled(meter, 200, 2.0, steps=40)
+    assert meter.prefill_tokens_per_s == pytest.approx(100, rel=0.1)
