@@ -51,7 +51,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         self._routing = routing
         self._metrics = metrics
         self._tracer = trace.get_tracer("ryzanstein.router")
-        self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()  # the incarnations that had their last
 
     async def Route(self, request: routing_pb2.RouteRequest, context: Context) -> routing_pb2.RouteResponse:  # noqa: N802
         """Where the request runs."""
@@ -111,7 +111,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
                 span.set_attributes(_attributes(request, decision))
         self._metrics.placed(placed, time.monotonic() - began)
         if request.session:
-            self._count_session((request.tenant, request.session), placed.binding.worker_id)
+            self._count_session((request.tenant, request.session), placed.binding.incarnation)
         return routing_pb2.RouteResponse(
             worker_id=placed.binding.worker_id,
             incarnation=placed.binding.incarnation,
@@ -146,7 +146,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
             for i, (member, why_not) in enumerate(zip(list(pool.members.values()), verdicts, strict=True)):
                 if i % LIST_SLICE == LIST_SLICE - 1:
                     await asyncio.sleep(0)
-                view = worker_view(member, pool.model, why_not, sessions[member.worker_id], now)
+                view = worker_view(member, pool.model, why_not, sessions[member.incarnation], now)
                 response.workers.append(view)
         return response
 
@@ -191,8 +191,8 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         self._metrics.refusals.labels(code.name.lower()).inc()
         return code, retry_after_s
 
-    def _count_session(self, session: tuple[str, str], worker_id: str) -> None:
-        self._sessions[session] = worker_id
+    def _count_session(self, session: tuple[str, str], incarnation: str) -> None:
+        self._sessions[session] = incarnation
         self._sessions.move_to_end(session)
         if len(self._sessions) > COUNTED_SESSIONS:
             self._sessions.popitem(last=False)

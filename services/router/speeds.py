@@ -10,8 +10,8 @@ from services.router.snapshot import NEVER_MS, Floats, Speeds
 
 # In this time half of what was known of an idle worker's step is forgotten.
 STEP_HALF_LIFE_S = 15.0
-# Measured speeds that differ by a smaller factor are those of equal workers: one that has less to do computes prompts in
-# smaller steps, which are slower by the token, and would be given even less.
+# Measured speeds that differ by a smaller factor are those of equal workers: one that has less to do computes prompts
+# in smaller steps, which are slower by the token, and would be given even less.
 SAME_SPEED = 2.0
 # The batch at which a decode step takes twice as long as for one request: reading the weights costs as much as
 # this many requests' attention and activations. Only ratios between near batch sizes depend on it.

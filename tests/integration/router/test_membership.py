@@ -174,6 +174,12 @@ async def test_sessions_stay_and_move_with_a_restart(fleet: Fleet) -> None:
     worker.incarnation = "restarted"
     worker.update(incarnation="restarted", queued_prefill_tokens=9000)
 
+    async def restarted() -> bool:
+        return (await views(router))[first.worker_id].state.incarnation == "restarted"
+
+    await until(restarted)
+    assert not (await views(router))[first.worker_id].sessions
+
     async def moved() -> bool:
         placed = await router.Route(ask("r9", session="s", tenant="t"))
         return placed.worker_id != first.worker_id

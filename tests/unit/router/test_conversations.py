@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.unit.router.fleets import Lab
 
 TICK_S = 0.01  # of the simulation, a decode step, and the pace of states
 PREFILL_PER_TICK = 50
-SYSTEM, QUESTION, ANSWER, QUESTIONS = 250, 40, 32, 6  # tokens; questions of a conversation
+SYSTEM, QUESTION, ANSWER, LONG_ANSWER, QUESTIONS = 250, 40, 32, 120, 6  # tokens; questions of a conversation
 
 
 @dataclass(eq=False)
@@ -40,9 +41,9 @@ class SimulatedWorker:
 class Simulation:
     """Clients in a closed loop; one tenant of eight starts half of the conversations."""
 
-    def __init__(self, seed: int, n_workers: int, n_clients: int, blind: float = 0.0) -> None:
-        """`blind`: the share of requests for which nobody can say in time what is cached."""
-        self.blind = blind
+    def __init__(self, seed: int, n_workers: int, n_clients: int, blind: float = 0.0, answer: int = ANSWER) -> None:
+        """`blind`: the share of requests for which nobody can say in time what is cached; `answer`: tokens of each."""
+        self.blind, self.answer = blind, answer
         self.random, self.lab, self.policy = random.Random(seed), Lab(), make_policy("cost", 0.5)
         self.workers = {f"worker-{i}": SimulatedWorker() for i in range(n_workers)}
         self.clients = [Client() for _ in range(n_clients)]
@@ -63,9 +64,10 @@ class Simulation:
         )
         snapshot, bound = self.lab.pool.snapshot(), self.bindings.get(client.session, "")
         cached = [max(w.cached.get(client.session, 0), w.cached.get(client.tenant, 0)) for w in self.workers.values()]
+        cached = [min(tokens, client.prompt - 1) for tokens in cached]
         query = Query(
             prompt_tokens=client.prompt,
-            max_tokens=ANSWER,
+            max_tokens=self.answer,
             request_key=hash64(f"request {self.seq}"),
             session_key=hash64(client.session),
             bound=snapshot.worker_ids.index(bound) if bound else -1,
@@ -89,12 +91,12 @@ class Simulation:
             left[0], budget, worker.work = left[0] - done, budget - done, worker.work + done
             if not left[0]:
                 worker.prefills.pop(0)
-                worker.decodes.append(([ANSWER], client))
+                worker.decodes.append(([self.answer], client))
                 worker.cached[client.tenant] = SYSTEM
         for left, client in worker.decodes:
             left[0], worker.work = left[0] - 1, worker.work + 1
             if not left[0]:
-                client.prompt, client.waits = client.prompt + ANSWER, False
+                client.prompt, client.waits = client.prompt + self.answer, False
                 worker.cached[client.session] = client.prompt - 1
         worker.decodes = [(left, client) for left, client in worker.decodes if left[0]]
 
@@ -126,6 +128,20 @@ class Simulation:
         return self.kept / self.later, max(work) / (sum(work) / len(work)) - 1
 
 
+class OneWorkerWasLeft(Simulation):
+    """Every client asks the same short question again and again; all sessions are bound to one worker at first."""
+
+    def __init__(self, seed: int, n_workers: int, n_clients: int) -> None:
+        super().__init__(seed, n_workers, n_clients, answer=LONG_ANSWER)
+        for i, client in enumerate(self.clients):
+            client.session, client.tenant = f"session {i}", f"tenant {i}"
+            self.bindings[client.session] = "worker-0"
+
+    def ask(self, client: Client) -> None:
+        client.asked = client.prompt = 0
+        super().ask(client)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(("n_workers", "n_clients"), [(2, 16), (3, 24)])
 def test_conversations_stay_and_the_fleet_is_even(n_workers: int, n_clients: int, seed: int) -> None:
@@ -143,6 +159,17 @@ def test_the_fleet_is_even_when_lookups_fail_now_and_then(seed: int) -> None:
     kept, imbalance = simulation.measure(60)
     assert kept > 0.95
     assert imbalance < 0.05
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("n_workers", [2, 3, 8])
+def test_sessions_of_one_worker_spread_over_all_without_going_back_and_forth(n_workers: int, seed: int) -> None:
+    simulation = OneWorkerWasLeft(seed, n_workers, n_clients=64)
+    simulation.run(5)
+    kept, _ = simulation.measure(20)
+    on_each = Counter(simulation.bindings.values())
+    assert kept > 0.95
+    assert max(on_each.values()) < 1.5 * 64 / n_workers
 
 
 def test_a_worker_that_joins_takes_its_share_without_a_stampede() -> None:
