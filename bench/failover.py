@@ -29,7 +29,7 @@ from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 from bench.reading import Reading, lower, write_readings
 from bench.serve import Answer, complete
 from bench.soaking.faults import Fault, FaultKind, strike
-from bench.stats import median
+from bench.stats import median, percentile
 from services.common.rpc import open_channel
 from tests.otlp import Collector, collecting
 from tests.stack import RunningStack, running_stack
@@ -144,12 +144,12 @@ def measure(plan: Plan, rounds: int, console: Console) -> dict[FaultKind, list[P
 
 
 def readings(found: dict[FaultKind, list[Pause]]) -> list[Reading]:
-    """Medians and the longest ones."""
+    """Medians, 95th percentiles and the longest ones."""
     rows = [(f"failover/{kind}", part, values) for kind, pauses in found.items() for part, values in parts(pauses)]
     return [
         lower(f"{name}/{part}, {which}", value, "ms")
         for name, part, values in rows
-        for which, value in (("median", median(values)), ("longest", max(values)))
+        for which, value in (("median", median(values)), ("p95", percentile(values, 95)), ("longest", max(values)))
     ]
 
 
@@ -182,10 +182,10 @@ def main(
         write_readings(json_file, readings(found))
     for kind, pauses in found.items():
         table = Table(title=f"{kind}: {len(pauses)} streams that moved, of {rounds} x {streams}; ms")
-        for column in ("", "median", "longest"):
+        for column in ("", "median", "p95", "longest"):
             table.add_column(column, justify="right" if column else "left")
         for part, values in parts(pauses):
-            table.add_row(part, f"{median(values):.1f}", f"{max(values):.1f}")
+            table.add_row(part, *(f"{n:.1f}" for n in (median(values), percentile(values, 95), max(values))))
         console.print(table)
 
 
