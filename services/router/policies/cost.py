@@ -66,8 +66,9 @@ class CostPolicy:
         """Keep the session's worker while it is bearable: at most twice the minimum plus 100 ms.
 
         A new session goes to the worker that has had the least of the recent work, of those that cost at most 1.25
-        times the minimum plus 50 ms, and so does one whose worker has had more than its fair share. Evening out at the
-        start of sessions costs the least: nothing that is cached is left behind.
+        times the minimum plus 50 ms and have less than their share of the requests now, and so does one whose worker
+        has had more than its fair share. Evening out at the start of sessions costs the least: nothing that is cached
+        is left behind.
         """
         n_ineligible = np.count_nonzero(why_not)
         if n_ineligible == len(why_not):
@@ -99,11 +100,15 @@ class CostPolicy:
         return Choice(index, "session evened out" if bearable else "session rebound", terms)
 
     def _too_much(self, snapshot: Snapshot, query: Query) -> bool:
-        """Whether the bound worker has had clearly more than its share: by more than a few requests like this one."""
+        """Whether the bound worker has had clearly more than its share: by more than a few requests like this one.
+
+        And has more now: what it has had weighs for half a minute, and all its sessions would leave it meanwhile.
+        """
+        share, load_share = snapshot.share[query.bound], snapshot.load_share[query.bound]
+        if not snapshot.busy or share <= FAIR_SHARE or load_share <= 1.0:
+            return False
         own = query.prompt_tokens - matched_at(query, query.bound) + self.decode_weight * _output(query)
-        share = snapshot.share[query.bound]
-        has_had_more = snapshot.busy and share > FAIR_SHARE and snapshot.load_share[query.bound] > 1.0
-        return bool(has_had_more and snapshot.excess[query.bound] > FAIR_REQUESTS * own)
+        return bool(snapshot.excess[query.bound] > FAIR_REQUESTS * own)
 
 
 def _kept_ms(snapshot: Snapshot, query: Query) -> float:
