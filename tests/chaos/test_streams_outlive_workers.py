@@ -15,7 +15,7 @@ from tests.chaos.streams import SteadyLoad, Stream, assert_equal, assert_undistu
 from tests.stack import RunningStack, running_stack
 
 STREAMS = 64
-TOKENS = 120
+TOKENS = 400  # seconds of computing, so that a fault always meets some
 pytestmark = pytest.mark.timeout(240)
 
 
