@@ -65,11 +65,11 @@ async def read(
 async def run_streams(
     stack: RunningStack, count: int, tokens: int, started: asyncio.Event | None = None
 ) -> list[Stream]:
-    """Open `count` streams at once and read them to their ends; set `started` when half have a token."""
+    """Open `count` streams at once and read them to their ends; set `started` when a quarter have a token."""
     streams = [Stream() for _ in range(count)]
 
     def heard() -> None:
-        if started is not None and sum(bool(stream.arrivals) for stream in streams) >= count // 2:
+        if started is not None and sum(bool(stream.arrivals) for stream in streams) >= count // 4:
             started.set()
 
     async with open_client(stack) as client, asyncio.TaskGroup() as group:
