@@ -24,13 +24,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
-from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 
 from bench.reading import Reading, lower, write_readings
 from bench.serve import Answer, complete
 from bench.soaking.faults import Fault, FaultKind, strike
 from bench.stats import median, percentile
-from services.common.rpc import open_channel
 from tests.otlp import Collector, collecting
 from tests.stack import RunningStack, running_stack
 
@@ -95,13 +93,6 @@ def _submitted(spans: dict) -> list[int]:
     return [event.time_unix_nano for event in spans[_ARRIVAL][1].events if event.name == "submitted"]
 
 
-async def busiest(stack: RunningStack) -> str:
-    """The worker with most requests, by the router's word."""
-    async with open_channel(stack.state["router"]) as channel:
-        seen = await routing_pb2_grpc.RouterStub(channel).ListWorkers(routing_pb2.ListWorkersRequest())
-    return max(seen.workers, key=lambda worker: worker.state.running).worker_id
-
-
 async def run(stack: RunningStack, collector: Collector, plan: Plan, kind: FaultKind, seed: int) -> list[Pause]:
     """One kill in mid-stream; raises RuntimeError when a client did not get all of its tokens."""
     rng = random.Random(seed)
@@ -116,7 +107,7 @@ async def run(stack: RunningStack, collector: Collector, plan: Plan, kind: Fault
 
     clients = [asyncio.create_task(stream(index)) for index in range(plan.streams)]
     await asyncio.sleep(plan.kill_after_s)
-    fault = Fault(kind, await busiest(stack))
+    fault = Fault(kind, await asyncio.to_thread(stack.busiest))
     offset_ns = time.time_ns() - time.perf_counter_ns()
     killed_ns = time.time_ns()
     await asyncio.to_thread(strike, stack, fault)

@@ -82,6 +82,10 @@ class RunningStack:
                 return []
         return list(listed.workers)
 
+    def busiest(self) -> str:
+        """The worker with most requests, by the router's word."""
+        return max(self.workers(), key=lambda view: view.state.running + view.state.waiting).worker_id
+
     def wait_serving(self, workers: int, timeout_s: float = 60) -> None:
         """Return once the router gives work to this many workers."""
         deadline = time.monotonic() + timeout_s

@@ -40,14 +40,11 @@ def disturb(stack: RunningStack, fault: Callable[[str], None]) -> tuple[list[Str
     What they received, and how many attempts were interrupted, by cause.
     """
 
-    def busiest() -> str:
-        return max(stack.workers(), key=lambda view: view.state.running + view.state.waiting).worker_id
-
     async def main() -> list[Stream]:
         started = asyncio.Event()
         run = asyncio.create_task(run_streams(stack, STREAMS, TOKENS, started))
         await started.wait()
-        fault(busiest())
+        fault(stack.busiest())
         return await run
 
     before = stack.resumes()
