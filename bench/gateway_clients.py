@@ -143,7 +143,7 @@ class ConnectTarget:
         arrivals = self._arrivals[request_id] = []
         done = self._done[request_id] = asyncio.get_running_loop().create_future()
         async with self._writing:
-            await self._call.write(worker_pb2.ConnectFrame(submit=submit))
+            await self._call.write(worker_pb2.ConnectFrames(frames=[worker_pb2.ConnectFrame(submit=submit)]))
         await done
         del self._arrivals[request_id], self._done[request_id]
         return arrivals

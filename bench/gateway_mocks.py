@@ -80,7 +80,7 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
         return self._card
 
     async def Connect(  # noqa: N802
-        self, request_iterator: AsyncIterator[worker_pb2.ConnectFrame], context: Any
+        self, request_iterator: AsyncIterator[worker_pb2.ConnectFrames], context: Any
     ) -> AsyncIterator[worker_pb2.StepOutputs]:
         """See the contract."""
         running: dict[str, _Running] = {}
@@ -116,9 +116,9 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
 
 
 async def _read(
-    frames: AsyncIterator[worker_pb2.ConnectFrame], running: dict[str, _Running], some: asyncio.Event
+    messages: AsyncIterator[worker_pb2.ConnectFrames], running: dict[str, _Running], some: asyncio.Event
 ) -> None:
-    async for frame in frames:
+    async for frame in (frame async for message in messages for frame in message.frames):
         if frame.HasField("submit"):
             running[frame.submit.request_id] = _Running(frame.submit)
             some.set()

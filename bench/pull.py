@@ -55,11 +55,10 @@ class Worker:
     async def first_token_s(self, prompt: list[int], pull: pb.PullHint | None = None) -> tuple[float, int]:
         """Seconds from the submit to the first token, and how many prompt tokens were not computed."""
         call = self.stub.Connect()
-        await call.write(pb.ConnectFrame(hello=pb.Hello(gateway_id="bench")))
         sampling = pb.Sampling(max_tokens=1, ignore_eos=True)
         submit = pb.Submit(request_id="r", attempt=1, prompt_ids=prompt, sampling=sampling, pull=pull)
         began = time.perf_counter()
-        await call.write(pb.ConnectFrame(submit=submit))
+        await call.write(pb.ConnectFrames(frames=[pb.ConnectFrame(submit=submit)]))
         try:
             async for step in call:
                 for output in step.outputs:

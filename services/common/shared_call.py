@@ -1,7 +1,4 @@
-"""Many requests over one bidirectional gRPC call: a message costs a third of what a call of its own does.
-
-And what waits at the same time travels in one message: the busier both sides are, the less a request costs them.
-"""
+"""Many requests over one bidirectional gRPC call: a message costs a third of what a call of its own does."""
 
 from __future__ import annotations
 
@@ -13,36 +10,22 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc.aio
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, routing_pb2, routing_pb2_grpc
 
+from services.common.batches import Sized, batches
 from services.common.tasks import end_tasks
 
-# Far from the largest message that gRPC lets through, also with the longest prompts.
-MAX_BATCH = 32
 
-
-class Tagged(Protocol):
+class Tagged(Sized, Protocol):
     """A message with a field `tag`: an answer bears that of its request."""
 
     tag: int
 
 
-T = TypeVar("T")
 RequestT = TypeVar("RequestT", bound=Tagged)
 AnswerT = TypeVar("AnswerT", bound=Tagged)
 
 
 class CallBrokenError(Exception):
     """The call has ended: there will be no answer."""
-
-
-async def batches(queue: asyncio.Queue[T | None]) -> AsyncIterator[list[T]]:
-    """What waits in the queue whenever anything does, at most `MAX_BATCH` at once, up to a None."""
-    item = await queue.get()
-    while item is not None:
-        batch = [item]
-        while len(batch) < MAX_BATCH and not queue.empty() and (item := queue.get_nowait()) is not None:
-            batch.append(item)
-        yield batch
-        item = await queue.get() if item is not None else None
 
 
 class SharedCall(Generic[RequestT, AnswerT]):

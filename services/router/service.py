@@ -16,8 +16,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context as TraceContext
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2, worker_pb2_grpc
 
+from services.common.batches import batches
 from services.common.rpc import open_channel
-from services.common.shared_call import batches
 from services.common.tasks import end_tasks
 from services.common.tracing import current_metadata, remote_context, span_in
 from services.router.fleet import Fleet, UnavailableError, UnknownModelError
@@ -127,12 +127,13 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         return explanation_message(considered, self._settings.policy, self._settings.decode_weight)
 
     async def Report(  # noqa: N802
-        self, requests: AsyncIterator[routing_pb2.Outcome], context: Context
+        self, messages: AsyncIterator[routing_pb2.Outcomes], context: Context
     ) -> routing_pb2.ReportResponse:
         """Outcomes for the circuit breakers."""
-        async for outcome in requests:
-            self._metrics.reported(outcome)
-            self._fleet.report(outcome)
+        async for message in messages:
+            for outcome in message.outcomes:
+                self._metrics.reported(outcome)
+                self._fleet.report(outcome)
         return routing_pb2.ReportResponse()
 
     async def ListWorkers(  # noqa: N802

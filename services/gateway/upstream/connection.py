@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +12,7 @@ import grpc
 import grpc.aio
 from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
 
+from services.common.batches import batches
 from services.common.rpc import open_channel
 from services.gateway.upstream.channels import became_ready
 
@@ -53,9 +53,8 @@ class WorkerConnection:
     def __init__(self, ref: WorkerRef, gateway_id: str) -> None:
         self.ref = ref
         self._sinks: dict[str, Sink] = {}
-        self._outbox: deque[worker_pb2.ConnectFrame] = deque()
-        self._outbox.append(worker_pb2.ConnectFrame(hello=worker_pb2.Hello(gateway_id=gateway_id)))
-        self._filled = asyncio.Event()
+        self._outbox: asyncio.Queue[worker_pb2.ConnectFrame | None] = asyncio.Queue()
+        self._outbox.put_nowait(worker_pb2.ConnectFrame(hello=worker_pb2.Hello(gateway_id=gateway_id)))
         self._channel = open_channel(ref.address, small_messages=True)
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.closed = False
@@ -72,7 +71,6 @@ class WorkerConnection:
             await self._channel.close()
             raise WorkerUnreachableError(f"{self.ref.worker_id} at {self.ref.address} cannot be reached")
         call = worker_pb2_grpc.WorkerStub(self._channel).Connect()
-        self._filled.set()
         self._tasks = (asyncio.create_task(self._read(call)), asyncio.create_task(self._write(call)))
 
     def submit(self, submit: worker_pb2.Submit, sink: Sink) -> None:
@@ -80,13 +78,13 @@ class WorkerConnection:
         if self.closed:
             raise WorkerUnreachableError(f"the connection to {self.ref.worker_id} was lost")
         self._sinks[submit.request_id] = sink
-        self._send(worker_pb2.ConnectFrame(submit=submit))
+        self._outbox.put_nowait(worker_pb2.ConnectFrame(submit=submit))
 
     def cancel(self, request_id: str) -> None:
         """Stop a request; its sink hears nothing more."""
         self._sinks.pop(request_id, None)
         if not self.closed:
-            self._send(worker_pb2.ConnectFrame(cancel=worker_pb2.Cancel(request_id=request_id)))
+            self._outbox.put_nowait(worker_pb2.ConnectFrame(cancel=worker_pb2.Cancel(request_id=request_id)))
 
     def expire(self, now: float) -> None:
         """Tell every sink whose deadline has passed."""
@@ -100,20 +98,13 @@ class WorkerConnection:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
 
-    def _send(self, frame: worker_pb2.ConnectFrame) -> None:
-        self._outbox.append(frame)
-        self._filled.set()
-
-    async def _write(self, call: grpc.aio.StreamStreamCall[worker_pb2.ConnectFrame, worker_pb2.StepOutputs]) -> None:
+    async def _write(self, call: grpc.aio.StreamStreamCall[worker_pb2.ConnectFrames, worker_pb2.StepOutputs]) -> None:
         # A broken stream is reported by the reader, which gets the status.
         with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            while True:
-                await self._filled.wait()
-                self._filled.clear()
-                while self._outbox:
-                    await call.write(self._outbox.popleft())
+            async for frames in batches(self._outbox):
+                await call.write(worker_pb2.ConnectFrames(frames=frames))
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[worker_pb2.ConnectFrame, worker_pb2.StepOutputs]) -> None:
+    async def _read(self, call: grpc.aio.StreamStreamCall[worker_pb2.ConnectFrames, worker_pb2.StepOutputs]) -> None:
         reason = "the worker ended the stream"
         sinks, clock = self._sinks, asyncio.get_running_loop().time
         try:

@@ -14,6 +14,7 @@ import grpc.aio
 from opentelemetry import trace
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2
 
+from services.common.batches import MAX_BATCH
 from services.common.rpc import open_channel
 from services.common.shared_call import CallBrokenError, Routes, share_routes
 from services.common.tracing import traceparent_of
@@ -189,8 +190,8 @@ async def _send_reports(endpoint: _Endpoint) -> None:
             while True:
                 await endpoint.reported.wait()
                 endpoint.reported.clear()
-                while endpoint.reports:
-                    await call.write(endpoint.reports.popleft())
+                while some := [endpoint.reports.popleft() for _ in range(min(len(endpoint.reports), MAX_BATCH))]:
+                    await call.write(routing_pb2.Outcomes(outcomes=some))
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             endpoint.reported.set()
             await asyncio.sleep(_DOWN_S)

@@ -34,8 +34,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     async def Connect(  # noqa: N802
         self,
-        request_iterator: AsyncIterator[pb.ConnectFrame],
-        context: grpc.aio.ServicerContext[pb.ConnectFrame, pb.StepOutputs],
+        request_iterator: AsyncIterator[pb.ConnectFrames],
+        context: grpc.aio.ServicerContext[pb.ConnectFrames, pb.StepOutputs],
     ) -> AsyncIterator[pb.StepOutputs]:
         """One gateway: a reader for its frames beside the writer of its outputs."""
         outbox = self._core.connect()
@@ -52,18 +52,19 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             reader.cancel()
             self._core.drop(outbox)
 
-    async def _read(self, outbox: Outbox, frames: AsyncIterator[pb.ConnectFrame]) -> None:
+    async def _read(self, outbox: Outbox, messages: AsyncIterator[pb.ConnectFrames]) -> None:
         """Until the gateway closes its side."""
-        async for frame in frames:
-            match frame.WhichOneof("frame"):
-                case "submit":
-                    self._core.submit(outbox, frame.submit)
-                case "cancel":
-                    self._core.cancel(outbox, frame.cancel.request_id)
-                case "hello":
-                    outbox.gateway_id = frame.hello.gateway_id
-                case _:
-                    continue  # a frame of a newer protocol
+        async for message in messages:
+            for frame in message.frames:
+                match frame.WhichOneof("frame"):
+                    case "submit":
+                        self._core.submit(outbox, frame.submit)
+                    case "cancel":
+                        self._core.cancel(outbox, frame.cancel.request_id)
+                    case "hello":
+                        outbox.gateway_id = frame.hello.gateway_id
+                    case _:
+                        continue  # a frame of a newer protocol
 
     async def WatchState(  # noqa: N802
         self, request: pb.WatchStateRequest, context: grpc.aio.ServicerContext[pb.WatchStateRequest, pb.WorkerState]

@@ -133,8 +133,8 @@ class Worker(worker_pb2_grpc.WorkerServicer):
             for task in [reader, *running.values()]:
                 task.cancel()
 
-    async def _read(self, frames, running, out) -> None:
-        async for frame in frames:
+    async def _read(self, messages, running, out) -> None:
+        async for frame in (frame async for message in messages for frame in message.frames):
             if frame.HasField("submit"):
                 self.submits.append(frame.submit)
                 running[frame.submit.request_id] = asyncio.create_task(self._run(frame.submit, out))
@@ -327,8 +327,8 @@ class Router(routing_pb2_grpc.RouterServicer):
         )
 
     async def Report(self, request_iterator, context):  # noqa: N802
-        async for outcome in request_iterator:
-            self.outcomes.append(outcome)
+        async for message in request_iterator:
+            self.outcomes.extend(message.outcomes)
         return routing_pb2.ReportResponse()
 
     async def ListWorkers(self, request, context):  # noqa: N802

@@ -247,8 +247,8 @@ async def test_three_reported_faults_open_the_breaker_and_handoffs_do_not(fleet:
 
     async def report(*results: pb.Outcome.Result) -> None:
         async def outcomes():  # type: ignore[no-untyped-def]
-            for result in results:
-                yield pb.Outcome(worker_id="bad", incarnation=bad.incarnation, result=result)
+            some = [pb.Outcome(worker_id="bad", incarnation=bad.incarnation, result=result) for result in results]
+            yield pb.Outcomes(outcomes=some)
 
         await router.Report(outcomes())
 
@@ -321,11 +321,11 @@ async def test_metrics_show_breakers_and_what_became_of_sessions(fleet: Fleet) -
     assert (await router.Route(ask(session="s"))).worker_id == first.worker_id
     await router.Route(ask(session="s", excluded_workers=[first.worker_id]))
 
-    async def outcomes() -> AsyncIterator[pb.Outcome]:
-        for _ in range(3):
-            yield pb.Outcome(
-                worker_id="w0", incarnation=worker.incarnation, result=pb.Outcome.RESULT_FAULT, request_id="r"
-            )
+    async def outcomes() -> AsyncIterator[pb.Outcomes]:
+        fault = pb.Outcome(
+            worker_id="w0", incarnation=worker.incarnation, result=pb.Outcome.RESULT_FAULT, request_id="r"
+        )
+        yield pb.Outcomes(outcomes=[fault] * 3)
 
     await router.Report(outcomes())
 

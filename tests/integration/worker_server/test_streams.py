@@ -146,7 +146,7 @@ async def test_a_slow_reader_gets_merged_messages_and_loses_nothing(worker: Runn
         for i in range(8):
             submit = pb.Submit(request_id=str(i), attempt=1, prompt_ids=[i], sampling=pb.Sampling(max_tokens=240))
             submit.sampling.ignore_eos = True
-            await stream.write(pb.ConnectFrame(submit=submit))
+            await stream.write(pb.ConnectFrames(frames=[pb.ConnectFrame(submit=submit)]))
         await gateway.wait_state(lambda state: state.running == state.waiting == 0 and state.kv_blocks_cached > 0)
         ids: dict[str, list[int]] = {}
         async for message in stream:

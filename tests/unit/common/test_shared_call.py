@@ -11,8 +11,9 @@ import pytest
 from ryzanstein.v1 import kv_pb2 as pb
 from ryzanstein.v1 import kv_pb2_grpc
 
+from services.common.batches import MAX_BATCH
 from services.common.rpc import bind, new_server, open_channel
-from services.common.shared_call import MAX_BATCH, CallBrokenError, Lookups, share_lookups
+from services.common.shared_call import CallBrokenError, Lookups, share_lookups
 
 PATIENCE_S = 10.0
 
