@@ -11,6 +11,7 @@ from services.worker.transport.copy_codec import CopyOrder, decode_order
 from services.worker.transport.cores import usable_cores
 from services.worker.transport.doorbell import DoorbellButton
 from services.worker.transport.futex import Patience
+from services.worker.transport.life_lock import LifeLock
 from services.worker.transport.plan_codec import PlanView, decode_plan
 from services.worker.transport.ring import RingReader, RingWriter
 from services.worker.transport.segment import Segment
@@ -51,6 +52,7 @@ class ServerLink:
         start = layout.staging[rank]
         self.staging = self.segment.view[start : start + layout.staging_bytes]
         self._parent = os.getppid()
+        LifeLock(self.segment, layout.life_locks[rank]).hold()  # the server waits for it as soon as it knows of us
         self.line.introduce(os.getpid())
         self._doorbell.ring()
 

@@ -35,8 +35,12 @@ class Ranks(BlockRanks, Protocol):
         """Hand a plan over."""
         ...
 
+    async def wait_lost(self) -> str:
+        """Wait until a rank is being lost; what is known of the reason."""
+        ...
+
     async def wait_failed(self) -> RankFailure:
-        """Wait until a rank is lost."""
+        """Wait until it is known why."""
         ...
 
     async def stop(self) -> None:
@@ -65,8 +69,9 @@ class RankKeeper:
             backoff = FIRST_BACKOFF_S
             while True:
                 began = time.monotonic()
-                reason = await self._lost(engine)
+                self._core.lose(await self._lost(engine))
                 self._ranks.on_result = None
+                reason = await self._why(engine)
                 log.error("ranks lost: %s", reason)
                 self._core.lose(reason)
                 if time.monotonic() - began > STABLE_S:
@@ -76,13 +81,17 @@ class RankKeeper:
             await self._ranks.stop()
 
     async def _lost(self, engine: Engine) -> str:
-        """Until the ranks or the engine that leads them have failed; why."""
-        failure = asyncio.create_task(self._ranks.wait_failed())
+        """Until the ranks or the engine that leads them are lost; what is known of the reason: requests cannot wait."""
+        lost = asyncio.create_task(self._ranks.wait_lost())
         try:
-            await asyncio.wait((failure, engine.broken), return_when=asyncio.FIRST_COMPLETED)
-            return engine.broken.result() if engine.broken.done() else str(failure.result())
+            await asyncio.wait((lost, engine.broken), return_when=asyncio.FIRST_COMPLETED)
+            return engine.broken.result() if engine.broken.done() else lost.result()
         finally:
-            failure.cancel()
+            lost.cancel()
+
+    async def _why(self, engine: Engine) -> str:
+        """The whole reason, once it is known."""
+        return engine.broken.result() if engine.broken.done() else str(await self._ranks.wait_failed())
 
     async def _restart(self, backoff: float) -> tuple[Engine, float]:
         """Try until the ranks are up; returns the new engine and the back-off for the next loss."""

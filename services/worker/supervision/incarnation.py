@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from services.worker.scheduling.plan import StepPlan, StepResult
 from services.worker.supervision.block_copies import BlockCopies
+from services.worker.supervision.death_watch import DeathWatch
 from services.worker.supervision.failure import FailureKind, RankFailure, RanksFailedError
 from services.worker.supervision.launcher import Launcher
 from services.worker.supervision.link import GroupLink
@@ -46,7 +47,9 @@ class Incarnation:
         self._launcher: Launcher | None = None
         self._started: dict[int, RankStarted] = {}
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self.failed: asyncio.Future[RankFailure] = self._loop.create_future()
+        self.lost: asyncio.Future[str] = self._loop.create_future()  # at the first sign, with what is known then
+        self.failed: asyncio.Future[RankFailure] = self._loop.create_future()  # why
+        self._deaths = DeathWatch(self._on_death)
         self._pidfds: dict[int, int] = {}  # rank -> pidfd, while the process lives
         self._all_gone = asyncio.Event()
         self._ending = False
@@ -109,6 +112,7 @@ class Incarnation:
         self._loop.remove_reader(self._link.doorbell.read_fd)
         for rank in list(self._pidfds):
             self._forget(rank)
+        await self._deaths.close()
         self._link.close()
         self._released = True
         self._on_end()
@@ -159,6 +163,14 @@ class Incarnation:
                     return
                 self._pidfds[rank] = pidfd
                 self._loop.add_reader(pidfd, self._on_exit, rank)
+                self._deaths.watch(rank, self._link.life_locks[rank])
+
+    def _on_death(self, rank: int) -> None:
+        """A rank is dying. How, is known once it is dead."""
+        if not self._ending:
+            self._read_messages()  # its own words, if it left any, say more
+        if not self.lost.done():
+            self.lost.set_result(f"rank {rank}: process {self._link.lines[rank].pid} is dying")
 
     def _on_exit(self, rank: int) -> None:
         text, code, number = describe_exit(self._link.lines[rank].pid)
@@ -182,6 +194,8 @@ class Incarnation:
         logger.error("%s", failure, extra={"traceback": failure.traceback} if failure.traceback else None)
         self._kill()
         self.copies.fail(RanksFailedError(failure))
+        if not self.lost.done():
+            self.lost.set_result(str(failure))
         self.failed.set_result(failure)
         self._on_end()
 

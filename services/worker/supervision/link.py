@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from services.worker.transport.control import RankLine
 from services.worker.transport.doorbell import Doorbell
+from services.worker.transport.life_lock import LifeLock
 from services.worker.transport.ring import RingReader, RingWriter
 from services.worker.transport.segment import Segment
 from services.worker.transport.settings import Endpoint, GroupLayout, RankGroupConfig, RankSettings
@@ -23,6 +24,9 @@ class GroupLink:
         self._segment = Segment.create("ranks", layout.size)
         self.doorbell = Doorbell()
         self.lines = [RankLine(self._segment, layout.control, rank) for rank in range(config.ranks)]
+        self.life_locks = [LifeLock(self._segment, offset) for offset in layout.life_locks]
+        for lock in self.life_locks:
+            lock.prepare()
         self._plans = RingWriter(self._segment, layout.plans, layout.plan_capacity, config.ranks)
         self._outboxes = [RingReader(self._segment, offset, layout.outbox_capacity, 1, 0) for offset in layout.outboxes]
         self.staging = [self._segment.view[start : start + layout.staging_bytes] for start in layout.staging]

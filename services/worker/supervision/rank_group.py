@@ -86,17 +86,27 @@ class RankGroup:
         while (result := await queue.get()) is not None:
             yield result
 
+    async def wait_lost(self) -> str:
+        """Wait until no more results will come; what is known of the reason then. `wait_failed` says why, soon after.
+
+        A dying rank is noticed at once, while the kernel still takes its memory apart.
+        """
+        return await asyncio.shield(self._started().lost)
+
     async def wait_failed(self) -> RankFailure:
         """Wait until the group fails; its ranks have been killed by then."""
-        if self._current is None:
-            raise RuntimeError("the group was not started")
-        return await asyncio.shield(self._current.failed)
+        return await asyncio.shield(self._started().failed)
 
     async def stop(self) -> None:
         """End the ranks: ask, SIGTERM after a grace, SIGKILL. On return no process of the group is left."""
         incarnation, self._current = self._current, None
         if incarnation is not None:
             await incarnation.stop()
+
+    def _started(self) -> Incarnation:
+        if self._current is None:
+            raise RuntimeError("the group was not started")
+        return self._current
 
     def _living(self) -> Incarnation:
         if self._current is None:

@@ -40,6 +40,10 @@ class Segment:
         """Map the segment that process `owner_pid` holds as `fd`; raises OSError when that process is gone."""
         return cls(os.open(f"/proc/{owner_pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
 
+    def keep(self) -> None:
+        """Leave it mapped until this process ends, whoever still refers to it."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._map))
+
     def close(self) -> None:
         """Close the descriptor. The mapping lives on until the last view of it is garbage."""
         if self.fd >= 0:

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from services.worker.transport.control import control_bytes
+from services.worker.transport.life_lock import LOCK_BYTES
 from services.worker.transport.ring import ring_bytes
 
 SETTINGS_VARIABLE = "RYZANSTEIN_RANK_SETTINGS"
@@ -83,6 +84,7 @@ class GroupLayout:
     """Offsets in the group's segment; both sides derive the same ones from the config."""
 
     control: int
+    life_locks: tuple[int, ...]
     plans: int
     plan_capacity: int
     outboxes: tuple[int, ...]
@@ -100,7 +102,8 @@ class GroupLayout:
         plan_capacity = min(max(4 * _MIB, 10 * config.max_slots * config.max_model_len), 128 * _MIB)
         outbox_capacity = 8 * _MIB
         collective = 256 << 10
-        plans = control_bytes(config.ranks)
+        locks = control_bytes(config.ranks)
+        plans = locks + config.ranks * LOCK_BYTES
         at = plans + ring_bytes(plan_capacity, config.ranks)
         outboxes = []
         for _ in range(config.ranks):
@@ -110,6 +113,7 @@ class GroupLayout:
         staging = -(-(at + config.ranks * (4096 + 2 * collective)) // 4096) * 4096
         return cls(
             control=0,
+            life_locks=tuple(locks + rank * LOCK_BYTES for rank in range(config.ranks)),
             plans=plans,
             plan_capacity=plan_capacity,
             outboxes=tuple(outboxes),

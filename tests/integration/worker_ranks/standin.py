@@ -5,12 +5,15 @@ Run as a module it is a rank whose model misbehaves on chosen tokens, for the te
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import platform
 import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +26,8 @@ from services.worker.transport.event_codec import ModelFacts
 from services.worker.transport.settings import RankGroupConfig
 
 VOCAB, HIDDEN = 96, 16
-RAISE, HANG, SPIN, SKIP_COLLECTIVE, KILL_SELF, COMPUTE = 89, 90, 91, 92, 93, 94  # misbehave on these tokens
+DIE_SLOWLY, RAISE, HANG, SPIN, SKIP_COLLECTIVE, KILL_SELF, COMPUTE = range(88, 95)  # misbehave on these tokens
+_SYS_EXIT = {"x86_64": 60, "aarch64": 93, "riscv64": 93}  # of one thread
 HEAP_TOLD = "frozen objects: "
 MISBEHAVING_RANK = 1
 
@@ -50,7 +54,8 @@ class StandinDecoder:
 
     def forward(self, batch: StepBatch, cache: StandinCache, last_of: Sequence[int] | None = None) -> torch.Tensor:
         if self._misbehave and self._comm.rank == min(MISBEHAVING_RANK, self._comm.size - 1):
-            self._do_damage(set(batch.token_ids.tolist()))
+            for token in _DAMAGE.keys() & set(batch.token_ids.tolist()):
+                _DAMAGE[token](self._comm)
         x = self._embedding[batch.token_ids]
         cache.rows[batch.kv_slots] = x * (1 + batch.positions.unsqueeze(-1) / 7)
         out = torch.empty_like(x)
@@ -69,22 +74,37 @@ class StandinDecoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return (hidden.double() @ self._head.double().T).float()
 
-    def _do_damage(self, tokens: set[int]) -> None:
-        if RAISE in tokens:
-            raise RuntimeError(f"the stand-in was told to raise; {HEAP_TOLD}{gc.get_freeze_count()}")
-        if HANG in tokens:
-            time.sleep(1000)
-        if SPIN in tokens:
-            while True:
-                pass
-        if COMPUTE in tokens:
-            until = time.monotonic() + 1.0
-            while time.monotonic() < until:
-                torch.ones(200, 200) @ torch.ones(200, 200)
-        if SKIP_COLLECTIVE in tokens:
-            self._comm.all_gather(torch.zeros(3))
-        if KILL_SELF in tokens:
-            os.kill(os.getpid(), signal.SIGKILL)
+
+def end_main_thread() -> None:
+    """Stop as a process with much memory does: what it ran has ended, but the kernel does not say so yet."""
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    ctypes.CDLL(None).syscall(_SYS_EXIT[platform.machine()], 0)
+
+
+def _raise() -> None:
+    raise RuntimeError(f"the stand-in was told to raise; {HEAP_TOLD}{gc.get_freeze_count()}")
+
+
+def _compute() -> None:
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        torch.ones(200, 200) @ torch.ones(200, 200)
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+_DAMAGE: dict[int, Callable[[Communicator], object]] = {
+    DIE_SLOWLY: lambda _: end_main_thread(),
+    RAISE: lambda _: _raise(),
+    HANG: lambda _: time.sleep(1000),
+    SPIN: lambda _: _spin(),
+    SKIP_COLLECTIVE: lambda comm: comm.all_gather(torch.zeros(3)),
+    KILL_SELF: lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    COMPUTE: lambda _: _compute(),
+}
 
 
 def standin_cache(n_blocks: int, block_size: int) -> StandinCache:

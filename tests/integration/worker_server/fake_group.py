@@ -35,6 +35,7 @@ class FakeGroup:
         self.starts += 1
         self._ranks = FakeRanks(self.n_blocks, self.config.block_size, self.config.max_slots)
         self._plans: asyncio.Queue[StepPlan] = asyncio.Queue()
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._failed: asyncio.Future[RankFailure] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._compute())
         ledger = MemoryLedger(weights=1, workspace=2, kv_cache=3, available=4)
@@ -64,6 +65,9 @@ class FakeGroup:
             self._ranks.kv[block] = array("Q", content).tolist()
         await asyncio.sleep(self.step_s)
 
+    async def wait_lost(self) -> str:
+        return await asyncio.shield(self._lost)
+
     async def wait_failed(self) -> RankFailure:
         return await asyncio.shield(self._failed)
 
@@ -71,8 +75,14 @@ class FakeGroup:
         if self.starts:
             self._task.cancel()
 
-    def die(self) -> None:
+    def begin_to_die(self) -> None:
+        """No results come any more, and nobody knows why."""
         self._task.cancel()
+        self._lost.set_result("rank 1 is dying")
+
+    def die(self) -> None:
+        if not self._lost.done():
+            self.begin_to_die()
         self._failed.set_result(RankFailure(1, FailureKind.EXITED, "killed by the test"))
 
     async def _compute(self) -> None:

@@ -107,11 +107,14 @@ async def test_lost_ranks_hand_off_at_once_and_the_worker_comes_back(worker: Run
         answer = await gateway.submit(list(range(40)), max_tokens=200)
         await answer.at_least(2)
         worker.group.may_start.clear()
-        worker.group.die()
+        worker.group.begin_to_die()
         await asyncio.wait_for(answer.end.wait(), 30)
         assert answer.last.handoff.reason == pb.Handoff.REASON_RANKS_LOST
         assert "rank 1" in answer.last.handoff.detail
-        assert (await gateway.state()).phase == pb.PHASE_RECOVERING
+        state = await gateway.state()
+        assert (state.phase, state.detail) == (pb.PHASE_RECOVERING, "rank 1 is dying")
+        worker.group.die()
+        await gateway.wait_state(lambda state: "killed by the test" in state.detail)
         assert (await gateway.complete([1])).last.handoff.reason == pb.Handoff.REASON_LOADING
         worker.group.may_start.set()
         await gateway.wait_serving()
