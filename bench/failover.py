@@ -109,12 +109,11 @@ async def run(stack: RunningStack, collector: Collector, plan: Plan, kind: Fault
     await asyncio.sleep(plan.kill_after_s)
     fault = Fault(kind, await asyncio.to_thread(stack.busiest))
     offset_ns = time.time_ns() - time.perf_counter_ns()
-    killed_ns = time.time_ns()
-    await asyncio.to_thread(strike, stack, fault)
+    struck = await asyncio.to_thread(strike, stack, fault)
     answers = await asyncio.gather(*clients)
     if short := [a for a in answers if a.error or len(a.token_times) != plan.output_tokens]:
         raise RuntimeError(f"{len(short)} of {len(answers)} streams are not whole: {short[0].error or 'too short'}")
-    found = [divide(a, spans_of(collector, t), killed_ns, offset_ns) for a, t in zip(answers, traces, strict=True)]
+    found = [divide(a, spans_of(collector, t), struck.at_ns, offset_ns) for a, t in zip(answers, traces, strict=True)]
     return [pause for pause in found if pause is not None]
 
 

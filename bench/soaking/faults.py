@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -52,6 +53,7 @@ class Struck:
 
     fault: Fault
     pids: tuple[int, ...]
+    at_ns: int  # just before, by time.time_ns
 
     def release(self) -> None:
         """Continue a stopped server. A stopped rank stays: finding it is the worker's business."""
@@ -80,5 +82,6 @@ def strike(stack: RunningStack, fault: Fault) -> Struck:
     pids = pids_of(stack, fault)
     if not pids:
         raise ProcessLookupError(f"{fault.victim} has no rank")
+    at_ns = time.time_ns()
     os.kill(pids[0], signal.SIGSTOP if fault.kind in _STOPS else signal.SIGKILL)
-    return Struck(fault, pids)
+    return Struck(fault, pids, at_ns)
