@@ -13,7 +13,7 @@ from ryzanstein.v1 import worker_pb2
 
 from services.router.breaker import Breaker, BreakerLimits, BreakerState, ejected
 from services.router.snapshot import Floats, Snapshot, Speeds, WhyNot, hash64
-from services.router.speeds import Told, speeds_of
+from services.router.speeds import StepGrowth, Told, speeds_of
 
 # A dispatch the worker has not acknowledged for this long was never submitted: its gateway died or gave up.
 UNACKNOWLEDGED_S = 2.0
@@ -42,7 +42,7 @@ class _Column:
     LAST_SEEN, QUEUED, REQUESTS, RATE, MAX_TOKENS, KV_BYTES, PULL_RATE = range(7)
     WHY_NOT = 7
     STEP_MS = 8
-    STEP_BATCH = 9
+    STEP_BATCH = 9  # 0: a probe, before any request
     STEP_AT = 10  # when STEP_MS was measured
     UNACKED_TOKENS = 11
     UNACKED = 12
@@ -91,6 +91,7 @@ class Pool:
         self._unexpired: deque[tuple[float, Member]] = deque()
         self._tripped: dict[str, Member] = {}
         self._work_since = clock()  # when a unit of work last weighed 1
+        self._growth = StepGrowth()
         self._known_speeds: Speeds | None = None
         self._speeds_at = 0.0
 
@@ -144,8 +145,9 @@ class Pool:
         )
         if (step_ms := state.decode_step_ms) > 0 and (running or not column[_Column.STEP_BATCH]):
             # An idle worker keeps the pair of its last busy moment: alone, the time of a step says nothing.
-            column[_Column.STEP_MS], column[_Column.STEP_BATCH] = step_ms, max(running, 1)
-            column[_Column.STEP_AT] = now
+            column[_Column.STEP_MS], column[_Column.STEP_BATCH], column[_Column.STEP_AT] = step_ms, running, now
+            if running:
+                self._growth.learn(running, step_ms)
         weight = self._work_weight(now)  # may rescale the column: not in the same expression
         column[_Column.WORK] += (state.computed_tokens - member.computed) * weight
         member.computed = state.computed_tokens
@@ -339,6 +341,7 @@ class Pool:
                 max_request_tokens=table[_Column.MAX_TOKENS],
                 kv_bytes_per_token=table[_Column.KV_BYTES],
                 pull_bytes_per_s=table[_Column.PULL_RATE],
+                batch_doubles=self._growth.batch_doubles,
             )
             self._known_speeds = speeds_of(told)
         return self._known_speeds

@@ -80,10 +80,11 @@ class Speeds:
     """
 
     prefill_rate: Floats  # tokens per second, > 0
-    token_ms: Floats  # of prefill: 1000 / prefill_rate
     similar_rate: Floats  # as prefill_rate over a longer time, where workers that are about equally fast are equal
+    token_ms: Floats  # of prefill: 1000 / similar_rate
     step_ms: Floats  # of a decode step with the batch that the worker told
-    batch_ms: Floats  # of a decode step for each request in its batch, BATCH_DOUBLES_STEP added to them
+    batch_ms: Floats  # of a decode step for each request in its batch, `batch_doubles` added to them
+    batch_doubles: float  # the batch at which a step takes twice as long as for nobody
     max_request_tokens: Floats  # 0: unknown
     smallest_limit: float  # of those that are known
     pull_token_ms: Floats  # to get a token's KV from another worker; NEVER_MS: it cannot

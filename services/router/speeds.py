@@ -13,9 +13,15 @@ STEP_HALF_LIFE_S = 15.0
 # Measured speeds that differ by a smaller factor are those of equal workers: one that has less to do computes prompts
 # in smaller steps, which are slower by the token, and would be given even less.
 SAME_SPEED = 2.0
-# The batch at which a decode step takes twice as long as for one request: reading the weights costs as much as
-# this many requests' attention and activations. Only ratios between near batch sizes depend on it.
+# The batch at which a decode step takes twice as long as for nobody: reading the weights costs as much as this many
+# requests' attention and activations. Until that is measured, and what is believed of a measurement.
 BATCH_DOUBLES_STEP = 64.0
+LEAST_DOUBLES, MOST_DOUBLES = 4.0, 256.0
+# It is measured over about so many words of workers, if their batches vary (by as much, squared).
+GROWTH_WORDS = 2000.0
+ENOUGH_WORDS, ENOUGH_VARIANCE = 100.0, 4.0
+# Times what is expected that a word counts for at most, or the mean: a step that was held up tells nothing of batches.
+HELD_UP = 4.0
 # Until a worker has measured itself, and nobody else of its pool has either.
 ASSUMED_PREFILL_RATE = 2000.0
 ASSUMED_STEP_MS = 20.0
@@ -28,56 +34,104 @@ class Told:
     prefill_rate: Floats
     token_s: Floats  # seconds for a token of a prompt, over a longer time than the rate
     step_ms: Floats
-    step_batch: Floats
+    step_batch: Floats  # 0: a probe's, before any request
     step_age_s: Floats
     max_request_tokens: Floats
     kv_bytes_per_token: Floats
     pull_bytes_per_s: Floats
+    batch_doubles: float = BATCH_DOUBLES_STEP
+
+
+class StepGrowth:
+    """How decode steps grow with their batch: a line through what the workers of a pool have told lately.
+
+    By it a worker whose last step was for one request can be compared with one whose last was for thirty.
+    """
+
+    def __init__(self) -> None:
+        self._words = self._batch = self._step = 0.0  # decaying sums, also of:
+        self._batch_squared = self._batch_step = 0.0
+
+    def learn(self, batch: float, step_ms: float) -> None:
+        """A worker has told how long a step with that batch takes."""
+        if self._words >= ENOUGH_WORDS:
+            least, slope = self._line()
+            step_ms = min(step_ms, max(HELD_UP * (least + slope * batch), self._step / self._words))
+        keep = 1.0 - 1.0 / GROWTH_WORDS
+        self._words = keep * self._words + 1.0
+        self._batch = keep * self._batch + batch
+        self._step = keep * self._step + step_ms
+        self._batch_squared = keep * self._batch_squared + batch * batch
+        self._batch_step = keep * self._batch_step + batch * step_ms
+
+    def _line(self) -> tuple[float, float]:
+        """The step for nobody, and what each request adds; least squares."""
+        batch, step = self._batch / self._words, self._step / self._words
+        variance = self._batch_squared / self._words - batch * batch
+        slope = (self._batch_step / self._words - batch * step) / variance if variance >= ENOUGH_VARIANCE else 0.0
+        return step - slope * batch, slope
+
+    @property
+    def batch_doubles(self) -> float:
+        """The batch at which a step takes twice as long as for nobody."""
+        if self._words < ENOUGH_WORDS:
+            return BATCH_DOUBLES_STEP
+        least, slope = self._line()
+        if slope == 0.0:  # batches are all alike
+            return BATCH_DOUBLES_STEP
+        return min(max(least / slope, LEAST_DOUBLES), MOST_DOUBLES) if slope > 0 else MOST_DOUBLES
 
 
 def speeds_of(told: Told) -> Speeds:
     """What decisions count with; none of the arrays is one of `told`, which may change."""
-    rate = _or_mean(told.prefill_rate, ASSUMED_PREFILL_RATE)
-    batch = BATCH_DOUBLES_STEP + np.maximum(told.step_batch, 1.0)
-    batch_ms = _renewed(_or_mean(told.step_ms, ASSUMED_STEP_MS) / batch, told.step_age_s)
+    similar_rate = _alike(1.0 / _or_mean(told.token_s, 1.0 / ASSUMED_PREFILL_RATE))
+    batch = told.batch_doubles + np.maximum(told.step_batch, 1.0)
+    batch_ms = _alike(_of_busy(_or_mean(told.step_ms, ASSUMED_STEP_MS) / batch, told))
     limits = told.max_request_tokens.copy()
     movable = (told.pull_bytes_per_s > 0) & (told.kv_bytes_per_token > 0)
     bytes_per_ms = np.where(movable, told.pull_bytes_per_s, 1.0) / 1000.0
     return Speeds(
-        prefill_rate=rate,
-        token_ms=1000.0 / rate,
-        similar_rate=_alike(1.0 / _or_mean(told.token_s, 1.0 / ASSUMED_PREFILL_RATE)),
+        prefill_rate=_or_mean(told.prefill_rate, ASSUMED_PREFILL_RATE),
+        similar_rate=similar_rate,
+        token_ms=1000.0 / similar_rate,
         step_ms=batch_ms * batch,
         batch_ms=batch_ms,
+        batch_doubles=told.batch_doubles,
         max_request_tokens=limits,
         smallest_limit=limits[limits > 0].min(initial=np.inf),
         pull_token_ms=np.where(movable, told.kv_bytes_per_token / bytes_per_ms, NEVER_MS),
     )
 
 
-def _renewed(batch_ms: Floats, age_s: Floats) -> Floats:
+def _of_busy(batch_ms: Floats, told: Told) -> Floats:
     """Steps of which the old ones are taken to be more and more like what is usual among the new ones.
 
     A worker that was slow for a moment, perhaps for its neighbours' sake, and then idle would never be asked again.
     What is usual is the median by freshness: of a mean one such worker would be most, and all that are idle would be
-    taken to be as slow.
+    taken to be as slow. Who has had no request yet is taken to be as usual: it was probed while others started.
     """
-    weight = np.exp2(-np.minimum(age_s, 1000.0) / STEP_HALF_LIFE_S)
+    busy = told.step_batch > 0
+    weight = np.exp2(-np.minimum(told.step_age_s, 1000.0) / STEP_HALF_LIFE_S) * busy
     known = weight.sum()
     if known < 1e-3:
-        return batch_ms
+        some = batch_ms[busy] if np.count_nonzero(busy) else batch_ms
+        return np.where(busy, batch_ms, _median(some)) if len(some) else batch_ms
     order = batch_ms.argsort()
     usual = batch_ms[order[np.searchsorted(weight[order].cumsum(), known / 2.0)]]
     renewed: Floats = weight * batch_ms + (1.0 - weight) * usual
     return renewed
 
 
-def _alike(rates: Floats) -> Floats:
-    """Rates of which those near the median are equal to it: workers of one kind differ by what their prompts were."""
-    if not len(rates):
-        return rates
-    median = np.partition(rates, len(rates) // 2)[len(rates) // 2]  # np.median takes three times as long
-    return np.where((rates > median / SAME_SPEED) & (rates < median * SAME_SPEED), median, rates)
+def _alike(speeds: Floats) -> Floats:
+    """Speeds of which those near the median are equal to it: workers of one kind differ by what they had to do."""
+    if not len(speeds):
+        return speeds
+    median = _median(speeds)
+    return np.where((speeds > median / SAME_SPEED) & (speeds < median * SAME_SPEED), median, speeds)
+
+
+def _median(values: Floats) -> float:
+    return float(np.partition(values, len(values) // 2)[len(values) // 2])  # np.median takes three times as long
 
 
 def _or_mean(values: Floats, default: float) -> Floats:

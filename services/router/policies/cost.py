@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from services.router.pulls import worthwhile_pulls
 from services.router.snapshot import Choice, Floats, Query, Snapshot, Terms, matched_at, rendezvous
-from services.router.speeds import BATCH_DOUBLES_STEP
 
 # Most answers are shorter than their limit; beyond this the limit says nothing.
 MAX_COUNTED_OUTPUT = 256
@@ -40,7 +39,7 @@ def cost_terms(snapshot: Snapshot, query: Query, decode_weight: float) -> Terms:
     pulled, source = nothing, -1
     if (pulls := worthwhile_pulls(snapshot, query)) is not None:
         pulled, source, ttft = pulls.tokens, pulls.source, ttft - pulls.saved_ms
-    itl = (snapshot.load + (BATCH_DOUBLES_STEP + 1.0)) * snapshot.speeds.batch_ms
+    itl = (snapshot.load + (snapshot.speeds.batch_doubles + 1.0)) * snapshot.speeds.batch_ms
     return Terms(matched, pulled, source, ttft, itl, ttft + itl * (decode_weight * _output(query)))
 
 

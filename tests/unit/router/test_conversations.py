@@ -172,6 +172,31 @@ def test_sessions_of_one_worker_spread_over_all_without_going_back_and_forth(n_w
     assert max(on_each.values()) < 1.5 * 64 / n_workers
 
 
+@pytest.mark.parametrize("sessions", [True, False])
+@pytest.mark.parametrize("probes_ms", [(1.5, 5.5, 1.6), (2.0, 2.0, 2.0)])
+def test_requests_that_all_come_at_once_are_spread_evenly(probes_ms: tuple[float, ...], sessions: bool) -> None:
+    """Nobody tells anything between the decisions."""
+    lab, policy = Lab(), make_policy("cost", 0.5)
+    for i, probe_ms in enumerate(probes_ms):
+        lab.join(f"w{i}", decode_step_ms=probe_ms, prefill_tokens_per_s=17_000)
+    on_each: Counter[str] = Counter()
+    for i in range(64):
+        snapshot = lab.pool.snapshot()
+        query = Query(
+            prompt_tokens=128,
+            max_tokens=400,
+            request_key=hash64(f"request {i}"),
+            session_key=hash64(f"session {i}") if sessions else 0,
+            matched_tokens=np.zeros(3),
+        )
+        choice = policy.choose(snapshot, query, why_not_for(snapshot, query))
+        assert choice is not None
+        worker_id = snapshot.worker_ids[choice.index]
+        lab.pool.book(worker_id, i + 1, tokens=128)
+        on_each[worker_id] += 1
+    assert max(on_each.values()) - min(on_each.values()) <= 2
+
+
 def test_a_worker_that_joins_takes_its_share_without_a_stampede() -> None:
     simulation = Simulation(3, 3, 24)
     simulation.run(15)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
@@ -14,6 +16,18 @@ def lab() -> Lab:
     lab = Lab()
     for worker_id in ("a", "b", "c", "d"):
         lab.join(worker_id)
+    return lab
+
+
+@pytest.fixture
+def growing() -> Lab:
+    """A fleet whose steps take 1.4 ms and 0.2 ms for each request, on the whole."""
+    lab, rng = Lab(), random.Random(0)
+    for worker_id in ("a", "b", "slow"):
+        lab.join(worker_id)
+    for _ in range(400):
+        batch = rng.randrange(1, 48)
+        lab.tell(rng.choice("ab"), decode_step_ms=(1.4 + 0.2 * batch) * rng.uniform(0.9, 1.1), running=batch)
     return lab
 
 
@@ -213,7 +227,7 @@ def test_an_idle_worker_is_judged_by_its_last_busy_step(lab: Lab) -> None:
     lab.tell("a", decode_step_ms=40, running=0)
     snapshot = lab.pool.snapshot()
     a = snapshot.worker_ids.index("a")
-    batch = snapshot.speeds.step_ms[a] / snapshot.speeds.batch_ms[a] - BATCH_DOUBLES_STEP
+    batch = snapshot.speeds.step_ms[a] / snapshot.speeds.batch_ms[a] - snapshot.speeds.batch_doubles
     assert (snapshot.speeds.step_ms[a], batch, snapshot.load[a]) == (40, 64, 0)
 
 
@@ -292,14 +306,50 @@ def test_what_was_measured_long_ago_gives_way_to_what_others_measure() -> None:
     for worker_id, step_ms in (("idle", 40), ("busy", 10)):
         lab.join(worker_id, decode_step_ms=step_ms, running=4)
     assert lab.pool.snapshot().speeds.step_ms == pytest.approx([40, 10])
-    for _ in range(60):
+    for _ in range(15):
         lab.clock.now += 1
         lab.tell("idle", decode_step_ms=40)
         lab.tell("busy", decode_step_ms=10, running=4)
-    assert lab.pool.snapshot().speeds.step_ms == pytest.approx([11.9, 10.0], abs=0.1)
+    assert lab.pool.snapshot().speeds.step_ms == pytest.approx([25, 10], abs=0.5)
+    for _ in range(45):
+        lab.clock.now += 1
+        lab.tell("busy", decode_step_ms=10, running=4)
+    equal = lab.pool.snapshot().speeds.step_ms
+    assert equal == pytest.approx([11.9, 11.9], abs=0.1)
     lab.tell("idle", decode_step_ms=38, running=1)
     lab.clock.now += 2 * SPEEDS_FRESH_S
     assert lab.pool.snapshot().speeds.step_ms == pytest.approx([38, 10], abs=0.3)
+
+
+def test_steps_are_compared_as_if_their_batches_were_equal(growing: Lab) -> None:
+    """On a CPU a step for thirty requests takes several times as long as for one."""
+    growing.tell("a", decode_step_ms=1.6, running=1)
+    growing.tell("b", decode_step_ms=7.8, running=32)
+    growing.tell("slow", decode_step_ms=24, running=16)
+    growing.clock.now += 2 * SPEEDS_FRESH_S
+    speeds = growing.pool.snapshot().speeds
+    assert speeds.batch_doubles == pytest.approx(7, rel=0.2)
+    assert speeds.batch_ms / speeds.batch_ms[0] == pytest.approx([1, 1, 5.2], rel=0.1)
+
+
+def test_steps_that_were_held_up_tell_little_of_batches(growing: Lab) -> None:
+    before = growing.pool.snapshot().speeds.batch_doubles
+    for _ in range(5):
+        growing.tell("a", decode_step_ms=5000, running=1)
+    growing.clock.now += 2 * SPEEDS_FRESH_S
+    assert growing.pool.snapshot().speeds.batch_doubles == pytest.approx(before, rel=0.3)
+
+
+def test_probes_make_no_worker_slow() -> None:
+    """They run while the others start, too; whoever was unlucky would get no request and never be measured again."""
+    lab = Lab()
+    for worker_id, step_ms in (("a", 5.5), ("b", 1.5), ("c", 1.6)):
+        lab.join(worker_id, decode_step_ms=step_ms)
+    assert lab.pool.snapshot().speeds.step_ms == pytest.approx([1.6, 1.6, 1.6])
+    lab.tell("b", decode_step_ms=3.0, running=4)
+    lab.clock.now += 2 * SPEEDS_FRESH_S
+    speeds = lab.pool.snapshot().speeds
+    assert speeds.batch_ms == pytest.approx([3.0 / (BATCH_DOUBLES_STEP + 4)] * 3)
 
 
 def test_one_worker_that_was_held_up_does_not_make_those_slow_that_are_idle() -> None:
