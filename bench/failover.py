@@ -93,8 +93,13 @@ def _submitted(spans: dict) -> list[int]:
     return [event.time_unix_nano for event in spans[_ARRIVAL][1].events if event.name == "submitted"]
 
 
-async def run(stack: RunningStack, collector: Collector, plan: Plan, kind: FaultKind, seed: int) -> list[Pause]:
-    """One kill in mid-stream; raises RuntimeError when a client did not get all of its tokens."""
+async def run(
+    stack: RunningStack, collector: Collector, plan: Plan, kind: FaultKind, seed: int
+) -> tuple[list[Pause], list[int]]:
+    """One kill in mid-stream: the pauses, and how many streams the workers had before it, the busiest first.
+
+    Raises RuntimeError when a client did not get all of its tokens.
+    """
     rng = random.Random(seed)
     traces = [secrets.token_hex(16) for _ in range(plan.streams)]
     prompts = [[rng.randrange(300, plan.vocab) for _ in range(plan.prompt_tokens)] for _ in traces]
@@ -107,6 +112,7 @@ async def run(stack: RunningStack, collector: Collector, plan: Plan, kind: Fault
 
     clients = [asyncio.create_task(stream(index)) for index in range(plan.streams)]
     await asyncio.sleep(plan.kill_after_s)
+    loads = sorted((view.state.running for view in await asyncio.to_thread(stack.workers)), reverse=True)
     fault = Fault(kind, await asyncio.to_thread(stack.busiest))
     offset_ns = time.time_ns() - time.perf_counter_ns()
     struck = await asyncio.to_thread(strike, stack, fault)
@@ -114,7 +120,7 @@ async def run(stack: RunningStack, collector: Collector, plan: Plan, kind: Fault
     if short := [a for a in answers if a.error or len(a.token_times) != plan.output_tokens]:
         raise RuntimeError(f"{len(short)} of {len(answers)} streams are not whole: {short[0].error or 'too short'}")
     found = [divide(a, spans_of(collector, t), struck.at_ns, offset_ns) for a, t in zip(answers, traces, strict=True)]
-    return [pause for pause in found if pause is not None]
+    return [pause for pause in found if pause is not None], loads
 
 
 def measure(plan: Plan, rounds: int, console: Console) -> dict[FaultKind, list[Pause]]:
@@ -126,8 +132,11 @@ def measure(plan: Plan, rounds: int, console: Console) -> dict[FaultKind, list[P
             for turn in range(rounds):
                 for number, kind in enumerate(KINDS):
                     stack.wait_serving(plan.workers)
-                    pauses = asyncio.run(run(stack, collector, plan, kind, seed=turn * len(KINDS) + number))
-                    console.print(f"{kind}: {len(pauses)} streams moved", highlight=False)
+                    pauses, loads = asyncio.run(run(stack, collector, plan, kind, seed=turn * len(KINDS) + number))
+                    before = ", ".join(map(str, loads))
+                    console.print(
+                        f"{kind}: {len(pauses)} streams moved; before it workers had {before}", highlight=False
+                    )
                     found[kind] += pauses
             stack.wait_serving(plan.workers)
     return found

@@ -48,7 +48,8 @@ class _Column:
     UNACKED = 12
     WORK = 13  # tokens that it has computed, decaying with WORK_HALF_LIFE_S
     TOKEN_S = 14  # seconds for a token of a prompt, 1 / RATE averaged with TOKEN_HALF_LIFE_S
-    COUNT = 15
+    BUSY_AT = 15  # when it first said that it had requests; 0: not yet
+    COUNT = 16
 
 
 @dataclass(slots=True)
@@ -132,8 +133,12 @@ class Pool:
         if not column[_Column.RATE]:  # its first word: until now it was taken to be like the others
             self._known_speeds = None
         if rate := state.prefill_tokens_per_s:
-            old = math.exp2((column[_Column.LAST_SEEN] - now) / TOKEN_HALF_LIFE_S) if column[_Column.RATE] else 0.0
+            # What was measured before the first request, and by the first few, is soon outweighed.
+            half_life_s = min(now - column[_Column.BUSY_AT], TOKEN_HALF_LIFE_S) if column[_Column.BUSY_AT] else 0.0
+            old = math.exp2((column[_Column.LAST_SEEN] - now) / half_life_s) if half_life_s else 0.0
             column[_Column.TOKEN_S] = old * column[_Column.TOKEN_S] + (1.0 - old) / rate
+        if running and not column[_Column.BUSY_AT]:
+            column[_Column.BUSY_AT] = now
         column[_Column.TOLD] = (
             now,
             state.queued_prefill_tokens,
@@ -164,7 +169,7 @@ class Pool:
         member.breaker = Breaker(member.breaker.limits)
         member.draining = False
         self._tripped.pop(member.worker_id, None)
-        self._table[[_Column.STEP_MS, _Column.STEP_BATCH, _Column.RATE], member.index] = 0.0
+        self._table[[_Column.STEP_MS, _Column.STEP_BATCH, _Column.RATE, _Column.BUSY_AT], member.index] = 0.0
 
     def disconnected(self, worker_id: str) -> None:
         """Its state stream is broken: whatever it is doing, new requests go elsewhere."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.router.snapshot import NEVER_MS, Floats, Speeds
 
@@ -84,9 +85,11 @@ class StepGrowth:
 
 def speeds_of(told: Told) -> Speeds:
     """What decisions count with; none of the arrays is one of `told`, which may change."""
-    similar_rate = _alike(1.0 / _or_mean(told.token_s, 1.0 / ASSUMED_PREFILL_RATE))
+    probed = told.step_batch == 0
+    similar_rate = _alike(_unprobed(1.0 / _or_mean(told.token_s, 1.0 / ASSUMED_PREFILL_RATE), probed))
     batch = told.batch_doubles + np.maximum(told.step_batch, 1.0)
-    batch_ms = _alike(_of_busy(_or_mean(told.step_ms, ASSUMED_STEP_MS) / batch, told))
+    batch_ms = _unprobed(_or_mean(told.step_ms, ASSUMED_STEP_MS) / batch, probed)
+    batch_ms = _alike(_renewed(batch_ms, told.step_age_s))
     limits = told.max_request_tokens.copy()
     movable = (told.pull_bytes_per_s > 0) & (told.kv_bytes_per_token > 0)
     bytes_per_ms = np.where(movable, told.pull_bytes_per_s, 1.0) / 1000.0
@@ -103,19 +106,25 @@ def speeds_of(told: Told) -> Speeds:
     )
 
 
-def _of_busy(batch_ms: Floats, told: Told) -> Floats:
+def _unprobed(speeds: Floats, probed: NDArray[np.bool_]) -> Floats:
+    """Speeds of which those of mere probes are taken to be as usual: they ran while other processes started."""
+    if not np.count_nonzero(probed):
+        return speeds
+    measured = speeds[~probed]
+    return np.where(probed, _median(measured if len(measured) else speeds), speeds)
+
+
+def _renewed(batch_ms: Floats, age_s: Floats) -> Floats:
     """Steps of which the old ones are taken to be more and more like what is usual among the new ones.
 
     A worker that was slow for a moment, perhaps for its neighbours' sake, and then idle would never be asked again.
     What is usual is the median by freshness: of a mean one such worker would be most, and all that are idle would be
-    taken to be as slow. Who has had no request yet is taken to be as usual: it was probed while others started.
+    taken to be as slow.
     """
-    busy = told.step_batch > 0
-    weight = np.exp2(-np.minimum(told.step_age_s, 1000.0) / STEP_HALF_LIFE_S) * busy
+    weight = np.exp2(-np.minimum(age_s, 1000.0) / STEP_HALF_LIFE_S)
     known = weight.sum()
     if known < 1e-3:
-        some = batch_ms[busy] if np.count_nonzero(busy) else batch_ms
-        return np.where(busy, batch_ms, _median(some)) if len(some) else batch_ms
+        return batch_ms
     order = batch_ms.argsort()
     usual = batch_ms[order[np.searchsorted(weight[order].cumsum(), known / 2.0)]]
     renewed: Floats = weight * batch_ms + (1.0 - weight) * usual

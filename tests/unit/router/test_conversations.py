@@ -178,7 +178,7 @@ def test_requests_that_all_come_at_once_are_spread_evenly(probes_ms: tuple[float
     """Nobody tells anything between the decisions."""
     lab, policy = Lab(), make_policy("cost", 0.5)
     for i, probe_ms in enumerate(probes_ms):
-        lab.join(f"w{i}", decode_step_ms=probe_ms, prefill_tokens_per_s=17_000)
+        lab.join(f"w{i}", decode_step_ms=probe_ms, prefill_tokens_per_s=26_000 / probe_ms)
     on_each: Counter[str] = Counter()
     for i in range(64):
         snapshot = lab.pool.snapshot()

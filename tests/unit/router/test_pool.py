@@ -269,7 +269,7 @@ def test_shares_tell_slow_workers_from_those_that_were_measured_so(rate: float, 
     """A share is of time; but equal workers measure speeds that differ by some."""
     lab = Lab()
     for worker_id in ("a", "b", "odd"):
-        lab.join(worker_id, waiting=8, prefill_tokens_per_s=rate if worker_id == "odd" else 10_000)
+        lab.join(worker_id, running=8, prefill_tokens_per_s=rate if worker_id == "odd" else 10_000)
     for worker_id in ("a", "b", "odd"):
         lab.pool.book(worker_id, seq=1, tokens=100)
     assert lab.pool.snapshot().share[2] == pytest.approx(share)
@@ -290,14 +290,26 @@ def test_equal_workers_have_equal_shares_however_their_rates_swing() -> None:
             assert lab.pool.snapshot().share == pytest.approx([1, 1, 1])
 
 
+def test_a_probe_is_outweighed_by_the_first_second_of_work() -> None:
+    lab = Lab()
+    for worker_id, rate in (("a", 16_000), ("b", 16_000), ("unlucky", 2_000)):
+        lab.join(worker_id, prefill_tokens_per_s=rate)
+    for _ in range(10):
+        lab.clock.now += 0.1
+        for worker_id in ("a", "b", "unlucky"):
+            lab.tell(worker_id, running=4, prefill_tokens_per_s=16_000)
+    lab.clock.now += SPEEDS_FRESH_S
+    assert lab.pool.snapshot().speeds.similar_rate == pytest.approx([16_000, 16_000, 16_000])
+
+
 def test_a_worker_that_restarts_is_measured_anew() -> None:
     lab = Lab()
     for worker_id in ("a", "b"):
-        lab.join(worker_id, waiting=8)
+        lab.join(worker_id, running=8)
     for worker_id in ("a", "b"):
-        lab.tell(worker_id, waiting=8, computed_tokens=100)
+        lab.tell(worker_id, running=8, computed_tokens=100)
     lab.clock.now += 1
-    lab.tell("a", waiting=8, incarnation="second", prefill_tokens_per_s=5_000)
+    lab.tell("a", running=8, incarnation="second", prefill_tokens_per_s=5_000)
     assert lab.pool.snapshot().share[0] == pytest.approx(4 / 3)
 
 
@@ -343,9 +355,11 @@ def test_steps_that_were_held_up_tell_little_of_batches(growing: Lab) -> None:
 def test_probes_make_no_worker_slow() -> None:
     """They run while the others start, too; whoever was unlucky would get no request and never be measured again."""
     lab = Lab()
-    for worker_id, step_ms in (("a", 5.5), ("b", 1.5), ("c", 1.6)):
-        lab.join(worker_id, decode_step_ms=step_ms)
-    assert lab.pool.snapshot().speeds.step_ms == pytest.approx([1.6, 1.6, 1.6])
+    for worker_id, step_ms, rate in (("a", 5.5, 5_000), ("b", 1.5, 17_000), ("c", 1.6, 16_000)):
+        lab.join(worker_id, decode_step_ms=step_ms, prefill_tokens_per_s=rate)
+    speeds = lab.pool.snapshot().speeds
+    assert speeds.step_ms == pytest.approx([1.6, 1.6, 1.6])
+    assert speeds.similar_rate == pytest.approx([16_000, 16_000, 16_000])
     lab.tell("b", decode_step_ms=3.0, running=4)
     lab.clock.now += 2 * SPEEDS_FRESH_S
     speeds = lab.pool.snapshot().speeds
@@ -369,8 +383,9 @@ def test_one_worker_that_was_held_up_does_not_make_those_slow_that_are_idle() ->
 def test_load_is_compared_by_speed_and_only_while_the_fleet_is_busy() -> None:
     lab = Lab()
     for worker_id, rate in (("a", 10_000), ("b", 10_000), ("fast", 20_000)):
-        lab.join(worker_id, prefill_tokens_per_s=rate)
+        lab.join(worker_id, prefill_tokens_per_s=rate, running=1)
     lab.tell("a", running=6, waiting=2)
+    lab.tell("b")
     assert lab.pool.snapshot().load_share.tolist() == [1, 1, 1]
     lab.tell("fast", running=8, prefill_tokens_per_s=20_000)
     lab.pool.book("b", seq=1, tokens=10)
