@@ -25,6 +25,8 @@ WORK_HALF_LIFE_S = 20.0
 BUSY_LOAD = 4.0
 # A rate follows the prompts that a worker has just had; what kind of worker it is shows over this time.
 TOKEN_HALF_LIFE_S = 10.0
+# For this long after its first request what a worker tells of itself is mostly what it had found in a probe.
+PROBED_S = 0.5
 # For this long speeds that were derived from the workers' words serve all decisions: they change slowly.
 SPEEDS_FRESH_S = 0.1
 
@@ -42,7 +44,7 @@ class _Column:
     LAST_SEEN, QUEUED, REQUESTS, RATE, MAX_TOKENS, KV_BYTES, PULL_RATE = range(7)
     WHY_NOT = 7
     STEP_MS = 8
-    STEP_BATCH = 9  # 0: a probe, before any request
+    STEP_BATCH = 9  # 0: before any request
     STEP_AT = 10  # when STEP_MS was measured
     UNACKED_TOKENS = 11
     UNACKED = 12
@@ -343,6 +345,7 @@ class Pool:
                 step_ms=table[_Column.STEP_MS],
                 step_batch=table[_Column.STEP_BATCH],
                 step_age_s=now - table[_Column.STEP_AT],
+                probed=(table[_Column.BUSY_AT] == 0) | (table[_Column.BUSY_AT] > now - PROBED_S),
                 max_request_tokens=table[_Column.MAX_TOKENS],
                 kv_bytes_per_token=table[_Column.KV_BYTES],
                 pull_bytes_per_s=table[_Column.PULL_RATE],

@@ -35,8 +35,9 @@ class Told:
     prefill_rate: Floats
     token_s: Floats  # seconds for a token of a prompt, over a longer time than the rate
     step_ms: Floats
-    step_batch: Floats  # 0: a probe's, before any request
+    step_batch: Floats
     step_age_s: Floats
+    probed: NDArray[np.bool_]  # it has hardly had a request: all it knows of itself is from a probe
     max_request_tokens: Floats
     kv_bytes_per_token: Floats
     pull_bytes_per_s: Floats
@@ -85,10 +86,9 @@ class StepGrowth:
 
 def speeds_of(told: Told) -> Speeds:
     """What decisions count with; none of the arrays is one of `told`, which may change."""
-    probed = told.step_batch == 0
-    similar_rate = _alike(_unprobed(1.0 / _or_mean(told.token_s, 1.0 / ASSUMED_PREFILL_RATE), probed))
+    similar_rate = _alike(_unprobed(1.0 / _or_mean(told.token_s, 1.0 / ASSUMED_PREFILL_RATE), told.probed))
     batch = told.batch_doubles + np.maximum(told.step_batch, 1.0)
-    batch_ms = _unprobed(_or_mean(told.step_ms, ASSUMED_STEP_MS) / batch, probed)
+    batch_ms = _unprobed(_or_mean(told.step_ms, ASSUMED_STEP_MS) / batch, told.probed)
     batch_ms = _alike(_renewed(batch_ms, told.step_age_s))
     limits = told.max_request_tokens.copy()
     movable = (told.pull_bytes_per_s > 0) & (told.kv_bytes_per_token > 0)

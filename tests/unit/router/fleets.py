@@ -51,6 +51,7 @@ def snapshot_of(workers: Sequence[Worker]) -> Snapshot:
                 step_ms=np.array([w.step_ms for w in workers], dtype=float),
                 step_batch=np.ones(len(workers)),
                 step_age_s=np.zeros(len(workers)),
+                probed=np.zeros(len(workers), dtype=bool),
                 max_request_tokens=np.array([w.max_tokens for w in workers], dtype=float),
                 kv_bytes_per_token=np.array([w.kv_bytes for w in workers], dtype=float),
                 pull_bytes_per_s=np.array([w.pull_rate for w in workers], dtype=float),

@@ -5,7 +5,7 @@ import random
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.router.pool import SILENT_S, SPEEDS_FRESH_S, UNACKNOWLEDGED_S
+from services.router.pool import PROBED_S, SILENT_S, SPEEDS_FRESH_S, UNACKNOWLEDGED_S
 from services.router.snapshot import WhyNot
 from services.router.speeds import BATCH_DOUBLES_STEP
 from tests.unit.router.fleets import LIMITS, Lab
@@ -224,6 +224,7 @@ def test_unmeasured_speeds_are_taken_to_be_like_the_others(lab: Lab) -> None:
 
 def test_an_idle_worker_is_judged_by_its_last_busy_step(lab: Lab) -> None:
     lab.tell("a", decode_step_ms=40, running=64)
+    lab.clock.now += 2 * PROBED_S
     lab.tell("a", decode_step_ms=40, running=0)
     snapshot = lab.pool.snapshot()
     a = snapshot.worker_ids.index("a")
@@ -270,6 +271,7 @@ def test_shares_tell_slow_workers_from_those_that_were_measured_so(rate: float, 
     lab = Lab()
     for worker_id in ("a", "b", "odd"):
         lab.join(worker_id, running=8, prefill_tokens_per_s=rate if worker_id == "odd" else 10_000)
+    lab.clock.now += 2 * PROBED_S
     for worker_id in ("a", "b", "odd"):
         lab.pool.book(worker_id, seq=1, tokens=100)
     assert lab.pool.snapshot().share[2] == pytest.approx(share)
@@ -310,6 +312,7 @@ def test_a_worker_that_restarts_is_measured_anew() -> None:
         lab.tell(worker_id, running=8, computed_tokens=100)
     lab.clock.now += 1
     lab.tell("a", running=8, incarnation="second", prefill_tokens_per_s=5_000)
+    lab.clock.now += 2 * PROBED_S
     assert lab.pool.snapshot().share[0] == pytest.approx(4 / 3)
 
 
@@ -317,8 +320,9 @@ def test_what_was_measured_long_ago_gives_way_to_what_others_measure() -> None:
     lab = Lab()
     for worker_id, step_ms in (("idle", 40), ("busy", 10)):
         lab.join(worker_id, decode_step_ms=step_ms, running=4)
-    assert lab.pool.snapshot().speeds.step_ms == pytest.approx([40, 10])
-    for _ in range(15):
+    lab.clock.now += 2 * PROBED_S
+    assert lab.pool.snapshot().speeds.step_ms == pytest.approx([38.6, 10], abs=0.1)
+    for _ in range(14):
         lab.clock.now += 1
         lab.tell("idle", decode_step_ms=40)
         lab.tell("busy", decode_step_ms=10, running=4)
@@ -338,7 +342,7 @@ def test_steps_are_compared_as_if_their_batches_were_equal(growing: Lab) -> None
     growing.tell("a", decode_step_ms=1.6, running=1)
     growing.tell("b", decode_step_ms=7.8, running=32)
     growing.tell("slow", decode_step_ms=24, running=16)
-    growing.clock.now += 2 * SPEEDS_FRESH_S
+    growing.clock.now += 2 * PROBED_S
     speeds = growing.pool.snapshot().speeds
     assert speeds.batch_doubles == pytest.approx(7, rel=0.2)
     assert speeds.batch_ms / speeds.batch_ms[0] == pytest.approx([1, 1, 5.2], rel=0.1)
@@ -361,7 +365,7 @@ def test_probes_make_no_worker_slow() -> None:
     assert speeds.step_ms == pytest.approx([1.6, 1.6, 1.6])
     assert speeds.similar_rate == pytest.approx([16_000, 16_000, 16_000])
     lab.tell("b", decode_step_ms=3.0, running=4)
-    lab.clock.now += 2 * SPEEDS_FRESH_S
+    lab.clock.now += 2 * PROBED_S
     speeds = lab.pool.snapshot().speeds
     assert speeds.batch_ms == pytest.approx([3.0 / (BATCH_DOUBLES_STEP + 4)] * 3)
 
@@ -384,6 +388,7 @@ def test_load_is_compared_by_speed_and_only_while_the_fleet_is_busy() -> None:
     lab = Lab()
     for worker_id, rate in (("a", 10_000), ("b", 10_000), ("fast", 20_000)):
         lab.join(worker_id, prefill_tokens_per_s=rate, running=1)
+    lab.clock.now += 2 * PROBED_S
     lab.tell("a", running=6, waiting=2)
     lab.tell("b")
     assert lab.pool.snapshot().load_share.tolist() == [1, 1, 1]
