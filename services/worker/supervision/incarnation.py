@@ -171,6 +171,9 @@ class Incarnation:
             self._read_messages()  # its own words, if it left any, say more
         if not self.lost.done():
             self.lost.set_result(f"rank {rank}: process {self._link.lines[rank].pid} is dying")
+        if rank in self._pidfds:  # where only its main thread has ended, the others would keep the process
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfds[rank], signal.SIGKILL)
 
     def _on_exit(self, rank: int) -> None:
         text, code, number = describe_exit(self._link.lines[rank].pid)

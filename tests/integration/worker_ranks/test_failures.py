@@ -51,17 +51,14 @@ async def test_a_killed_rank_is_named_under_load(make_group: MakeGroup) -> None:
     await wait_gone(pids)
 
 
-async def test_a_dying_rank_is_noticed_before_its_process_is_gone(make_group: MakeGroup) -> None:
+async def test_a_rank_without_its_main_thread_is_noticed_and_ended(make_group: MakeGroup) -> None:
     group = make_group(model="misbehave", stall_timeout_s=60.0)
     pids = pids_of(await group.start())
     Conversation(group, [[1, standin.DIE_SLOWLY]]).submit()
     async with asyncio.timeout(NOTICED_S):
         assert await group.wait_lost() == f"rank 1: process {pids[1]} is dying"
-    failure = asyncio.create_task(failure_of(group))
-    await asyncio.sleep(0)
-    assert not failure.done()
-    os.kill(pids[1], signal.SIGKILL)
-    assert ((await failure).rank, (await failure).kind) == (1, FailureKind.EXITED)
+    failure = await failure_of(group)
+    assert (failure.rank, failure.kind, failure.signal) == (1, FailureKind.EXITED, signal.SIGKILL)
     await wait_gone(pids)
 
 
