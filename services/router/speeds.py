@@ -18,7 +18,7 @@ SAME_SPEED = 2.0
 # requests' attention and activations. Until that is measured, and what is believed of a measurement.
 BATCH_DOUBLES_STEP = 64.0
 LEAST_DOUBLES, MOST_DOUBLES = 4.0, 256.0
-# It is measured over about so many words of workers, if their batches vary (by as much, squared).
+# It is measured over about so many words of workers, once there are enough of them and their batches vary enough.
 GROWTH_WORDS = 2000.0
 ENOUGH_WORDS, ENOUGH_VARIANCE = 100.0, 4.0
 # Times what is expected that a word counts for at most, or the mean: a step that was held up tells nothing of batches.

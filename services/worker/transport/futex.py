@@ -23,8 +23,15 @@ if _MACHINE not in _SYSCALL_NUMBERS:
     raise ImportError(f"no futex system call number known for {_MACHINE}; known: {sorted(_SYSCALL_NUMBERS)}")
 
 
-class _TimeSpec(ctypes.Structure):
+class TimeSpec(ctypes.Structure):
+    """C's timespec, made by `of`."""
+
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+    @classmethod
+    def of(cls, seconds: float) -> TimeSpec:
+        """From a time or a duration that is not negative."""
+        return cls(int(seconds), int(seconds % 1 * 1e9))
 
 
 # A CDLL call releases the GIL, so other threads of this process run while one sleeps here.
@@ -41,7 +48,7 @@ def wake(address: int) -> None:
 
 def sleep_while(address: int, expected: int, timeout_s: float) -> None:
     """Sleep until woken, `timeout_s` passed, or at once when the word is no longer `expected`."""
-    spec = _TimeSpec(int(timeout_s), int(timeout_s % 1 * 1e9))
+    spec = TimeSpec.of(timeout_s)
     if _syscall(_NUMBER, address, _WAIT, expected, ctypes.addressof(spec)) == 0:
         return
     code = ctypes.get_errno()

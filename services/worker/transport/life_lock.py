@@ -12,16 +12,13 @@ import errno
 import os
 import time
 
+from services.worker.transport.futex import TimeSpec
 from services.worker.transport.segment import Segment
 
 LOCK_BYTES = 64  # a pthread_mutex_t, of at most 48 bytes, with a cache line of its own
 
 _PROCESS_SHARED, _ROBUST = 1, 1  # the same in glibc and musl
 _libc = ctypes.CDLL(None)  # its calls release the GIL
-
-
-class _TimeSpec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
 class LifeLock:
@@ -50,8 +47,7 @@ class LifeLock:
 
         Raises OSError when nobody held it.
         """
-        until = time.time() + timeout_s
-        deadline = _TimeSpec(int(until), int(until % 1 * 1e9))
+        deadline = TimeSpec.of(time.time() + timeout_s)
         code = _libc.pthread_mutex_timedlock(self._mutex, ctypes.byref(deadline))
         if code == errno.ETIMEDOUT:
             return False
