@@ -1,0 +1,72 @@
+"""What every test of a cluster has: namespaces that are removed after it, and a report when it fails.
+
+The suite takes any cluster: ``RYZANSTEIN_TEST_KUBECONFIG`` names its kubeconfig. Without one it is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.kube import Kube
+from tests.programs import required
+
+KUBECONFIG = os.environ.get("RYZANSTEIN_TEST_KUBECONFIG", "")
+LEFT_OUT = "tests/cluster is left out: RYZANSTEIN_TEST_KUBECONFIG names no cluster (`make test-cluster` starts one)"
+# What the report of a failed test shows: the namespaces that are in use.
+IN_USE: pytest.StashKey[list[Kube]] = pytest.StashKey()
+
+collect_ignore_glob = [] if KUBECONFIG or required() else ["*test_*.py"]
+
+Namespaces = Callable[..., Kube]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if collect_ignore_glob:
+        terminalreporter.write_line(LEFT_OUT)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report: pytest.TestReport = yield  # type: ignore[assignment]
+    if report.failed:
+        for kube in item.session.stash.get(IN_USE, []):
+            report.sections.append((f"namespace {kube.namespace}", kube.report()))
+    return report  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="session")
+def kubeconfig() -> Path:
+    if not KUBECONFIG:
+        pytest.fail("RYZANSTEIN_TEST_KUBECONFIG names no cluster, and here the tests of one must not be left out")
+    return Path(KUBECONFIG)
+
+
+@pytest.fixture(scope="session")
+def namespaces(kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[Namespaces]:
+    """Makes namespaces: ``namespaces("name", labels={...})``. They are removed at the end of the session."""
+    in_use = request.session.stash.setdefault(IN_USE, [])
+
+    def create(name: str, labels: dict[str, str] | None = None) -> Kube:
+        kube = Kube(kubeconfig, name)
+        kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}})
+        in_use.append(kube)
+        return kube
+
+    yield create
+    for kube in in_use:
+        kube.kubectl("delete", "namespace", kube.namespace, "--wait=false", "--ignore-not-found")
+
+
+@pytest.fixture
+def namespace(namespaces: Namespaces, request: pytest.FixtureRequest) -> Iterator[Kube]:
+    """A namespace of the test's own, named like it, removed after it."""
+    name = request.node.name.split("[")[0].removeprefix("test_").replace("_", "-")[:50].strip("-")
+    kube = namespaces(f"{name}-{secrets.token_hex(2)}")
+    yield kube
+    kube.kubectl("delete", "namespace", kube.namespace, "--wait=false")
+    request.session.stash[IN_USE].remove(kube)
