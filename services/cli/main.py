@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from services.cli.errors import CommandError
+from services.cli.kube.commands import kube
 from services.cli.stack.options import BUNDLED_MODEL, StackOptions
 from services.cli.stack.state import read_state
 
@@ -155,6 +156,8 @@ def train_tiny(context: typer.Context) -> None:
     command = [sys.executable, "-m", "services.trainer", "train", *context.args]
     raise typer.Exit(subprocess.call(command, env=os.environ))
 
+
+app.add_typer(kube, name="kube")
 
 bench = typer.Typer(no_args_is_help=True, help="Measure parts of the system on this machine.")
 app.add_typer(bench, name="bench")

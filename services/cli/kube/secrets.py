@@ -1,0 +1,75 @@
+"""Secrets that an installation needs before its pods can start."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from pathlib import Path
+
+from kubernetes import client, config
+
+from services.cli.errors import CommandError
+
+_SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_PASSWORD_BYTES = 32
+_ALREADY_EXISTS = 409
+_NOT_FOUND = 404
+
+
+def connect() -> client.CoreV1Api:
+    """The API of the cluster that this pod runs in, or else of the kubeconfig.
+
+    Raises:
+        CommandError: there is neither.
+    """
+    try:
+        config.load_config()  # type: ignore[no-untyped-call]
+    except config.ConfigException as error:
+        raise CommandError(f"no Kubernetes cluster: {error}") from error
+    return client.CoreV1Api()
+
+
+def own_namespace() -> str:
+    """The namespace that this pod runs in, `default` outside of a pod."""
+    try:
+        return _SERVICE_ACCOUNT_NAMESPACE.read_text().strip()
+    except FileNotFoundError:
+        return "default"
+
+
+def ensure_password(api: client.CoreV1Api, namespace: str, name: str, key: str, labels: dict[str, str]) -> bool:
+    """Make the secret `name` with a random URL-safe password under `key` unless it exists; never change one that does.
+
+    Returns whether it was made now.
+
+    Raises:
+        CommandError: it exists without `key`, or the API server refuses.
+    """
+    secret = client.V1Secret(
+        metadata=client.V1ObjectMeta(name=name, labels=labels),
+        type="Opaque",
+        data={key: base64.b64encode(secrets.token_urlsafe(_PASSWORD_BYTES).encode()).decode()},
+    )
+    try:
+        if _has_key(api, namespace, name, key):
+            return False
+        api.create_namespaced_secret(namespace, secret)
+    except client.ApiException as error:
+        if error.status == _ALREADY_EXISTS:  # made by another run of this Job in the meantime
+            return False
+        raise CommandError(f"secret {namespace}/{name}: {error.reason} ({error.status})") from error
+    return True
+
+
+def _has_key(api: client.CoreV1Api, namespace: str, name: str, key: str) -> bool:
+    try:
+        data = api.read_namespaced_secret(name, namespace).data or {}
+    except client.ApiException as error:
+        if error.status == _NOT_FOUND:
+            return False
+        raise
+    if key not in data:
+        raise CommandError(
+            f"secret {namespace}/{name} has no key {key!r}, only {sorted(data)}; add it or delete the secret"
+        )
+    return True
