@@ -19,6 +19,7 @@ from services.cli.errors import CommandError
 from services.cli.kube.commands import kube
 from services.cli.stack.options import BUNDLED_MODEL, StackOptions
 from services.cli.stack.state import read_state
+from services.common.cores import usable_cores
 
 _DOWN_S = 60.0
 
@@ -194,7 +195,7 @@ def bench_collectives(
         raise CommandError(f"--model {model}: no config.json there")
     options = ["--repeats", str(repeats), "--batch", str(batch), *(["--json"] if as_json else [])]
     options += ["--model", model] if model else ["--share", str(share)] if share else []
-    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    threads = max(1, usable_cores() // ranks)
     # As in a worker: idle OpenMP threads must not take the cores from the other ranks.
     defaults = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     launch = ["-m", "services.worker.supervision.launch", "--standalone", f"--nproc-per-node={ranks}"]

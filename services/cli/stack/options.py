@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.cli.errors import CommandError
+from services.common.cores import usable_cores
 
 BUNDLED_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
@@ -32,8 +32,7 @@ class StackOptions:
     @property
     def threads_per_rank(self) -> int:
         """Share of the cores that each rank may use."""
-        cores = len(os.sched_getaffinity(0))
-        return max(1, cores // (self.workers * self.tensor_parallel))
+        return max(1, usable_cores() // (self.workers * self.tensor_parallel))
 
 
 def check(options: StackOptions) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from services.common.cgroup import memory_limits
+
 _MIB = 1 << 20
 
 
@@ -44,19 +46,12 @@ def require_memory(needed: int, available: int, *, what: str) -> None:
 
 
 def available_host_memory(root: Path = Path("/")) -> int:
-    """Bytes this process may still allocate: what the machine has free, or less if a cgroup limits us."""
-    available = _mem_available(root / "proc/meminfo")
-    group = root / "sys/fs/cgroup"
-    for limit_name, used_name in (
-        ("memory.max", "memory.current"),  # version 2
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),  # version 1
-    ):
-        limit, used = group / limit_name, group / used_name
-        if limit.exists() and used.exists():
-            text = limit.read_text().strip()
-            if text != "max":
-                available = min(available, max(0, int(text) - int(used.read_text())))
-    return available
+    """Bytes this process may still allocate: what the machine has free, or less if a container limits us.
+
+    Page cache counts as free in both: the kernel drops it first.
+    """
+    machine = _mem_available(root / "proc/meminfo")
+    return min((machine, *(max(0, group.limit - group.used) for group in memory_limits(root))))
 
 
 def _mem_available(meminfo: Path) -> int:

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from services.common.cores import usable_cores
 from services.worker.parallel.shared_memory import SharedMemoryCommunicator
 from services.worker.ranks.decode_share import DecodeStep, measure_decode, predict_speedup
 from services.worker.supervision.lifeline import die_with_parent
 from services.worker.transport.control import RankLine
-from services.worker.transport.cores import usable_cores
 from services.worker.transport.futex import Patience
 from services.worker.transport.segment import Segment
 from services.worker.transport.settings import GroupLayout, RankGroupConfig

@@ -6,9 +6,9 @@ import os
 import time
 from dataclasses import dataclass
 
+from services.common.cores import usable_cores
 from services.worker.transport.control import RankLine, RankState
 from services.worker.transport.copy_codec import CopyOrder, decode_order
-from services.worker.transport.cores import usable_cores
 from services.worker.transport.doorbell import DoorbellButton
 from services.worker.transport.futex import Patience
 from services.worker.transport.life_lock import LifeLock

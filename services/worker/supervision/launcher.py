@@ -9,8 +9,8 @@ import signal
 import sys
 from collections import deque
 
+from services.common.cores import usable_cores
 from services.worker.supervision.lifeline import PARENT_VARIABLE
-from services.worker.transport.cores import usable_cores
 from services.worker.transport.settings import SETTINGS_VARIABLE, RankSettings
 
 _LINES_KEPT = 60

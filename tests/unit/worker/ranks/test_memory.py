@@ -12,16 +12,7 @@ from services.worker.memory.sizing import (
     blocks_for,
     require_memory,
 )
-
-
-def machine(root: Path, available_kib: int, **cgroup: str) -> Path:
-    (root / "proc").mkdir()
-    (root / "proc/meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {available_kib} kB\n")
-    for name, text in cgroup.items():
-        file = root / "sys/fs/cgroup" / name.replace("__", ".").replace("_v1_", "memory/memory.")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text + "\n")
-    return root
+from tests.unit.common.containers import container
 
 
 def test_tokens_round_up_and_bytes_round_down_after_the_null_block() -> None:
@@ -41,15 +32,11 @@ def test_too_little_memory_names_need_and_supply() -> None:
         require_memory(3 << 20, 1 << 20, what="a KV cache")
 
 
-def test_the_tighter_of_machine_and_cgroup_counts(tmp_path: Path) -> None:
-    limits = {
-        "machine": ({}, 8 << 20),
-        "unlimited": ({"memory__max": "max", "memory__current": "5"}, 8 << 20),
-        "v2": ({"memory__max": "3000", "memory__current": "1000"}, 2000),
-        "v1": ({"_v1_limit_in_bytes": "5000", "_v1_usage_in_bytes": "1000"}, 4000),
-        "used up": ({"memory__max": "3000", "memory__current": "4000"}, 0),
-    }
-    for name, (cgroup, expected) in limits.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        assert available_host_memory(machine(folder, 8 << 10, **cgroup)) == expected, name
+def test_the_tighter_of_machine_and_container_counts(tmp_path: Path) -> None:
+    root = tmp_path
+    (root / "proc").mkdir()
+    (root / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 8192 kB\n")
+    assert available_host_memory(root) == 8 << 20
+    for limit, used, expected in ((3000, 1000, 2000), (3000, 4000, 0), (1 << 62, 1000, 8 << 20)):
+        container(root, {"memory.max": limit, "memory.current": used})
+        assert available_host_memory(root) == expected
