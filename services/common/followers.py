@@ -51,19 +51,19 @@ class Followers:
         self._watcher = watcher
         self._hooks = hooks
         self._followers: dict[str, _Follower] = {}
-        self._read = asyncio.Event()
+        self.read = asyncio.Event()  # Redis has answered once
         self.joined = self.left = 0  # since the start
 
     @property
     def leases_read(self) -> bool:
         """Whether Redis has answered once."""
-        return self._read.is_set()
+        return self.read.is_set()
 
     async def wait_read(self, at_most_s: float) -> None:
         """Return when Redis has answered once and its workers are known, or after `at_most_s` without it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(at_most_s):
-                await self._read.wait()
+                await self.read.wait()
 
     async def run(self) -> None:
         """Follow until cancelled; an unexpected error of one task ends all, loudly."""
@@ -71,7 +71,7 @@ class Followers:
             async for leases in watch:
                 if leases is not None:
                     await self._reconcile(group, leases)
-                    self._read.set()
+                    self.read.set()
 
     async def _reconcile(self, group: asyncio.TaskGroup, leases: dict[str, Lease]) -> None:
         for worker_id, lease in leases.items():

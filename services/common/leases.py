@@ -15,9 +15,11 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import asdict, dataclass
 
 import redis.asyncio as redis
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from services.common.keys import RedisKeys
+from services.common.redis_client import RedisAccess
+from services.common.redis_outage import RedisOutage
 from services.common.tasks import end_tasks
 
 BEAT_S = 1.0
@@ -129,12 +131,13 @@ class LeaseTable:
 
 
 class LeaseKeeper:
-    """Keeps one worker's lease alive. Redis being away is logged once and never stops the worker."""
+    """Keeps one worker's lease alive. Redis being away is logged and never stops the worker."""
 
-    def __init__(self, client: redis.Redis, keys: RedisKeys, current: Callable[[], Lease]) -> None:
+    def __init__(self, client: redis.Redis, keys: RedisKeys, access: RedisAccess, current: Callable[[], Lease]) -> None:
+        self.written = asyncio.Event()  # the lease, at least once
         self._table = LeaseTable(client, keys)
         self._current = current
-        self._reachable = True
+        self._outage = RedisOutage(log, access, "lease not renewed")
 
     async def run(self) -> None:
         """Beat until cancelled, then give the lease up."""
@@ -154,13 +157,10 @@ class LeaseKeeper:
         try:
             await self._table.write(lease)
         except (RedisError, OSError) as error:
-            if self._reachable:
-                log.warning("lease not renewed, Redis is away: %s", error)
-            self._reachable = False
+            self._outage.failed(error)
             return False
-        if not self._reachable:
-            log.info("Redis is back, lease renewed")
-        self._reachable = True
+        self._outage.ended()
+        self.written.set()
         return True
 
 
@@ -175,8 +175,10 @@ def _parse(text: bytes) -> Lease | None:
 class LeaseWatcher:
     """Reads all live leases: at once when one changes, and every `BEAT_S` in any case."""
 
-    def __init__(self, client: redis.Redis, keys: RedisKeys) -> None:
+    def __init__(self, client: redis.Redis, keys: RedisKeys, access: RedisAccess) -> None:
         self._redis = client
+        self._outage = RedisOutage(log, access, "leases not read")
+        self._deaf = RedisOutage(log, access, "changes of leases are noticed late")
         self._events = keys.worker_events
         self._table = LeaseTable(client, keys)
         self._seen = b""
@@ -195,19 +197,14 @@ class LeaseWatcher:
         """Yield the live leases again and again; None while Redis is away (keep what you have)."""
         changed = asyncio.Event()
         listener = asyncio.create_task(self._listen(changed))
-        reachable = True
         try:
             while True:
+                leases: dict[str, Lease] | None = None
                 try:
                     leases = await self.read()
+                    self._outage.ended()
                 except (RedisError, OSError) as error:
-                    if reachable:
-                        log.warning("leases not read, Redis is away: %s", error)
-                    reachable, leases = False, None
-                else:
-                    if not reachable:
-                        log.info("Redis is back, leases read")
-                    reachable = True
+                    self._outage.failed(error)
                 yield leases
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(BEAT_S):
@@ -222,8 +219,11 @@ class LeaseWatcher:
             try:
                 async with self._redis.pubsub() as pubsub:
                     await pubsub.subscribe(self._events)
+                    self._deaf.ended()
                     async for message in pubsub.listen():
                         if message["type"] == "message":
                             changed.set()
-            except (RedisError, OSError):
+            except (RedisError, OSError) as error:
+                if isinstance(error, NoPermissionError):  # all else hits the reader, too
+                    self._deaf.failed(error)
                 await asyncio.sleep(BEAT_S)

@@ -3,26 +3,130 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.credentials import CredentialProvider
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 Argument = bytes | str | int
 
 
-def open_redis(url: str, timeout_s: float, *, timed_by_caller: bool = False) -> redis.Redis:
+class RedisUrlError(ValueError):
+    """A URL is not one of a Redis; the message holds no part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAccess:
+    """Where Redis is and how to get in. User and password may be in the URL, percent-encoded; fields outweigh it."""
+
+    url: str
+    username: str = ""
+    password: str = ""
+    password_file: str = ""
+    ca_file: str = ""
+
+    def check(self) -> None:
+        """Raise RedisUrlError unless the URL can be used."""
+        try:
+            parts = urlsplit(self.url)
+            port, path = parts.port, parts.path.strip("/")
+        except ValueError:
+            raise RedisUrlError(_WRONG_URL) from None
+        if parts.scheme not in ("redis", "rediss", "unix"):
+            raise RedisUrlError("must start with redis://, rediss:// or unix://")
+        if parts.scheme == "unix":
+            ok = bool(path)
+        else:  # an @ behind the host is one of a password that is not encoded: the host would be a part of it
+            ok = (
+                bool(parts.hostname)
+                and port != 0
+                and (not path or path.isdigit())
+                and "@" not in parts.query + parts.fragment
+            )
+        try:
+            if ok:
+                redis.ConnectionPool.from_url(self.url).make_connection()  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError, RedisError):
+            ok = False
+        if not ok:
+            raise RedisUrlError(_WRONG_URL)
+
+    @property
+    def place(self) -> str:
+        """Host and port or the socket's path, without any secret."""
+        parts = urlsplit(self.url)
+        return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether TLS is spoken."""
+        return self.url.startswith("rediss://")
+
+    @property
+    def user(self) -> str:
+        """The ACL user; empty: Redis's default one."""
+        return self.username or unquote(urlsplit(self.url).username or "")
+
+    @property
+    def password_source(self) -> str:
+        """The variable that the password comes from; empty without one."""
+        if self.password_file:
+            return "RYZANSTEIN_REDIS_PASSWORD_FILE"
+        if self.password:
+            return "RYZANSTEIN_REDIS_PASSWORD"
+        return "RYZANSTEIN_REDIS_URL" if urlsplit(self.url).password else ""
+
+    def read_password(self) -> str:
+        """Empty without one; raises AuthenticationError when the file cannot be read."""
+        if not self.password_file:
+            return self.password or unquote(urlsplit(self.url).password or "")
+        try:
+            return Path(self.password_file).read_text().rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise AuthenticationError(f"RYZANSTEIN_REDIS_PASSWORD_FILE cannot be read: {error}") from error
+
+
+_WRONG_URL = (
+    "must be redis://[user:password@]host[:port][/number], rediss:// alike, or unix:///path; a password with special "
+    "characters belongs into RYZANSTEIN_REDIS_PASSWORD, or is percent-encoded here"
+)
+
+
+class _Credentials(CredentialProvider):
+    """Asked at every connect: a password file may have changed."""
+
+    def __init__(self, access: RedisAccess) -> None:
+        self._access = access
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        user, password = self._access.user, self._access.read_password()
+        return (user, password) if user else (password,)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self.get_credentials()
+
+
+def open_redis(access: RedisAccess, timeout_s: float, *, timed_by_caller: bool = False) -> redis.Redis:
     """A client whose commands answer or raise RedisError/OSError within about `timeout_s`; connects on first use.
 
     `timed_by_caller`: only connecting is limited here. The client's own limit costs it a task for every command.
     """
+    parts = urlsplit(access.url)
+    options: dict[str, Any] = {"ssl_ca_certs": access.ca_file} if access.ca_file else {}
+    if access.user or access.password_source:
+        options["credential_provider"] = _Credentials(access)
     client: redis.Redis = redis.from_url(
-        url,
+        parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(),
         socket_timeout=None if timed_by_caller else timeout_s,
         socket_connect_timeout=timeout_s,
         retry=Retry(NoBackoff(), 0),
+        **options,
     )
     return client
 

@@ -3,23 +3,98 @@
 from __future__ import annotations
 
 import socket
-from typing import Literal
+import ssl
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.common.redis_client import RedisAccess, RedisUrlError
+
+PREFIX = "RYZANSTEIN_"
+
+
+def _peer(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if address and not (host and "/" not in host and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError("must be host:port")
+    return address
+
+
+PeerAddress = Annotated[str, AfterValidator(_peer)]  # host:port, or empty
 
 
 class ServiceSettings(BaseSettings):
-    """What every service needs to know. Subclasses add their own fields; all are read once, at start."""
+    """What every service needs to know. Subclasses add their own fields; all are read once, at start.
 
-    model_config = SettingsConfigDict(env_prefix="RYZANSTEIN_", frozen=True, extra="ignore")
+    The values of fields with ``repr=False`` are secret: no message shows them.
+    """
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
 
     namespace: str = Field(default="default", description="Separates installations that share one Redis")
-    redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="redis:// or unix:// URL")
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0", repr=False, description="redis://, rediss:// (TLS) or unix:// URL"
+    )
+    redis_username: str = Field(default="", description="ACL user; default: the URL's, else Redis's default user")
+    redis_password: str = Field(default="", repr=False, description="As it is, unlike in the URL: nothing is escaped")
+    redis_password_file: str = Field(
+        default="", description="File with the password instead; read at every connect, so that it may change"
+    )
+    redis_ca_file: str = Field(
+        default="", description="PEM file of the CAs that rediss:// servers are trusted by, besides the system's"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     host: str = Field(default="127.0.0.1", description="Address that the service's ports listen on")
     advertise_host: str = Field(default="", description="Host name that peers reach this process by; default: `host`")
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of /metrics, /livez and /readyz; 0 is off")
+
+    @field_validator("redis_url")
+    @classmethod
+    def _url(cls, url: str) -> str:
+        try:
+            RedisAccess(url).check()
+        except RedisUrlError as error:
+            raise ValueError(str(error)) from None
+        return url
+
+    @field_validator("redis_password_file")
+    @classmethod
+    def _readable(cls, path: str) -> str:
+        if path:
+            try:
+                Path(path).read_bytes()
+            except OSError as error:
+                raise ValueError(f"cannot be read: {error.strerror}") from error
+        return path
+
+    @field_validator("redis_ca_file")
+    @classmethod
+    def _certificates(cls, path: str) -> str:
+        if path:
+            try:
+                ssl.create_default_context(cafile=path)
+            except ssl.SSLError as error:
+                raise ValueError("must hold certificates in PEM format") from error
+            except OSError as error:
+                raise ValueError(f"cannot be read: {error.strerror}") from error
+        return path
+
+    @model_validator(mode="after")
+    def _one_way_to_redis(self) -> Self:
+        if self.redis_password and self.redis_password_file:
+            raise ValueError(f"{PREFIX}REDIS_PASSWORD and {PREFIX}REDIS_PASSWORD_FILE: set one of them")
+        if self.redis_ca_file and not self.redis_url.startswith("rediss://"):
+            raise ValueError(f"{PREFIX}REDIS_CA_FILE is set, but {PREFIX}REDIS_URL does not start with rediss://")
+        return self
+
+    @property
+    def redis(self) -> RedisAccess:
+        """How Redis is reached."""
+        return RedisAccess(
+            self.redis_url, self.redis_username, self.redis_password, self.redis_password_file, self.redis_ca_file
+        )
 
     def advertised(self, port: int) -> str:
         """The ``host:port`` that peers are told to call."""

@@ -14,7 +14,6 @@ from ryzanstein.v1 import inference_pb2_grpc
 from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
 from services.common.lifecycle import StartupError, run_service
-from services.common.logs import configure_logging
 from services.common.metrics import serve_metrics
 from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
@@ -219,8 +218,8 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     catalog = Catalog(router, pool)
     budget = ResumeBudget(settings.resume_tokens_per_s)
     upstream = Upstream(router, pool, budget, _resume_policy(settings), metrics.count_resume)
-    redis = open_redis(settings.redis_url, settings.redis_timeout_s)
-    guard, keys = RedisGuard(redis, settings.redis_timeout_s, metrics), RedisKeys(settings.namespace)
+    redis = open_redis(settings.redis, settings.redis_timeout_s)
+    guard, keys = RedisGuard(redis, settings.redis, settings.redis_timeout_s, metrics), RedisKeys(settings.namespace)
     wrap = _cache_of(settings, guard, keys, metrics)
     pipeline = Pipeline(catalog, upstream, metrics, wrap, log_prompts=settings.log_prompts)
     gate, tracer = _new_gate(settings, guard, keys, metrics), RequestTracer(enabled=traced)
@@ -241,10 +240,8 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         await redis.aclose()
 
 
-async def serve(stop: asyncio.Event) -> None:
+async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     """Serve until `stop`."""
-    settings = GatewaySettings()
-    configure_logging("gateway", settings.log_level)
     with tracing("gateway") as traced:
         async with running_gateway(settings, traced=traced) as gateway:
             freeze_started()
@@ -255,4 +252,4 @@ async def serve(stop: asyncio.Event) -> None:
 
 def main() -> None:
     """Entry point of ``python -m services.gateway``."""
-    run_service(serve)
+    run_service("gateway", GatewaySettings, serve)

@@ -13,7 +13,6 @@ from services.common.heap import FleetHeap, freeze_started
 from services.common.keys import RedisKeys
 from services.common.leases import READ_TIMEOUT_S, LeaseWatcher
 from services.common.lifecycle import run_service
-from services.common.logs import configure_logging
 from services.common.metrics import new_registry, serve_metrics
 from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
@@ -48,9 +47,9 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
     """Run the coordinator until `stop`; raises OSError when a port is taken."""
     index, counters, registry = BlockIndex(), Counters(), new_registry()
     subscriptions = Subscriptions(index, counters)
-    redis = open_redis(settings.redis_url, READ_TIMEOUT_S)
+    redis = open_redis(settings.redis, READ_TIMEOUT_S)
     followers = Followers(
-        LeaseWatcher(redis, RedisKeys(settings.namespace)),
+        LeaseWatcher(redis, RedisKeys(settings.namespace), settings.redis),
         FollowerHooks(subscriptions.follow, connected=subscriptions.connected, lost=subscriptions.lost),
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -63,15 +62,22 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
         server = new_server()
         kv_pb2_grpc.add_KvCoordinatorServicer_to_server(service, server)
         health = Health(server, [SERVICE])
-        await health.set_serving(True)  # "nothing is known" is a correct answer
+        await health.set_serving(False)
         port = bind(server, settings.host, settings.coordinator_port)
-        stack.enter_context(serve_metrics(settings.host, settings.metrics_port, registry, lambda: True))
+        stack.enter_context(
+            serve_metrics(settings.host, settings.metrics_port, registry, lambda: followers.leases_read)
+        )
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         log.info("coordinator listens", extra={"port": port, "address": settings.advertised(port)})
 
         heap = FleetHeap()
         freeze_started()
+
+        async def become_ready() -> None:
+            """Sticky: later "nothing is known" is a correct answer; before, it may be a wrong password."""
+            await followers.read.wait()
+            await health.set_serving(True)
 
         async def refresh() -> None:
             while True:
@@ -80,13 +86,11 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
                 await asyncio.sleep(REFRESH_S)
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in (followers.run(), _sweep(index), refresh())]
+            tasks = [group.create_task(work) for work in (followers.run(), become_ready(), _sweep(index), refresh())]
             await stop.wait()
             await end_tasks(tasks)
 
 
 def main() -> None:
     """Entry point of the process."""
-    settings = CoordinatorSettings()
-    configure_logging("kv-coordinator", settings.log_level)
-    run_service(lambda stop: serve(settings, stop))
+    run_service("kv-coordinator", CoordinatorSettings, serve)

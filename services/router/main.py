@@ -13,7 +13,6 @@ from services.common.heap import FleetHeap, freeze_started
 from services.common.keys import RedisKeys
 from services.common.leases import READ_TIMEOUT_S, LeaseWatcher
 from services.common.lifecycle import run_service
-from services.common.logs import configure_logging
 from services.common.metrics import new_registry, serve_metrics
 from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server, open_channel
@@ -55,8 +54,8 @@ async def _drain_queues(routing: Routing, changed: asyncio.Event) -> None:
 async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
     """Run the router until `stop`; raises OSError when a port is taken."""
     keys, registry, changed = RedisKeys(settings.namespace), new_registry(), asyncio.Event()
-    lease_redis = open_redis(settings.redis_url, READ_TIMEOUT_S)
-    session_redis = open_redis(settings.redis_url, settings.redis_timeout_ms / 1000, timed_by_caller=True)
+    lease_redis = open_redis(settings.redis, READ_TIMEOUT_S)
+    session_redis = open_redis(settings.redis, settings.redis_timeout_ms / 1000, timed_by_caller=True)
 
     def fleet_changed() -> None:
         if routing.anybody_waits:
@@ -64,7 +63,8 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
 
     fleet = Fleet(settings.router_id, settings.saturation_s, BreakerLimits(), fleet_changed)
     followers = Followers(
-        LeaseWatcher(lease_redis, keys), FollowerHooks(fleet.follow, connected=fleet.connected, lost=fleet.lost)
+        LeaseWatcher(lease_redis, keys, settings.redis),
+        FollowerHooks(fleet.follow, connected=fleet.connected, lost=fleet.lost),
     )
 
     def ready() -> bool:
@@ -84,7 +84,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         routing = Routing(
             fleet=fleet,
             policy=make_policy(settings.policy, settings.decode_weight),
-            sessions=Sessions(session_redis, keys, settings.redis_timeout_ms / 1000),
+            sessions=Sessions(session_redis, keys, settings.redis, settings.redis_timeout_ms / 1000),
             prefixes=prefixes,
             queue_size=settings.queue_size,
             queue_timeout_s=settings.queue_timeout_s,
@@ -118,6 +118,4 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
 
 def main() -> None:
     """Entry point of the process."""
-    settings = RouterSettings()
-    configure_logging("router", settings.log_level)
-    run_service(lambda stop: serve(settings, stop))
+    run_service("router", RouterSettings, serve)

@@ -11,7 +11,8 @@ import redis.asyncio as redis
 from redis.exceptions import RedisError
 
 from services.common.keys import RedisKeys
-from services.common.redis_client import Argument, Batcher
+from services.common.redis_client import Argument, Batcher, RedisAccess
+from services.common.redis_outage import RedisOutage
 from services.router.breaker import DEPENDENCY, Breaker
 
 SESSION_TTL_S = 30 * 60
@@ -64,10 +65,11 @@ def decode(raw: bytes) -> Held:
 class Sessions:
     """Bindings of all sessions. Raises :class:`SessionsAway` within the time-out, or at once while it is known."""
 
-    def __init__(self, client: redis.Redis, keys: RedisKeys, timeout_s: float) -> None:
+    def __init__(self, client: redis.Redis, keys: RedisKeys, access: RedisAccess, timeout_s: float) -> None:
         self._redis = Batcher(client, timeout_s)
         self._keys = keys
         self._breaker = Breaker(DEPENDENCY)
+        self._outage = RedisOutage(log, access, "sessions go by rendezvous hashing")
 
     def available(self) -> bool:
         """Whether Redis would be asked now."""
@@ -94,6 +96,9 @@ class Sessions:
             raw: bytes | None = await self._redis.run(*command)
         except (RedisError, OSError) as error:
             self._breaker.fault(time.monotonic())
+            if not self.available():  # one slow answer is no outage
+                self._outage.failed(error)
             raise SessionsAway(f"Redis: {error}") from error
         self._breaker.success(time.monotonic())
+        self._outage.ended()
         return raw

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.common.settings import ServiceSettings
+from services.common.settings import PeerAddress, ServiceSettings
 
 PolicyName = Literal["cost", "round_robin", "weighted", "least_loaded", "session_hash"]
 
@@ -23,7 +23,7 @@ class RouterSettings(ServiceSettings):
 
     router_port: int = Field(default=50052, ge=0, le=65535, description="gRPC port; 0 picks a free one")
     router_id: str = Field(default_factory=_default_router_id, min_length=1, description="Unique among live routers")
-    coordinator_address: str = Field(
+    coordinator_address: PeerAddress = Field(
         default="", description="host:port of the KV-cache coordinator; empty: no prefix credit"
     )
     policy: PolicyName = "cost"

@@ -11,6 +11,8 @@ from typing import TypeVar
 import redis.asyncio as redis
 from redis.exceptions import RedisError
 
+from services.common.redis_client import RedisAccess
+from services.common.redis_outage import RedisOutage
 from services.gateway.telemetry import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -28,10 +30,11 @@ class RedisAwayError(Exception):
 class RedisGuard:
     """Runs operations on Redis; after a failure none for a pause that doubles with each further failure."""
 
-    def __init__(self, client: redis.Redis, timeout_s: float, metrics: GatewayMetrics) -> None:
+    def __init__(self, client: redis.Redis, access: RedisAccess, timeout_s: float, metrics: GatewayMetrics) -> None:
         self.client = client
         self._timeout_s = timeout_s
         self._metrics = metrics
+        self._outage = RedisOutage(log, access, "limits are local until it is back")
         self._pause_s = 0.0
         self._open_until = 0.0
 
@@ -45,15 +48,13 @@ class RedisGuard:
         except (RedisError, OSError, TimeoutError) as error:
             self._failed(error)
             raise RedisAwayError(str(error)) from error
-        if self._pause_s:
-            log.info("Redis is back")
-            self._pause_s = 0.0
+        self._outage.ended()
+        self._pause_s = 0.0
         self._metrics.redis_up.set(1)
         return result
 
     def _failed(self, error: Exception) -> None:
-        if not self._pause_s:
-            log.warning("Redis is away, limits are local until it is back: %s", error or type(error).__name__)
+        self._outage.failed(error)
         self._pause_s = min(2 * self._pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._open_until = time.monotonic() + self._pause_s
         self._metrics.redis_up.set(0)

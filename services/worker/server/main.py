@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import ValidationError
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
 
@@ -17,7 +16,6 @@ from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
 from services.common.leases import Lease, LeaseKeeper
 from services.common.lifecycle import StartupError, run_service
-from services.common.logs import configure_logging
 from services.common.metrics import serve_metrics
 from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
@@ -40,16 +38,6 @@ STREAMS_END_S = 2.0
 LIVENESS = "liveness"  # a name for grpc.health.v1: SERVING as long as the process answers
 
 log = logging.getLogger(__name__)
-
-
-def read_settings() -> WorkerSettings:
-    """From the environment; raises StartupError naming the variable."""
-    try:
-        return WorkerSettings()  # type: ignore[call-arg]  # fields come from the environment
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = f"RYZANSTEIN_{'_'.join(str(part) for part in first['loc']).upper()}"
-        raise StartupError(f"{name}: {first['msg']}") from error
 
 
 async def serve(
@@ -76,16 +64,28 @@ async def serve(
     port = bind(server, settings.host, settings.worker_port)
     await server.start()
     freeze_started()
-    log.info("listening", extra={"worker_id": settings.worker_id, "address": settings.advertised(port)})
+    redis, address = open_redis(settings.redis, REDIS_TIMEOUT_S), settings.advertised(port)
+    lease = LeaseKeeper(
+        redis,
+        RedisKeys(settings.namespace),
+        settings.redis,
+        lambda: Lease(identity.worker_id, identity.incarnation, address, identity.model, core.phase_name),
+    )
+
+    def ready() -> bool:
+        """Nobody finds a worker that has never written its lease; later a Redis that is away takes nothing away."""
+        return core.serving and lease.written.is_set()
+
+    log.info("listening", extra={"worker_id": settings.worker_id, "address": address})
 
     with (
         tracing("worker", settings.worker_id),
-        serve_metrics(settings.host, settings.metrics_port, metrics.registry, lambda: core.serving),
+        serve_metrics(settings.host, settings.metrics_port, metrics.registry, ready),
     ):
         keeper = asyncio.create_task(RankKeeper(ranks, core, assembly.engage).run(), name="ranks")
         beside = [
-            asyncio.create_task(_follow_phase(core, health), name="health"),
-            asyncio.create_task(_keep_lease(settings, core, port), name="lease"),
+            asyncio.create_task(_follow_phase(core, health, lease.written), name="health"),
+            asyncio.create_task(lease.run(), name="lease"),
         ]
         try:
             await _first(asyncio.create_task(stop.wait()), keeper)
@@ -95,11 +95,13 @@ async def serve(
             await core.puller.close()
             await server.stop(STREAMS_END_S)
             await end_tasks(beside)
+            await redis.aclose()
             await _end(keeper)
 
 
-async def _follow_phase(core: WorkerCore, health: Health) -> None:
-    """Health is SERVING exactly while the phase is."""
+async def _follow_phase(core: WorkerCore, health: Health, registered: asyncio.Event) -> None:
+    """Health is SERVING exactly while the phase is, once the worker can be found."""
+    await registered.wait()
     with core.changes.watch() as changed:
         told = False
         while True:
@@ -108,20 +110,6 @@ async def _follow_phase(core: WorkerCore, health: Health) -> None:
                 await health.set_serving(told)
             await changed.wait()
             changed.clear()
-
-
-async def _keep_lease(settings: WorkerSettings, core: WorkerCore, port: int) -> None:
-    identity = core.identity
-    address = settings.advertised(port)
-
-    def lease() -> Lease:
-        return Lease(identity.worker_id, identity.incarnation, address, identity.model, core.phase_name)
-
-    redis = open_redis(settings.redis_url, REDIS_TIMEOUT_S)
-    try:
-        await LeaseKeeper(redis, RedisKeys(settings.namespace), lease).run()
-    finally:
-        await redis.aclose()
 
 
 async def _first(stop: asyncio.Task[bool], keeper: asyncio.Task[None]) -> None:
@@ -141,11 +129,4 @@ async def _end(keeper: asyncio.Task[None]) -> None:
 
 def main() -> None:
     """Entry point of `python -m services.worker.server`."""
-    configure_logging("worker", "info")
-
-    async def run(stop: asyncio.Event) -> None:
-        settings = read_settings()
-        configure_logging("worker", settings.log_level)
-        await serve(settings, stop)
-
-    run_service(run)
+    run_service("worker", WorkerSettings, serve)

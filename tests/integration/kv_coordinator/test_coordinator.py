@@ -232,10 +232,13 @@ async def test_hot_and_pinned_prefixes_are_told(coordinator: kv_pb2_grpc.KvCoord
     assert nothing.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_it_serves_as_soon_as_it_is_up(process: Service) -> None:
+async def test_it_serves_as_soon_as_it_has_read_leases(process: Service) -> None:
     async with open_channel(process.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", "ryzanstein.v1.KvCoordinator"):
-            response = await health.Check(health_pb2.HealthCheckRequest(service=service))
-            assert response.status == health_pb2.HealthCheckResponse.SERVING
+            request = health_pb2.HealthCheckRequest(service=service)
+            async with asyncio.timeout(10):
+                async for response in health.Watch(request):
+                    if response.status == health_pb2.HealthCheckResponse.SERVING:
+                        break
     assert await asyncio.to_thread(process.end) == 0

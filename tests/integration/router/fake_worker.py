@@ -22,6 +22,7 @@ from ryzanstein.v1 import worker_pb2_grpc
 from services.common.keys import RedisKeys
 from services.common.leases import Lease, LeaseKeeper, LeaseTable
 from services.common.ports import free_port
+from services.common.redis_client import RedisAccess
 from services.common.rpc import bind, new_server
 from services.common.tasks import end_tasks
 
@@ -104,7 +105,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         if client is not None:
             keys = keys or RedisKeys("default")
             await LeaseTable(client, keys).write(self.lease())
-            keeper = asyncio.create_task(LeaseKeeper(client, keys, self.lease).run())
+            keeper = asyncio.create_task(LeaseKeeper(client, keys, RedisAccess("unix:///a"), self.lease).run())
             self._stack.push_async_callback(end_tasks, [keeper])
 
     def lease(self) -> Lease:

@@ -16,6 +16,7 @@ from ryzanstein.v1 import routing_pb2 as pb
 from ryzanstein.v1 import routing_pb2_grpc
 
 from services.common.leases import LeaseTable, LeaseWatcher
+from services.common.redis_client import RedisAccess
 from services.router.pool import SILENT_S
 from tests.integration.router.conftest import Fleet, eligible, views
 from tests.integration.router.processes import router_process, running, until
@@ -73,7 +74,7 @@ async def test_a_killed_worker_gets_nothing_more_long_before_its_lease_ends(flee
         process.send_signal(signal.SIGKILL)
         process.wait()
         await until(lambda: eligible(router, 1))
-        leases = await LeaseWatcher(fleet.redis, fleet.keys).read()
+        leases = await LeaseWatcher(fleet.redis, fleet.keys, RedisAccess(fleet.redis_server.url)).read()
         assert "victim" in leases, "the lease is still there"
         assert (await views(router))["victim"].why_not == "state stream broken"
         assert (await router.Route(ask("after"))).worker_id == "alive"

@@ -14,11 +14,11 @@ import redis.asyncio as redis
 from services.common.followers import FollowerHooks, Followers
 from services.common.keys import RedisKeys
 from services.common.leases import Lease, LeaseKeeper, LeaseTable, LeaseWatcher
-from services.common.redis_client import Batcher, open_redis
+from services.common.redis_client import Batcher, RedisAccess, open_redis
 from services.common.tasks import end_tasks
 from tests.integration.router.processes import RedisServer, until
 
-KEYS = RedisKeys("test")
+KEYS, ACCESS = RedisKeys("test"), RedisAccess("unix:///a")
 
 
 def lease(worker_id: str, address: str = "host:1", phase: str = "serving") -> Lease:
@@ -35,7 +35,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def client(server: RedisServer) -> AsyncIterator[redis.Redis]:
-    async with open_redis(server.url, 5) as client:
+    async with open_redis(RedisAccess(server.url), 5) as client:
         yield client
 
 
@@ -56,8 +56,8 @@ def test_a_lease_survives_its_way_through_redis() -> None:
 
 
 async def test_a_kept_lease_is_read_until_it_is_given_up(client: redis.Redis) -> None:
-    watcher, current = LeaseWatcher(client, KEYS), [lease("a")]
-    async with running(LeaseKeeper(client, KEYS, lambda: current[0]).run()):
+    watcher, current = LeaseWatcher(client, KEYS, ACCESS), [lease("a")]
+    async with running(LeaseKeeper(client, KEYS, ACCESS, lambda: current[0]).run()):
 
         async def read(expected: dict[str, Lease]) -> bool:
             return await watcher.read() == expected
@@ -75,7 +75,7 @@ async def redis_time(client: redis.Redis) -> float:
 
 
 async def test_leases_end_and_come_back_by_the_clock_of_redis(client: redis.Redis) -> None:
-    watcher, table = LeaseWatcher(client, KEYS), LeaseTable(client, KEYS)
+    watcher, table = LeaseWatcher(client, KEYS, ACCESS), LeaseTable(client, KEYS)
     for worker_id in ("a", "b"):
         await table.write(lease(worker_id))
     assert set(await watcher.read()) == {"a", "b"}
@@ -115,7 +115,7 @@ async def test_a_thousand_leases_and_more_are_read(client: redis.Redis) -> None:
         for i in range(2001):
             await table.write(lease(f"w{i}"), pipe)
         await pipe.execute()
-    assert set(await LeaseWatcher(client, KEYS).read()) == {f"w{i}" for i in range(2001)}
+    assert set(await LeaseWatcher(client, KEYS, ACCESS).read()) == {f"w{i}" for i in range(2001)}
 
 
 async def test_long_dead_workers_are_swept_when_one_comes(client: redis.Redis) -> None:
@@ -128,8 +128,8 @@ async def test_long_dead_workers_are_swept_when_one_comes(client: redis.Redis) -
 
 
 async def test_a_keeper_outlives_redis(client: redis.Redis, server: RedisServer) -> None:
-    watcher = LeaseWatcher(client, KEYS)
-    async with running(LeaseKeeper(client, KEYS, lambda: lease("a")).run()) as keeper:
+    watcher = LeaseWatcher(client, KEYS, ACCESS)
+    async with running(LeaseKeeper(client, KEYS, ACCESS, lambda: lease("a")).run()) as keeper:
         seen = []
         async with contextlib.aclosing(watcher.watch()) as watch:
             async for leases in watch:
@@ -145,7 +145,7 @@ async def test_a_keeper_outlives_redis(client: redis.Redis, server: RedisServer)
 
 
 async def test_commands_fail_fast(tmp_path: Path) -> None:
-    async with open_redis(f"unix://{tmp_path}/nobody", 0.05) as client:
+    async with open_redis(RedisAccess(f"unix://{tmp_path}/nobody"), 0.05) as client:
         with pytest.raises((redis.RedisError, OSError)):
             await client.get("x")
 
@@ -264,7 +264,7 @@ async def test_one_bad_command_of_a_batch_fails_alone(client: redis.Redis) -> No
 
 
 async def test_a_stopped_redis_costs_one_time_out_however_many_wait(server: RedisServer) -> None:
-    async with open_redis(server.url, 5, timed_by_caller=True) as client:
+    async with open_redis(RedisAccess(server.url), 5, timed_by_caller=True) as client:
         batcher = Batcher(client, 1.0)
         await batcher.run("SET", "key", "value")
         server.signal(signal.SIGSTOP)

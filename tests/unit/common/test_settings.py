@@ -1,10 +1,20 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
 from services.common.keys import RedisKeys
+from services.common.lifecycle import StartupError, read_settings
 from services.common.settings import ServiceSettings
+from services.router.settings import RouterSettings
+
+SERVICES = ("gateway", "router", "kv_coordinator", "worker.server")
 
 
 def test_settings_come_from_the_environment_and_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,3 +38,66 @@ def test_installations_and_tenants_share_no_keys_and_sessions_are_not_stored_in_
     assert len({keys.session(t, s) for t, s in (("", "a"), ("t", "a"), ("t", "b"))}) == 3
     assert "secret name" not in keys.session("t", "secret name")
     assert RedisKeys("green").session("t", "a") != keys.session("t", "a")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_link_is_one_line_that_says_what_it_is(service: str) -> None:
+    variable = {"kv_coordinator": "COORDINATOR_PORT", "worker.server": "WORKER_PORT"}.get(service)
+    variable = f"RYZANSTEIN_{variable or f'{service.upper()}_PORT'}"
+    environment = {
+        **os.environ,
+        "RYZANSTEIN_MODEL": "x",
+        variable: "tcp://10.96.7.1:80",
+        "RYZANSTEIN_REDIS_URL": "host:6379",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", f"services.{service}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (1, "")
+    line = json.loads(ended.stdout)  # a single one
+    assert line["level"] == "error"
+    for words in (variable, "tcp://10.96.7.1:80", "enableServiceLinks: false", "RYZANSTEIN_REDIS_URL", "redis://"):
+        assert words in line["message"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("LOG_LEVEL", "loud", "'loud': it should be 'debug', 'info', 'warning' or 'error'"),
+        ("METRICS_PORT", "70000", "'70000': it should be less than or equal to 65535"),
+        ("QUEUE_TIMEOUT_S", "soon", "'soon': it should be a valid number"),
+        ("COORDINATOR_ADDRESS", "http://coordinator:50053", "must be host:port"),
+        ("REDIS_URL", "127.0.0.1:6379", "must start with redis://, rediss:// or unix://"),
+        ("REDIS_URL", "redis://:secret@ss/secret:rd@redis:6379/0", "percent-encoded"),
+        ("REDIS_URL", "redis://:secret#secret@redis:6379/0", "percent-encoded"),
+        ("REDIS_URL", "redis://:secret/secret@redis:6379/0", "percent-encoded"),
+        ("REDIS_URL", "redis://user:secret@redis:port/0", "host[:port]"),
+        ("REDIS_URL", "redis://:secret@redis/?socket_timeout=secret", "must be redis://"),
+        ("REDIS_PASSWORD_FILE", "/nowhere/secret-file", "cannot be read: No such file"),
+        ("REDIS_CA_FILE", __file__, "must hold certificates in PEM format"),
+    ],
+)
+def test_what_is_wrong_is_named_and_what_is_allowed_but_no_secret(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
+) -> None:
+    monkeypatch.setenv(f"RYZANSTEIN_{variable}", value)
+    with pytest.raises(StartupError) as caught:
+        read_settings(RouterSettings)
+    message = str(caught.value)
+    assert f"RYZANSTEIN_{variable}" in message
+    assert words in message
+    assert "secret" not in message.replace("/nowhere/secret-file", "")
+    assert caught.value.__suppress_context__
+
+
+def test_settings_that_contradict_each_other_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("b")
+    for variable, value in (("PASSWORD", "a"), ("PASSWORD_FILE", str(tmp_path / "password"))):
+        monkeypatch.setenv(f"RYZANSTEIN_REDIS_{variable}", value)
+    with pytest.raises(StartupError, match="RYZANSTEIN_REDIS_PASSWORD and RYZANSTEIN_REDIS_PASSWORD_FILE"):
+        read_settings(RouterSettings)
