@@ -12,9 +12,11 @@ RUN_TIME ?= 1m
 MINUTES ?= 30
 FAULT_EVERY ?= 20s
 SEED ?= 0
+ARCH ?= $(if $(filter aarch64 arm64,$(shell uname -m)),arm64,amd64)
+IMAGES ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run install proto kernels test lint format reference bench eval loadtest soak constraints clean
+.PHONY: help run install proto kernels test lint format reference bench eval loadtest soak wheelhouse images images-archive constraints clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -59,6 +61,18 @@ loadtest: $(STAMPS)/loadtest ## Users against a local stack (USERS=20 RUN_TIME=1
 
 soak: $(STAMPS)/dev ## Load and faults for long (MINUTES=30 FAULT_EVERY=20s SEED=0); fails when a client saw anything
 	$(BIN)/python -m bench.soak --minutes $(MINUTES) --fault-every $(FAULT_EVERY) --seed $(SEED) $(ARGS)
+
+wheelhouse: | $(BIN)/pip ## Fetch the wheels of the images once; after it nothing needs a network (ARCH=arm64, ARGS="--torch cuda")
+	$(BIN)/python deploy/docker/wheelhouse.py --arch $(ARCH) $(ARGS)
+
+images: | wheelhouse/$(ARCH) ## Build the images with docker, podman or buildah (IMAGES="gateway router" builds a part)
+	$(BIN)/python deploy/docker/build.py --arch $(ARCH) $(IMAGES) $(ARGS)
+
+images-archive: | wheelhouse/$(ARCH) ## The same, and write each to build/images/*.tar as `docker load` reads it
+	$(BIN)/python deploy/docker/build.py --arch $(ARCH) --archives build/images $(IMAGES) $(ARGS)
+
+wheelhouse/$(ARCH):
+	$(MAKE) wheelhouse
 
 constraints: ## Write constraints.txt anew: the newest versions that pyproject.toml allows
 	rm -rf $(VENV).new && $(PYTHON) -m venv $(VENV).new

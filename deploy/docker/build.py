@@ -1,0 +1,113 @@
+"""Builds the images with docker, podman or buildah, whichever is there, from ``wheelhouse/`` and the tree; no network.
+
+``build.py [--arch amd64] [--archives FOLDER] [--repository ghcr.io/...] IMAGE...`` prints each image's size and time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+from wheelhouse import MACHINES, WHEELHOUSE, write_sums
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGES = ("gateway", "router", "kv-coordinator", "worker-cpu", "cli")  # worker-cuda by name only: 3 GB
+REPOSITORY = "ghcr.io/ryzanstein/ryzanstein"
+# In a container without its own user namespace, as root, these are what buildah can do.
+BUILDAH_BUILD = ("--isolation", "chroot", "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=1000:1000")
+
+
+def tool() -> list[str]:
+    """The command of the first image builder that works here; raises SystemExit when there is none."""
+    if _works("docker", "info"):
+        return ["docker"]
+    if _works("podman", "info"):
+        return ["podman"]
+    if shutil.which("buildah"):
+        return ["buildah", "--storage-driver", "overlay"]
+    sys.exit("no image builder: install docker, podman or buildah")
+
+
+def _works(*command: str) -> bool:
+    return shutil.which(command[0]) is not None and not subprocess.run(command, capture_output=True).returncode
+
+
+def build_project(arch: str) -> None:
+    """Make the project's own wheel, kernels included, in ``dist/ARCH/project``."""
+    folder = ROOT / "dist" / arch / "project"
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    offline = ["--no-index", "--find-links", str(WHEELHOUSE / "build")]
+    subprocess.run([*command, *offline, "--wheel-dir", str(folder), str(ROOT)], check=True)
+    write_sums(folder)
+
+
+def build_image(builder: list[str], target: str, name: str, arch: str, version: str) -> None:
+    """Build one target of the Dockerfile and call it `name`."""
+    options = ["--build-arg", f"VERSION={version}", "--build-arg", f"REVISION={_revision()}"]
+    options += ["--platform", f"linux/{arch}", "--target", target, "--tag", name]
+    if builder[0] != "docker":
+        options += ["--format", "docker", "--layers"]  # OCI's own format knows no HEALTHCHECK
+    verb = ["bud", *BUILDAH_BUILD] if builder[0] == "buildah" else ["build"]
+    file = ["--file", str(ROOT / "deploy/docker/Dockerfile")]
+    done = subprocess.run([*builder, *verb, *options, *file, str(ROOT)], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{target}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+
+
+def size(builder: list[str], name: str) -> int:
+    """Of all layers, uncompressed, in bytes."""
+    if builder[0] == "buildah":
+        manifest = json.loads(_output([*builder, "inspect", "--type", "image", "--format", "{{.Manifest}}", name]))
+        return sum(layer["size"] for layer in manifest["layers"])
+    return int(_output([*builder, "image", "inspect", "--format", "{{.Size}}", name]))
+
+
+def archive(builder: list[str], name: str, file: Path) -> None:
+    """Write the image as `docker load` reads it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    if builder[0] == "buildah":
+        command = [*builder, "push", "--quiet", name, f"docker-archive:{file}:{name}"]
+    else:
+        command = [*builder, "save", "--output", str(file), name]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _revision() -> str:
+    found = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    """As the module says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("images", nargs="*", default=IMAGES)
+    parser.add_argument("--arch", choices=MACHINES, default="amd64")
+    parser.add_argument("--repository", default=REPOSITORY)
+    parser.add_argument("--archives", type=Path, help="a folder to write docker archives to")
+    options = parser.parse_args()
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    builder = tool()
+    build_project(options.arch)
+    for target in options.images:
+        started = time.monotonic()
+        name = f"{options.repository}:{target}-{version}"
+        build_image(builder, target, name, options.arch, version)
+        if options.archives:
+            archive(builder, name, options.archives / f"{target}.tar")
+        print(f"{name}: {size(builder, name) / 1e6:.0f} MB, {time.monotonic() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

