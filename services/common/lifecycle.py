@@ -29,6 +29,10 @@ class StartupError(Exception):
     """The service cannot start; the message is one line for the operator."""
 
 
+class GaveUpError(Exception):
+    """The service ran, cannot go on, and had better be started anew elsewhere; the message is for the operator."""
+
+
 def run_service(
     service: str,
     settings_type: type[SettingsT],
@@ -36,7 +40,8 @@ def run_service(
 ) -> None:
     """Read the settings and run `main(settings, stop)` on uvloop until it returns; SIGTERM and SIGINT set `stop`.
 
-    Exits with status 1 and one log line when a setting is wrong or `main` raises :class:`StartupError` or OSError.
+    Exits with status 1 and one log line when a setting is wrong or `main` raises :class:`StartupError`,
+    :class:`GaveUpError` or OSError.
     """
 
     async def supervise(settings: SettingsT) -> None:
@@ -53,6 +58,9 @@ def run_service(
         uvloop.run(supervise(settings))
     except (StartupError, OSError) as error:
         log.error("cannot start: %s", error)
+        sys.exit(1)
+    except GaveUpError as error:
+        log.error("giving up: %s", error)
         sys.exit(1)
 
 

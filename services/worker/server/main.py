@@ -15,7 +15,7 @@ from ryzanstein.v1 import worker_pb2_grpc
 from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
 from services.common.leases import Lease, LeaseKeeper
-from services.common.lifecycle import StartupError, run_service
+from services.common.lifecycle import GaveUpError, StartupError, run_service
 from services.common.metrics import serve_metrics
 from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
@@ -43,7 +43,10 @@ log = logging.getLogger(__name__)
 async def serve(
     settings: WorkerSettings, stop: asyncio.Event, make_ranks: Callable[[RankGroupConfig], Ranks] = RankGroup
 ) -> None:
-    """Serve until `stop` is set, then drain and leave. Raises StartupError when the ranks never start."""
+    """Serve until `stop` is set, then drain and leave. Raises StartupError when the ranks never start.
+
+    Raises GaveUpError when they are lost and do not come back in time.
+    """
     folder = await asyncio.to_thread(model_folder, settings.model, settings.revision)
     files = await asyncio.to_thread(read_model_files, folder)
     config = group_config(settings, folder)
@@ -82,7 +85,8 @@ async def serve(
         tracing("worker", settings.worker_id),
         serve_metrics(settings.host, settings.metrics_port, metrics.registry, ready),
     ):
-        keeper = asyncio.create_task(RankKeeper(ranks, core, assembly.engage).run(), name="ranks")
+        rank_keeper = RankKeeper(ranks, core, assembly.engage, settings.recovery_limit_s)
+        keeper = asyncio.create_task(rank_keeper.run(), name="ranks")
         beside = [
             asyncio.create_task(_follow_phase(core, health, lease.written), name="health"),
             asyncio.create_task(lease.run(), name="lease"),
@@ -123,7 +127,7 @@ async def _first(stop: asyncio.Task[bool], keeper: asyncio.Task[None]) -> None:
 async def _end(keeper: asyncio.Task[None]) -> None:
     """Cancel once: the ranks take their time to stop, and a second cancellation would leave them behind."""
     keeper.cancel()
-    with contextlib.suppress(asyncio.CancelledError, StartupError):
+    with contextlib.suppress(asyncio.CancelledError, StartupError, GaveUpError):
         await keeper
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from services.common.lifecycle import StartupError
+from services.common.lifecycle import GaveUpError, StartupError
 from services.worker.scheduling.plan import StepPlan, StepResult
 from services.worker.server.core import WorkerCore
 from services.worker.server.engine import Engine
@@ -51,16 +51,24 @@ class Ranks(BlockRanks, Protocol):
 class RankKeeper:
     """Keeps one rank group alive for as long as the server runs.
 
-    `engage` makes the engine of a group that has started and lets the core serve.
+    `engage` makes the engine of a group that has started and lets the core serve. `limit_s` bounds how long lost ranks
+    are started again and again, 0 does not: where a device is gone, the process itself must go, so that whoever
+    supervises it can start it elsewhere.
     """
 
-    def __init__(self, ranks: Ranks, core: WorkerCore, engage: Callable[[GroupStarted], Engine]) -> None:
+    def __init__(
+        self, ranks: Ranks, core: WorkerCore, engage: Callable[[GroupStarted], Engine], limit_s: float = 0.0
+    ) -> None:
         self._ranks = ranks
         self._core = core
         self._engage = engage
+        self._limit_s = limit_s
 
     async def run(self) -> None:
-        """Until cancelled. Raises StartupError when the very first start fails: a configuration to be corrected."""
+        """Until cancelled. Raises StartupError when the very first start fails: a configuration to be corrected.
+
+        Raises GaveUpError when lost ranks do not come back within the limit.
+        """
         try:
             try:
                 engine = self._serve(await self._ranks.start())
@@ -76,7 +84,7 @@ class RankKeeper:
                 self._core.lose(reason)
                 if time.monotonic() - began > STABLE_S:
                     backoff = FIRST_BACKOFF_S
-                engine, backoff = await self._restart(backoff)
+                engine, backoff = await self._recover(backoff)
         finally:
             await self._ranks.stop()
 
@@ -92,6 +100,19 @@ class RankKeeper:
     async def _why(self, engine: Engine) -> str:
         """The whole reason, once it is known."""
         return engine.broken.result() if engine.broken.done() else str(await self._ranks.wait_failed())
+
+    async def _recover(self, backoff: float) -> tuple[Engine, float]:
+        """Restart within the limit."""
+        limit = asyncio.timeout(self._limit_s or None)
+        try:
+            async with limit:
+                return await self._restart(backoff)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise GaveUpError(
+                f"not serving for {self._limit_s:g} s (RYZANSTEIN_RECOVERY_LIMIT_S): {self._core.detail}"
+            ) from error
 
     async def _restart(self, backoff: float) -> tuple[Engine, float]:
         """Try until the ranks are up; returns the new engine and the back-off for the next loss."""

@@ -40,4 +40,12 @@ class WorkerSettings(ServiceSettings):
         250.0, ge=0, description="How fast KV blocks come from other workers, until it is measured; 0: never pull"
     )
     stall_timeout_s: float = Field(1.0, gt=0, description="A rank without heartbeat for this long is lost")
+    start_timeout_s: float = Field(
+        300.0, gt=0, description="How long the ranks may take to load the model and be ready"
+    )
+    recovery_limit_s: float = Field(
+        600.0,
+        ge=0,
+        description="The process ends when lost ranks are not back after this long; give it two starts; 0: never",
+    )
     drain_s: float = Field(5.0, ge=0, description="How long SIGTERM lets running requests go on before handing off")

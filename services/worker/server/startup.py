@@ -49,6 +49,7 @@ def group_config(settings: WorkerSettings, folder: Path) -> RankGroupConfig:
             kv_tokens=settings.kv_tokens or DEFAULT_KV_TOKENS,
             max_slots=settings.max_running,
             max_model_len=settings.max_model_len or spec.max_positions,
+            start_timeout_s=settings.start_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
             log_level=settings.log_level.upper(),
         )

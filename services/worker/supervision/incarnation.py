@@ -69,7 +69,13 @@ class Incarnation:
         if not done:
             late = sorted(set(range(self._config.ranks)) - set(self._started))
             rank = late[0] if len(late) == 1 else None
-            self._fail(RankFailure(rank, FailureKind.LAUNCH, f"ranks {late} not ready within {timeout:g} s"))
+            self._fail(
+                RankFailure(
+                    rank,
+                    FailureKind.LAUNCH,
+                    f"ranks {late} not ready within {timeout:g} s (RYZANSTEIN_START_TIMEOUT_S)",
+                )
+            )
         if self.failed.done():
             await self.stop()
             raise RanksFailedError(self.failed.result())

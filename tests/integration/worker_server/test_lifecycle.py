@@ -13,6 +13,7 @@ from redis import Redis
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.keys import RedisKeys
+from services.common.lifecycle import GaveUpError
 from services.common.ports import free_port
 from services.common.rpc import open_channel
 from services.worker.scheduling.plan import SamplingParams
@@ -123,6 +124,18 @@ async def test_lost_ranks_hand_off_at_once_and_the_worker_comes_back(worker: Run
         assert again.ids == generate(list(range(40)), 200, SamplingParams())
         assert (await gateway.state()).incarnation == incarnation
         assert worker.group.starts == 2
+
+
+async def test_ranks_that_do_not_come_back_in_time_end_the_worker(redis_url: str) -> None:
+    with pytest.raises(
+        GaveUpError, match="not serving for 0.3 s .*RECOVERY_LIMIT_S.*: rank 1 exited: killed by the test"
+    ):
+        async with running_worker(redis_url, recovery_limit_s=0.3) as worker, Gateway(worker.address) as gateway:
+            await gateway.wait_serving()
+            worker.group.may_start.clear()  # the next start hangs
+            worker.group.die()
+            await until(worker.task.done)
+            assert lease_of(worker) is None
 
 
 async def test_an_error_of_ours_is_a_loss_of_ranks_and_not_a_stand_still(
