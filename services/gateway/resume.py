@@ -25,6 +25,7 @@ from services.gateway.errors import ApiError, interrupted, invalid, overloaded, 
 from services.gateway.generation.attempt import Attempt, Cause, Interruption, Rejection
 from services.gateway.generation.budget import BudgetExhaustedError, ResumeBudget
 from services.gateway.generation.request import GenerationRequest
+from services.gateway.generation.suspicion import Suspicion
 from services.gateway.generation.tokens import Finish, TokenBatch
 from services.gateway.spans import note
 from services.gateway.upstream.connection import WorkerConnection, WorkerPool, WorkerUnreachableError
@@ -36,7 +37,6 @@ Result = routing_pb2.Outcome
 
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
-_POISON_REACH = 64  # tokens: deaths further apart than this have nothing to do with the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,7 @@ class ResumableStream:
         self._faults = 0
         self._handoffs = 0
         self._excluded: set[str] = set()
-        self._deaths: set[tuple[str, str]] = set()
-        self._died_at = 0  # tokens generated when the last worker died
+        self._suspicion = Suspicion(upstream.policy.poison_deaths)
         self._resume_by = 0.0  # end of the search for another worker; 0 while there is none
         self._done = False
         self.cached_tokens = 0
@@ -144,8 +143,13 @@ class ResumableStream:
     def _submit(self, placement: Placement, connection: WorkerConnection) -> _Running:
         request, policy = self._request, self._upstream.policy
         self._attempts += 1
+        trial_tokens = self._suspicion.trial_tokens
         attempt = Attempt(
-            self._attempts, len(self._generated), first_token_s=policy.first_token_s, stall_s=policy.stall_s
+            self._attempts,
+            len(self._generated),
+            first_token_s=policy.first_token_s,
+            stall_s=policy.stall_s,
+            on_trial=trial_tokens > 0,
         )
         submit = worker_pb2.Submit(
             request_id=request.request_id,
@@ -161,6 +165,7 @@ class ResumableStream:
             ticket=placement.ticket,
             weight=request.caller.weight,
             pull=placement.pull,
+            trial_tokens=trial_tokens,
         )
         connection.submit(submit, attempt)
         self._resume_by = 0.0  # the search is over
@@ -192,8 +197,7 @@ class ResumableStream:
 
     def _accept(self, running: _Running, batch: TokenBatch) -> None:
         self._generated += batch.ids
-        if self._deaths and len(self._generated) > self._died_at + _POISON_REACH:
-            self._deaths.clear()
+        self._suspicion.progressed(len(self._generated))
         if not running.first_token_at:
             running.first_token_at = asyncio.get_running_loop().time()
             self._faults = 0  # tokens are flowing again: the budget is for one outage, not for a whole stream
@@ -220,10 +224,12 @@ class ResumableStream:
         if end.cause is Cause.PROTOCOL:
             running.connection.cancel(self._request.request_id)
         self._report(running, Result.RESULT_HANDOFF if end.handoff else Result.RESULT_FAULT, end.detail)
-        if end.death:
-            self._deaths.add((ref.worker_id, ref.incarnation))
-            self._died_at = len(self._generated)
+        if end.death and running.attempt.begun:
+            alone = running.attempt.on_trial and self._suspicion.trial_tokens > 0
+            self._suspicion.died(len(self._generated), alone=alone)
         self._handoffs += end.handoff
+        # A worker that was lost before it had begun with a suspect says nothing about it.
+        self._faults += running.attempt.begun and end.cause in (Cause.CONNECTION_LOST, Cause.STALL, Cause.PROTOCOL)
         self._count(end.cause, ref.worker_id, end.detail)
 
     def _unreachable(self, placement: Placement, error: WorkerUnreachableError) -> None:
@@ -241,7 +247,6 @@ class ResumableStream:
 
     def _count(self, cause: Cause, worker_id: str, detail: str) -> None:
         # A worker that cannot be reached has cost nothing: only the deadline limits how many are tried.
-        self._faults += cause in (Cause.CONNECTION_LOST, Cause.STALL, Cause.PROTOCOL)
         self._excluded.add(worker_id)
         policy, now = self._upstream.policy, asyncio.get_running_loop().time()
         self._resume_by = self._resume_by or now + policy.deadline_s
@@ -251,7 +256,7 @@ class ResumableStream:
             extra={"request_id": self._request.request_id},
         )  # fmt: skip
         note("interrupted", worker=worker_id, cause=str(cause), tokens=len(self._generated))
-        if len(self._deaths) >= policy.poison_deaths:
+        if self._suspicion.convicted:
             raise self._failed(interrupted("Workers failed repeatedly while computing this request.", "poison"))
         if now >= self._resume_by:
             raise self._failed(unavailable(f"No worker could be reached in time, last: {detail}"))

@@ -42,6 +42,7 @@ class Interruption:
 
     cause: Cause
     detail: str
+    in_flight: bool = False  # ranks were lost while they computed it
 
     @property
     def handoff(self) -> bool:
@@ -50,8 +51,8 @@ class Interruption:
 
     @property
     def death(self) -> bool:
-        """Whether the worker may have died of this request."""
-        return self.cause in (Cause.CONNECTION_LOST, Cause.STALL)
+        """Whether the worker, or its ranks, may have died of this request."""
+        return self.in_flight or self.cause in (Cause.CONNECTION_LOST, Cause.STALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,16 @@ class Attempt:
     """
 
     __slots__ = (
-        "_batch", "_next_frame", "_patience_s", "_pausing", "_waiter", "cached_tokens", "deadline", "end", "next_index",
-        "number",
+        "_batch", "_next_frame", "_patience_s", "_pausing", "_waiter", "begun", "cached_tokens", "deadline", "end",
+        "next_index", "number", "on_trial",
     )  # fmt: skip
 
-    def __init__(self, number: int, next_index: int, *, first_token_s: float, stall_s: float) -> None:
+    def __init__(
+        self, number: int, next_index: int, *, first_token_s: float, stall_s: float, on_trial: bool = False
+    ) -> None:
         self.number = number
+        self.on_trial = on_trial  # beside no other suspect
+        self.begun = not on_trial  # a suspect may wait for another one: its worker says when it is computed
         self.next_index = next_index
         self.end: End | None = None
         self.cached_tokens = 0
@@ -115,6 +120,7 @@ class Attempt:
         if output.attempt != self.number or self.end is not None:
             return False
         self.deadline = now + self._patience_s
+        self.begun = self.begun or output.on_trial or bool(output.ids)
         if output.ids:
             self._accept(output)
         if output.cached_tokens:
@@ -171,4 +177,4 @@ def _read_end(kind: str, output: worker_pb2.Output) -> End:
     if kind == "error":
         return Rejection(output.error)
     cause = _HANDOFFS.get(output.handoff.reason, Cause.DRAIN)
-    return Interruption(cause, output.handoff.detail)
+    return Interruption(cause, output.handoff.detail, output.handoff.in_flight)

@@ -47,6 +47,7 @@ class Request:
     chain_root: bytes = b""
     pool: bool = False  # wants the pooled hidden state instead of tokens
     cacheable: bool = True  # False: neither reads nor feeds the prefix cache (start-up probe)
+    trial_tokens: int = 0  # workers died under it: runs beside no other suspect until it has generated so many here
 
     # Kept by the scheduler.
     status: Status = Status.WAITING
@@ -62,6 +63,7 @@ class Request:
     n_charged: int = 0  # positions its tenant has paid for
     n_in_flight: int = 0  # plans in flight with a chunk of it
     n_preempted: int = 0
+    acquitted_at: int = 0  # generated tokens that end its trial
     cached_tokens: int = 0  # of the prompt, at the first admission
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)  # one per full hash block of token_ids

@@ -24,6 +24,7 @@ from services.worker.scheduling.preemption import choose_victim, is_protected
 from services.worker.scheduling.prefix_cache import PrefixCache
 from services.worker.scheduling.request import Finish, Output, Request, Status
 from services.worker.scheduling.transfers import Arrival, Transfers
+from services.worker.scheduling.trial import Trial
 
 
 class Scheduler:
@@ -59,6 +60,7 @@ class Scheduler:
         self._queue = WaitingQueue(self._ledger, config.age_s)
         self._prefixes = PrefixCache(self._pool, config.share_max_steps)
         self.transfers = Transfers(self._pool)
+        self.trial = Trial()
         self._running: dict[Request, None] = {}  # in order of admission
         self._parked: dict[Request, None] = {}
         self._lingering: dict[Request, None] = {}  # not running, but a plan in flight refers to their blocks
@@ -106,6 +108,7 @@ class Scheduler:
         request.limit = self.capacity.limit(request)
         request.arrival = self._next_arrival
         request.queued_at = self._clock()
+        request.acquitted_at = request.n_generated + request.trial_tokens
         self._next_arrival += 1
         if request.cacheable:
             request.extend_digests()
@@ -201,6 +204,8 @@ class Scheduler:
         for request in prefills[1:]:
             if draft.open and request.status is Status.RUNNING:
                 self._plan_chunk(draft, request, ())
+        if (suspect := self.trial.next_up()) is not None:
+            self._wake([suspect])
         if not draft.pressed:
             self._admit_waiting(draft)
         draft.budget += held_back
@@ -238,10 +243,12 @@ class Scheduler:
             head = self._queue.head(now)
             if head is None:
                 return
+            if not self.trial.admits(head):
+                self._park(head)
+                continue
             hits = self._prefixes.match(head)
             if self._prefixes.park(head, len(hits), worth_tokens=self.share_min_tokens, step=self._next_step):
-                self._queue.take(head, Status.PARKED)
-                self._parked[head] = None
+                self._park(head)
                 continue
             n_fresh = self._fresh_blocks(head, hits)
             if n_fresh is not None and self._slots.free:
@@ -249,6 +256,10 @@ class Scheduler:
                 self._admit(draft, head, hits, n_fresh)
             elif not self._make_way(head):
                 return
+
+    def _park(self, head: Request) -> None:
+        self._queue.take(head, Status.PARKED)
+        self._parked[head] = None
 
     def _wake(self, followers: list[Request], *, patient: bool = True) -> None:
         for follower in followers:

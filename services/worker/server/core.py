@@ -89,8 +89,8 @@ class WorkerCore:
     def lose(self, detail: str) -> None:
         """The ranks are gone: hand everything off at once."""
         if self._engine is not None:
-            for served in self._engine.lose():
-                self._hand_off(served, pb.Handoff.REASON_RANKS_LOST, detail)
+            for served, in_flight in self._engine.lose():
+                self._hand_off(served, pb.Handoff.REASON_RANKS_LOST, detail, in_flight=in_flight)
             self._engine = self._store = None
         self._enter(pb.PHASE_RECOVERING, detail)
 
@@ -200,8 +200,8 @@ class WorkerCore:
             self._hand_off(served, *_REFUSALS[pb.PHASE_DRAINING])
         return len(chosen)
 
-    def _hand_off(self, served: Served, reason: pb.Handoff.Reason, detail: str) -> None:
-        served.outbox.hand_off(served, reason, detail)
+    def _hand_off(self, served: Served, reason: pb.Handoff.Reason, detail: str, *, in_flight: bool = False) -> None:
+        served.outbox.hand_off(served, reason, detail, in_flight=in_flight)
         served.outbox.flush(0)
 
     def _refuse(self, served: Served, code: pb.RequestError.Code, field: str, message: str) -> None:

@@ -118,15 +118,15 @@ class Engine:
         self._kick()
         return served
 
-    def lose(self) -> list[Served]:
-        """The ranks are gone: every request is over here; returns whose they were."""
+    def lose(self) -> list[tuple[Served, bool]]:
+        """The ranks are gone: every request is over here; whose they were, and whether the ranks had a plan with it."""
         self._lost = True
         self._disarm()
+        lost = [(served, request.n_in_flight > 0) for request, served in self._served.items()]
         self.scheduler.abandon()
         self._meter.forget_in_flight()
-        served = list(self._served.values())
         self._served.clear()
-        return served
+        return lost
 
     def on_result(self, result: StepResult) -> None:
         """The oldest plan in flight is done. The next one goes out before anybody is told."""
@@ -189,6 +189,10 @@ class Engine:
             self._submit_plan(plan)
         except RanksFailedError:
             return False  # whoever watches the ranks is about to call `lose`
+        if (suspect := self.scheduler.trial.begun()) is not None and suspect in self._served:
+            served = self._served[suspect]
+            served.outbox.announce_trial(served)
+            served.outbox.flush(plan.step)
         return True
 
     def _disarm(self) -> None:

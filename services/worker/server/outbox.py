@@ -77,10 +77,14 @@ class Outbox:
             served.span.set_attribute("ryzanstein.generated_tokens", output.request.n_generated)
             served.close(output.finish.value)
 
-    def hand_off(self, served: Served, reason: pb.Handoff.Reason, detail: str) -> None:
+    def announce_trial(self, served: Served) -> None:
+        """A suspect is being computed."""
+        self._message_of(served).on_trial = True
+
+    def hand_off(self, served: Served, reason: pb.Handoff.Reason, detail: str, *, in_flight: bool = False) -> None:
         """Let another worker continue a request."""
         served.close("handoff")
-        self._end(served).handoff.CopyFrom(pb.Handoff(reason=reason, detail=detail))
+        self._end(served).handoff.CopyFrom(pb.Handoff(reason=reason, detail=detail, in_flight=in_flight))
 
     def refuse(self, served: Served, error: pb.RequestError) -> None:
         """End a request that no worker can serve."""
@@ -112,6 +116,9 @@ class Outbox:
 
     def _end(self, served: Served) -> pb.Output:
         self.live.pop(served.request_id, None)
+        return self._message_of(served)
+
+    def _message_of(self, served: Served) -> pb.Output:
         message = self._open.get(served)
         if message is None:
             message = self._message.outputs.add(request_id=served.request_id, attempt=served.attempt)

@@ -62,6 +62,7 @@ def to_request(submit: pb.Submit, limits: ModelLimits) -> Request:
         priority=submit.priority,
         chain_root=chain_root(limits.hash_root, submit.cache_salt),
         pool=submit.embed,
+        trial_tokens=submit.trial_tokens,
     )
 
 

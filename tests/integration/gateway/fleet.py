@@ -82,6 +82,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     cached_tokens: int = 0
     end_at: int | None = None  # position whose token is EOS
     tokenizer: Tokenizer | None = None
+    announce_trials: bool = True  # False: a suspect waits for another one when the worker dies
 
     def __post_init__(self) -> None:
         self.incarnation = uuid.uuid4().hex
@@ -152,6 +153,8 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         end = submit.sampling.max_tokens or MAX_LEN - len(submit.prompt_ids)
         position = len(submit.generated_ids)
         first = True
+        if submit.trial_tokens and self.announce_trials:
+            await out.put(self._output(submit, position, [], on_trial=True))
         while position < end:
             if self.step_s:
                 await asyncio.sleep(self.step_s)

@@ -105,7 +105,7 @@ async def test_the_only_worker_may_come_back_under_its_name() -> None:
         assert (await running)[1] == expected_ids(3, 30)
 
 
-async def test_two_deaths_at_the_same_place_are_the_requests_fault() -> None:
+async def test_whoever_dies_alone_after_two_deaths_at_the_same_place_is_poison() -> None:
     def poisoned() -> list[Fault]:
         return [Fault("break", 3) for _ in range(5)]
 
@@ -125,7 +125,19 @@ async def test_two_deaths_at_the_same_place_are_the_requests_fault() -> None:
             await read()
         assert received == expected_ids(1)[:3]
         assert failure.value.code == "poison"
-        assert sum(len(worker.submits) for worker in workers) == 2, "no third worker is put at risk"
+        submits = sorted((submit for worker in workers for submit in worker.submits), key=lambda submit: submit.attempt)
+        assert [submit.trial_tokens > 0 for submit in submits] == [False, False, True], (
+            "no fourth worker is put at risk"
+        )
+
+
+async def test_a_suspect_that_its_worker_had_not_begun_with_is_not_blamed() -> None:
+    """Two deaths, then workers that die while the suspect waits there for another one."""
+    workers = [Worker(f"w{i}", faults=[Fault("break", 3), Fault("break", 3)], announce_trials=False) for i in range(3)]
+    async with running_stack(workers) as stack:
+        assert (await stream_once(stack, 1))[1] == expected_ids(1)
+        submits = [submit for worker in workers for submit in worker.submits]
+        assert sum(submit.trial_tokens > 0 for submit in submits) >= 3
 
 
 async def test_deaths_far_apart_are_not_poison() -> None:
@@ -135,7 +147,7 @@ async def test_deaths_far_apart_are_not_poison() -> None:
 
 
 async def test_a_failed_stream_ends_with_an_error_event_and_its_usage() -> None:
-    workers = [Worker(f"w{i}", faults=[Fault("break", 3)]) for i in range(2)]
+    workers = [Worker(f"w{i}", faults=[Fault("break", 3), Fault("break", 3)]) for i in range(2)]
     async with (
         running_stack(workers) as stack,
         stack.http.stream(

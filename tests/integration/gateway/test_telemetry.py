@@ -65,7 +65,9 @@ async def test_metrics_add_up() -> None:
 
 async def test_a_stream_that_ends_badly_is_no_success() -> None:
     # Slow workers: the client must be gone before its answer is complete.
-    async with running_stack([Worker(n, step_s=0.01, faults=[Fault("break", 3)]) for n in ("w0", "w1")]) as stack:
+    async with running_stack(
+        [Worker(n, step_s=0.01, faults=[Fault("break", 3), Fault("break", 3)]) for n in ("w0", "w1")]
+    ) as stack:
         body = {"prompt": "a", "max_tokens": 10, "stream": True}
         assert (await stack.http.post("/v1/completions", json=body)).status_code == 200
         async with stack.http.stream("POST", "/v1/completions", json=body | {"max_tokens": 200}) as response:

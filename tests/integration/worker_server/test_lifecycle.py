@@ -112,6 +112,7 @@ async def test_lost_ranks_hand_off_at_once_and_the_worker_comes_back(worker: Run
         await asyncio.wait_for(answer.end.wait(), 30)
         assert answer.last.handoff.reason == pb.Handoff.REASON_RANKS_LOST
         assert "rank 1" in answer.last.handoff.detail
+        assert answer.last.handoff.in_flight
         state = await gateway.state()
         assert (state.phase, state.detail) == (pb.PHASE_RECOVERING, "rank 1 is dying")
         worker.group.die()
