@@ -153,8 +153,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         end = submit.sampling.max_tokens or MAX_LEN - len(submit.prompt_ids)
         position = len(submit.generated_ids)
         first = True
-        if submit.trial_tokens and self.announce_trials:
-            await out.put(self._output(submit, position, [], on_trial=True))
+        await self._announce(submit, out)
         while position < end:
             if self.step_s:
                 await asyncio.sleep(self.step_s)
@@ -176,6 +175,10 @@ class Worker(worker_pb2_grpc.WorkerServicer):
             if stopped:
                 return
             await asyncio.sleep(0)
+
+    async def _announce(self, submit: worker_pb2.Submit, out: asyncio.Queue[worker_pb2.Output | None]) -> None:
+        if submit.trial_tokens and self.announce_trials:
+            await out.put(self._output(submit, len(submit.generated_ids), [], on_trial=True))
 
     def _stops(self, submit: worker_pb2.Submit, position: int) -> bool:
         return self.end_at is not None and position > self.end_at and not submit.sampling.ignore_eos
