@@ -6,22 +6,26 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
+from types import MappingProxyType
 
 from opentelemetry import trace
 
 request_id_var: ContextVar[str] = ContextVar("request_id", default="")
 
-# Attributes of every LogRecord; anything else was passed as `extra=` and belongs in the line.
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+# Attributes of every LogRecord; anything else was passed as `extra=` and belongs in the line, but for uvicorn's second
+# message, which is for terminals.
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, service, logger, message, ids and extra fields."""
 
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, fields: Mapping[str, object] = MappingProxyType({})) -> None:
         super().__init__()
         self._service = service
+        self._fields = fields
 
     def format(self, record: logging.LogRecord) -> str:
         """Render a record; an exception becomes the field `error`."""
@@ -31,6 +35,7 @@ class JsonFormatter(logging.Formatter):
             "service": self._service,
             "logger": record.name,
             "message": record.getMessage(),
+            **self._fields,
         }
         if request_id := request_id_var.get():
             line["request_id"] = request_id
@@ -43,8 +48,8 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure_logging(service: str, level: str) -> None:
-    """Send the root logger's records to stdout as JSON lines."""
+def configure_logging(service: str, level: str, **fields: object) -> None:
+    """Send the root logger's records to stdout as JSON lines; `fields` are in every one."""
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(JsonFormatter(service))
+    handler.setFormatter(JsonFormatter(service, fields))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -8,6 +8,7 @@ import os
 import time
 import traceback
 
+from services.common.logs import configure_logging
 from services.worker.ranks.link import ServerGoneError, ServerLink
 from services.worker.supervision.lifeline import die_with_parent
 from services.worker.transport.event_codec import RankError, encode_event
@@ -22,7 +23,7 @@ def run_rank(loader: str) -> int:
     die_with_parent()
     settings = RankSettings.from_json(os.environ[SETTINGS_VARIABLE])
     rank = int(os.environ["RANK"])
-    logging.basicConfig(level=settings.config.log_level, format=f"rank {rank}: %(levelname)s %(message)s")
+    configure_logging("worker", settings.config.log_level, rank=rank)  # the server logs the lines again as its own
     link = ServerLink(settings, rank)
     try:
         _serve(link, settings, rank, loader, entered - settings.endpoint.launched_at)

@@ -16,6 +16,7 @@ from services.worker.supervision.death_watch import DeathWatch
 from services.worker.supervision.failure import FailureKind, RankFailure, RanksFailedError
 from services.worker.supervision.launcher import Launcher
 from services.worker.supervision.link import GroupLink
+from services.worker.supervision.memory_kills import MemoryKills
 from services.worker.supervision.process_info import describe_exit, reap_adopted
 from services.worker.supervision.stall import StallDetector, StallLimits, is_stopped
 from services.worker.transport.event_codec import RankError, RankStarted, decode_event, encode_stop
@@ -50,6 +51,7 @@ class Incarnation:
         self.lost: asyncio.Future[str] = self._loop.create_future()  # at the first sign, with what is known then
         self.failed: asyncio.Future[RankFailure] = self._loop.create_future()  # why
         self._deaths = DeathWatch(self._on_death)
+        self._memory_kills = MemoryKills()
         self._pidfds: dict[int, int] = {}  # rank -> pidfd, while the process lives
         self._all_gone = asyncio.Event()
         self._ending = False
@@ -186,7 +188,8 @@ class Incarnation:
         self._forget(rank)
         if not self._ending:
             self._read_messages()  # the rank's own words, if it left any, say more
-            self._fail(RankFailure(rank, FailureKind.EXITED, text, code, number))
+            why = self._memory_kills.explain() if number == signal.SIGKILL else ""
+            self._fail(RankFailure(rank, FailureKind.EXITED, text + why, code, number))
 
     def _forget(self, rank: int) -> None:
         pidfd = self._pidfds.pop(rank)
@@ -221,11 +224,12 @@ class Incarnation:
 
     async def _watch_launcher(self, launcher: Launcher) -> None:
         status = await launcher.wait()
+        why = self._memory_kills.explain()
         self._fail(
             RankFailure(
                 None,
                 FailureKind.LAUNCH,
-                f"torchrun ended with status {status}; it printed:\n{launcher.output_tail}",
+                f"torchrun ended with status {status}{why}; it printed:\n{launcher.output_tail}",
                 exit_code=status,
             )
         )

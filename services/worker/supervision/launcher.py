@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
-from collections import deque
 
 from services.common.cores import usable_cores
 from services.worker.supervision.lifeline import PARENT_VARIABLE
+from services.worker.supervision.output import RankOutput
 from services.worker.transport.settings import SETTINGS_VARIABLE, RankSettings
 
-_LINES_KEPT = 60
 _LINE_BYTES = 1 << 20
 _MIB = 1 << 20
-logger = logging.getLogger(__name__)
 
 
 def rank_environment(settings: RankSettings, cores: int) -> dict[str, str]:
@@ -56,7 +53,7 @@ class Launcher:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._output = RankOutput()
         self._reader = asyncio.create_task(self._read(), name="rank-output")
 
     @classmethod
@@ -76,7 +73,7 @@ class Launcher:
     @property
     def output_tail(self) -> str:
         """The last lines that torchrun or a rank printed."""
-        return "\n".join(self._lines)
+        return self._output.tail
 
     def kill(self) -> None:
         """Send SIGKILL; ranks that still run die with their parent."""
@@ -97,8 +94,15 @@ class Launcher:
             self._process.send_signal(number)
 
     async def _read(self) -> None:
-        assert self._process.stdout is not None
-        while raw := await self._process.stdout.readline():
-            line = raw.decode(errors="replace").rstrip()
-            self._lines.append(line)
-            logger.info("%s", line)
+        stdout = self._process.stdout
+        assert stdout is not None
+        while True:
+            try:
+                raw = await stdout.readline()
+            except ValueError:  # readline has dropped it
+                self._output.add(f"[a line of more than {_LINE_BYTES:,} bytes]")
+                continue
+            if not raw:
+                break
+            self._output.add(raw.decode(errors="replace").rstrip())
+        self._output.end()

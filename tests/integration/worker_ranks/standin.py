@@ -26,10 +26,11 @@ from services.worker.transport.event_codec import ModelFacts
 from services.worker.transport.settings import RankGroupConfig
 
 VOCAB, HIDDEN = 96, 16
-DIE_SLOWLY, RAISE, HANG, SPIN, SKIP_COLLECTIVE, KILL_SELF, COMPUTE = range(88, 95)  # misbehave on these tokens
+DIE_SLOWLY, RAISE, HANG, SPIN, SKIP_COLLECTIVE, KILL_SELF, COMPUTE, EAT = range(88, 96)  # misbehave on these tokens
 _SYS_EXIT = {"x86_64": 60, "aarch64": 93, "riscv64": 93}  # of one thread
 HEAP_TOLD = "frozen objects: "
 MISBEHAVING_RANK = 1
+_EATEN_MIB = 2048
 
 
 @dataclass
@@ -96,6 +97,12 @@ def _spin() -> None:
         pass
 
 
+def _eat() -> None:
+    hoard = []
+    while len(hoard) < _EATEN_MIB // 16:  # a limit that does not hold must not take the machine down
+        hoard.append(os.urandom(16 << 20))
+
+
 _DAMAGE: dict[int, Callable[[Communicator], object]] = {
     DIE_SLOWLY: lambda _: end_main_thread(),
     RAISE: lambda _: _raise(),
@@ -104,6 +111,7 @@ _DAMAGE: dict[int, Callable[[Communicator], object]] = {
     SKIP_COLLECTIVE: lambda comm: comm.all_gather(torch.zeros(3)),
     KILL_SELF: lambda _: os.kill(os.getpid(), signal.SIGKILL),
     COMPUTE: lambda _: _compute(),
+    EAT: lambda _: _eat(),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from services.worker.supervision.failure import FailureKind
 from services.worker.supervision.rank_group import RankFailure, RankGroup
 from tests.integration.worker_ranks import standin
 from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, alive, pids_of, wait_gone
+from tests.unit.common.containers import groups_v1
 
 PROMPTS = [[1, 2, 3], [4]]
 NOTICED_S = 10.0  # promised is about one second; the machine may be busy with other things
@@ -95,6 +97,15 @@ async def test_a_misbehaving_rank_is_named(make_group: MakeGroup, token: int, ki
     assert (failure.rank, failure.kind) == (standin.MISBEHAVING_RANK, kind)
     assert detail in failure.detail
     await wait_gone(pids)
+
+
+def test_a_rank_that_meets_the_memory_limit_says_so() -> None:
+    with groups_v1() as groups:
+        (groups["memory"] / "memory.limit_in_bytes").write_text(str(900 << 20))
+        command = [sys.executable, "-m", "tests.integration.worker_ranks.hungry", str(groups["memory"])]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "rank 0 exited: process " in told
+    assert "was killed by SIGKILL: the container's memory limit of 900 MiB was reached; lower RYZANSTEIN_KV" in told
 
 
 async def test_a_rank_has_frozen_what_it_started_with(make_group: MakeGroup) -> None:

@@ -268,6 +268,27 @@ async def test_metrics_and_probes_are_served(redis_url: str) -> None:
         assert float(values["ryzanstein_worker_kv_blocks_capacity"]) == 64
 
 
+async def test_metrics_and_probes_last_until_the_drain_is_over(redis_url: str) -> None:
+    port = free_port()
+    async with (
+        running_worker(redis_url, metrics_port=port, drain_s=1.5) as worker,
+        Gateway(worker.address) as gateway,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+    ):
+        worker.group.step_s = 0.05
+        await gateway.wait_serving()
+        answer = await gateway.submit([5], max_tokens=240)
+        await answer.at_least(1)
+        worker.stop.set()
+        await gateway.wait_state(lambda state: state.phase == pb.PHASE_DRAINING)
+        while not answer.end.is_set():
+            assert (await http.get("/livez")).status_code == 200
+            assert (await http.get("/readyz")).status_code == 503
+            assert 'ryzanstein_worker_phase{phase="draining"} 1.0' in (await http.get("/metrics")).text
+            await asyncio.sleep(0.2)
+        assert answer.last.handoff.reason == pb.Handoff.REASON_DRAIN
+
+
 async def test_the_same_id_again_replaces_the_earlier_request(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 Files = Mapping[str, object]
 
@@ -39,3 +43,18 @@ def write(folder: Path, files: Files) -> None:
 
 def _proc(root: Path, mounts: str, groups: str) -> None:
     write(root / "proc/self", {"mountinfo": mounts, "cgroup": groups.rstrip()})
+
+
+@contextmanager
+def groups_v1() -> Iterator[dict[str, Path]]:
+    """Real groups of version 1 of our own, where this machine lets us make some; else the test is skipped."""
+    name = f"ryzanstein-test-{uuid.uuid4().hex[:8]}"
+    groups = {controller: Path("/sys/fs/cgroup", controller, name) for controller in ("memory", "cpu")}
+    try:
+        for group in groups.values():
+            group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no groups of version 1 to make here: {error}")
+    yield groups
+    for group in groups.values():
+        group.rmdir()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from services.common.cgroup import cpu_quotas, memory_limits, oom_kills
 from services.common.cores import usable_cores
 from services.worker.memory.sizing import available_host_memory
-from tests.unit.common.containers import container, container_v1, write
+from tests.unit.common.containers import container, container_v1, groups_v1, write
 
 MIB = 1 << 20
 STAT = "anon 7\ninactive_file 300\nactive_file 200\ntotal_inactive_file 3000\ntotal_active_file 2000"
@@ -67,39 +65,25 @@ def test_without_control_groups_nothing_is_limited(tmp_path: Path) -> None:
     assert (memory_limits(tmp_path), cpu_quotas(tmp_path), oom_kills(tmp_path)) == ([], [], 0)
 
 
-@pytest.fixture
-def real_groups() -> Iterator[dict[str, Path]]:
-    """Groups of version 1 of our own, where this machine lets us make some."""
-    name = f"ryzanstein-test-{uuid.uuid4().hex[:8]}"
-    groups = {controller: Path("/sys/fs/cgroup", controller, name) for controller in ("memory", "cpu")}
-    try:
-        for group in groups.values():
-            group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no groups of version 1 to make here: {error}")
-    yield groups
-    for group in groups.values():
-        group.rmdir()
-
-
-def test_a_real_container_with_a_full_cache_has_memory_left(real_groups: dict[str, Path], tmp_path: Path) -> None:
-    (real_groups["memory"] / "memory.limit_in_bytes").write_text(str(96 * MIB))
-    (real_groups["cpu"] / "cpu.cfs_quota_us").write_text("100000")
-    big = tmp_path / "big"
-    big.write_bytes(os.urandom(MIB) * 120)
-    os.sync()
-    with big.open("rb") as stream:  # written by us, it would be charged to us
-        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    look = (
-        f"import os, pathlib\nfor group in {[str(group) for group in real_groups.values()]}:\n"
-        "    pathlib.Path(group, 'cgroup.procs').write_text(str(os.getpid()))\n"
-        f"for _ in open({str(big)!r}, 'rb'): pass\n"
-        "from services.worker.memory.sizing import available_host_memory\n"
-        "from services.common.cores import usable_cores\n"
-        "print(available_host_memory(), usable_cores(), int(pathlib.Path("
-        f"{str(real_groups['memory'])!r}, 'memory.usage_in_bytes').read_text()))"
-    )
-    answer = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+def test_a_real_container_with_a_full_cache_has_memory_left(tmp_path: Path) -> None:
+    with groups_v1() as groups:
+        (groups["memory"] / "memory.limit_in_bytes").write_text(str(96 * MIB))
+        (groups["cpu"] / "cpu.cfs_quota_us").write_text("100000")
+        big = tmp_path / "big"
+        big.write_bytes(os.urandom(MIB) * 120)
+        os.sync()
+        with big.open("rb") as stream:  # written by us, it would be charged to us
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        look = (
+            f"import os, pathlib\nfor group in {[str(group) for group in groups.values()]}:\n"
+            "    pathlib.Path(group, 'cgroup.procs').write_text(str(os.getpid()))\n"
+            f"for _ in open({str(big)!r}, 'rb'): pass\n"
+            "from services.worker.memory.sizing import available_host_memory\n"
+            "from services.common.cores import usable_cores\n"
+            "print(available_host_memory(), usable_cores(), int(pathlib.Path("
+            f"{str(groups['memory'])!r}, 'memory.usage_in_bytes').read_text()))"
+        )
+        answer = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     available, cores, charged = map(int, answer.stdout.split())
     assert cores == 1
     assert charged > 80 * MIB, "the cache should fill the limit, or this shows nothing"
