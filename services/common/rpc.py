@@ -52,9 +52,9 @@ def open_channel(address: str, *, small_messages: bool = False) -> grpc.aio.Chan
     return grpc.aio.insecure_channel(address, options=[*_CLIENT, *small, _keepalive()])
 
 
-def new_server() -> grpc.aio.Server:
-    """A server with the project's options; add servicers, bind with :func:`bind`, then start it."""
-    return grpc.aio.server(options=[*_SERVER, _keepalive()])
+def new_server(options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Server:
+    """A server with the project's options and some more; add servicers, bind with :func:`bind`, then start it."""
+    return grpc.aio.server(options=[*_SERVER, _keepalive(), *options])
 
 
 def _keepalive() -> tuple[str, int]:

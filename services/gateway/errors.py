@@ -61,6 +61,12 @@ def unavailable(message: str, retry_after_s: float = 2.0) -> ApiError:
     return ApiError(503, message, "service_unavailable_error", code=NO_WORKERS, retry_after_s=retry_after_s)
 
 
+def shutting_down() -> ApiError:
+    """503: this gateway ends, and may not go on for longer."""
+    message = "This gateway is shutting down and could not finish the request in time. Send it again."
+    return ApiError(503, message, "service_unavailable_error", code="shutting_down", retry_after_s=1.0)
+
+
 def resumes_exhausted(retry_after_s: float) -> ApiError:
     """503: so many requests lost their worker that the others cannot take them all on in time."""
     message = "The request was interrupted, and too many others are being resumed already."

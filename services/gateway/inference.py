@@ -19,6 +19,7 @@ from services.gateway.api.decode import explain
 from services.gateway.api.embeddings import Embedder
 from services.gateway.api.generate import FALLBACK_HEADER, Ask, JobMaker, Made, permitted_model
 from services.gateway.api.schema import ChatBody, CompletionBody, SamplingBody
+from services.gateway.drain import Drain
 from services.gateway.errors import ApiError
 from services.gateway.generation.output import Usage
 from services.gateway.observation import CLIENT_GONE, Observer
@@ -67,6 +68,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     chat: JobMaker[ChatBody]
     embedder: Embedder
     observer: Observer
+    drain: Drain
 
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -149,7 +151,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         observed.attach()  # gRPC gives every call a task of its own
         call, status = _Call(context, observed.traceparent), CLIENT_GONE
         try:
-            yield call
+            async with self.drain.limit():
+                yield call
             status = 200
         except ApiError as error:
             status = error.status

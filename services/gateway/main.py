@@ -9,14 +9,11 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from ryzanstein.v1 import inference_pb2_grpc
-
 from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
 from services.common.lifecycle import StartupError, run_service
 from services.common.metrics import serve_metrics
 from services.common.redis_client import open_redis
-from services.common.rpc import Health, bind, new_server
 from services.common.tasks import end_tasks
 from services.common.tracing import tracing
 from services.gateway.api.app import new_app
@@ -28,9 +25,11 @@ from services.gateway.api.generate import GenerateEndpoint, JobMaker
 from services.gateway.api.http import BodyLimits
 from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.api.tokens import DetokenizeEndpoint, TokenizeEndpoint
+from services.gateway.drain import LAST_WORDS_S, Drain, Phase
 from services.gateway.generation.budget import ResumeBudget
 from services.gateway.generation.pipeline import Pipeline, Wrapper
-from services.gateway.inference import SERVICE, InferenceService
+from services.gateway.grpc_server import GrpcServer, serving_grpc
+from services.gateway.inference import InferenceService
 from services.gateway.observation import Observer
 from services.gateway.realtime.recording import Recordings
 from services.gateway.realtime.socket import StreamSocket
@@ -55,9 +54,34 @@ class Gateway:
     """A running gateway."""
 
     http: HttpServer
-    grpc_port: int
+    grpc: GrpcServer
     catalog: Catalog
     metrics: GatewayMetrics
+    drain: Drain
+    recordings: Recordings
+    settings: GatewaySettings
+
+    @property
+    def ready(self) -> bool:
+        """Whether it should get traffic."""
+        return self.catalog.ready and not self.drain.draining
+
+    async def end(self, *, delay_s: float) -> None:
+        """Drain all APIs side by side, under one deadline; returns when nothing is open."""
+        if self.drain.closing:
+            return
+        timeout_s = self.settings.drain_timeout_s
+        self.drain.enter(Phase.DRAINING)
+        self.http.announce_close()
+        await self.grpc.announce_end()
+        await asyncio.sleep(delay_s)
+        self.drain.enter(Phase.CLOSING)
+        self.http.stop_listening()
+        self.recordings.give_up_lost()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.grpc.stop(timeout_s + LAST_WORDS_S))
+            await self.drain.finish(timeout_s)
+            await self.grpc.stop(LAST_WORDS_S)
 
 
 def _resume_policy(settings: GatewaySettings) -> ResumePolicy:
@@ -85,6 +109,7 @@ class _Services:
     embedder: Embedder
     recordings: Recordings
     tracer: RequestTracer
+    drain: Drain
 
     def front(self) -> Front:
         """REST and WebSocket."""
@@ -104,14 +129,18 @@ class _Services:
             Observer("websocket", self.metrics, self.tracer),
             self.metrics.sockets,
             self.settings.stream_max_generations,
+            self.drain,
         )
-        app = new_app(catalog, self.router, gate, self.metrics, lambda: catalog.ready)
-        return Front(app, endpoints, {"/v1/stream": socket}, Observer("rest", self.metrics, self.tracer))
+        app = new_app(catalog, self.router, gate, self.metrics, lambda: catalog.ready and not self.drain.draining)
+        observer = Observer("rest", self.metrics, self.tracer)
+        return Front(app, endpoints, {"/v1/stream": socket}, observer, self.drain)
 
     def inference(self) -> InferenceService:
         """gRPC."""
         observer = Observer("grpc", self.metrics, self.tracer)
-        return InferenceService(self.catalog, self.gate, self.completions, self.chat, self.embedder, observer)
+        return InferenceService(
+            self.catalog, self.gate, self.completions, self.chat, self.embedder, observer, self.drain
+        )
 
 
 def _new_router(settings: GatewaySettings) -> RouterClient:
@@ -149,6 +178,7 @@ def _new_services(
     gate: Gate,
     metrics: GatewayMetrics,
     tracer: RequestTracer,
+    drain: Drain,
 ) -> _Services:
     fallback, catalog = settings.fallback_model, pipeline.catalog
     return _Services(
@@ -162,6 +192,7 @@ def _new_services(
         Embedder(pipeline, gate),
         Recordings(settings.stream_resume_window_s),
         tracer,
+        drain,
     )
 
 
@@ -176,9 +207,9 @@ async def _tasks(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _http(front: Front, settings: GatewaySettings) -> AsyncIterator[HttpServer]:
+async def _http(front: Front, settings: GatewaySettings, drain: Drain) -> AsyncIterator[HttpServer]:
     listener = listen(settings)
-    server = new_http_server(front, settings)
+    server = new_http_server(front, settings, drain)
     serving = asyncio.create_task(server.serve([listener]))
     while not server.started:
         if serving.done():
@@ -189,25 +220,6 @@ async def _http(front: Front, settings: GatewaySettings) -> AsyncIterator[HttpSe
     finally:
         server.stop()
         await serving
-
-
-@asynccontextmanager
-async def _grpc(service: InferenceService, settings: GatewaySettings) -> AsyncIterator[int]:
-    """Serve gRPC and yield its port; 0 when it is off."""
-    if not settings.grpc_port:
-        yield 0
-        return
-    server = new_server()
-    inference_pb2_grpc.add_InferenceServicer_to_server(service, server)
-    health = Health(server, [SERVICE])
-    port = bind(server, settings.host, settings.grpc_port)
-    await server.start()
-    await health.set_serving(True)
-    try:
-        yield port
-    finally:
-        await health.set_serving(False)
-        await server.stop(settings.drain_timeout_s)
 
 
 @asynccontextmanager
@@ -222,18 +234,26 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     guard, keys = RedisGuard(redis, settings.redis, settings.redis_timeout_s, metrics), RedisKeys(settings.namespace)
     wrap = _cache_of(settings, guard, keys, metrics)
     pipeline = Pipeline(catalog, upstream, metrics, wrap, log_prompts=settings.log_prompts)
-    gate, tracer = _new_gate(settings, guard, keys, metrics), RequestTracer(enabled=traced)
-    services = _new_services(settings, router, pipeline, gate, metrics, tracer)
-    metrics.watch(workers=lambda: len(router.fleet.workers), routers_up=lambda: router.answered)
+    gate, tracer, drain = _new_gate(settings, guard, keys, metrics), RequestTracer(enabled=traced), Drain()
+    services = _new_services(settings, router, pipeline, gate, metrics, tracer, drain)
+    metrics.watch(
+        workers=lambda: len(router.fleet.workers),
+        routers_up=lambda: router.answered,
+        drain_remaining=lambda: drain.remaining,
+    )
     watch_s = min(1.0, settings.stall_timeout_s / 4)
     try:
         async with (
             _tasks(catalog.run(settings.refresh_s), router.send_reports(), pool.watch_stalls(watch_s)),
             aclosing(services.recordings),
-            _http(services.front(), settings) as http,
-            _grpc(services.inference(), settings) as grpc_port,
+            _http(services.front(), settings, drain) as http,
+            serving_grpc(services.inference(), settings) as grpc,
         ):
-            yield Gateway(http, grpc_port, catalog, metrics)
+            gateway = Gateway(http, grpc, catalog, metrics, drain, services.recordings, settings)
+            try:
+                yield gateway
+            finally:
+                await gateway.end(delay_s=0)
     finally:
         await pool.close()
         await router.close()
@@ -245,9 +265,10 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     with tracing("gateway") as traced:
         async with running_gateway(settings, traced=traced) as gateway:
             freeze_started()
-            registry, catalog = gateway.metrics.registry, gateway.catalog
-            with serve_metrics(settings.host, settings.metrics_port, registry, lambda: catalog.ready):
+            # Up to the end: whoever watches a drain reads it here.
+            with serve_metrics(settings.host, settings.metrics_port, gateway.metrics.registry, lambda: gateway.ready):
                 await stop.wait()
+                await gateway.end(delay_s=settings.drain_delay_s)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
@@ -14,13 +14,17 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from services.common.lifecycle import StartupError
 from services.gateway.api.front import ASGIApp
+from services.gateway.drain import LAST_WORDS_S, Drain
 from services.gateway.settings import GatewaySettings
 
 _BACKLOG = 4096
 
 
 class HeadTimeoutProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, closing connections whose request head does not arrive in time (slow loris)."""
+    """uvicorn's protocol, closing connections whose request head does not arrive in time (slow loris).
+
+    A connection that has sent nothing yet is an idle one like any other: proxies open some for later.
+    """
 
     head_timeout_s = 10.0
     _head_timer: asyncio.TimerHandle | None = None
@@ -28,7 +32,13 @@ class HeadTimeoutProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         super().connection_made(transport)
-        self._arm()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def data_received(self, data: bytes) -> None:
+        """Something of a request, be it an empty line."""
+        if self.cycle is None or self.cycle.response_complete:
+            self._arm()
+        super().data_received(data)
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -92,7 +102,24 @@ class SendTimeout(asyncio.Protocol):
 
 
 class HttpProtocol(SendTimeout, HeadTimeoutProtocol):
-    """HTTP with both limits."""
+    """HTTP with both limits. While the gateway drains, answers say that their connection ends with them.
+
+    Clients then open their next one elsewhere. An answer that has begun can't say it any more: its connection stays
+    open, since closing it would lose the request that the client sends over it next.
+    """
+
+    drain: Drain
+
+    def on_headers_complete(self) -> None:
+        """The head is complete."""
+        super().on_headers_complete()
+        if self.drain.draining:
+            self.announce_close()
+
+    def announce_close(self) -> None:
+        """Make the answer of the request that runs the last one, unless it has begun."""
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
 
 
 class WebSocketProtocol(SendTimeout, WebSocketsSansIOProtocol):
@@ -100,16 +127,46 @@ class WebSocketProtocol(SendTimeout, WebSocketsSansIOProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server whose signals are handled by :func:`services.common.lifecycle.run_service`."""
+    """A uvicorn server whose signals are handled by :func:`services.common.lifecycle.run_service`.
+
+    uvicorn's own end closes connections on which a request may just be arriving; here it has four steps.
+    """
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave the process's signal handlers alone."""
         yield
 
+    def announce_close(self) -> None:
+        """Let answers that have not begun be the last of their connections."""
+        for connection in self.server_state.connections:
+            if isinstance(connection, HttpProtocol):
+                connection.announce_close()
+
+    def stop_listening(self) -> None:
+        """Accept nobody new; connections stay."""
+        for server in self.servers:
+            server.close()
+
     def stop(self) -> None:
-        """Finish open requests, take no new ones."""
+        """Close all connections: requests have ended, or are ending with an error."""
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """What :meth:`stop` leads to."""
+        self.stop_listening()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                while self.server_state.tasks:  # noqa: ASYNC110  # they are uvicorn's
+                    await asyncio.sleep(0.01)
+                for connection in list(self.server_state.connections):
+                    connection.shutdown()
+                while self.server_state.connections:  # noqa: ASYNC110  # what was written goes out first
+                    await asyncio.sleep(0.01)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        for server in self.servers:
+            await server.wait_closed()
 
     @property
     def port(self) -> int:
@@ -127,11 +184,11 @@ def listen(settings: GatewaySettings) -> socket.socket:
         raise StartupError(f"cannot listen on {host}:{port}: {error}") from error
 
 
-def new_http_server(app: ASGIApp, settings: GatewaySettings) -> HttpServer:
+def new_http_server(app: ASGIApp, settings: GatewaySettings, drain: Drain) -> HttpServer:
     """A server for the app; serve it with ``await server.serve([listen(settings)])``."""
     reading = {"send_timeout_s": settings.send_timeout_s}
     options: dict[str, Any] = {
-        "http": type("Http", (HttpProtocol,), {"head_timeout_s": settings.header_timeout_s} | reading),
+        "http": type("Http", (HttpProtocol,), {"head_timeout_s": settings.header_timeout_s, "drain": drain} | reading),
         "ws": type("WebSocket", (WebSocketProtocol,), reading),
         "ws_max_size": settings.max_body_bytes,
         "lifespan": "off",
@@ -140,8 +197,7 @@ def new_http_server(app: ASGIApp, settings: GatewaySettings) -> HttpServer:
         "access_log": False,
         "server_header": False,
         "proxy_headers": False,  # nothing here depends on the client's address
-        "timeout_keep_alive": 75,  # longer than the idle time of common ingress controllers, who must close first
-        "timeout_graceful_shutdown": int(settings.drain_timeout_s),
+        "timeout_keep_alive": settings.keep_alive_s,
         "backlog": _BACKLOG,
     }
     return HttpServer(uvicorn.Config(app, **options))

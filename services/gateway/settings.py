@@ -15,6 +15,12 @@ class GatewaySettings(ServiceSettings):
 
     gateway_port: int = Field(default=8000, ge=0, le=65535, description="Port of REST, WebSocket, /health and /metrics")
     grpc_port: int = Field(default=0, ge=0, le=65535, description="Port of the public gRPC service; 0 is off")
+    grpc_max_connection_age_s: float = Field(
+        default=300.0,
+        ge=0,
+        description="A gRPC connection this old (10 % more or less) is given up gently, so that clients come to know "
+        "new gateways; its calls go on to their end; 0: never",
+    )
     router_addresses: Annotated[tuple[str, ...], NoDecode] = Field(
         default=("127.0.0.1:50052",),
         min_length=1,
@@ -29,6 +35,12 @@ class GatewaySettings(ServiceSettings):
     body_timeout_s: float = Field(default=30.0, gt=0, description="A request's body must arrive within this time")
     send_timeout_s: float = Field(
         default=60.0, gt=0, description="A client that lets an answer wait this long without reading is dropped"
+    )
+    keep_alive_s: float = Field(
+        default=620.0,
+        gt=0,
+        description="An idle connection is closed after; must be longer than proxies keep theirs (Traefik 90 s, "
+        "Google's load balancers 600 s), or they lose requests over connections that are being closed",
     )
     max_stop_strings: int = Field(default=16, ge=4, description="Stop strings a request may name")
     max_choices: int = Field(default=128, ge=1, description="Most sequences a request may ask for (prompts times n)")
@@ -71,8 +83,14 @@ class GatewaySettings(ServiceSettings):
         default=30.0, ge=0, description="How long a WebSocket generation outlives its connection"
     )
     stream_max_generations: int = Field(default=64, ge=1, description="Generations at once on one WebSocket")
+    drain_delay_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="After SIGTERM /readyz says 503, and for so long everything else goes on as before: as long as "
+        "load balancers need to notice",
+    )
     drain_timeout_s: float = Field(
-        default=30.0, ge=0, description="How long open requests may take when the gateway ends"
+        default=30.0, ge=0, description="How long open requests may take after that; then they end with an error"
     )
 
     @field_validator("router_addresses", mode="before")

@@ -76,6 +76,11 @@ class GatewayMetrics:
         self.redis_up.set(1)
         self.routers_up = Gauge(f"{prefix}router_up", "Whether any router answered last", registry=registry)
         self.workers = Gauge(f"{prefix}known_workers", "Workers in the last list", registry=registry)
+        self.drain_remaining = Gauge(
+            f"{prefix}drain_remaining_streams",
+            "Requests and generations still open in a gateway that drains; 0 while it serves",
+            registry=registry,
+        )
         self.ttft = Histogram(
             f"{prefix}time_to_first_token_seconds", "Arrival to first token", ["model"], buckets=_TTFT_S,
             registry=registry,
@@ -111,7 +116,10 @@ class GatewayMetrics:
         """An attempt was interrupted."""
         self.resumes.labels(cause).inc()
 
-    def watch(self, *, workers: Callable[[], int], routers_up: Callable[[], bool]) -> None:
+    def watch(
+        self, *, workers: Callable[[], int], routers_up: Callable[[], bool], drain_remaining: Callable[[], int]
+    ) -> None:
         """Gauges that are read when they are scraped."""
+        self.drain_remaining.set_function(drain_remaining)
         self.workers.set_function(workers)
         self.routers_up.set_function(routers_up)

@@ -12,7 +12,8 @@ from fastapi import FastAPI
 from starlette.routing import Match
 
 from services.common.logs import request_id_var
-from services.gateway.api.http import ASGIMessage, Exchange, Receive, Scope, Send
+from services.gateway.api.http import Exchange, Receive, Scope, Send
+from services.gateway.drain import Drain
 from services.gateway.errors import ApiError
 from services.gateway.observation import CLIENT_GONE, Observer
 
@@ -25,7 +26,7 @@ class Endpoint(Protocol):
     """A route that is served without FastAPI."""
 
     async def serve(self, exchange: Exchange) -> None:
-        """Answer; raises :class:`ApiError` while the answer has not begun."""
+        """Answer; raises :class:`ApiError`, also after a stream has begun."""
 
 
 class Front:
@@ -37,11 +38,13 @@ class Front:
         endpoints: Mapping[str, Endpoint],
         sockets: Mapping[str, ASGIApp],
         observer: Observer,
+        drain: Drain,
     ) -> None:
         self._app = app
         self._endpoints = endpoints
         self._sockets = sockets
         self._observer = observer
+        self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -50,27 +53,25 @@ class Front:
             if endpoint is not None:
                 await self._serve(endpoint, Exchange(scope, receive, send))
             else:
-                await self._pass_on(scope, receive, send)
+                await self._pass_on(Exchange(scope, receive, send))
             return
         if scope["type"] == "websocket" and scope["path"] in self._sockets:
             await self._sockets[scope["path"]](scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass_on(self, exchange: Exchange) -> None:
         """Everything but the hot routes; paths that do not exist are one route."""
+        scope = exchange.scope
         matching = (getattr(r, "path", "") for r in self._app.routes if r.matches(scope)[0] is not Match.NONE)
-        observed, status = self._observer.begin(next(matching, "other")), CLIENT_GONE
-
-        async def send_on(message: ASGIMessage) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
+        observed = self._observer.begin(next(matching, "other"))
         try:
-            await self._app(scope, receive, send_on)
+            async with self._drain.limit():
+                await self._app(scope, exchange.receive, exchange.send)
+        except ApiError as error:
+            await exchange.fail(error)
         finally:
-            observed.end(status, "")
+            observed.end(exchange.status or CLIENT_GONE, "")
 
     async def _serve(self, endpoint: Endpoint, exchange: Exchange) -> None:
         route = exchange.scope["path"]
@@ -93,9 +94,10 @@ class Front:
                 raise ApiError(
                     405, message, "invalid_request_error", code="method_not_allowed", headers=(("allow", "POST"),)
                 )
-            await endpoint.serve(exchange)
+            async with self._drain.limit():
+                await endpoint.serve(exchange)
         except ApiError as error:
-            await exchange.send_error(error)
+            await exchange.fail(error)
         except asyncio.CancelledError:
             raise
         except Exception:

@@ -119,7 +119,7 @@ class GenerateEndpoint(Generic[Body]):
         self._limits = limits
 
     async def serve(self, exchange: Exchange) -> None:
-        """Answer; raises :class:`ApiError` while the answer has not begun."""
+        """Answer; raises :class:`ApiError`, also after a stream has begun."""
         tenant = await self._gate.identify(exchange.header(b"authorization"))
         body = self._maker.decode(await exchange.body(self._limits))
         ask = Ask(body, tenant, exchange.header(b"x-session-id"), exchange.traceparent)

@@ -20,6 +20,7 @@ Receive = Callable[[], Awaitable[ASGIMessage]]
 Send = Callable[[ASGIMessage], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
+DONE = b"data: [DONE]\n\n"  # the last event of OpenAI's streams
 _DISCARD_S = 1.0
 _JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
 _SSE: Headers = [
@@ -46,11 +47,17 @@ class Exchange:
         self._send = send
         self.status = 0  # once the answer has started
         self.failure = 0  # the status that would have told what went wrong after that
+        self.streaming = False  # once it has started as server-sent events
         self.complete = False  # once its last byte has been handed over
         self.response_headers: Headers = []
         self.answer_headers: Headers = []  # of the attempt that answers
         self.model = ""  # for metrics, once known
         self.traceparent = ""
+
+    async def send(self, message: ASGIMessage) -> None:
+        """Send an ASGI message as it is."""
+        self.status = message.get("status", self.status)
+        await self._send(message)
 
     def header(self, name: bytes) -> str:
         """A request header (name in lower case), or the empty string."""
@@ -115,8 +122,22 @@ class Exchange:
                 while (await self.receive()).get("more_body", False):
                     pass
 
+    async def fail(self, error: ApiError) -> None:
+        """End with an error: as the answer, or as the last event of a stream that has begun.
+
+        Raises the error where neither can be said any more.
+        """
+        if not self.status:
+            await self.send_error(error)
+        elif self.streaming and not self.complete:
+            self.failure = error.status
+            await self.send_events(b"data: " + msgspec.json.encode(error.body()) + b"\n\n" + DONE, last=True)
+        else:
+            raise error
+
     async def start_events(self) -> None:
         """Begin a stream of server-sent events."""
+        self.streaming = True
         await self._start(200, _SSE)
 
     async def send_events(self, frames: bytes, *, last: bool = False) -> None:
@@ -125,9 +146,8 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
 
     async def _start(self, status: int, headers: Headers) -> None:
-        self.status = status
         whole = [*headers, *self.response_headers, *self.answer_headers]
-        await self._send({"type": "http.response.start", "status": status, "headers": whole})
+        await self.send({"type": "http.response.start", "status": status, "headers": whole})
 
 
 def _too_large(limit: int) -> ApiError:

@@ -8,14 +8,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import msgspec
-
-from services.gateway.api.http import Exchange, UntilDisconnect
+from services.gateway.api.http import DONE, Exchange, UntilDisconnect
 from services.gateway.errors import ApiError
 from services.gateway.generation.output import Chunk, Generation, ScoredToken, Usage
 from services.gateway.generation.tokens import Finish
-
-_DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(slots=True)
@@ -80,7 +76,7 @@ class Job:
 
 
 async def run(exchange: Exchange, job: Job) -> None:
-    """Run a job to its end or to the client's; raises :class:`ApiError` while the answer has not begun."""
+    """Run a job to its end or to the client's; raises :class:`ApiError`, also after the answer has begun."""
     try:
         async with UntilDisconnect(exchange):
             if job.stream:
@@ -107,29 +103,21 @@ async def _collect(job: Job) -> list[Choice]:
 
 async def _stream(exchange: Exchange, job: Job) -> None:
     unopened, running, tail = set(range(len(job.generations))), len(job.generations), b""
-    try:
-        async with aclosing(_chunks(job.generations)) as chunks:
-            async for index, chunk in chunks:
-                frame = job.dialect.frame(index, chunk)
-                if index in unopened:
-                    unopened.discard(index)
-                    frame = job.dialect.opening(index, job.generations[index]) + frame
-                if not exchange.status:
-                    await exchange.start_events()
-                running -= chunk.finish is not None
-                if not running:
-                    tail = frame  # goes out with the end of the stream: one write less
-                elif frame:
-                    await exchange.send_events(frame)
-    except ApiError as error:
-        if not exchange.status:
-            raise
-        # The status line has gone out: the error is an event, and the stream ends without a finish_reason.
-        exchange.failure = error.status
-        tail = b"data: " + msgspec.json.encode(error.body()) + b"\n\n"
-    else:
-        tail += job.dialect.usage_frame(job.usage()) if job.include_usage else b""
-    await exchange.send_events(tail + _DONE, last=True)
+    async with aclosing(_chunks(job.generations)) as chunks:
+        async for index, chunk in chunks:
+            frame = job.dialect.frame(index, chunk)
+            if index in unopened:
+                unopened.discard(index)
+                frame = job.dialect.opening(index, job.generations[index]) + frame
+            if not exchange.status:
+                await exchange.start_events()
+            running -= chunk.finish is not None
+            if not running:
+                tail = frame  # goes out with the end of the stream: one write less
+            elif frame:
+                await exchange.send_events(frame)
+    tail += job.dialect.usage_frame(job.usage()) if job.include_usage else b""
+    await exchange.send_events(tail + DONE, last=True)
 
 
 async def _chunks(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Chunk], None]:

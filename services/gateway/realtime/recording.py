@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.gateway.api.generate import Made
+from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, interrupted
 from services.gateway.generation.output import Chunk, Generation, usage_json
 from services.gateway.observation import CLIENT_GONE, ObservedRequest
@@ -57,7 +58,13 @@ class Recording:
     """Runs one sequence to its end. What it keeps is bounded by the model's context."""
 
     def __init__(
-        self, gate: Gate, tenant: Tenant, running: _Running, fall_back: FallBack, observed: ObservedRequest
+        self,
+        gate: Gate,
+        tenant: Tenant,
+        running: _Running,
+        fall_back: FallBack,
+        observed: ObservedRequest,
+        drain: Drain,
     ) -> None:
         self.token = secrets.token_urlsafe(16)
         self.tenant = tenant.name
@@ -71,6 +78,7 @@ class Recording:
         self._running = running
         self._fall_back = fall_back
         self._observed = observed
+        self._drain = drain
         self._on_news: Callable[[], None] = lambda: None
         self._task = asyncio.create_task(self._run())
 
@@ -124,16 +132,8 @@ class Recording:
     async def _run(self) -> None:
         self._observed.attach()
         try:
-            try:
-                await self._record()
-            except ApiError as error:
-                if self.chunks:
-                    raise
-                made = await self._fall_back(self._running.made, error)
-                await self._running.end()
-                self._running = await _admit(self._gate, self._caller, made)
-                self._on_news()
-                await self._record()
+            async with self._drain.limit():
+                await self._record_or_fall_back()
         except ApiError as error:
             self.error = error
         except Exception:
@@ -146,6 +146,18 @@ class Recording:
             self._observed.end(self._status(), self.model)
             self._on_news()
             await self._running.end()
+
+    async def _record_or_fall_back(self) -> None:
+        try:
+            await self._record()
+        except ApiError as error:
+            if self.chunks:
+                raise
+            made = await self._fall_back(self._running.made, error)
+            await self._running.end()
+            self._running = await _admit(self._gate, self._caller, made)
+            self._on_news()
+            await self._record()
 
     async def _record(self) -> None:
         finish = None
@@ -166,10 +178,10 @@ class Recording:
 
 
 async def start_recording(
-    gate: Gate, tenant: Tenant, made: Made, fall_back: FallBack, observed: ObservedRequest
+    gate: Gate, tenant: Tenant, made: Made, fall_back: FallBack, observed: ObservedRequest, drain: Drain
 ) -> Recording:
     """Let a job in and run it; raises :class:`ApiError`."""
-    return Recording(gate, tenant, await _admit(gate, tenant, made), fall_back, observed)
+    return Recording(gate, tenant, await _admit(gate, tenant, made), fall_back, observed, drain)
 
 
 class Recordings:
@@ -209,6 +221,13 @@ class Recordings:
         task = asyncio.get_running_loop().create_task(recording.cancel())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+    def give_up_lost(self) -> None:
+        """Give up what has no follower, and from now on at once: no connection can come to resume it."""
+        self._window_s = 0.0
+        for token, timer in list(self._timers.items()):
+            timer.cancel()
+            self._give_up(self._by_token[token])
 
     async def aclose(self) -> None:
         """Give everything up."""

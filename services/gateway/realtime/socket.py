@@ -13,13 +13,15 @@ from prometheus_client import Gauge
 
 from services.gateway.api.generate import Ask, JobMaker
 from services.gateway.api.http import Receive, Scope, Send
-from services.gateway.errors import ApiError, invalid
+from services.gateway.drain import Drain
+from services.gateway.errors import ApiError, invalid, shutting_down
 from services.gateway.observation import ObservedRequest, Observer
 from services.gateway.realtime.protocol import Auth, Cancel, ClientMessage, Ping, Resume, Start, failure, read
 from services.gateway.realtime.recording import Recording, Recordings, start_recording
 from services.gateway.tenants.tenant import Gate, Tenant
 
 _MAX_REPLIES = 256
+SERVICE_RESTART = 1012  # a close code of RFC 6455's registry: connect again
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class StreamSocket:
     observer: Observer
     connections: Gauge
     max_generations: int
+    drain: Drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -52,8 +55,9 @@ class StreamSocket:
         self.connections.inc()
         sender = asyncio.create_task(connection.send_all())
         try:
-            while (message := await receive())["type"] != "websocket.disconnect":
-                await connection.handle(message.get("text") or message.get("bytes") or b"")
+            with self.drain.listening(connection.wake):
+                while (message := await receive())["type"] != "websocket.disconnect":
+                    await connection.handle(message.get("text") or message.get("bytes") or b"")
         finally:
             self.connections.dec()
             sender.cancel()
@@ -71,6 +75,7 @@ class _Connection:
         self._followed: dict[str, _Followed] = {}
         self._replies: list[dict[str, Any]] = []
         self._news = asyncio.Event()
+        self._news.set()  # the gateway may be closing
         self._drained = asyncio.Event()
         self._broken = False  # nothing can be sent any more
 
@@ -78,6 +83,10 @@ class _Connection:
         """The connection is gone; its generations stay resumable for a while."""
         for followed in self._followed.values():
             self._socket.recordings.release(followed.recording)
+
+    def wake(self) -> None:
+        """There may be something to send, or an end to come to."""
+        self._news.set()
 
     # --- receiving -------------------------------------------------------------------------------------------------
 
@@ -113,9 +122,12 @@ class _Connection:
     async def _start(self, message: Start) -> None:
         observed = self._socket.observer.begin(message.kind, f"stream {message.kind}", self._traceparent)
         try:
+            if self._socket.drain.closing:
+                raise shutting_down()
             self._check_name(message.id)
-            tenant = await self._socket.gate.identify(self._authorization)
-            recording = await self._record(message, tenant, observed)
+            async with self._socket.drain.limit():
+                tenant = await self._socket.gate.identify(self._authorization)
+                recording = await self._record(message, tenant, observed)
         except ApiError as error:
             observed.end(error.status, "")
             raise
@@ -128,8 +140,11 @@ class _Connection:
         if len(made.job.generations) != 1:
             made.job.close()
             raise invalid("A generation is one sequence: one prompt, and `n` of 1.", "n", "invalid_value")
-        recording = await start_recording(self._socket.gate, tenant, made, partial(maker.fall_back, ask), observed)
-        self._socket.recordings.add(recording)
+        socket = self._socket
+        recording = await start_recording(
+            socket.gate, tenant, made, partial(maker.fall_back, ask), observed, socket.drain
+        )
+        socket.recordings.add(recording)
         return recording
 
     async def _resume(self, message: Resume) -> None:
@@ -147,7 +162,7 @@ class _Connection:
 
     def _follow(self, name: str, recording: Recording, position: int) -> None:
         self._followed[name] = _Followed(recording, position, recording.model)
-        recording.follow(self._news.set)
+        recording.follow(self.wake)
         self._reply(recording.beginning(name))
 
     # --- sending ---------------------------------------------------------------------------------------------------
@@ -157,20 +172,29 @@ class _Connection:
         self._news.set()
 
     async def send_all(self) -> None:
-        """Send until cancelled. A send waits while the client does not read: what comes meanwhile is sent together."""
+        """Send until cancelled. A send waits while the client does not read: what comes meanwhile is sent together.
+
+        A gateway that closes ends the connection after its last generation.
+        """
         try:
             while True:
                 await self._news.wait()
                 self._news.clear()
-                replies, self._replies = self._replies, []
-                for reply in replies:
-                    await self._write(reply)
-                self._drained.set()
-                for name, followed in list(self._followed.items()):
-                    await self._advance(name, followed)
+                await self._send_news()
+                if self._socket.drain.closing and not (self._followed or self._replies):
+                    await self._send({"type": "websocket.close", "code": SERVICE_RESTART, "reason": "shutting down"})
+                    return
         finally:
             self._broken = True
             self._drained.set()
+
+    async def _send_news(self) -> None:
+        replies, self._replies = self._replies, []
+        for reply in replies:
+            await self._write(reply)
+        self._drained.set()
+        for name, followed in list(self._followed.items()):
+            await self._advance(name, followed)
 
     async def _advance(self, name: str, followed: _Followed) -> None:
         recording = followed.recording

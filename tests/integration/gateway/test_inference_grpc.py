@@ -130,7 +130,7 @@ async def test_a_cancelled_call_cancels_the_worker() -> None:
 
 
 async def test_health_says_serving() -> None:
-    async with inference() as (stack, _), open_channel(f"127.0.0.1:{stack.gateway.grpc_port}") as channel:
+    async with inference() as (stack, _), open_channel(f"127.0.0.1:{stack.gateway.grpc.port}") as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(service="ryzanstein.v1.Inference")
         )

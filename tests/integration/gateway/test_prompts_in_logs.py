@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
@@ -17,55 +13,24 @@ import websockets
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc
 
-from services.common.ports import free_port
 from services.common.rpc import open_channel
 from tests.integration.gateway.fleet import Fault, Worker, running_fleet
+from tests.integration.gateway.process import GatewayProcess, gateway_process
 
 SECRET = "xylophone"
 
 
-@dataclass
-class Process:
-    """`python -m services.gateway`, and what it has written."""
-
-    url: str
-    grpc_port: int
-    output: Path
-
-
 @asynccontextmanager
-async def gateway_process(folder: Path, **environment: str) -> AsyncIterator[Process]:
-    ports, output = (free_port(), free_port()), folder / "gateway.log"
-    async with running_fleet([Worker("w0", faults=[Fault("break", 2)]), Worker("w1")]) as router:
-        fields = {
-            "ROUTER_ADDRESSES": router.address, "GATEWAY_PORT": str(ports[0]), "GRPC_PORT": str(ports[1]), **environment
-        }  # fmt: skip
-        with output.open("w") as file:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "services.gateway"),
-                env={**os.environ, **{f"RYZANSTEIN_{name}": value for name, value in fields.items()}},
-                stdout=file,
-                stderr=asyncio.subprocess.STDOUT,
-            )
-        try:
-            url = f"http://127.0.0.1:{ports[0]}"
-            await _ready(url)
-            yield Process(url, ports[1], output)
-        finally:
-            process.terminate()
-            await process.wait()
+async def logging_gateway(folder: Path, **environment: str) -> AsyncIterator[GatewayProcess]:
+    workers = [Worker("w0", faults=[Fault("break", 2)]), Worker("w1")]
+    async with (
+        running_fleet(workers) as router,
+        gateway_process(router.address, folder / "gateway.log", **environment) as gateway,
+    ):
+        yield gateway
 
 
-async def _ready(url: str) -> None:
-    async with asyncio.timeout(30), httpx.AsyncClient(trust_env=False) as client:
-        while True:
-            with suppress(httpx.TransportError):
-                if (await client.get(f"{url}/readyz")).status_code == httpx.codes.OK:
-                    return
-            await asyncio.sleep(0.05)
-
-
-async def say_the_secret_everywhere(gateway: Process) -> None:
+async def say_the_secret_everywhere(gateway: GatewayProcess) -> None:
     """In good requests, in refused ones, and in one whose worker dies."""
     chat = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 4}
     async with httpx.AsyncClient(base_url=gateway.url, trust_env=False) as client:
@@ -97,7 +62,7 @@ async def say_the_secret_everywhere(gateway: Process) -> None:
 
 
 async def test_prompts_are_in_no_log_at_the_lowest_level(tmp_path: Path) -> None:
-    async with gateway_process(tmp_path, LOG_LEVEL="debug") as gateway:
+    async with logging_gateway(tmp_path, LOG_LEVEL="debug") as gateway:
         await say_the_secret_everywhere(gateway)
     written = gateway.output.read_text()
     assert "interrupted on w0" in written, "the log is there, and the worker died"
@@ -105,10 +70,9 @@ async def test_prompts_are_in_no_log_at_the_lowest_level(tmp_path: Path) -> None
 
 
 async def test_a_setting_lets_every_api_log_its_prompts(tmp_path: Path) -> None:
-    async with gateway_process(tmp_path, LOG_PROMPTS="true") as gateway:
+    async with logging_gateway(tmp_path, LOG_PROMPTS="true") as gateway:
         await say_the_secret_everywhere(gateway)
-    lines = [json.loads(line) for line in gateway.output.read_text().splitlines()]
-    prompts = [line["prompt"] for line in lines if line["message"] == "prompt"]
+    prompts = [line["prompt"] for line in gateway.log() if line["message"] == "prompt"]
     assert prompts.count(SECRET) == 4, "two completions, an embedding, a call by gRPC"
     conversation = f"<|im_start|>user\n{SECRET}<|im_end|>\n<|im_start|>assistant\n"
     assert prompts.count(conversation) == 2, "REST and WebSocket"

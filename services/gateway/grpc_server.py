@@ -1,0 +1,55 @@
+"""The public gRPC port."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc.aio
+from ryzanstein.v1 import inference_pb2_grpc
+
+from services.common.rpc import Health, bind, new_server
+from services.gateway.inference import SERVICE, InferenceService
+from services.gateway.settings import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcServer:
+    """A server and its health service."""
+
+    port: int  # 0: gRPC is off, and nothing listens
+    server: grpc.aio.Server
+    health: Health
+
+    async def announce_end(self) -> None:
+        """Tell whoever watches the health."""
+        await self.health.set_serving(False)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls, and return when the open ones have ended; cut them off after `grace_s`.
+
+        May be called again with a shorter grace.
+        """
+        await self.server.stop(grace_s)
+
+
+def _age_limit(settings: GatewaySettings) -> list[tuple[str, int]]:
+    """Spread by gRPC itself, by 10 %. There is no limit of time for the calls that still run."""
+    age_s = settings.grpc_max_connection_age_s
+    return [("grpc.max_connection_age_ms", int(age_s * 1000))] if age_s else []
+
+
+@asynccontextmanager
+async def serving_grpc(service: InferenceService, settings: GatewaySettings) -> AsyncIterator[GrpcServer]:
+    """Serve while the block runs."""
+    server = new_server(_age_limit(settings))
+    inference_pb2_grpc.add_InferenceServicer_to_server(service, server)
+    health = Health(server, [SERVICE])
+    port = bind(server, settings.host, settings.grpc_port) if settings.grpc_port else 0
+    await server.start()
+    await health.set_serving(True)
+    try:
+        yield GrpcServer(port, server, health)
+    finally:
+        await server.stop(0)
