@@ -12,8 +12,12 @@ RUN_TIME ?= 1m
 MINUTES ?= 30
 FAULT_EVERY ?= 20s
 SEED ?= 0
+TORCH ?= auto
 ARCH ?= $(if $(filter aarch64 arm64,$(shell uname -m)),arm64,amd64)
 IMAGES ?=
+
+INSTALL = options="$$($(BIN)/python deploy/torch_wheel.py $(TORCH))" && \
+  $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $$options
 
 .DEFAULT_GOAL := help
 .PHONY: help run install proto kernels test lint format reference bench eval loadtest soak wheelhouse images images-archive constraints clean
@@ -62,14 +66,14 @@ loadtest: $(STAMPS)/loadtest ## Users against a local stack (USERS=20 RUN_TIME=1
 soak: $(STAMPS)/dev ## Load and faults for long (MINUTES=30 FAULT_EVERY=20s SEED=0); fails when a client saw anything
 	$(BIN)/python -m bench.soak --minutes $(MINUTES) --fault-every $(FAULT_EVERY) --seed $(SEED) $(ARGS)
 
-wheelhouse: | $(BIN)/pip ## Fetch the wheels of the images once; after it nothing needs a network (ARCH=arm64, ARGS="--torch cuda")
-	$(BIN)/python deploy/docker/wheelhouse.py --arch $(ARCH) $(ARGS)
+wheelhouse: | $(BIN)/pip ## Fetch the wheels of the images once; after it nothing needs a network (ARCH=arm64, TORCH=cuda)
+	$(BIN)/python -m deploy.docker.wheelhouse --arch $(ARCH) --torch $(TORCH:auto=cpu)
 
 images: | wheelhouse/$(ARCH) ## Build the images with docker, podman or buildah (IMAGES="gateway router" builds a part)
-	$(BIN)/python deploy/docker/build.py --arch $(ARCH) $(IMAGES) $(ARGS)
+	$(BIN)/python -m deploy.docker.build --arch $(ARCH) $(IMAGES) $(ARGS)
 
 images-archive: | wheelhouse/$(ARCH) ## The same, and write each to build/images/*.tar as `docker load` reads it
-	$(BIN)/python deploy/docker/build.py --arch $(ARCH) --archives build/images $(IMAGES) $(ARGS)
+	$(BIN)/python -m deploy.docker.build --arch $(ARCH) --archives build/images $(IMAGES) $(ARGS)
 
 wheelhouse/$(ARCH):
 	$(MAKE) wheelhouse
@@ -84,17 +88,21 @@ clean: ## Remove what the targets made
 	rm -rf $(VENV) $(STAMPS) generated build dist
 
 # The installation is remade when what it is made from changed. The stubs come with it (build hook).
-$(STAMPS)/serve: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_stubs.py build_hook.py | $(BIN)/pip
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve]'
+$(STAMPS)/serve: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_stubs.py build_hook.py $(STAMPS)/torch-$(TORCH) | $(BIN)/pip
+	$(INSTALL) -e '.[serve]'
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/loadtest: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_stubs.py build_hook.py | $(BIN)/pip
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,loadtest]'
+$(STAMPS)/loadtest: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_stubs.py build_hook.py $(STAMPS)/torch-$(TORCH) | $(BIN)/pip
+	$(INSTALL) -e '.[serve,loadtest]'
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/serve
 
-$(STAMPS)/dev: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_stubs.py build_hook.py | $(BIN)/pip
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+$(STAMPS)/dev: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_stubs.py build_hook.py $(STAMPS)/torch-$(TORCH) | $(BIN)/pip
+	$(INSTALL) -e '.[dev]'
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/serve
+
+# Which wheel of torch is at hand: auto (CUDA's where a GPU is seen), cpu or cuda.
+$(STAMPS)/torch-$(TORCH): | $(BIN)/pip
+	@mkdir -p $(STAMPS) && rm -f $(STAMPS)/torch-* && touch $@
 
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

