@@ -1,0 +1,76 @@
+"""Every image is mirrored, pinned and pulled by the same values."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from tests.charts.pending import pending
+from tests.charts.rendering import ALL_VALUES, Rendered, render
+from tests.programs import CHART
+
+MIRROR = "mirror.example:5000/team"
+DIGEST = "sha256:" + "a" * 64
+
+
+def _images(rendered: Rendered) -> set[str]:
+    """Of containers, and of image volumes."""
+    of_containers = {container["image"] for pod in rendered.pods for container in pod.all_containers}
+    volumes = [volume for pod in rendered.pods for volume in pod.spec.get("volumes", ())]
+    return of_containers | {volume["image"]["reference"] for volume in volumes if "image" in volume}
+
+
+def _our_tag(target: str) -> str:
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    return f"ghcr.io/ryzanstein/ryzanstein:{target}-{version}"
+
+
+def test_each_component_has_its_target() -> None:
+    images = {pod.component: pod.containers[0]["image"] for pod in render().pods}
+    targets = {"coordinator": "kv-coordinator", "worker": "worker-cpu", "secrets": "cli"}
+    expected = {component: _our_tag(targets.get(component, component)) for component in ("gateway", "router", *targets)}
+    assert {component: images[component] for component in expected} == expected
+
+
+@pending
+def test_gpus_take_the_image_with_cuda() -> None:
+    for values in ("{gpu: {count: 1}}", "{device: cuda, gpu: {count: 1}}"):
+        (pod,) = render(inline=f"workers: {{pools: {{default: {values}}}}}").pods_of("worker")
+        assert pod.containers[0]["image"] == _our_tag("worker-cuda")
+
+
+@pending
+def test_the_list_of_images_is_complete() -> None:
+    """images.txt is what somebody mirrors for an installation without internet."""
+    listed = (CHART / "images.txt").read_text().split()
+    assert listed == sorted(set(listed))
+    used = set().union(*(_images(render(values, "image: {digests: null}")) for values in (None, *ALL_VALUES)))
+    of_users = {image for image in used if image.startswith("registry.example")}
+    assert set(listed) == used - of_users
+
+
+def test_one_value_mirrors_every_image(values: Path) -> None:
+    for image in _images(render(values, f"global: {{imageRegistry: '{MIRROR}'}}")):
+        assert image.startswith(f"{MIRROR}/"), image
+
+
+def test_pull_secrets_reach_every_pod(values: Path) -> None:
+    for pod in render(values, "global: {imagePullSecrets: [{name: pull}]}").pods:
+        assert {"name": "pull"} in pod.spec["imagePullSecrets"], pod
+
+
+def test_a_digest_wins_over_the_tag() -> None:
+    rendered = render(
+        inline=f"{{image: {{digests: {{gateway: '{DIGEST}'}}}}, redis: {{image: {{digest: '{DIGEST}'}}}}}}"
+    )
+    for component in ("gateway", "redis"):
+        (pod,) = rendered.pods_of(component)
+        assert re.fullmatch(rf"[^@:]+@{DIGEST}", pod.containers[0]["image"])
+
+
+def test_no_tag_moves(rendered: Rendered) -> None:
+    for image in _images(rendered):
+        assert not image.endswith(":latest"), image
+        assert "@sha256:" in image or ":" in image.rsplit("/", 1)[-1], image

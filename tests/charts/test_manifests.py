@@ -1,0 +1,48 @@
+"""Every object is one that Kubernetes knows, field by field, in the oldest and the newest version supported."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import kubernetes_validate
+import pytest
+import yaml
+from packaging.version import Version
+
+from tests.charts.rendering import OLDEST, Object, Rendered, render
+from tests.programs import CHART
+
+VERSIONS = (OLDEST, kubernetes_validate.latest_version())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_objects_fit_their_schemas(rendered: Rendered, version: str) -> None:
+    """Kinds of others (Gateway API, KEDA, the Prometheus operator) are tried on a real API server."""
+    for found in rendered.objects:
+        if _is_of_kubernetes(found):
+            _validated(json.dumps(found, sort_keys=True), version)
+
+
+def test_a_wrong_field_is_found() -> None:
+    (gateway,) = [found for found in render().of("Deployment") if found["metadata"]["name"].endswith("-gateway")]
+    wrong = json.loads(json.dumps(gateway))
+    wrong["spec"]["template"]["spec"]["containers"][0]["imagePolicy"] = "Always"
+    with pytest.raises(kubernetes_validate.ValidationError, match="imagePolicy"):
+        kubernetes_validate.validate(wrong, OLDEST, strict=True)
+
+
+def test_the_chart_says_what_is_tested() -> None:
+    wanted = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"]
+    assert wanted == f">={OLDEST}-0"
+    assert Version(VERSIONS[1]) >= Version("1.36")
+
+
+def _is_of_kubernetes(found: Object) -> bool:
+    group = found["apiVersion"].split("/")[0]
+    return "." not in group or (group.endswith(".k8s.io") and group != "gateway.networking.k8s.io")
+
+
+@cache
+def _validated(text: str, version: str) -> None:
+    kubernetes_validate.validate(json.loads(text), version, strict=True)

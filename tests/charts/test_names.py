@@ -1,0 +1,156 @@
+"""Names fit, never collide, and what can't be changed in a live release stays as it is."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.charts.pending import pending
+from tests.charts.rendering import NAMESPACE, Object, Rendered, RenderError, render
+
+# Selectors and claim templates of every workload of the default and the pools' values. A difference means that no
+# installation can be upgraded: it must not be adapted to the chart, except by a new workload.
+GOLDEN = Path(__file__).parent / "golden" / "selectors.json"
+LONGEST_RELEASE = "r" * 53  # Helm's own limit
+LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+# A pod of a set is named SET-ORDINAL, and its revision label SET-HASH with a hash of 10.
+REVISION = len("-0123456789")
+WORKLOADS = ("Deployment", "StatefulSet")
+TWO_POOLS = "workers: {pools: {small: {servedName: small}, large: {servedName: large}}}"
+CLAIMS = "redis: {persistence: {enabled: true}}"
+
+
+def test_selectors_and_claim_templates_are_frozen() -> None:
+    found = {name: _frozen(render(inline=values)) for name, values in _golden_values().items()}
+    assert found == json.loads(GOLDEN.read_text())
+
+
+def _golden_values() -> dict[str, str]:
+    return {"default": "", "two pools": TWO_POOLS, "claims": CLAIMS}
+
+
+def _frozen(rendered: Rendered) -> dict[str, Object]:
+    frozen = {}
+    for found in rendered.of(*WORKLOADS):
+        spec = found["spec"]
+        frozen[f"{found['kind']} {found['metadata']['name']}"] = {
+            key: spec[key]
+            for key in ("selector", "serviceName", "podManagementPolicy", "volumeClaimTemplates")
+            if key in spec
+        }
+    return frozen
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "commonLabels: {team: blue}",
+        "image: {tag: '9.9.9'}",
+        "podDefaults: {labels: {team: blue}}",
+        "gateway: {replicas: 3}",
+        "redis: {maxMemory: 300Mi}",
+    ],
+)
+def test_no_value_changes_what_is_frozen(values: str) -> None:
+    assert _frozen(render(inline=values)) == _frozen(render())
+
+
+def test_selectors_match_their_own_pods_only(rendered: Rendered) -> None:
+    pods = rendered.pods
+    for pod in pods:
+        selector = pod.owner["spec"].get("selector", {}).get("matchLabels")
+        if selector:
+            selected = [str(other) for other in pods if selector.items() <= other.labels.items()]
+            assert selected == [str(pod)]
+
+
+def test_services_and_budgets_select_pods(rendered: Rendered) -> None:
+    for found in rendered.of("Service", "PodDisruptionBudget"):
+        selector = found["spec"].get("selector") or {}
+        labels = selector.get("matchLabels", selector)
+        assert labels, found["metadata"]["name"]
+        assert any(labels.items() <= pod.labels.items() for pod in rendered.pods), found["metadata"]["name"]
+
+
+def test_services_lead_to_ports_that_exist(rendered: Rendered) -> None:
+    for service in rendered.of("Service"):
+        selector = service["spec"]["selector"]
+        for pod in (pod for pod in rendered.pods if selector.items() <= pod.labels.items()):
+            ports = [port for container in pod.containers for port in container.get("ports", ())]
+            known = {port["containerPort"] for port in ports} | {port.get("name") for port in ports}
+            for port in service["spec"]["ports"]:
+                assert port.get("targetPort", port["port"]) in known, service["metadata"]["name"]
+
+
+def test_sets_have_their_service(rendered: Rendered) -> None:
+    services = {found["metadata"]["name"] for found in rendered.of("Service")}
+    assert {found["spec"]["serviceName"] for found in rendered.of("StatefulSet")} <= services
+
+
+def test_common_labels_reach_objects_and_pods() -> None:
+    rendered = render(inline="commonLabels: {team: blue}")
+    assert {found["metadata"]["labels"].get("team") for found in rendered.objects} == {"blue"}
+    assert {pod.labels.get("team") for pod in rendered.pods} == {"blue"}
+
+
+def test_a_release_called_like_the_chart_says_it_once() -> None:
+    names = {found["metadata"]["name"] for found in render().objects}
+    assert "ryzanstein-gateway" in names
+    assert not [name for name in names if name.count("ryzanstein") > 1]
+
+
+@pytest.mark.parametrize("values", ["", TWO_POOLS, CLAIMS])
+def test_two_releases_share_a_namespace(values: str) -> None:
+    one, two = (
+        {(found["kind"], found["metadata"]["name"]) for found in render(inline=values, release=release).objects}
+        for release in ("ryzanstein", "other")
+    )
+    assert one
+    assert not one & two
+
+
+def test_two_releases_share_a_redis() -> None:
+    """Leases, sessions and keys are kept apart by a prefix."""
+    prefixes = {_prefix("a", "one"), _prefix("b", "one"), _prefix("a", "two")}
+    assert len(prefixes) == 3
+
+
+def _prefix(namespace: str, release: str) -> str:
+    (pod,) = render(namespace=namespace, release=release).pods_of("gateway")
+    (value,) = [each["value"] for each in pod.containers[0]["env"] if each["name"] == "RYZANSTEIN_NAMESPACE"]
+    return str(value)
+
+
+@pending
+def test_a_long_release_is_refused_with_the_way_out() -> None:
+    """Cut silently, two releases could get one name."""
+    with pytest.raises(RenderError, match="fullnameOverride"):
+        render(release=LONGEST_RELEASE)
+    for found in render(release=LONGEST_RELEASE, inline="fullnameOverride: short").objects:
+        assert found["metadata"]["name"].startswith("short")
+        assert all(len(value) <= 63 for value in found["metadata"]["labels"].values()), found["metadata"]["name"]
+
+
+def test_the_longest_names_fit() -> None:
+    pool = "p" * 16
+    values = f"{{fullnameOverride: {'f' * 27}, workers: {{pools: {{{pool}: {{servedName: m}}}}}}}}"
+    for found in render(inline=values, namespace="n" * 63).objects:
+        name = found["metadata"]["name"]
+        assert LABEL.fullmatch(name), name
+        assert len(name) + (REVISION if found["kind"] == "StatefulSet" else 0) <= 63, name
+
+
+@pytest.mark.parametrize("pool", ["p" * 17, "Large", "a_b", "-a", "a-"])
+@pending
+def test_a_pool_name_that_does_not_fit_is_refused(pool: str) -> None:
+    with pytest.raises(RenderError, match=re.escape(pool)):
+        render(inline=f"workers: {{pools: {{'{pool}': {{servedName: m}}}}}}")
+
+
+def test_names_are_dns_labels(rendered: Rendered) -> None:
+    for found in rendered.objects:
+        assert LABEL.fullmatch(found["metadata"]["name"].replace(".", "")), found["metadata"]["name"]
+        assert found["metadata"]["namespace"] == NAMESPACE

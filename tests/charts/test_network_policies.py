@@ -1,0 +1,171 @@
+"""The policies let through exactly the connections that the product makes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from tests.charts.network import Edge, allowed, edges, policed, rules
+from tests.charts.pending import pending
+from tests.charts.rendering import NAMESPACE, Object, Pod, Rendered, environment, render
+
+HTTP, GRPC, ROUTER, COORDINATOR, WORKER, METRICS, REDIS = 8000, 50051, 50052, 50053, 50054, 9100, 6379
+# What the services call: addresses from the environment, and those that they learn from leases in Redis.
+CALLS = {
+    Edge("gateway", "router", ROUTER),
+    Edge("gateway", "worker", WORKER),
+    Edge("gateway", "redis", REDIS),
+    Edge("router", "coordinator", COORDINATOR),
+    Edge("router", "worker", WORKER),
+    Edge("router", "redis", REDIS),
+    Edge("coordinator", "worker", WORKER),
+    Edge("coordinator", "redis", REDIS),
+    Edge("worker", "worker", WORKER),
+    Edge("worker", "redis", REDIS),
+}
+SERVICES = {"gateway", "router", "coordinator", "worker", "redis", "secrets"}
+FETCHED = "workers: {pools: {default: {model: 'hf://org/name'}}}"
+
+
+def test_services_reach_each_other_and_nobody_else(rendered: Rendered) -> None:
+    found = {edge for edge in edges(rendered) if {edge.source, edge.target} <= SERVICES}
+    if not rendered.of("NetworkPolicy"):
+        return
+    there = {pod.component for pod in rendered.pods}
+    assert found == {edge for edge in CALLS if {edge.source, edge.target} <= there}
+
+
+@pending
+def test_the_defaults_are_policed() -> None:
+    """The tests here would hold of a chart without policies, too."""
+    rendered = render()
+    assert {edge for edge in edges(rendered) if {edge.source, edge.target} <= SERVICES} == CALLS
+    for pod in rendered.pods:
+        for direction in ("ingress", "egress"):
+            assert policed(rendered.of("NetworkPolicy"), pod, direction), f"{pod} {direction}"
+
+
+def test_every_address_in_the_environment_can_be_called(rendered: Rendered) -> None:
+    policies = rendered.of("NetworkPolicy")
+    for pod, service, port in _addresses(rendered):
+        targets = [target for target in rendered.pods if service["spec"]["selector"].items() <= target.labels.items()]
+        assert targets, f"{pod} calls {service['metadata']['name']}, which selects no pod"
+        for target in targets:
+            assert allowed(policies, pod, target, _container_port(service, target, port)), f"{pod} -> {target}:{port}"
+
+
+def test_services_are_called_by_address() -> None:
+    """The test above would hold of an environment without addresses."""
+    called = {(pod.component, service["metadata"]["name"]) for pod, service, _ in _addresses(render())}
+    assert called >= {
+        ("gateway", "ryzanstein-router"),
+        ("router", "ryzanstein-coordinator"),
+        ("worker", "ryzanstein-redis"),
+    }
+
+
+def _addresses(rendered: Rendered) -> Iterator[tuple[Pod, Object, int]]:
+    """Each ``host:port`` in a variable or command whose host is a Service of the release, or a pod of one."""
+    services = {service["metadata"]["name"]: service for service in rendered.of("Service")}
+    for pod in rendered.pods:
+        for container in pod.all_containers:
+            texts = [*environment(container).values(), *container.get("command", ()), *container.get("args", ())]
+            for host, port in re.findall(r"([a-z0-9][-.a-z0-9]*):(\d+)", " ".join(map(str, texts))):
+                name = next((part for part in host.split(f".{NAMESPACE}.")[0].split(".") if part in services), None)
+                if name:
+                    yield pod, services[name], int(port)
+
+
+def _container_port(service: Object, target: Pod, port: int) -> int:
+    if service["spec"].get("clusterIP") == "None":
+        return port
+    (entry,) = [each for each in service["spec"]["ports"] if each["port"] == port]
+    named = {
+        each.get("name"): each["containerPort"]
+        for container in target.containers
+        for each in container.get("ports", ())
+    }
+    wanted = entry.get("targetPort", port)
+    return int(named.get(wanted, wanted))
+
+
+def test_every_pod_may_ask_for_names(rendered: Rendered) -> None:
+    policies = rendered.of("NetworkPolicy")
+    for pod in rendered.pods:
+        if policed(policies, pod, "egress"):
+            asked = {
+                port.get("protocol", "TCP")
+                for rule in rules(policies, pod, "egress")
+                for port in rule.get("ports", ())
+                if port.get("port") == 53
+            }
+            assert asked == {"TCP", "UDP"}, pod
+
+
+@pending
+def test_only_the_gateway_is_open_to_others() -> None:
+    rendered = render()
+    policies = rendered.of("NetworkPolicy")
+    for pod in rendered.pods:
+        opened = [rule for rule in rules(policies, pod, "ingress") if _is_foreign(rule, "from")]
+        found = {port["port"] for rule in opened for port in rule["ports"]}
+        named = {each["name"]: each["containerPort"] for c in pod.containers for each in c.get("ports", ())}
+        assert {named.get(port, port) for port in found} == ({HTTP, GRPC} if pod.component == "gateway" else set()), pod
+
+
+@pending
+def test_clients_can_be_chosen() -> None:
+    rendered = render(inline="networkPolicy: {clientsFrom: [{namespaceSelector: {matchLabels: {team: blue}}}]}")
+    (gateway,) = rendered.pods_of("gateway")
+    peers = [peer for rule in rules(rendered.of("NetworkPolicy"), gateway, "ingress") for peer in rule.get("from", ())]
+    assert {"namespaceSelector": {"matchLabels": {"team": "blue"}}} in peers
+    assert all(rule.get("from") for rule in rules(rendered.of("NetworkPolicy"), gateway, "ingress"))
+
+
+@pending
+def test_metrics_are_read_by_whom_one_says() -> None:
+    rendered = render(inline="networkPolicy: {metricsFrom: [{namespaceSelector: {matchLabels: {team: red}}}]}")
+    for pod in rendered.pods_of("gateway", "router", "coordinator", "worker"):
+        found = [
+            rule
+            for rule in rules(rendered.of("NetworkPolicy"), pod, "ingress")
+            if {"namespaceSelector": {"matchLabels": {"team": "red"}}} in rule.get("from", ())
+        ]
+        assert found, pod
+
+
+@pending
+def test_only_pools_that_fetch_reach_the_internet() -> None:
+    def outside(values: str) -> list[Object]:
+        rendered = render(inline=values)
+        (worker,) = rendered.pods_of("worker")
+        return [rule for rule in rules(rendered.of("NetworkPolicy"), worker, "egress") if _is_outside(rule)]
+
+    assert outside("") == []
+    (rule,) = outside(FETCHED)
+    assert [port["port"] for port in rule["ports"]] == [443]
+
+
+@pending
+def test_only_the_secrets_job_reaches_the_api_server() -> None:
+    rendered = render()
+    reach = {
+        pod.component
+        for pod in rendered.pods
+        if any(_is_outside(rule) for rule in rules(rendered.of("NetworkPolicy"), pod, "egress"))
+    }
+    assert reach == {"secrets"}
+
+
+def test_policies_can_be_off() -> None:
+    assert render(inline="networkPolicy: {enabled: false}").of("NetworkPolicy") == []
+
+
+def _is_foreign(rule: Object, peers: str) -> bool:
+    """Whether it lets anything but pods of the own namespace through."""
+    return not rule.get(peers) or any({"namespaceSelector", "ipBlock"} & peer.keys() for peer in rule[peers])
+
+
+def _is_outside(rule: Object) -> bool:
+    """Whether it lets connections leave the cluster's pods."""
+    return not rule.get("to") or any("ipBlock" in peer for peer in rule["to"])

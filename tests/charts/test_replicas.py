@@ -1,0 +1,91 @@
+"""Who decides how many pods there are, and how many may be away."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.charts.pending import pending
+from tests.charts.rendering import Object, Rendered, render
+
+SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
+COMPONENTS = {
+    "gateway": "gateway: {%s}",
+    "router": "router: {%s}",
+    "worker": "workers: {pools: {default: {%s}}}",
+}
+
+
+def _workload(rendered: Rendered, component: str) -> Object:
+    (pod,) = rendered.pods_of(component)
+    return pod.owner
+
+
+def _budgets(rendered: Rendered, component: str) -> list[Object]:
+    budgets = rendered.of("PodDisruptionBudget")
+    return [each for each in budgets if each["metadata"]["labels"]["app.kubernetes.io/component"] == component]
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+@pending
+def test_a_budget_only_where_one_can_be_spared(component: str) -> None:
+    """With one replica it would only block `kubectl drain`."""
+    one, two = (render(inline=COMPONENTS[component] % f"replicas: {count}") for count in (1, 2))
+    assert _budgets(one, component) == []
+    (budget,) = _budgets(two, component)
+    assert budget["spec"]["maxUnavailable"] == 1
+    selector = budget["spec"]["selector"]["matchLabels"]
+    assert selector == _workload(two, component)["spec"]["selector"]["matchLabels"]
+
+
+def test_no_budget_blocks_a_drain(rendered: Rendered) -> None:
+    for budget in rendered.of("PodDisruptionBudget"):
+        assert budget["spec"].get("maxUnavailable", 0) not in (0, "0%"), budget["metadata"]["name"]
+        assert "minAvailable" not in budget["spec"], budget["metadata"]["name"]
+
+
+@pytest.mark.parametrize("component", ["gateway", "worker"])
+@pending
+def test_replicas_can_be_left_to_others(component: str) -> None:
+    rendered = render(inline=COMPONENTS[component] % "replicas: 2, replicasManaged: false")
+    assert "replicas" not in _workload(rendered, component)["spec"]
+    assert len(_budgets(rendered, component)) == 1
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_replicas_are_rendered_otherwise(component: str) -> None:
+    rendered = render(inline=COMPONENTS[component] % "replicas: 3")
+    assert _workload(rendered, component)["spec"]["replicas"] == 3
+
+
+@pytest.mark.parametrize(
+    ("component", "mode", "kind"),
+    [
+        ("gateway", "hpa-cpu", "HorizontalPodAutoscaler"),
+        ("gateway", "keda", "ScaledObject"),
+        ("worker", "keda", "ScaledObject"),
+    ],
+)
+@pending
+def test_an_autoscaler_decides_alone(component: str, mode: str, kind: str) -> None:
+    rendered = render(inline=COMPONENTS[component] % f"autoscaling: {{mode: {mode}, min: 2, max: 5}}")
+    workload = _workload(rendered, component)
+    assert "replicas" not in workload["spec"]
+    (scaler,) = rendered.of(*SCALERS)
+    assert scaler["kind"] == kind
+    spec = scaler["spec"]
+    assert {spec["scaleTargetRef"]["name"]} == {workload["metadata"]["name"]}
+    bounds = {spec.get(key) for key in ("minReplicas", "maxReplicas", "minReplicaCount", "maxReplicaCount")}
+    assert bounds == {2, 5, None}
+
+
+def test_workers_with_pods_of_two_revisions_are_replaced_one_by_one(rendered: Rendered) -> None:
+    for pod in rendered.pods_of("worker", "router"):
+        assert pod.owner["spec"].get("updateStrategy", {"type": "RollingUpdate"})["type"] == "RollingUpdate", pod
+
+
+def test_pods_spread_over_nodes() -> None:
+    rendered = render(inline="{gateway: {replicas: 2}, router: {replicas: 2}, workers: {defaults: {replicas: 2}}}")
+    for pod in rendered.pods_of("gateway", "router", "worker"):
+        (constraint,) = pod.spec["topologySpreadConstraints"]
+        assert constraint["whenUnsatisfiable"] == "ScheduleAnyway", pod
+        assert constraint["labelSelector"]["matchLabels"].items() <= pod.labels.items(), pod

@@ -1,0 +1,81 @@
+"""The same values give the same bytes: a GitOps tool sees no change where there is none."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.charts.rendering import ALL_VALUES, CI_VALUES, HELMS, NEWEST, OLDEST, Rendered, render, run_helm
+from tests.programs import CHART
+
+TEMPLATES = sorted(
+    [*CHART.rglob("templates/**/*.yaml"), *CHART.rglob("templates/**/*.tpl"), *CHART.glob("templates/*.txt")]
+)
+# What differs from one rendering to the next, or needs the live cluster that `helm template` and Argo CD do not have.
+UNREPEATABLE = re.compile(
+    r"\b(lookup|rand\w+|gen(CA|\w*Cert\w*|PrivateKey)|uuidv4|now|htpasswd|bcrypt|getHostByName)\b"
+)
+EXPRESSION = re.compile(r"\{\{(?!-?\s*/\*)(.*?)\}\}", re.DOTALL)
+QUOTED = re.compile(r'"[^"]*"|`[^`]*`')
+HELM_SECRET_BYTES = 900 * 1024
+CLUSTER_SCOPED = {
+    "APIService", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "GatewayClass", "IngressClass",
+    "MutatingWebhookConfiguration", "Namespace", "Node", "PersistentVolume", "PriorityClass", "RuntimeClass",
+    "StorageClass", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration",
+}  # fmt: skip
+
+
+def test_there_is_a_values_file_for_the_defaults() -> None:
+    assert "default-values" in [path.stem for path in CI_VALUES]
+
+
+def test_two_renderings_are_equal(values: Path) -> None:
+    assert render.__wrapped__(values).text == render(values).text
+
+
+def test_helm_3_and_4_render_the_same(values: Path) -> None:
+    three, four = (render(values, major=major).objects for major in HELMS)
+    assert sorted(map(_key, three)) == sorted(map(_key, four))
+
+
+def test_the_version_of_kubernetes_changes_nothing(values: Path) -> None:
+    assert render(values, kubernetes=OLDEST).text == render(values, kubernetes=NEWEST).text
+
+
+@pytest.mark.parametrize("major", HELMS)
+def test_lint_has_nothing_to_say(major: int) -> None:
+    for values in ALL_VALUES:
+        run_helm("lint", "--strict", str(CHART), "--values", str(values), major=major)
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: str(path.relative_to(CHART / "templates")))
+def test_templates_call_nothing_unrepeatable(template: Path) -> None:
+    for expression in EXPRESSION.findall(template.read_text()):
+        assert not UNREPEATABLE.search(QUOTED.sub('""', expression)), expression
+
+
+def test_hooks_are_tests_only(rendered: Rendered) -> None:
+    """A hook that fails blocks upgrades, and Argo CD runs hooks at every sync."""
+    for found in rendered.objects:
+        assert (found["metadata"].get("annotations") or {}).get("helm.sh/hook", "test") == "test", _key(found)
+
+
+def test_nothing_is_cluster_scoped(rendered: Rendered) -> None:
+    assert [_key(found) for found in rendered.of(*CLUSTER_SCOPED)] == []
+
+
+def test_the_release_fits_its_secret(values: Path) -> None:
+    """Helm keeps chart and manifest in one Secret, which etcd bounds to 1 MiB."""
+    files = {str(path): path.read_text() for path in CHART.rglob("*") if path.is_file()}
+    release = json.dumps({"chart": files, "manifest": render(values).text, "values": values.read_text()}).encode()
+    # Templates and files are base64 inside, then all of it is compressed, and base64 again (twice, as a Secret's data).
+    assert len(base64.b64encode(base64.b64encode(gzip.compress(release)))) < HELM_SECRET_BYTES
+
+
+def _key(found: dict[str, object]) -> str:
+    return json.dumps(found, sort_keys=True)
