@@ -54,7 +54,7 @@ class RunningStack:
     def ready(self) -> bool:
         """Whether the gateway answers, and says that it can serve."""
         try:
-            return httpx.get(f"{self.url}/readyz", timeout=1).status_code == httpx.codes.OK
+            return httpx.get(f"{self.url}/health", timeout=1).status_code == httpx.codes.OK
         except httpx.HTTPError:
             return False
 

@@ -115,9 +115,10 @@ class _Services:
         """REST and WebSocket."""
         catalog, gate = self.catalog, self.gate
         limits = BodyLimits(self.settings.max_body_bytes, self.settings.body_timeout_s)
+        heartbeat_s = self.settings.sse_heartbeat_s
         endpoints: dict[str, Endpoint] = {
-            "/v1/chat/completions": GenerateEndpoint(self.chat, gate, limits),
-            "/v1/completions": GenerateEndpoint(self.completions, gate, limits),
+            "/v1/chat/completions": GenerateEndpoint(self.chat, gate, limits, heartbeat_s),
+            "/v1/completions": GenerateEndpoint(self.completions, gate, limits, heartbeat_s),
             "/v1/embeddings": EmbeddingEndpoint(self.embedder, catalog, gate, limits),
             "/tokenize": TokenizeEndpoint(catalog, gate, limits),
             "/detokenize": DetokenizeEndpoint(catalog, gate, limits),

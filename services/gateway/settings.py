@@ -42,6 +42,11 @@ class GatewaySettings(ServiceSettings):
         description="An idle connection is closed after; must be longer than proxies keep theirs (Traefik 90 s, "
         "Google's load balancers 600 s), or they lose requests over connections that are being closed",
     )
+    sse_heartbeat_s: float = Field(
+        default=15.0,
+        gt=0,
+        description="A stream of events that is silent for so long sends a comment, so that no proxy takes it for dead",
+    )
     max_stop_strings: int = Field(default=16, ge=4, description="Stop strings a request may name")
     max_choices: int = Field(default=128, ge=1, description="Most sequences a request may ask for (prompts times n)")
 

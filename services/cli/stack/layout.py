@@ -101,4 +101,4 @@ def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> Proc
         "RYZANSTEIN_FALLBACK_MODEL": options.fallback_model,
     }
     url = f"http://{HOST}:{options.port}"
-    return ProcessSpec("gateway", (sys.executable, "-m", "services.gateway"), url, http_ready(f"{url}/readyz"), env)
+    return ProcessSpec("gateway", (sys.executable, "-m", "services.gateway"), url, http_ready(f"{url}/health"), env)

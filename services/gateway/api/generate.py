@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from services.gateway.api.heartbeat import Heartbeat
 from services.gateway.api.http import BodyLimits, Exchange
 from services.gateway.api.run import Job, run
 from services.gateway.api.schema import SamplingBody
@@ -113,23 +114,31 @@ class JobMaker(Generic[Body]):
 class GenerateEndpoint(Generic[Body]):
     """Serves one generating route."""
 
-    def __init__(self, maker: JobMaker[Body], gate: Gate, limits: BodyLimits) -> None:
+    def __init__(self, maker: JobMaker[Body], gate: Gate, limits: BodyLimits, heartbeat_s: float) -> None:
         self._maker = maker
         self._gate = gate
         self._limits = limits
+        self._heartbeat_s = heartbeat_s
 
     async def serve(self, exchange: Exchange) -> None:
         """Answer; raises :class:`ApiError`, also after a stream has begun."""
         tenant = await self._gate.identify(exchange.header(b"authorization"))
         body = self._maker.decode(await exchange.body(self._limits))
         ask = Ask(body, tenant, exchange.header(b"x-session-id"), exchange.traceparent)
+        if body.stream:
+            async with Heartbeat(exchange, self._heartbeat_s):
+                await self._make_and_run(exchange, ask)
+        else:
+            await self._make_and_run(exchange, ask)
+
+    async def _make_and_run(self, exchange: Exchange, ask: Ask[Body]) -> None:
         made = await self._maker.make(ask)
         try:
-            await self._run(exchange, tenant, made)
+            await self._run(exchange, ask.tenant, made)
         except ApiError as error:
-            if exchange.status:
+            if exchange.answering:
                 raise
-            await self._run(exchange, tenant, await self._maker.fall_back(ask, made, error))
+            await self._run(exchange, ask.tenant, await self._maker.fall_back(ask, made, error))
 
     async def _run(self, exchange: Exchange, tenant: Tenant, made: Made) -> None:
         job = made.job

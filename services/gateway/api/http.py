@@ -48,6 +48,8 @@ class Exchange:
         self.status = 0  # once the answer has started
         self.failure = 0  # the status that would have told what went wrong after that
         self.streaming = False  # once it has started as server-sent events
+        self.answering = False  # once an event has been sent, not only comments
+        self.sent_at = 0.0  # event-loop time of the last event or comment
         self.complete = False  # once its last byte has been handed over
         self.response_headers: Headers = []
         self.answer_headers: Headers = []  # of the attempt that answers
@@ -143,6 +145,7 @@ class Exchange:
     async def send_events(self, frames: bytes, *, last: bool = False) -> None:
         """Send events; `last` ends the stream."""
         self.complete = last
+        self.sent_at = asyncio.get_running_loop().time()
         await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
 
     async def _start(self, status: int, headers: Headers) -> None:

@@ -111,6 +111,7 @@ async def _stream(exchange: Exchange, job: Job) -> None:
                 frame = job.dialect.opening(index, job.generations[index]) + frame
             if not exchange.status:
                 await exchange.start_events()
+            exchange.answering = True
             running -= chunk.finish is not None
             if not running:
                 tail = frame  # goes out with the end of the stream: one write less

@@ -18,10 +18,15 @@ from services.gateway.upstream.router import RouterClient
 log = logging.getLogger(__name__)
 
 _CARD_TIMEOUT_S = 10.0
+_FIRST_REFRESH_S = 0.1
 
 
 class Catalog:
-    """Served models by name, renewed in the background."""
+    """Served models by name, renewed in the background.
+
+    `ready` once a router has said which workers there are, and the card of a model is here if any serves one; it stays.
+    Without workers a gateway is ready, too: its 503 with Retry-After tells clients more than a refused connection does.
+    """
 
     def __init__(self, router: RouterClient, pool: WorkerPool) -> None:
         self._router = router
@@ -30,6 +35,7 @@ class Catalog:
         self._models: dict[str, ServedModel] = {}
         self._sources: dict[str, WorkerRef] = {}
         self._troubles: dict[str, str | None] = {}  # by worker, as last logged
+        self.ready = False
 
     def get(self, name: str) -> ServedModel:
         """A model by name (empty: the only one); raises :class:`ApiError` 404, or 503 before any is known."""
@@ -47,16 +53,11 @@ class Catalog:
         live = self._router.fleet.models()
         return [model for name, model in sorted(self._models.items()) if name in live]
 
-    @property
-    def ready(self) -> bool:
-        """Whether any model is known."""
-        return bool(self._models)
-
     async def run(self, every_s: float) -> None:
         """Renew until cancelled; quickly while nothing is known."""
         while True:
             await self.refresh()
-            await asyncio.sleep(every_s if self._models else min(every_s, 0.1))
+            await asyncio.sleep(every_s if self._models else min(every_s, _FIRST_REFRESH_S))
 
     async def refresh(self) -> None:
         """Renew the list of workers and the cards of models that are new or whose worker has gone."""
@@ -68,6 +69,7 @@ class Catalog:
             if self._sources.get(name) not in live:
                 await self._load(name, fleet)
         await self._pool.keep(live)
+        self.ready = self.ready or bool(self._models) or not fleet.anybody_serves
 
     async def _load(self, name: str, fleet: Fleet) -> None:
         for view in fleet.workers:

@@ -25,6 +25,11 @@ class Fleet:
         """Models that some worker serves or is about to serve."""
         return {view.model for view in self.workers}
 
+    @property
+    def anybody_serves(self) -> bool:
+        """Whether any worker is serving."""
+        return any(view.state.phase == worker_pb2.PHASE_SERVING for view in self.workers)
+
     def pick(self, model: str, key: str, excluded: Collection[str]) -> WorkerRef | None:
         """Rendezvous hashing (Thaler and Ravishankar 1998): every gateway picks the same worker for the same key."""
         eligible = [

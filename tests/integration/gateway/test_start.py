@@ -1,12 +1,15 @@
-"""What a gateway says that cannot start."""
+"""What a gateway says that cannot start, and when it is ready."""
 
 from __future__ import annotations
+
+import asyncio
 
 import pytest
 
 from services.common.lifecycle import StartupError
 from services.gateway.main import running_gateway
-from tests.integration.gateway.gateways import fast_settings, running_stack
+from tests.integration.gateway.fleet import Worker
+from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
 
 
 async def test_a_taken_port_is_named() -> None:
@@ -15,3 +18,45 @@ async def test_a_taken_port_is_named() -> None:
         with pytest.raises(StartupError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*in use"):
             async with running_gateway(fast_settings(gateway_port=port, host="127.0.0.1")):
                 pass
+
+
+async def status(stack: Stack, path: str) -> int:
+    return (await stack.http.get(path)).status_code
+
+
+async def test_a_gateway_without_workers_is_ready_and_says_503_itself() -> None:
+    """A kubelet that took all gateways out would leave clients with refused connections."""
+    worker = Worker("w0")
+    async with running_stack([]) as stack:
+        await eventually(lambda: stack.gateway.ready)
+        assert (await status(stack, "/readyz"), await status(stack, "/health")) == (200, 503)
+        refused = await stack.complete(prompt="a")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+        assert refused.json()["error"]["code"] == "no_workers"
+        await worker.start()
+        stack.router.workers.append(worker)
+        await eventually(lambda: stack.gateway.catalog.available())
+        assert (await status(stack, "/readyz"), await status(stack, "/health")) == (200, 200)
+        stack.router.hidden = {"w0"}
+        await eventually(lambda: not stack.gateway.catalog.available())
+        assert (await status(stack, "/readyz"), await status(stack, "/health")) == (200, 503)
+        await stack.router.stop()
+        await asyncio.sleep(0.3)
+        assert await status(stack, "/readyz") == 200, "it decides alone now"
+        await worker.stop()
+
+
+async def test_a_gateway_that_reaches_no_router_or_no_worker_is_not_ready() -> None:
+    """Neither must replace gateways that do."""
+    async with running_stack([], router_addresses="127.0.0.1:1", route_unknown_s=0.1) as stack:
+        await asyncio.sleep(0.5)
+        assert await status(stack, "/readyz") == 503
+    unreachable = Worker("w0")  # listed as serving, and not started
+    async with running_stack([]) as stack:
+        stack.router.workers.append(unreachable)
+        async with running_gateway(fast_settings(router_addresses=stack.router.address)) as late:
+            await asyncio.sleep(0.5)
+            assert not late.ready
+            await unreachable.start()
+            await eventually(lambda: late.ready)
+            await unreachable.stop()
