@@ -149,6 +149,27 @@ def chat(
     command.run(conversation)
 
 
+@app.command()
+def fetch(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="OWNER/NAME or hf://OWNER/NAME[@REVISION].")],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Where models are kept; may be shared by many machines.")],
+    revision: Annotated[str, typer.Option(help="Branch, tag or commit; default: main.")] = "",
+    name: Annotated[
+        str, typer.Option("--as", metavar="NAME", help="Name in DIR; default: OWNER--NAME[@REVISION].")
+    ] = "",
+    endpoint: Annotated[str, typer.Option(envvar="HF_ENDPOINT", help="URL of the hub or of a mirror.")] = "",
+    retries: Annotated[int, typer.Option(min=0, help="How often a failed download is tried again.")] = 5,
+) -> None:
+    """Bring a model into DIR, whole or not at all, and print its path; nothing to do when it is there."""
+    from services.cli.fetch.command import fetch as command
+    from services.cli.fetch.repository import ModelReference
+
+    reference = ModelReference.parse(model, revision)
+    if "/" in name or name.startswith("."):
+        raise CommandError(f"--as {name}: a name in DIR, without slashes and not beginning with a dot")
+    print(command(reference, to, name or reference.name, endpoint, retries))  # noqa: T201
+
+
 @app.command(
     "train-tiny", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )

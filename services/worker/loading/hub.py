@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.common.checkpoint_files import UNWANTED, WANTED
 from services.worker.model.spec import ModelError
-
-# What serving reads. Pickle files are left where they are.
-_WANTED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,8 @@ def _download(model: str, settings: HubSettings) -> Path:
             token=settings.token,
             cache_dir=settings.cache_dir,
             local_files_only=settings.offline,
-            allow_patterns=list(_WANTED),
+            allow_patterns=list(WANTED),
+            ignore_patterns=list(UNWANTED),
         )
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         raise ModelError(f"{model}: not in the local cache, and the hub is not asked or not reached") from error

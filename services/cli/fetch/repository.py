@@ -1,0 +1,87 @@
+"""What a hub says of a model: the commit of a revision, and the files of it that serving reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from services.cli.errors import CommandError
+from services.common.checkpoint_files import UNWANTED, WANTED
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+_MODEL = re.compile(r"^(?:hf://)?(?P<id>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?$")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReference:
+    """A model of the hub, and which version of it is asked for: a branch, a tag or a commit."""
+
+    model: str  # owner/name
+    revision: str
+
+    @classmethod
+    def parse(cls, text: str, revision: str = "") -> ModelReference:
+        """From ``owner/name``, also as ``hf://owner/name`` and with ``@revision``. Raises CommandError."""
+        found = _MODEL.match(text)
+        if found is None or (revision and found["revision"] and found["revision"] != revision):
+            raise CommandError(f"{text}: not a model of the hub like owner/name or hf://owner/name@revision")
+        return cls(found["id"], found["revision"] or revision or "main")
+
+    @property
+    def name(self) -> str:
+        """A folder name that can be known without asking the hub."""
+        version = "" if self.revision == "main" else f"@{self.revision}"
+        return f"{self.model}{version}".replace("/", "--")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a commit; hashes as the hub keeps them, empty where it says none."""
+
+    name: str
+    size: int
+    sha256: str  # of large files
+    git_sha1: str  # of the others: git hash-object
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of one commit that serving reads."""
+
+    commit: str
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+def list_files(api: HfApi, reference: ModelReference) -> Listing:
+    """Ask the hub. Raises CommandError for a repository that cannot be served, else what huggingface_hub raises."""
+    info = api.model_info(reference.model, revision=reference.revision, files_metadata=True)
+    siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+    names = sorted(name for name in siblings if _matches(name, WANTED) and not _matches(name, UNWANTED))
+    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+        raise CommandError(f"{reference.model}@{reference.revision}: no config.json with safetensors to serve")
+    files = []
+    for name in names:
+        if ".." in PurePosixPath(name).parts or name.startswith("/"):
+            raise CommandError(f"{reference.model}: the hub names a file outside of the model: {name}")
+        sibling = siblings[name]
+        sha256 = sibling.lfs.sha256 if sibling.lfs else ""
+        size = sibling.lfs.size if sibling.lfs else sibling.size
+        files.append(RemoteFile(name, size or 0, sha256, "" if sibling.lfs else sibling.blob_id or ""))
+    if info.sha is None:
+        raise CommandError(f"{reference.model}: the hub names no commit for {reference.revision}")
+    return Listing(info.sha, tuple(files))
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,164 @@
+"""A folder of models that several processes, on several machines, may fill and read at the same time.
+
+DIR/NAME                     a link to the folder of a commit; what a worker is given
+DIR/owner--name@COMMIT/      the files of one commit; made by one rename, so it is there whole or not at all
+DIR/owner--name@COMMIT/.complete
+DIR/.lock-owner--name        held while the model is fetched
+DIR/.tmp-owner--name@COMMIT-UUID   what is being fetched, or was when its process was killed
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from services.cli.errors import CommandError
+from services.cli.fetch.repository import ModelReference
+
+_COMPLETE = ".complete"
+_COMMIT_CHARACTERS = 12
+_LOOK_S = 0.2
+_SAY_EVERY_S = 10.0
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """What is written last into a folder of a commit."""
+
+    model: str
+    commit: str
+    revisions: tuple[str, ...]  # that were asked for and were this commit
+    bytes: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Complete | None:
+        """None for a folder that is not there or not complete."""
+        try:
+            fields = json.loads((folder / _COMPLETE).read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return cls(**fields | {"revisions": tuple(fields["revisions"])})
+
+    def write(self, folder: Path) -> None:
+        """Replace it in one step."""
+        temporary = folder / f"{_COMPLETE}.new-{uuid.uuid4().hex}"
+        temporary.write_text(json.dumps(asdict(self)))
+        temporary.replace(folder / _COMPLETE)
+
+    def is_of(self, reference: ModelReference) -> bool:
+        """Whether it is what was asked for."""
+        return self.model == reference.model and reference.revision in (*self.revisions, self.commit)
+
+
+class ModelStore:
+    """One folder of models. `say` tells the user what is waited for."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self.folder = folder
+        self._say = say
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CommandError(f"--to {folder}: {error.strerror}") from error
+
+    def find(self, reference: ModelReference, name: str) -> Complete | None:
+        """What NAME leads to, if that is the model that was asked for and all of it. Raises CommandError."""
+        link = self.folder / name
+        if link.exists() and not link.is_symlink():
+            raise CommandError(f"{link} is in the way: it is not a link that fetch made")
+        found = Complete.read(link)
+        return found if found is not None and found.is_of(reference) else None
+
+    @contextmanager
+    def locked(self, reference: ModelReference) -> Iterator[bool]:
+        """Wait until nobody else fetches the model; False where the file system has no locks."""
+        path = self.folder / f".lock-{_escape(reference.model)}"
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            yield self._take(handle, reference)
+        finally:
+            os.close(handle)
+
+    def _take(self, handle: int, reference: ModelReference) -> bool:
+        told = -_SAY_EVERY_S
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() - told >= _SAY_EVERY_S:
+                    self._say(f"{reference.model}: another process fetches it; waiting")
+                    told = time.monotonic()
+                time.sleep(_LOOK_S)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                self._say(f"{self.folder} has no locks: processes that fetch at the same time each fetch all of it")
+                return False
+            else:
+                return True
+
+    def commit_folder(self, model: str, commit: str) -> Path:
+        """Where the files of a commit are, once they are complete."""
+        return self.folder / f"{_escape(model)}@{commit[:_COMMIT_CHARACTERS]}"
+
+    def staging(self, model: str, commit: str, *, adopt: bool) -> Path:
+        """A folder to download into; with `adopt`, which needs the lock, what a killed process left is gone on with."""
+        final = self.commit_folder(model, commit).name
+        path = self.folder / f".tmp-{final}-{uuid.uuid4().hex}"
+        left = sorted(self.folder.glob(f".tmp-{_escape(model)}@*")) if adopt else []
+        for old in left:
+            if old.name.startswith(f".tmp-{final}-") and not path.exists():
+                old.rename(path)
+            else:
+                shutil.rmtree(old)
+        path.mkdir(exist_ok=True)
+        return path
+
+    def publish(self, staging: Path, complete: Complete) -> Path:
+        """Give the downloaded files their final name, all at once."""
+        final = self.commit_folder(complete.model, complete.commit)
+        complete.write(staging)
+        _sync(staging)
+        try:
+            staging.rename(final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if Complete.read(final) is None:
+                raise CommandError(f"{final} is in the way: it is not complete, and not ours to remove") from error
+            shutil.rmtree(staging)  # without locks, somebody else was sooner
+        _sync(self.folder)
+        return final
+
+    def name(self, reference: ModelReference, name: str, folder: Path) -> None:
+        """Let NAME lead to a complete folder, from one moment to the next; remember which revision that was."""
+        found = Complete.read(folder)
+        assert found is not None
+        if not found.is_of(reference):
+            Complete(found.model, found.commit, (*found.revisions, reference.revision), found.bytes).write(folder)
+        link, temporary = self.folder / name, self.folder / f".link-{uuid.uuid4().hex}"
+        temporary.symlink_to(folder.name)
+        temporary.replace(link)
+        _sync(self.folder)
+
+
+def _escape(model: str) -> str:
+    return model.replace("/", "--")
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,194 @@
+"""`ryzanstein fetch` against a hub over HTTP: a model is there whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.cli.errors import CommandError
+from services.cli.fetch.download import progress
+from services.cli.fetch.repository import Listing, ModelReference, RemoteFile
+from services.worker.loading.hub import resolve_model
+from tests.integration.cli.hub import COMMIT, NEXT_COMMIT, Hub, running
+
+COMMAND = str(Path(sys.executable).parent / "ryzanstein")
+WEIGHTS = random.Random(0).randbytes(400_000)
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b'{"model": {}}',
+    "model.safetensors": WEIGHTS,
+    "1_Pooling/config.json": b"{}",
+    "pytorch_model.bin": b"a pickle",
+    "original/consolidated.safetensors": b"the same again",
+    "README.md": b"words",
+}
+WANTED = {"config.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json", ".complete"}
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running(Hub(dict(FILES))) as hub:
+        yield hub
+
+
+def start(hub: Hub, to: Path, *options: str, **env: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_TELEMETRY": "1", "HOME": str(to), **env}
+    environment.pop("HF_HUB_OFFLINE", None) if "HF_HUB_OFFLINE" not in env else None
+    command = [COMMAND, "fetch", "org/tiny", "--to", str(to), *options]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def fetch(hub: Hub, to: Path, *options: str, **env: str) -> tuple[int, str, str]:
+    process = start(hub, to, *options, **env)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def contents(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def leftovers(to: Path) -> list[Path]:
+    return [path for path in to.iterdir() if path.name.startswith((".tmp-", ".link-"))]
+
+
+def test_a_model_is_fetched_once_and_then_needs_no_network(hub: Hub, tmp_path: Path) -> None:
+    code, out, err = fetch(hub, tmp_path)
+    assert (code, out) == (0, f"{tmp_path}/org--tiny\n"), err
+    assert f"org/tiny@main is commit {COMMIT}: 4 files" in err
+    folder = tmp_path / "org--tiny"
+    assert contents(folder.resolve()) == WANTED
+    assert folder.resolve().name == f"org--tiny@{COMMIT[:12]}"
+    assert {name: (folder / name).read_bytes() for name in WANTED & FILES.keys()} == {
+        name: FILES[name] for name in WANTED & FILES.keys()
+    }
+    assert leftovers(tmp_path) == []
+    asked = len(hub.asked)
+    hub.commit = NEXT_COMMIT  # main moves on: what is there stays, so that all workers have the same
+    assert fetch(hub, tmp_path, HF_HUB_OFFLINE="1")[:2] == (0, f"{tmp_path}/org--tiny\n")
+    assert len(hub.asked) == asked
+    code, out, _ = fetch(hub, tmp_path, "--as", "chat")
+    assert (code, out) == (0, f"{tmp_path}/chat\n")
+    assert str((tmp_path / "chat").readlink()) == f"org--tiny@{NEXT_COMMIT[:12]}"
+    assert str(folder.readlink()) == f"org--tiny@{COMMIT[:12]}"
+
+
+def test_what_is_cut_off_damaged_or_refused_at_first_comes_whole(hub: Hub, tmp_path: Path) -> None:
+    hub.truncate["model.safetensors"] = 1
+    hub.damage["tokenizer.json"] = 1
+    hub.fail["/api/models/org/tiny/revision/main"] = 1
+    code, _, err = fetch(hub, tmp_path)
+    assert code == 0, err
+    assert "tokenizer.json is" in err
+    assert "trying again in 1 s" in err
+    assert (tmp_path / "org--tiny/model.safetensors").read_bytes() == WEIGHTS
+    assert hub.sent["model.safetensors"] == 2  # the second time from the middle on
+    assert hub.sent["config.json"] == 1
+
+
+def test_a_hash_that_stays_wrong_leaves_no_model(hub: Hub, tmp_path: Path) -> None:
+    hub.damage["model.safetensors"] = 99
+    code, out, err = fetch(hub, tmp_path, "--retries", "1")
+    assert (code, out) == (1, "")
+    assert "sha256 of model.safetensors is" in err.splitlines()[-1]
+    assert not (tmp_path / "org--tiny").exists()
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
+
+
+def test_two_at_once_download_once(hub: Hub, tmp_path: Path) -> None:
+    hub.behind_gate = "model.safetensors"
+    first = start(hub, tmp_path)
+    assert hub.waiting.wait(30)
+    second = start(hub, tmp_path, "--as", "other")
+    assert second.stderr is not None
+    assert "another process fetches it; waiting" in second.stderr.readline()
+    hub.open_gate.set()
+    for process, name in ((first, "org--tiny"), (second, "other")):
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (0, f"{tmp_path}/{name}\n"), err
+    assert hub.sent["model.safetensors"] == 1
+
+
+def test_after_kill_minus_nine_the_next_one_goes_on(hub: Hub, tmp_path: Path) -> None:
+    hub.behind_gate = "model.safetensors"
+    process = start(hub, tmp_path)
+    assert hub.waiting.wait(30)
+    while hub.sent["tokenizer.json"] + hub.sent["config.json"] + hub.sent["1_Pooling/config.json"] < 3:
+        threading.Event().wait(0.02)
+    threading.Event().wait(0.3)
+    process.kill()
+    process.communicate()
+    assert not (tmp_path / "org--tiny").exists()
+    assert len(leftovers(tmp_path)) == 1
+    hub.open_gate.set()
+    code, _, err = fetch(hub, tmp_path)
+    assert code == 0, err
+    assert contents((tmp_path / "org--tiny").resolve()) == WANTED
+    assert leftovers(tmp_path) == []
+    assert hub.sent["config.json"] == 1, "what had come was fetched again"
+
+
+def test_errors_say_what_to_do(hub: Hub, tmp_path: Path) -> None:
+    hub.token = "secret"
+    code, _, err = fetch(hub, tmp_path, HF_TOKEN="wrong")
+    assert (code, err) == (
+        1,
+        "ryzanstein: org/tiny: no such repository, or a private one that HF_TOKEN gives no access to\n",
+    )
+    assert "no revision v9" in fetch(hub, tmp_path, "--revision", "v9", HF_TOKEN="secret")[2]
+    assert "HF_HUB_OFFLINE forbids" in fetch(hub, tmp_path, HF_HUB_OFFLINE="1")[2]
+    (tmp_path / "taken").mkdir()
+    assert "taken is in the way" in fetch(hub, tmp_path, "--as", "taken")[2]
+    del hub.files["model.safetensors"]
+    assert "no config.json with safetensors" in fetch(hub, tmp_path, HF_TOKEN="secret")[2]
+    assert not (tmp_path / "org--tiny").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "revision", "name"),
+    [
+        ("org/tiny", "", "org--tiny"),
+        ("hf://org/tiny@v1", "", "org--tiny@v1"),
+        ("org/tiny", "refs/pr/3", "org--tiny@refs--pr--3"),
+    ],
+)
+def test_the_name_is_known_without_asking(text: str, revision: str, name: str) -> None:
+    assert ModelReference.parse(text, revision).name == name
+
+
+@pytest.mark.parametrize("text", ["tiny", "/models/tiny", "a/b/c", "../b", "hf://org/tiny@v1@v2", "org/tiny@v2"])
+def test_what_is_no_model_of_the_hub_is_refused(text: str) -> None:
+    with pytest.raises(CommandError, match="not a model of the hub like owner/name"):
+        ModelReference.parse(text, "v1")
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    listing = Listing(COMMIT, (RemoteFile("model.safetensors", 2_000_000_000, "", ""),))
+    with progress(tmp_path, listing, told.append, 0.02):
+        (tmp_path / "part").write_bytes(b"")
+        os.truncate(tmp_path / "part", 500_000_000)
+        while not told:
+            threading.Event().wait(0.01)
+    assert any(line.startswith("0.5 of 2.0 GB (25%), ") for line in told)
+
+
+def test_the_worker_reads_a_fetched_folder_without_the_hubs_code(hub: Hub, tmp_path: Path) -> None:
+    assert fetch(hub, tmp_path)[0] == 0
+    model = str(tmp_path / "org--tiny")
+    assert resolve_model(model) == Path(model).resolve()
+    look = (
+        "import sys\nfrom services.worker.server.startup import model_folder\n"
+        f"model_folder({model!r}, '')\nprint([name for name in sys.modules if name.startswith('huggingface')])"
+    )
+    answer = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert answer.stdout == "[]\n"
+    assert json.loads((tmp_path / "org--tiny/.complete").read_text())["commit"] == COMMIT
