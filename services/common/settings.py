@@ -15,14 +15,15 @@ from services.common.redis_client import RedisAccess, RedisUrlError
 PREFIX = "RYZANSTEIN_"
 
 
-def _peer(address: str) -> str:
+def peer_address(address: str) -> str:
+    """The address if it is ``host:port`` or empty; raises ValueError."""
     host, _, port = address.rpartition(":")
     if address and not (host and "/" not in host and port.isdigit() and 0 < int(port) < 65536):
         raise ValueError("must be host:port")
     return address
 
 
-PeerAddress = Annotated[str, AfterValidator(_peer)]  # host:port, or empty
+PeerAddress = Annotated[str, AfterValidator(peer_address)]  # host:port, or empty
 
 
 class ServiceSettings(BaseSettings):

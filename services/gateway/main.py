@@ -44,6 +44,7 @@ from services.gateway.tenants.keys import KeyDirectory, read_keys
 from services.gateway.tenants.limits import Concurrency, RateLimits
 from services.gateway.tenants.redis_guard import RedisGuard
 from services.gateway.tenants.tenant import Gate, OpenGate
+from services.gateway.upstream.addresses import RouterAddresses
 from services.gateway.upstream.catalog import Catalog
 from services.gateway.upstream.connection import WorkerPool
 from services.gateway.upstream.router import RouterClient
@@ -146,7 +147,7 @@ class _Services:
 
 def _new_router(settings: GatewaySettings) -> RouterClient:
     return RouterClient(
-        settings.router_addresses,
+        RouterAddresses(settings.router_addresses),
         route_timeout_s=settings.route_timeout_s,
         unknown_timeout_s=settings.route_unknown_s,
     )
@@ -245,7 +246,9 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     watch_s = min(1.0, settings.stall_timeout_s / 4)
     try:
         async with (
-            _tasks(catalog.run(settings.refresh_s), router.send_reports(), pool.watch_stalls(watch_s)),
+            _tasks(
+                router.follow_routers(settings.resolve_s), catalog.run(settings.refresh_s), pool.watch_stalls(watch_s)
+            ),
             aclosing(services.recordings),
             _http(services.front(), settings, drain) as http,
             serving_grpc(services.inference(), settings) as grpc,

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 from pydantic_settings import NoDecode
 
-from services.common.settings import ServiceSettings
+from services.common.settings import ServiceSettings, peer_address
+from services.gateway.upstream.addresses import DNS
+
+
+def _router_address(entry: str) -> str:
+    peer_address(entry.removeprefix(DNS) or "?")
+    return entry
+
+
+RouterAddress = Annotated[str, AfterValidator(_router_address)]
 
 
 class GatewaySettings(ServiceSettings):
@@ -21,10 +30,11 @@ class GatewaySettings(ServiceSettings):
         description="A gRPC connection this old (10 % more or less) is given up gently, so that clients come to know "
         "new gateways; its calls go on to their end; 0: never",
     )
-    router_addresses: Annotated[tuple[str, ...], NoDecode] = Field(
+    router_addresses: Annotated[tuple[RouterAddress, ...], NoDecode] = Field(
         default=("127.0.0.1:50052",),
         min_length=1,
-        description="Routers, comma-separated; the first that answers is used",
+        description="Routers as host:port, comma-separated, or dns:host:port for all addresses behind a name; one that "
+        "answers is used",
     )
     fallback_model: str = Field(
         default="", description="Model that answers when a model has no worker left; empty: none"
@@ -64,6 +74,7 @@ class GatewaySettings(ServiceSettings):
     )
 
     refresh_s: float = Field(default=1.0, gt=0, description="How often the view of workers and models is renewed")
+    resolve_s: float = Field(default=5.0, gt=0, description="How often dns: names of routers are resolved again")
     route_timeout_s: float = Field(
         default=35.0, gt=0, description="Longest wait for a routing decision, its queue included"
     )

@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -17,7 +18,9 @@ from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2
 from services.common.batches import MAX_BATCH
 from services.common.rpc import open_channel
 from services.common.shared_call import CallBrokenError, Routes, share_routes
+from services.common.tasks import end_tasks
 from services.common.tracing import traceparent_of
+from services.gateway.upstream.addresses import RouterAddresses
 from services.gateway.upstream.channels import became_ready
 from services.gateway.upstream.connection import WorkerRef
 from services.gateway.upstream.fleet import Fleet
@@ -58,10 +61,14 @@ class _Endpoint:
     reports: deque[routing_pb2.Outcome] = field(default_factory=lambda: deque(maxlen=_MAX_REPORTS))
     reported: asyncio.Event = field(default_factory=asyncio.Event)
 
+    sender: asyncio.Task[None] | None = None
+
     @staticmethod
     def at(address: str) -> _Endpoint:
         channel = open_channel(address, small_messages=True)
-        return _Endpoint(address, channel, routing_pb2_grpc.RouterStub(channel))
+        endpoint = _Endpoint(address, channel, routing_pb2_grpc.RouterStub(channel))
+        endpoint.sender = asyncio.create_task(_send_reports(endpoint), name=f"reports to {address}")
+        return endpoint
 
     def ask(self, request: routing_pb2.RouteRequest, timeout_s: float) -> asyncio.Future[routing_pb2.RouteAnswer]:
         """The router's answer, over the call that all requests share, or CallBrokenError or TimeoutError."""
@@ -71,7 +78,9 @@ class _Endpoint:
         return self.routes.ask(routing_pb2.RouteFrame(route=request, traceparent=traceparent), timeout_s)
 
     async def close(self) -> None:
-        """End the call and the channel."""
+        """End the calls and the channel."""
+        if self.sender is not None:
+            await end_tasks([self.sender])
         if self.routes is not None:
             await self.routes.close()
         await self.channel.close()
@@ -80,10 +89,9 @@ class _Endpoint:
 class RouterClient:
     """Asks one router, the others when it is away, and decides from the last list of workers when all are."""
 
-    def __init__(self, addresses: tuple[str, ...], *, route_timeout_s: float, unknown_timeout_s: float) -> None:
-        # Shuffled, so that gateways spread over the routers.
-        shuffled = random.sample(addresses, len(addresses))
-        self._endpoints = [_Endpoint.at(address) for address in shuffled]
+    def __init__(self, addresses: RouterAddresses, *, route_timeout_s: float, unknown_timeout_s: float) -> None:
+        self._addresses = addresses
+        self._endpoints: list[_Endpoint] = []
         self._route_timeout_s = route_timeout_s
         self._unknown_timeout_s = unknown_timeout_s
         self.fleet = Fleet()
@@ -135,11 +143,22 @@ class RouterClient:
             endpoint.reports.append(outcome)
             endpoint.reported.set()
 
-    async def send_reports(self) -> None:
-        """Deliver reports until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for endpoint in self._endpoints:
-                group.create_task(_send_reports(endpoint))
+    async def follow_routers(self, every_s: float) -> None:
+        """Know the routers behind the addresses, new ones and gone ones, until cancelled."""
+        while True:
+            await self._meet(await self._addresses.current())
+            await asyncio.sleep(every_s)
+
+    async def _meet(self, addresses: Sequence[str]) -> None:
+        for endpoint in [endpoint for endpoint in self._endpoints if endpoint.address not in addresses]:
+            log.info("router %s is gone", endpoint.address)
+            self._endpoints.remove(endpoint)
+            await endpoint.close()  # who waits for its answer asks the next one
+        known = {endpoint.address for endpoint in self._endpoints}
+        for address in addresses:
+            if address not in known:
+                # Anywhere, so that gateways spread over the routers.
+                self._endpoints.insert(random.randint(0, len(self._endpoints)), _Endpoint.at(address))
 
     async def close(self) -> None:
         """Close all channels."""

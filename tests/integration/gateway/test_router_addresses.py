@@ -1,0 +1,105 @@
+"""Routers behind a name come and go, and every gateway knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from pydantic import ValidationError
+from ryzanstein.v1 import routing_pb2
+
+from services.gateway.settings import GatewaySettings
+from services.gateway.upstream.addresses import RouterAddresses
+from services.gateway.upstream.router import RouterClient
+from tests.integration.gateway.fleet import Router, Worker
+from tests.integration.gateway.gateways import eventually, running_stack
+
+PORT = 50052
+
+
+class Name:
+    """A name and what it stands for, as a resolver would say."""
+
+    def __init__(self, *behind: str) -> None:
+        self.behind: Sequence[str] | None = behind
+        self.asked = 0
+
+    async def resolve(self, host: str, port: int) -> Sequence[str]:
+        assert (host, port) == ("routers.test", PORT)
+        self.asked += 1
+        if self.behind is None:
+            raise OSError("temporary failure in name resolution")
+        return self.behind
+
+
+@asynccontextmanager
+async def routers() -> AsyncIterator[tuple[Router, Router]]:
+    worker = Worker("w0")
+    one, two = Router([worker]), Router([worker])
+    await one.start()
+    await two.start()
+    yield one, two
+    await one.stop()
+    await two.stop()
+
+
+@asynccontextmanager
+async def following(name: Name) -> AsyncIterator[RouterClient]:
+    addresses = RouterAddresses([f"dns:routers.test:{PORT}"], name.resolve)
+    client = RouterClient(addresses, route_timeout_s=5, unknown_timeout_s=0.5)
+    task = asyncio.create_task(client.follow_routers(0.02))
+    await eventually(lambda: name.asked > 1)
+    yield client
+    task.cancel()
+    await client.close()
+
+
+async def routed(client: RouterClient, *to: Router) -> list[int]:
+    """How many of ten requests each router has decided."""
+    before = [len(router.routes) for router in to]
+    for number in range(10):
+        await client.route(routing_pb2.RouteRequest(request_id=str(number), model="test-model"))
+    return [len(router.routes) - count for router, count in zip(to, before, strict=True)]
+
+
+async def test_new_routers_are_used_and_gone_ones_are_dropped() -> None:
+    async with routers() as (one, two):
+        name = Name(one.address)
+        async with following(name) as client:
+            assert await routed(client, one, two) == [10, 0]
+            name.behind, asked = (two.address,), name.asked
+            await eventually(lambda: name.asked > asked + 1)
+            assert await routed(client, one, two) == [0, 10]
+            name.behind, asked = None, name.asked
+            await eventually(lambda: name.asked > asked + 1)
+            assert await routed(client, one, two) == [0, 10], "a name that is not resolved stands for what it did"
+
+
+async def test_every_router_behind_the_name_gets_the_reports() -> None:
+    async with routers() as (one, two):
+        name = Name(one.address)
+        async with following(name) as client:
+            client.report(routing_pb2.Outcome(request_id="a"))
+            await eventually(lambda: one.outcomes)
+            name.behind, asked = (one.address, two.address), name.asked
+            await eventually(lambda: name.asked > asked + 1)
+            client.report(routing_pb2.Outcome(request_id="b"))
+            await eventually(lambda: two.outcomes and len(one.outcomes) == 2)
+            assert [outcome.request_id for outcome in two.outcomes] == ["b"]
+
+
+async def test_a_gateway_finds_its_router_by_name() -> None:
+    async with running_stack([Worker("w0")]) as stack:
+        name = f"dns:localhost:{stack.router.port}"
+        async with running_stack([], router_addresses=name, route_unknown_s=0.5) as other:
+            await eventually(lambda: other.gateway.catalog.available())
+            assert (await other.complete(prompt="a", max_tokens=1)).status_code == 200
+            assert stack.router.routes
+
+
+@pytest.mark.parametrize("addresses", ["dns:", "dns:host", "dns:host:0", "host", "a:1,dns:http://b:2"])
+def test_an_address_that_is_none_is_named(addresses: str) -> None:
+    with pytest.raises(ValidationError, match=r"router_addresses(.|\n)*must be host:port"):
+        GatewaySettings(router_addresses=addresses)
