@@ -13,12 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.kube import Kube
+from tests.cluster.rig import Rig
 from tests.programs import required
 
 KUBECONFIG = os.environ.get("RYZANSTEIN_TEST_KUBECONFIG", "")
 LEFT_OUT = "tests/cluster is left out: RYZANSTEIN_TEST_KUBECONFIG names no cluster (`make test-cluster` starts one)"
 # What the report of a failed test shows: the namespaces that are in use.
 IN_USE: pytest.StashKey[list[Kube]] = pytest.StashKey()
+
+# What was measured, by test; shown at the end.
+FIGURES: pytest.StashKey[dict[str, object]] = pytest.StashKey()
 
 collect_ignore_glob = [] if KUBECONFIG or required() else ["*test_*.py"]
 
@@ -28,6 +32,8 @@ Namespaces = Callable[..., Kube]
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if collect_ignore_glob:
         terminalreporter.write_line(LEFT_OUT)
+    for test, measured in terminalreporter.config.stash.get(FIGURES, {}).items():
+        terminalreporter.write_line(f"measured: {test}: {measured}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -70,3 +76,18 @@ def namespace(namespaces: Namespaces, request: pytest.FixtureRequest) -> Iterato
     yield kube
     kube.kubectl("delete", "namespace", kube.namespace, "--wait=false")
     request.session.stash[IN_USE].remove(kube)
+
+
+@pytest.fixture(scope="session")
+def figures(request: pytest.FixtureRequest) -> dict[str, object]:
+    """Measurements, which the end of the run shows."""
+    return request.config.stash.setdefault(FIGURES, {})
+
+
+@pytest.fixture(scope="session")
+def rig() -> Rig:
+    """The cluster's script, where the cluster runs on this machine."""
+    script = os.environ.get("RYZANSTEIN_TEST_RIG")
+    if not script:
+        pytest.skip("RYZANSTEIN_TEST_RIG names no script: power, cables and processes are out of reach")
+    return Rig(Path(script))

@@ -22,7 +22,7 @@ _START_S = 60
 
 @dataclass(frozen=True)
 class Traffic:
-    """How many clients ask at once, and what; the answers of an undisturbed run are what all others are held against."""
+    """What clients ask at once, and the answers of an undisturbed run: what all later ones are held against."""
 
     url: str
     streams: list[Case]
@@ -50,7 +50,8 @@ class Traffic:
 class Load:
     """All clients of a :class:`Traffic` ask their cases in a thread of its own until the block ends.
 
-    Every case has a client. Those with short answers open a connection for each, as a script does; the others keep theirs. Leaving the block waits for the answers under way.
+    Every case has a client. Those with short answers open a connection for each, as a script does; the others keep
+    theirs. Leaving the block waits for the answers under way.
     """
 
     traffic: Traffic

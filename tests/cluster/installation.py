@@ -1,0 +1,59 @@
+"""The product, installed by Helm."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from tests.cluster.kube import Kube, Object
+from tests.programs import CHART
+
+RELEASE = "ryzanstein"
+READY_S = 150
+
+
+@dataclass(frozen=True)
+class Installation:
+    """One release in one namespace."""
+
+    kube: Kube
+    release: str = RELEASE
+
+    @property
+    def url(self) -> str:
+        """Where clients of the tests reach the gateway: its Service's address."""
+        return f"http://{self.kube.get('service', f'{self.release}-gateway')['spec']['clusterIP']}"
+
+    def install(self, *args: str, major: int = 3) -> float:
+        """`helm upgrade --install`; returns the seconds until every pod is ready."""
+        began = time.monotonic()
+        self.kube.helm("upgrade", "--install", self.release, str(CHART), *args, major=major)
+        self.wait_ready()
+        return time.monotonic() - began
+
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
+        """Return once every workload of the release runs its newest revision, all replicas ready."""
+        self.kube.rolled_out(*self.workloads(), timeout_s=timeout_s)
+
+    def workloads(self) -> list[str]:
+        """As `kubectl rollout` names them."""
+        found = self.kube.items("deployments,statefulsets", f"app.kubernetes.io/instance={self.release}")
+        return [f"{item['kind'].lower()}/{item['metadata']['name']}" for item in found]
+
+    def pods(self, component: str) -> list[Object]:
+        """A component's pods."""
+        return self.kube.pods(component, self.release)
+
+    def pod(self, component: str) -> Object:
+        """The first of them."""
+        return self.pods(component)[0]
+
+    def delete(self, *pods: Object, force: bool = False) -> None:
+        """Ask for their end, or have them killed at once."""
+        how = ("--force", "--grace-period=0") if force else ("--wait=false",)
+        self.kube.kubectl("delete", "pod", *(pod["metadata"]["name"] for pod in pods), *how)
+
+    def restart(self, component: str) -> None:
+        """Begin a rollout of the component's workload."""
+        (workload,) = [name for name in self.workloads() if f"-{component}" in name]
+        self.kube.kubectl("rollout", "restart", workload)

@@ -1,0 +1,64 @@
+"""`helm install` with default values: Ready, small, and it answers."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import httpx
+import openai
+import pytest
+
+from tests.cluster.conftest import Namespaces
+from tests.cluster.installation import Installation
+
+pytestmark = [pytest.mark.smoke, pytest.mark.timeout(300)]
+MOST_CPU, MOST_MEMORY = 1.0, 2.5 * 2**30
+UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+
+@pytest.fixture(scope="module")
+def defaults(namespaces: Namespaces, figures: dict[str, object]) -> Installation:
+    """In a namespace that enforces the restricted standard: what runs there runs anywhere."""
+    restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
+    installation = Installation(namespaces("defaults", labels=restricted))
+    figures["helm install to Ready, s"] = round(installation.install(), 1)
+    return installation
+
+
+def cpu(text: str) -> float:
+    return float(text.removesuffix("m")) / (1000 if text.endswith("m") else 1)
+
+
+def memory(text: str) -> float:
+    number, unit = re.fullmatch(r"(\d+)(\D*)", text).groups()
+    return float(number) * UNITS[unit]
+
+
+def test_requests_fit_a_laptop(defaults: Installation) -> None:
+    pods = [pod for pod in defaults.kube.items("pods") if pod["status"]["phase"] == "Running"]
+    requests = [c["resources"]["requests"] for pod in pods for c in pod["spec"]["containers"]]
+    assert sum(cpu(request["cpu"]) for request in requests) <= MOST_CPU
+    assert sum(memory(request["memory"]) for request in requests) <= MOST_MEMORY
+
+
+def test_the_bundled_model_answers(defaults: Installation) -> None:
+    client = openai.OpenAI(base_url=f"{defaults.url}/v1", api_key="unused", max_retries=0)
+    ask = partial(client.chat.completions.create, model="ryzanstein-tiny", max_tokens=16, temperature=0)
+    question = [{"role": "user", "content": "What is a list?"}]
+    plain = ask(messages=question)
+    stream = ask(messages=question, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert text == plain.choices[0].message.content
+    assert httpx.get(f"{defaults.url}/health").json()["status"] == "ok"
+
+
+def test_nothing_was_restarted(defaults: Installation) -> None:
+    restarts = {name: count for name, count in defaults.kube.restarts().items() if "-secrets-" not in name}
+    assert not any(restarts.values()), restarts
+
+
+def test_another_helm_upgrade_changes_nothing(defaults: Installation) -> None:
+    before = {pod["metadata"]["name"] for pod in defaults.kube.items("pods")}
+    defaults.install()
+    assert {pod["metadata"]["name"] for pod in defaults.kube.items("pods")} == before
