@@ -40,7 +40,7 @@ def fill(arch: str, torch: str) -> None:
     target = WHEELHOUSE / arch
     base_names = _fetch(target / "base", base, arch, frozenset())
     _fetch(target / "gateway", base + extras["gateway"], arch, base_names)
-    _fetch(target / "cli", base + extras["cli"], arch, base_names)
+    _fetch(target / "cli", base + extras["cli"] + extras["kube"], arch, base_names)
     pin, index = torch_pin(), os.environ.get("TORCH_INDEX", CPU_INDEX)
     wheel = choose(torch, pin, gpu=False, installed="", index=index, target=["--only-binary=:all:", *_target(arch)])
     print(f"torch: {wheel.about}", flush=True)
