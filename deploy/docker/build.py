@@ -24,15 +24,15 @@ REPOSITORY = "ghcr.io/ryzanstein/ryzanstein"
 BUILDAH_BUILD = ("--isolation", "chroot", "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=1000:1000")
 
 
-def tool() -> list[str]:
-    """The command of the first image builder that works here; raises SystemExit when there is none."""
+def tool() -> list[str] | None:
+    """The command of the first image builder that works here, if there is one."""
     if _works("docker", "info"):
         return ["docker"]
     if _works("podman", "info"):
         return ["podman"]
     if shutil.which("buildah"):
         return ["buildah", "--storage-driver", "overlay"]
-    sys.exit("no image builder: install docker, podman or buildah")
+    return None
 
 
 def _works(*command: str) -> bool:
@@ -100,6 +100,8 @@ def main() -> None:
     options = parser.parse_args()
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     builder = tool()
+    if builder is None:
+        sys.exit("no image builder works here: install docker, podman or buildah")
     build_project(options.arch)
     for target in options.images:
         started = time.monotonic()

