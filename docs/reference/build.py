@@ -38,6 +38,7 @@ from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
 from services.worker.scheduling.config import Counters as SchedulerCounters
 from services.worker.server.block_puller import PullTotals
+from services.worker.server.life_metrics import LifeMetrics
 from services.worker.server.metrics import WorkerMetrics
 from services.worker.server.settings import WorkerSettings
 from services.worker.server.transfer_metrics import TransferMetrics
@@ -86,7 +87,9 @@ def metrics() -> str:
     router, coordinator, process = new_registry(), new_registry(), new_registry()
     RouterMetrics(router, None)
     CoordinatorMetrics(coordinator, EventCounters())
-    worker = WorkerMetrics(SchedulerCounters(), worker_pb2.WorkerState).registry
+    worker = new_registry()
+    LifeMetrics(worker)
+    WorkerMetrics(worker, SchedulerCounters(), worker_pb2.WorkerState)
     worker.register(TransferMetrics(PullTotals(), Tally()))
     lines = [
         "# Metrics",

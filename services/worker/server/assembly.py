@@ -41,6 +41,7 @@ class Assembly:
     def engage(self, started: GroupStarted) -> Engine:
         """The ranks have started: take requests."""
         core, config = self._core, self._config
+        core.life.started(started)
         sizes = SchedulerConfig(
             n_blocks=started.n_blocks,
             block_tokens=config.block_size,

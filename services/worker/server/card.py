@@ -31,8 +31,7 @@ def build_card(
     identity: Identity, files: ModelFiles, config: RankGroupConfig, started: GroupStarted, max_request_tokens: int
 ) -> pb.ModelCard:
     """Everything is known once the ranks have started."""
-    slowest = max(started.ranks, key=lambda rank: sum(rank.phases.values()))
-    ledger = max((rank.ledger for rank in started.ranks), key=lambda ledger: ledger.total)
+    ledger = started.ledger
     return pb.ModelCard(
         model=identity.model,
         worker_id=identity.worker_id,
@@ -50,6 +49,6 @@ def build_card(
         tensor_parallel=config.ranks,
         created=int(time.time()),
         architecture=files.architecture,
-        startup=[pb.StartupPhase(name=name, ms=seconds * 1e3) for name, seconds in slowest.phases.items()],
+        startup=[pb.StartupPhase(name=name, ms=seconds * 1e3) for name, seconds in started.phases.items()],
         memory_bytes={"weights": ledger.weights, "workspace": ledger.workspace, "kv": ledger.kv_cache},
     )

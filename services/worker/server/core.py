@@ -21,6 +21,7 @@ from services.worker.server.block_source import BlockSource
 from services.worker.server.changes import Changes
 from services.worker.server.engine import Engine
 from services.worker.server.kv_store import KvStore
+from services.worker.server.life_metrics import LifeMetrics
 from services.worker.server.meter import Meter
 from services.worker.server.outbox import Outbox, Served
 from services.worker.server.submits import InvalidSubmitError, ModelLimits, to_request
@@ -49,8 +50,9 @@ class Identity:
 class WorkerCore:
     """The one mutable object of the server; everything else reads it or asks it. Lives on the event loop."""
 
-    def __init__(self, identity: Identity, max_waiting: int, puller: Puller) -> None:
+    def __init__(self, identity: Identity, max_waiting: int, puller: Puller, life: LifeMetrics) -> None:
         self.identity = identity
+        self.life = life
         self._max_waiting = max_waiting
         self.phase: pb.Phase = pb.PHASE_LOADING
         self.detail = "loading the model"
@@ -97,6 +99,7 @@ class WorkerCore:
     async def drain(self, grace_s: float) -> tuple[int, int]:
         """Take nothing new, let running requests go on for `grace_s`; returns how many were handed off, completed."""
         self._enter(pb.PHASE_DRAINING, "draining")
+        self.life.drains()
         engine = self._engine
         if engine is None:
             return 0, 0
@@ -201,6 +204,7 @@ class WorkerCore:
         return len(chosen)
 
     def _hand_off(self, served: Served, reason: pb.Handoff.Reason, detail: str, *, in_flight: bool = False) -> None:
+        self.life.handed_off(reason)
         served.outbox.hand_off(served, reason, detail, in_flight=in_flight)
         served.outbox.flush(0)
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 from ryzanstein.v1 import worker_pb2 as pb
@@ -16,7 +17,7 @@ from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
 from services.common.leases import Lease, LeaseKeeper
 from services.common.lifecycle import GaveUpError, StartupError, run_service
-from services.common.metrics import serve_metrics
+from services.common.metrics import new_registry, serve_metrics
 from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
 from services.common.tasks import end_tasks
@@ -24,12 +25,13 @@ from services.common.tracing import tracing
 from services.worker.server.assembly import Assembly
 from services.worker.server.block_puller import Puller
 from services.worker.server.core import Identity, WorkerCore
+from services.worker.server.life_metrics import LifeMetrics
 from services.worker.server.metrics import WorkerMetrics
 from services.worker.server.model_files import read_model_files
 from services.worker.server.recovery import RankKeeper, Ranks
 from services.worker.server.servicer import WorkerServicer
 from services.worker.server.settings import WorkerSettings
-from services.worker.server.startup import group_config, model_folder
+from services.worker.server.startup import group_config, model_folder, model_revision
 from services.worker.server.transfer_metrics import TransferMetrics
 from services.worker.supervision.rank_group import RankGroup, RankGroupConfig
 
@@ -53,9 +55,13 @@ async def serve(
     identity = Identity(
         settings.worker_id, str(uuid.uuid4()), settings.served_model_name or Path(settings.model).name or folder.name
     )
-    core = WorkerCore(identity, settings.max_waiting, Puller(settings.pull_timeout_s, settings.pull_mb_per_s * 1e6))
-    metrics = WorkerMetrics(core.counters, core.state)
-    metrics.registry.register(TransferMetrics(core.puller.totals, core.source.sent))
+    registry = new_registry()
+    life = LifeMetrics(registry)
+    life.describe(identity.model, model_revision(settings.revision, folder), config, version("ryzanstein"))
+    puller = Puller(settings.pull_timeout_s, settings.pull_mb_per_s * 1e6)
+    core = WorkerCore(identity, settings.max_waiting, puller, life)
+    metrics = WorkerMetrics(registry, core.counters, core.state)
+    registry.register(TransferMetrics(core.puller.totals, core.source.sent))
     ranks = make_ranks(config)
     assembly = Assembly(settings, files, config, core, metrics, ranks)
 
@@ -83,7 +89,7 @@ async def serve(
 
     with (
         tracing("worker", settings.worker_id),
-        serve_metrics(settings.host, settings.metrics_port, metrics.registry, ready),
+        serve_metrics(settings.host, settings.metrics_port, registry, ready),
     ):
         rank_keeper = RankKeeper(ranks, core, assembly.engage, settings.recovery_limit_s)
         keeper = asyncio.create_task(rank_keeper.run(), name="ranks")

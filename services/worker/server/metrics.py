@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
-from prometheus_client import Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.common.metrics import new_registry
 from services.worker.scheduling.config import Counters
 from services.worker.scheduling.plan import StepResult
 from services.worker.scheduling.request import Request
@@ -58,12 +58,17 @@ class _Snapshot(Collector):
 class WorkerMetrics:
     """Histograms that the engine feeds; implements StepObserver."""
 
-    def __init__(self, counters: Counters, state: Callable[[], pb.WorkerState]) -> None:
-        self.registry = new_registry()
+    def __init__(self, registry: CollectorRegistry, counters: Counters, state: Callable[[], pb.WorkerState]) -> None:
+        self.registry = registry
         self.registry.register(_Snapshot(counters, state))
         self._queue = self._histogram("queue_seconds", "From submit to admission")
         self._ttft = self._histogram("ttft_seconds", "From submit to the first token")
         self._step = self._histogram("step_seconds", "From a step's start to its result")
+        self._last_step = Gauge(
+            "ryzanstein_worker_last_step_timestamp_seconds",
+            "Unix time of the last step's result; 0 before the first one",
+            registry=self.registry,
+        )
         self._rows = Histogram(
             "ryzanstein_worker_step_rows",
             "Tokens computed in a step",
@@ -82,6 +87,7 @@ class WorkerMetrics:
     def step(self, result: StepResult, cost: StepCost) -> None:
         """A step is complete."""
         self._step.observe(cost.seconds)
+        self._last_step.set(time.time())
         self._rows.observe(cost.n_rows)
         for part, histogram in self._parts.items():
             histogram.observe(getattr(result.times, part) / 1e6)

@@ -79,9 +79,10 @@ class RankKeeper:
                 began = time.monotonic()
                 self._core.lose(await self._lost(engine))
                 self._ranks.on_result = None
-                reason = await self._why(engine)
-                log.error("ranks lost: %s", reason)
-                self._core.lose(reason)
+                failure = await self._why(engine)
+                log.error("ranks lost: %s", failure)
+                self._core.life.lost(failure if isinstance(failure, RankFailure) else None)
+                self._core.lose(str(failure))
                 if time.monotonic() - began > STABLE_S:
                     backoff = FIRST_BACKOFF_S
                 engine, backoff = await self._recover(backoff)
@@ -97,9 +98,9 @@ class RankKeeper:
         finally:
             lost.cancel()
 
-    async def _why(self, engine: Engine) -> str:
-        """The whole reason, once it is known."""
-        return engine.broken.result() if engine.broken.done() else str(await self._ranks.wait_failed())
+    async def _why(self, engine: Engine) -> RankFailure | str:
+        """The whole reason, once it is known: of the ranks, or of the engine that leads them."""
+        return engine.broken.result() if engine.broken.done() else await self._ranks.wait_failed()
 
     async def _recover(self, backoff: float) -> tuple[Engine, float]:
         """Restart within the limit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from services.common.lifecycle import StartupError
@@ -25,6 +26,16 @@ def model_folder(model: str, revision: str) -> Path:
     if not (folder / "config.json").is_file():
         raise StartupError(f"RYZANSTEIN_MODEL {model}: no config.json in {folder}")
     return folder
+
+
+def model_revision(asked: str, folder: Path) -> str:
+    """The commit of a folder that `ryzanstein fetch` or the hub's library filled; else the revision asked for."""
+    try:
+        return str(json.loads((folder / ".complete").read_text())["commit"])
+    except FileNotFoundError:
+        return folder.name if folder.parent.name == "snapshots" else asked
+    except (OSError, ValueError, KeyError, TypeError):  # somebody else's file of that name
+        return asked
 
 
 def group_config(settings: WorkerSettings, folder: Path) -> RankGroupConfig:

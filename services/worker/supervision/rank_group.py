@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
+from services.worker.memory.ledger import MemoryLedger
 from services.worker.scheduling.plan import StepPlan, StepResult
 from services.worker.supervision.failure import FailureKind, RankFailure, RanksFailedError
 from services.worker.supervision.incarnation import Incarnation
@@ -28,6 +29,16 @@ class GroupStarted:
     n_blocks: int  # usable KV blocks: ids 1 to n_blocks
     model: ModelFacts
     seconds: float  # from the call of start
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds by name, of the slowest rank."""
+        return max((rank.phases for rank in self.ranks), key=lambda phases: sum(phases.values()))
+
+    @property
+    def ledger(self) -> MemoryLedger:
+        """Of the fullest rank."""
+        return max((rank.ledger for rank in self.ranks), key=lambda ledger: ledger.total)
 
 
 class RankGroup:

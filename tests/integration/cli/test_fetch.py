@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
@@ -17,6 +16,7 @@ from services.cli.errors import CommandError
 from services.cli.fetch.download import progress
 from services.cli.fetch.repository import Listing, ModelReference, RemoteFile
 from services.worker.loading.hub import resolve_model
+from services.worker.server.startup import model_revision
 from tests.integration.cli.hub import COMMIT, NEXT_COMMIT, Hub, running
 
 COMMAND = str(Path(sys.executable).parent / "ryzanstein")
@@ -191,4 +191,4 @@ def test_the_worker_reads_a_fetched_folder_without_the_hubs_code(hub: Hub, tmp_p
     )
     answer = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert answer.stdout == "[]\n"
-    assert json.loads((tmp_path / "org--tiny/.complete").read_text())["commit"] == COMMIT
+    assert model_revision("", resolve_model(model)) == COMMIT

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from importlib.metadata import version
 
 import grpc
 import httpx
@@ -287,6 +289,54 @@ async def test_metrics_and_probes_last_until_the_drain_is_over(redis_url: str) -
             assert 'ryzanstein_worker_phase{phase="draining"} 1.0' in (await http.get("/metrics")).text
             await asyncio.sleep(0.2)
         assert answer.last.handoff.reason == pb.Handoff.REASON_DRAIN
+
+
+async def test_the_metrics_tell_a_workers_life(redis_url: str) -> None:
+    port = free_port()
+    async with (
+        running_worker(redis_url, metrics_port=port, drain_s=0.0, dtype="float32") as worker,
+        Gateway(worker.address) as gateway,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+    ):
+
+        async def values() -> dict[str, float]:
+            lines = (await http.get("/metrics")).text.splitlines()
+            pairs = [line.rsplit(" ", 1) for line in lines if line.startswith("ryzanstein_worker_")]
+            return {name.removeprefix("ryzanstein_worker_"): float(value) for name, value in pairs}
+
+        await gateway.wait_serving()
+        await gateway.complete([1])
+        told = await values()
+        info = (
+            'info{device="cpu",dtype="float32",model="ryzanstein-tiny",revision="",tensor_parallel="1",'
+            f'version="{version("ryzanstein")}"}}'
+        )
+        assert told[info] == 1
+        assert {name: value for name, value in told.items() if name.startswith(("startup", "memory"))} == {
+            'startup_seconds{phase="load"}': 0.5,
+            'startup_seconds{phase="warm-up"}': 0.25,
+            'memory_bytes{kind="weights"}': 1,
+            'memory_bytes{kind="workspace"}': 2,
+            'memory_bytes{kind="kv"}': 3,
+            'memory_bytes{kind="free"}': 4,
+        }
+        assert abs(told["last_step_timestamp_seconds"] - time.time()) < 5
+        assert told["drain_seconds"] == 0
+        worker.group.step_s = 0.05
+        answers = [await gateway.submit([i], max_tokens=240) for i in range(3)]
+        await answers[-1].at_least(1)
+        worker.group.die()
+        await asyncio.gather(*(answer.end.wait() for answer in answers))
+        await gateway.wait_serving()
+        told = await values()
+        assert told['recoveries_total{cause="exited"}'] == 1
+        assert told['ranks_lost_total{rank="1"}'] == 1
+        assert told['handoffs_total{reason="ranks_lost"}'] == 3
+        await gateway.submit([7], max_tokens=240)
+        await gateway.stub.Drain(pb.DrainRequest(grace_ms=0))
+        told = await values()
+        assert told['handoffs_total{reason="drain"}'] == 1
+        assert 0 < told["drain_seconds"] < 20
 
 
 async def test_the_same_id_again_replaces_the_earlier_request(worker: RunningWorker) -> None:
