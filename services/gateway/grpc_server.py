@@ -16,22 +16,24 @@ from services.gateway.settings import GatewaySettings
 
 @dataclass(frozen=True, slots=True)
 class GrpcServer:
-    """A server and its health service."""
+    """A server and its health service; neither when gRPC is off."""
 
-    port: int  # 0: gRPC is off, and nothing listens
-    server: grpc.aio.Server
-    health: Health
+    port: int = 0
+    server: grpc.aio.Server | None = None
+    health: Health | None = None
 
     async def announce_end(self) -> None:
         """Tell whoever watches the health."""
-        await self.health.set_serving(False)
+        if self.health is not None:
+            await self.health.set_serving(False)
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls, and return when the open ones have ended; cut them off after `grace_s`.
 
         May be called again with a shorter grace.
         """
-        await self.server.stop(grace_s)
+        if self.server is not None:
+            await self.server.stop(grace_s)
 
 
 def _age_limit(settings: GatewaySettings) -> list[tuple[str, int]]:
@@ -43,10 +45,13 @@ def _age_limit(settings: GatewaySettings) -> list[tuple[str, int]]:
 @asynccontextmanager
 async def serving_grpc(service: InferenceService, settings: GatewaySettings) -> AsyncIterator[GrpcServer]:
     """Serve while the block runs."""
+    if not settings.grpc_port:
+        yield GrpcServer()
+        return
     server = new_server(_age_limit(settings))
     inference_pb2_grpc.add_InferenceServicer_to_server(service, server)
     health = Health(server, [SERVICE])
-    port = bind(server, settings.host, settings.grpc_port) if settings.grpc_port else 0
+    port = bind(server, settings.host, settings.grpc_port)
     await server.start()
     await health.set_serving(True)
     try:

@@ -98,7 +98,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """Vectors of texts."""
         async with self._call("Embed", context) as call:
             tenant = await self._tenant(context)
-            model = permitted_model(self.catalog, request.model, tenant)
+            model = await permitted_model(self.catalog, request.model, tenant)
             call.model = model.name
             inputs = await self.embedder.inputs(list(request.input), model)
             vectors = await self.embedder.embed_for(tenant, model, inputs, traceparent=call.traceparent)
@@ -112,7 +112,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.TokenizeResponse:
         """Ids of a text."""
         async with self._call("Tokenize", context) as call:
-            model = permitted_model(self.catalog, request.model, await self._tenant(context))
+            model = await permitted_model(self.catalog, request.model, await self._tenant(context))
             call.model = model.name
             ids = await model.encode(request.text, add_special_tokens=request.add_special_tokens)
             return inference_pb2.TokenizeResponse(ids=ids)
@@ -123,7 +123,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.DetokenizeResponse:
         """Text of ids."""
         async with self._call("Detokenize", context) as call:
-            model = permitted_model(self.catalog, request.model, await self._tenant(context))
+            model = await permitted_model(self.catalog, request.model, await self._tenant(context))
             call.model = model.name
             if request.ids:
                 await encode_prompts(model, [list(request.ids)], "ids")
@@ -134,13 +134,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
-        """The models served now."""
+        """The models that requests may name."""
         async with self._call("ListModels", context):
             tenant = await self._tenant(context)
             models = [
-                inference_pb2.Model(id=model.name, created=model.card.created, max_model_len=model.max_len)
-                for model in self.catalog.available()
-                if not tenant.models or model.name in tenant.models
+                inference_pb2.Model(id=name, **({"created": m.card.created, "max_model_len": m.max_len} if m else {}))
+                for name, m in self.catalog.listed().items()
+                if not tenant.models or name in tenant.models
             ]
             return inference_pb2.ListModelsResponse(models=models)
         raise AssertionError("unreachable: errors abort the call")

@@ -229,7 +229,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     """A gateway that serves while the block runs."""
     metrics, router = GatewayMetrics(), _new_router(settings)
     pool = WorkerPool(f"{socket.gethostname()}-{secrets.token_hex(4)}", settings.connect_timeout_s)
-    catalog = Catalog(router, pool)
+    catalog = Catalog(router, pool, settings.expected_models)
     budget = ResumeBudget(settings.resume_tokens_per_s)
     upstream = Upstream(router, pool, budget, _resume_policy(settings), metrics.count_resume)
     redis = open_redis(settings.redis, settings.redis_timeout_s)

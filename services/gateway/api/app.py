@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToDict
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
-from services.gateway.api.generate import permitted_model
+from services.gateway.api.generate import check_permission
 from services.gateway.api.openapi import document
 from services.gateway.errors import ApiError
 from services.gateway.telemetry import GatewayMetrics
@@ -22,14 +22,10 @@ from services.gateway.upstream.catalog import Catalog
 from services.gateway.upstream.router import RouterClient
 
 
-def _model_json(model: ServedModel) -> dict[str, Any]:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.card.created,
-        "owned_by": "ryzanstein",
-        "max_model_len": model.max_len,
-    }
+def _model_json(name: str, model: ServedModel | None) -> dict[str, Any]:
+    """OpenAI's object; of an expected model that no worker has served yet, little is known."""
+    facts = {"created": model.card.created, "max_model_len": model.max_len} if model else {"created": 0}
+    return {"id": name, "object": "model", "owned_by": "ryzanstein", **facts}
 
 
 async def _api_error(_request: Request, error: Exception) -> Response:
@@ -61,14 +57,15 @@ def new_app(
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
 
-    @app.get("/v1/models", summary="The models served now", tags=["models"])
+    @app.get("/v1/models", summary="The models that requests may name: served now, or expected", tags=["models"])
     async def models(tenant: Caller) -> dict[str, Any]:
-        visible = [model for model in catalog.available() if not tenant.models or model.name in tenant.models]
-        return {"object": "list", "data": [_model_json(model) for model in visible]}
+        visible = {name: m for name, m in catalog.listed().items() if not tenant.models or name in tenant.models}
+        return {"object": "list", "data": [_model_json(name, model) for name, model in visible.items()]}
 
     @app.get("/v1/models/{name:path}", summary="One model", tags=["models"])
     async def model(name: str, tenant: Caller) -> dict[str, Any]:
-        return _model_json(permitted_model(catalog, name, tenant))
+        check_permission(name, tenant)
+        return _model_json(name, None if catalog.expects(name) and not catalog.knows(name) else catalog.get(name))
 
     @app.get("/admin/workers", summary="The workers as the routers see them", tags=["administration"])
     async def workers(tenant: Caller) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class EmbeddingEndpoint:
         """See :class:`Endpoint`."""
         tenant = await self._gate.identify(exchange.header(b"authorization"))
         body = self._decoder.decode(await exchange.body(self._limits))
-        model = permitted_model(self._catalog, body.model, tenant)
+        model = await permitted_model(self._catalog, body.model, tenant)
         exchange.model = model.name
         if body.dimensions not in (None, model.card.hidden_size):
             message = f"`dimensions` must be the model's own size, {model.card.hidden_size}."

@@ -26,12 +26,12 @@ class Made:
 
     job: Job
     model: ServedModel
-    asked: ServedModel
+    asked: str
 
     @property
     def fell_back(self) -> bool:
         """Whether another model answers than the one asked for."""
-        return self.model is not self.asked
+        return self.model.name != self.asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,18 @@ class Preparer(Protocol[Body]):
         """Make a job of it; raises :class:`ApiError`."""
 
 
-def permitted_model(catalog: Catalog, name: str, tenant: Tenant) -> ServedModel:
+async def permitted_model(catalog: Catalog, name: str, tenant: Tenant) -> ServedModel:
     """The model if the tenant may use it; raises :class:`ApiError` as if it did not exist otherwise."""
-    model = catalog.get(name)
-    if tenant.models and model.name not in tenant.models:
-        raise unknown_model(model.name, sorted(tenant.models))
+    check_permission(name, tenant)
+    model = await catalog.find(name, tenant.name)
+    check_permission(model.name, tenant)
     return model
+
+
+def check_permission(name: str, tenant: Tenant) -> None:
+    """Raises :class:`ApiError` as if the model did not exist when the tenant may not use it."""
+    if name and tenant.models and name not in tenant.models:
+        raise unknown_model(name, sorted(tenant.models))
 
 
 def caller_of(tenant: Tenant, session: str, priority: int | None, traceparent: str = "") -> Caller:
@@ -82,9 +88,16 @@ class JobMaker(Generic[Body]):
 
     async def make(self, ask: Ask[Body]) -> Made:
         """A job on the model asked for, or on the fallback model when that one has no worker; raises ApiError."""
-        asked = permitted_model(self._catalog, ask.body.model, ask.tenant)
-        served = asked in self._catalog.available()
-        return await self._make(ask, asked, (None if served else self._fallback(ask.tenant)) or asked)
+        catalog, fallback = self._catalog, self._fallback(ask.tenant)
+        try:
+            asked = await permitted_model(catalog, ask.body.model, ask.tenant)
+        except ApiError as error:
+            if error.code != NO_WORKERS or fallback is None:
+                raise
+            return await self._make(ask, ask.body.model, fallback)
+        # Requests for an expected model wait first: whoever starts workers must see that they are wanted.
+        usable = asked in catalog.available() or catalog.expects(asked.name)
+        return await self._make(ask, asked.name, asked if usable else fallback or asked)
 
     async def fall_back(self, ask: Ask[Body], made: Made, error: ApiError) -> Made:
         """The same job on the fallback model, after `made` has failed with `error` before its first token.
@@ -102,12 +115,12 @@ class JobMaker(Generic[Body]):
             return None
         return next((model for model in self._catalog.available() if model.name == self._fallback_model), None)
 
-    async def _make(self, ask: Ask[Body], asked: ServedModel, model: ServedModel) -> Made:
+    async def _make(self, ask: Ask[Body], asked: str, model: ServedModel) -> Made:
         body = ask.body
         session = ask.session or body.session_id or body.user or ""
         job = await self._preparer.prepare(body, model, caller_of(ask.tenant, session, body.priority, ask.traceparent))
-        if model is not asked:
-            self._fallbacks.labels(asked.name).inc()
+        if model.name != asked:
+            self._fallbacks.labels(asked).inc()
         return Made(job, model, asked)
 
 

@@ -29,7 +29,7 @@ class TokenizeEndpoint:
         """See :class:`Endpoint`."""
         tenant = await self._gate.identify(exchange.header(b"authorization"))
         body = self._decoder.decode(await exchange.body(self._limits))
-        model = permitted_model(self._catalog, body.model, tenant)
+        model = await permitted_model(self._catalog, body.model, tenant)
         ids = await self._encode(body, model)
         strings = [model.tokenizer.id_to_token(token_id) for token_id in ids] if body.return_token_strs else None
         answer = {"count": len(ids), "max_model_len": model.max_len, "tokens": ids, "token_strs": strings}
@@ -61,7 +61,7 @@ class DetokenizeEndpoint:
         """See :class:`Endpoint`."""
         tenant = await self._gate.identify(exchange.header(b"authorization"))
         body = self._decoder.decode(await exchange.body(self._limits))
-        model = permitted_model(self._catalog, body.model, tenant)
+        model = await permitted_model(self._catalog, body.model, tenant)
         if body.tokens:
             check_prompt(model, body.tokens, "tokens")
         await exchange.send_json(200, {"prompt": model.decode(body.tokens, skip_special_tokens=False)})

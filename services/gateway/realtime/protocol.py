@@ -38,6 +38,9 @@ import msgspec
 from msgspec import Meta, Raw, Struct, field
 
 from services.gateway.errors import ApiError, invalid
+from services.gateway.generation.output import Usage, usage_json
+
+CANCELLED = "cancelled"  # a finish reason that REST has no use for
 
 GenerationName = Annotated[str, Meta(min_length=1, max_length=128)]
 
@@ -90,3 +93,8 @@ def read(data: bytes | str) -> ClientMessage:
 def failure(name: str, error: ApiError) -> dict[str, object]:
     """An error message."""
     return {"type": "error", "id": name, **error.body()}
+
+
+def cancelled(name: str) -> dict[str, object]:
+    """The end of a generation that was cancelled before it had begun."""
+    return {"type": "done", "id": name, "finish_reason": CANCELLED, "usage": usage_json(Usage())}

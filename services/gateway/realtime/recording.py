@@ -15,9 +15,8 @@ from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, interrupted
 from services.gateway.generation.output import Chunk, Generation, usage_json
 from services.gateway.observation import CLIENT_GONE, ObservedRequest
+from services.gateway.realtime.protocol import CANCELLED
 from services.gateway.tenants.tenant import Admission, Gate, Tenant
-
-CANCELLED = "cancelled"
 
 log = logging.getLogger(__name__)
 

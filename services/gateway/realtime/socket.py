@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +15,23 @@ from prometheus_client import Gauge
 from services.gateway.api.generate import Ask, JobMaker
 from services.gateway.api.http import Receive, Scope, Send
 from services.gateway.drain import Drain
-from services.gateway.errors import ApiError, invalid, shutting_down
-from services.gateway.observation import ObservedRequest, Observer
-from services.gateway.realtime.protocol import Auth, Cancel, ClientMessage, Ping, Resume, Start, failure, read
+from services.gateway.errors import ApiError, interrupted, invalid, shutting_down
+from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer
+from services.gateway.realtime.protocol import (
+    Auth,
+    Cancel,
+    ClientMessage,
+    Ping,
+    Resume,
+    Start,
+    cancelled,
+    failure,
+    read,
+)
 from services.gateway.realtime.recording import Recording, Recordings, start_recording
 from services.gateway.tenants.tenant import Gate, Tenant
+
+log = logging.getLogger(__name__)
 
 _MAX_REPLIES = 256
 SERVICE_RESTART = 1012  # a close code of RFC 6455's registry: connect again
@@ -73,6 +86,7 @@ class _Connection:
         self._authorization = authorization
         self._session = session
         self._followed: dict[str, _Followed] = {}
+        self._starting: dict[str, asyncio.Task[None]] = {}
         self._replies: list[dict[str, Any]] = []
         self._news = asyncio.Event()
         self._news.set()  # the gateway may be closing
@@ -80,7 +94,9 @@ class _Connection:
         self._broken = False  # nothing can be sent any more
 
     def release(self) -> None:
-        """The connection is gone; its generations stay resumable for a while."""
+        """The connection is gone; its generations stay resumable for a while, but for those that have not begun."""
+        for starting in self._starting.values():
+            starting.cancel()
         for followed in self._followed.values():
             self._socket.recordings.release(followed.recording)
 
@@ -111,27 +127,53 @@ class _Connection:
             case Ping():
                 self._reply({"type": "pong"})
             case Start():
-                await self._start(message)
+                self._start(message)
             case Resume():
                 await self._resume(message)
             case Cancel(id=name):
-                if name not in self._followed:
+                if starting := self._starting.get(name):
+                    starting.cancel()
+                    self._reply(cancelled(name))
+                elif name not in self._followed:
                     raise invalid(f"No generation `{name}` is running on this connection.", "id", "unknown_generation")
-                await self._followed[name].recording.cancel()
+                else:
+                    await self._followed[name].recording.cancel()
 
-    async def _start(self, message: Start) -> None:
+    def _start(self, message: Start) -> None:
+        """In a task of its own: it may wait for a model, and the client's other generations must not."""
         observed = self._socket.observer.begin(message.kind, f"stream {message.kind}", self._traceparent)
         try:
             if self._socket.drain.closing:
                 raise shutting_down()
             self._check_name(message.id)
+        except ApiError as error:
+            observed.end(error.status, "")
+            raise
+        task = self._starting[message.id] = asyncio.create_task(self._begin(message, observed))
+        task.add_done_callback(partial(self._begun, message.id, observed))
+
+    def _begun(self, name: str, observed: ObservedRequest, task: asyncio.Task[None]) -> None:
+        del self._starting[name]
+        if task.cancelled():  # perhaps before its first step
+            observed.end(CLIENT_GONE, "")
+        self.wake()
+
+    async def _begin(self, message: Start, observed: ObservedRequest) -> None:
+        try:
             async with self._socket.drain.limit():
                 tenant = await self._socket.gate.identify(self._authorization)
                 recording = await self._record(message, tenant, observed)
         except ApiError as error:
-            observed.end(error.status, "")
-            raise
-        self._follow(message.id, recording, 0)
+            self._refuse(message.id, error, observed)
+        except Exception:
+            log.exception("generation not begun")
+            self._refuse(message.id, interrupted("The gateway failed to serve the request."), observed)
+        else:
+            self._follow(message.id, recording, 0)
+
+    def _refuse(self, name: str, error: ApiError, observed: ObservedRequest) -> None:
+        observed.end(error.status, "")
+        self._reply(failure(name, error))
 
     async def _record(self, message: Start, tenant: Tenant, observed: ObservedRequest) -> Recording:
         maker = self._socket.makers[message.kind]
@@ -154,9 +196,9 @@ class _Connection:
         self._follow(message.id, recording, recording.position_of(message.first))
 
     def _check_name(self, name: str) -> None:
-        if name in self._followed:
+        if name in self._followed or name in self._starting:
             raise invalid(f"The generation `{name}` is already running on this connection.", "id", "duplicate_id")
-        if len(self._followed) >= self._socket.max_generations:
+        if len(self._followed) + len(self._starting) >= self._socket.max_generations:
             limit = self._socket.max_generations
             raise invalid(f"At most {limit} generations may run on one connection.", "id", "too_many_generations")
 
@@ -181,7 +223,7 @@ class _Connection:
                 await self._news.wait()
                 self._news.clear()
                 await self._send_news()
-                if self._socket.drain.closing and not (self._followed or self._replies):
+                if self._socket.drain.closing and not (self._followed or self._starting or self._replies):
                     await self._send({"type": "websocket.close", "code": SERVICE_RESTART, "reason": "shutting down"})
                     return
         finally:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 
 import grpc.aio
-from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
+from ryzanstein.v1 import routing_pb2, worker_pb2, worker_pb2_grpc
 
 from services.common.rpc import open_channel
 from services.gateway.errors import unavailable, unknown_model
+from services.gateway.generation.request import new_id
 from services.gateway.text.codec import ModelCardError, ServedModel
 from services.gateway.upstream.connection import WorkerPool, WorkerRef
 from services.gateway.upstream.fleet import Fleet, ref_of
-from services.gateway.upstream.router import RouterClient
+from services.gateway.upstream.router import NoWorkerError, RouterClient
 
 log = logging.getLogger(__name__)
 
@@ -28,30 +30,71 @@ class Catalog:
     Without workers a gateway is ready, too: its 503 with Retry-After tells clients more than a refused connection does.
     """
 
-    def __init__(self, router: RouterClient, pool: WorkerPool) -> None:
+    def __init__(self, router: RouterClient, pool: WorkerPool, expected: Collection[str] = ()) -> None:
+        """`expected` models are waited for while no worker serves them."""
         self._router = router
         self._pool = pool
+        self._expected = frozenset(expected)
+        self._adopting = asyncio.Lock()
         # A model stays known when its last worker goes, so that requests hear 503 and not 404.
         self._models: dict[str, ServedModel] = {}
         self._sources: dict[str, WorkerRef] = {}
         self._troubles: dict[str, str | None] = {}  # by worker, as last logged
         self.ready = False
 
+    async def find(self, name: str, tenant: str = "") -> ServedModel:
+        """A model by name (empty: the only one); raises :class:`ApiError` 404, or 503 before any is known.
+
+        A request for an expected model waits in the routers' queue for its first worker, and is counted there.
+        """
+        if not name and not self._models and len(self._expected) == 1:
+            name = next(iter(self._expected))
+        if name in self._expected and name not in self._models:
+            await self._wait_for(name, tenant)
+        return self.get(name)
+
     def get(self, name: str) -> ServedModel:
-        """A model by name (empty: the only one); raises :class:`ApiError` 404, or 503 before any is known."""
+        """The same without waiting."""
         if not self._models:
             raise unavailable("no model is being served yet")
         if not name and len(self._models) == 1:
             return next(iter(self._models.values()))
         model = self._models.get(name)
         if model is None:
-            raise unknown_model(name, sorted(self._models))
+            raise unknown_model(name, sorted(self._expected.union(self._models)))
         return model
+
+    def expects(self, name: str) -> bool:
+        """Whether requests for the model wait for a worker."""
+        return name in self._expected
+
+    def knows(self, name: str) -> bool:
+        """Whether any worker has ever served the model."""
+        return name in self._models
 
     def available(self) -> list[ServedModel]:
         """Models that have a worker now."""
         live = self._router.fleet.models()
         return [model for name, model in sorted(self._models.items()) if name in live]
+
+    def listed(self) -> dict[str, ServedModel | None]:
+        """Models that requests may name: available ones, and expected ones; None for those no worker has served yet."""
+        available = {model.name: model for model in self.available()}
+        return dict(sorted(({name: self._models.get(name) for name in self._expected} | available).items()))
+
+    async def _wait_for(self, name: str, tenant: str) -> None:
+        """Return when the model is known; raises :class:`ApiError` (503) when the routers' queue gives up."""
+        request = routing_pb2.RouteRequest(request_id=new_id("wait"), model=name, tenant=tenant, attempt=1)
+        try:
+            ref = (await self._router.route(request)).ref
+            async with self._adopting:  # one card for all who have waited
+                if name not in self._models:
+                    await self._adopt(await _fetch_card(ref.address), ref)
+        except NoWorkerError as error:
+            raise unavailable(f"No worker serves the model `{name}` at the moment.", error.retry_after_s) from error
+        except (grpc.aio.AioRpcError, ModelCardError) as error:
+            self._complain(ref.worker_id, error)
+            raise unavailable(f"The first worker of the model `{name}` cannot be used yet.") from error
 
     async def run(self, every_s: float) -> None:
         """Renew until cancelled; quickly while nothing is known."""

@@ -269,6 +269,8 @@ class Router(routing_pb2_grpc.RouterServicer):
     retry_after_s: int = 7
     mistaken: bool = False
     empty: bool = False
+    queue_s: float = 0.0  # how long requests wait for a worker of their model
+    queued: int = 0
 
     def __post_init__(self) -> None:
         self.routes: list[routing_pb2.RouteRequest] = []
@@ -297,15 +299,40 @@ class Router(routing_pb2_grpc.RouterServicer):
             self._server = None
 
     async def RouteMany(self, messages, context):  # noqa: N802
-        async for message in messages:
-            answers = [self._answer(frame) for frame in message.frames if frame.HasField("route")]
-            yield routing_pb2.RouteAnswers(answers=answers)
+        answers: asyncio.Queue[routing_pb2.RouteAnswer] = asyncio.Queue()
 
-    def _answer(self, frame: routing_pb2.RouteFrame) -> routing_pb2.RouteAnswer:
+        async def decide(frame: routing_pb2.RouteFrame) -> None:
+            answers.put_nowait(await self._answer(frame))
+
+        async def read() -> None:
+            async with asyncio.TaskGroup() as group:
+                async for message in messages:
+                    for frame in (frame for frame in message.frames if frame.HasField("route")):
+                        group.create_task(decide(frame))
+
+        reader = asyncio.create_task(read())
+        try:
+            while True:
+                yield routing_pb2.RouteAnswers(answers=[await answers.get()])
+        finally:
+            reader.cancel()
+
+    async def _answer(self, frame: routing_pb2.RouteFrame) -> routing_pb2.RouteAnswer:
         self.traceparents.append(frame.traceparent)
+        if self.queue_s:
+            await self._queue(frame.route.model)
         answer = self._route(frame.route)
         field = "placed" if isinstance(answer, routing_pb2.RouteResponse) else "refused"
         return routing_pb2.RouteAnswer(tag=frame.tag, **{field: answer})
+
+    async def _queue(self, model: str) -> None:
+        """Until somebody serves the model, or the time is over."""
+        self.queued += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.queue_s):
+                while not any(w.model == model and w.worker_id not in self.hidden for w in self.workers):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        self.queued -= 1
 
     def _route(self, request: routing_pb2.RouteRequest) -> routing_pb2.RouteResponse | routing_pb2.RouteRefusal:
         self.routes.append(request)

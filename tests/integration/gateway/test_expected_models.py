@@ -1,0 +1,111 @@
+"""A model that should be there is waited for in every API, and is never said not to exist."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import grpc.aio
+import pytest
+from ryzanstein.v1 import inference_pb2 as pb
+
+from tests.integration.gateway.fleet import MODEL, Worker
+from tests.integration.gateway.gateways import Stack, eventually
+from tests.integration.gateway.test_inference_grpc import inference
+from tests.integration.gateway.test_stream_socket import Client, connect
+
+if TYPE_CHECKING:
+    from ryzanstein.v1.inference_pb2_grpc import InferenceAsyncStub as Stub
+
+BODY = {"model": MODEL, "prompt": "a", "max_tokens": 3}
+
+
+@pytest.fixture
+async def waiting() -> AsyncIterator[tuple[Stack, Stub]]:
+    """No worker yet, and routers that let requests wait for half a minute."""
+    async with inference([], expected_models=f"{MODEL},other") as (stack, stub):
+        stack.router.queue_s = 30
+        yield stack, stub
+        await asyncio.gather(*(worker.stop() for worker in stack.workers))
+
+
+async def join(stack: Stack, worker: Worker) -> None:
+    await worker.start()
+    stack.workers.append(worker)
+    stack.router.workers.append(worker)
+
+
+async def test_every_api_waits_for_the_first_worker(waiting: tuple[Stack, Stub]) -> None:
+    stack, stub = waiting
+    options = pb.GenerationOptions(max_tokens=3)
+    async with connect(stack) as socket:
+        client = Client(socket)
+        await client.start("a", 3, model=MODEL)
+        await client.start("b", 3, model="other")
+        await client.send(type="cancel", id="b")
+        assert (await client.receive())["finish_reason"] == "cancelled", "who waits holds up nothing else"
+        calls = [
+            asyncio.create_task(call)
+            for call in (
+                stack.http.post("/v1/completions", json=BODY),
+                stack.http.post("/v1/embeddings", json={"model": MODEL, "input": "a"}),
+                stack.http.post("/tokenize", json={"model": MODEL, "prompt": "a"}),
+            )
+        ]
+        stream = stub.Generate(pb.GenerateRequest(model=MODEL, prompt="a", options=options))
+        answers = asyncio.create_task(anext(aiter(stream)))
+        await eventually(lambda: stack.router.queued >= 5)
+        await join(stack, Worker("w0"))
+        assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200, 200, 200]
+        assert (await answers).ids
+        assert (await client.until("done", "a"))["finish_reason"] == "length"
+
+
+async def test_who_has_waited_in_vain_hears_503_and_when_to_come_again(waiting: tuple[Stack, Stub]) -> None:
+    stack, stub = waiting
+    stack.router.queue_s = 0.2
+    for path, body in (("/v1/completions", BODY), ("/v1/embeddings", {"model": MODEL, "input": "a"})):
+        refused = await stack.http.post(path, json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert MODEL in refused.json()["error"]["message"]
+        assert refused.json()["error"]["code"] == "no_workers"
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await anext(aiter(stub.Generate(pb.GenerateRequest(model=MODEL, prompt="a"))))
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert len(stack.router.routes) == 3
+
+
+async def test_a_model_at_zero_is_waited_for_and_listed(waiting: tuple[Stack, Stub]) -> None:
+    stack, stub = waiting
+    assert [model["id"] for model in (await stack.http.get("/v1/models")).json()["data"]] == ["other", MODEL]
+    assert (await stack.http.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
+    worker = Worker("w0")
+    await join(stack, worker)
+    await eventually(lambda: stack.gateway.catalog.available())
+    stack.router.hidden = {"w0"}
+    await eventually(lambda: not stack.gateway.catalog.available())
+    request = asyncio.create_task(stack.http.post("/v1/completions", json=BODY))
+    await eventually(lambda: stack.router.queued)
+    stack.router.hidden = set()
+    assert (await request).status_code == 200
+    stack.router.hidden = {"w0"}
+    await eventually(lambda: not stack.gateway.catalog.available())
+    listed = (await stack.http.get("/v1/models")).json()["data"]
+    assert [(model["id"], "max_model_len" in model) for model in listed] == [("other", False), (MODEL, True)]
+    assert [model.id for model in (await stub.ListModels(pb.ListModelsRequest())).models] == ["other", MODEL]
+    assert (await stack.http.get("/health")).status_code == 503
+    unknown = await stack.http.post("/v1/completions", json=BODY | {"model": "nope"})
+    assert unknown.status_code == 404
+    assert "`other`" in unknown.json()["error"]["message"]
+
+
+async def test_the_fallback_model_answers_after_the_wait() -> None:
+    """Not at once: whoever starts workers counts those who wait."""
+    workers = [Worker("w0", model="other")]
+    async with inference(workers, expected_models=MODEL, fallback_model="other") as (stack, _):
+        stack.router.queue_s = 0.3
+        answer = await stack.http.post("/v1/completions", json=BODY)
+        assert (answer.status_code, answer.json()["model"]) == (200, "other")
+        assert answer.headers["x-ryzanstein-fallback-model"] == "other"
+        assert stack.router.routes[0].model == MODEL
