@@ -6,6 +6,7 @@ The W3C trace context travels in gRPC metadata. Sampling follows `OTEL_TRACES_SA
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -23,7 +24,10 @@ Metadata = tuple[tuple[str, str], ...]
 
 @contextmanager
 def tracing(service: str, instance: str = "") -> Iterator[bool]:
-    """Export spans while the block runs and flush them at its end; yields whether tracing is on."""
+    """Export spans while the block runs and flush them at its end; yields whether tracing is on.
+
+    `instance` is the process's name; by default the machine's, which in Kubernetes is the pod's.
+    """
     if not any(os.environ.get(name) for name in _ENDPOINTS):
         yield False
         return
@@ -33,7 +37,7 @@ def tracing(service: str, instance: str = "") -> Iterator[bool]:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    names = {SERVICE_NAME: f"ryzanstein-{service}"} | ({SERVICE_INSTANCE_ID: instance} if instance else {})
+    names = {SERVICE_NAME: f"ryzanstein-{service}", SERVICE_INSTANCE_ID: instance or socket.gethostname()}
     provider = TracerProvider(resource=Resource.create(names))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)

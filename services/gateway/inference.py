@@ -14,6 +14,7 @@ import msgspec
 from google.protobuf.message import Message
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
+from services.common.logs import request_id_var
 from services.gateway.api.completions import encode_prompts
 from services.gateway.api.decode import explain
 from services.gateway.api.embeddings import Embedder
@@ -22,7 +23,7 @@ from services.gateway.api.schema import ChatBody, CompletionBody, SamplingBody
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError
 from services.gateway.generation.output import Usage
-from services.gateway.observation import CLIENT_GONE, Observer
+from services.gateway.observation import CLIENT_GONE, Observer, new_request_id
 from services.gateway.tenants.tenant import Gate, Tenant
 from services.gateway.upstream.catalog import Catalog
 
@@ -147,7 +148,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _call(self, name: str, context: Context) -> AsyncIterator[_Call]:
-        observed = self.observer.begin(name, name, _metadata(context, "traceparent"))
+        request_id = _metadata(context, "x-request-id")[:128] or new_request_id()
+        observed = self.observer.begin(name, name, _metadata(context, "traceparent"), request_id)
+        request_id_var.set(request_id)
+        ids = (("x-request-id", request_id), *((("x-trace-id", observed.trace_id),) if observed.trace_id else ()))
+        context.set_trailing_metadata(ids)
         observed.attach()  # gRPC gives every call a task of its own
         call, status = _Call(context, observed.traceparent), CLIENT_GONE
         try:
@@ -156,7 +161,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             status = 200
         except ApiError as error:
             status = error.status
-            await _abort(context, error)
+            await _abort(context, error, ids)
         except asyncio.CancelledError:
             raise
         except Exception:
@@ -253,10 +258,10 @@ def _metadata(context: Context, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-async def _abort(context: Context, error: ApiError) -> None:
+async def _abort(context: Context, error: ApiError, ids: tuple[tuple[str, str], ...]) -> None:
     """End the call with the error's status; always raises."""
     retry_after = None if error.retry_after_s is None else str(max(1, round(error.retry_after_s)))
     facts = (("retry-after", retry_after), ("param", error.param), ("code", error.code))
     trailing = tuple((key, value) for key, value in facts if value is not None)
     code = _STATUS.get(error.status, grpc.StatusCode.INTERNAL)
-    await context.abort(code, error.message, trailing_metadata=trailing)
+    await context.abort(code, error.message, trailing_metadata=(*ids, *trailing))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from time import perf_counter
 
 from opentelemetry.trace import INVALID_SPAN, Span, StatusCode
 from prometheus_client import Counter, Gauge, Histogram
 
 from services.common.tracing import traceparent_of
-from services.gateway.spans import RequestTracer, attach
+from services.gateway.spans import REQUEST_ID, RequestTracer, attach
 from services.gateway.telemetry import GatewayMetrics
 
 CLIENT_GONE = 499  # nginx's status for it; never sent
 _SERVERS_FAULT = 500
+
+
+def new_request_id() -> str:
+    """For a request whose caller has given it none."""
+    return f"{random.getrandbits(64):016x}"
 
 
 class Observer:
@@ -26,10 +32,10 @@ class Observer:
         self._levels: dict[str, tuple[Gauge, Histogram]] = {}
         self._counters: dict[tuple[str, int, str], Counter] = {}
 
-    def begin(self, route: str, span: str = "", traceparent: str = "") -> ObservedRequest:
+    def begin(self, route: str, span: str = "", traceparent: str = "", request_id: str = "") -> ObservedRequest:
         """A request has arrived; :meth:`ObservedRequest.end` is to be called exactly once.
 
-        `span` names its span, which continues the caller's `traceparent`; without a name there is none.
+        `span` names its span, which continues the caller's `traceparent` and bears the id; without it there is none.
         """
         levels = self._levels.get(route)
         if levels is None:
@@ -37,6 +43,8 @@ class Observer:
             levels = metrics.in_flight.labels(self._api, route), metrics.e2e.labels(self._api, route)
             self._levels[route] = levels
         traced = self._tracer.begin(span, traceparent) if span else INVALID_SPAN
+        if request_id and traced.is_recording():
+            traced.set_attribute(REQUEST_ID, request_id)
         return ObservedRequest(self, route, levels, traced)
 
     def count(self, route: str, status: int, model: str) -> None:
@@ -61,6 +69,11 @@ class ObservedRequest:
         self._began = perf_counter()
         self._in_flight.inc()
         self.traceparent = traceparent_of(span) if span is not INVALID_SPAN else ""  # for the worker
+
+    @property
+    def trace_id(self) -> str:
+        """32 hexadecimal digits, by which the trace is found; empty when nobody traces."""
+        return self.traceparent[3:35]
 
     def attach(self) -> None:
         """Make the span the current one; to be called in the task that serves this request and nothing else."""

@@ -27,7 +27,7 @@ from services.gateway.generation.budget import BudgetExhaustedError, ResumeBudge
 from services.gateway.generation.request import GenerationRequest
 from services.gateway.generation.suspicion import Suspicion
 from services.gateway.generation.tokens import Finish, TokenBatch
-from services.gateway.spans import note
+from services.gateway.spans import name_generation, note
 from services.gateway.upstream.connection import WorkerConnection, WorkerPool, WorkerUnreachableError
 from services.gateway.upstream.router import NoWorkerError, Placement, RouterClient
 
@@ -169,6 +169,7 @@ class ResumableStream:
         )
         connection.submit(submit, attempt)
         self._resume_by = 0.0  # the search is over
+        name_generation(request.request_id)
         note("submitted", worker=placement.ref.worker_id, attempt=self._attempts, reason=placement.reason)
         return _Running(attempt, connection, asyncio.get_running_loop().time())
 
@@ -253,7 +254,7 @@ class ResumableStream:
         self._upstream.on_resume(cause)
         log.info(
             "request interrupted on %s after %d tokens: %s, %s", worker_id, len(self._generated), cause, detail,
-            extra={"request_id": self._request.request_id},
+            extra={"generation_id": self._request.request_id},
         )  # fmt: skip
         note("interrupted", worker=worker_id, cause=str(cause), tokens=len(self._generated))
         if self._suspicion.convicted:

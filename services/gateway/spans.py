@@ -7,6 +7,9 @@ from opentelemetry.trace import INVALID_SPAN, Span
 
 from services.common.tracing import remote_context
 
+REQUEST_ID = "ryzanstein.request_id"  # the answer's x-request-id
+GENERATION_ID = "ryzanstein.generation_id"  # of one sequence: the `id` of the answer's body
+
 
 class RequestTracer:
     """Starts spans; with tracing off it only passes the caller's context on."""
@@ -29,6 +32,13 @@ def attach(span: Span) -> None:
     """Make a span the current one for the rest of this task; what it sends to other services carries the span."""
     if span.get_span_context().is_valid:
         context.attach(trace.set_span_in_context(span))
+
+
+def name_generation(generation_id: str) -> None:
+    """Let the current span be found by the id that the answer's body bears."""
+    span = trace.get_current_span()
+    if span.is_recording():
+        span.set_attribute(GENERATION_ID, generation_id)
 
 
 def note(event: str, **attributes: str | int | float) -> None:

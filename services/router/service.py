@@ -207,7 +207,7 @@ def _refused(tag: int, message: str, code: grpc.StatusCode, retry_after_s: int =
 def _attributes(request: routing_pb2.RouteRequest, decision: routing_pb2.Decision) -> dict[str, str | int | float]:
     """The chosen worker's terms, for the trace."""
     attributes: dict[str, str | int | float] = {
-        "request.id": request.request_id,
+        "ryzanstein.generation_id": request.request_id,
         "request.attempt": request.attempt,
         "route.policy": decision.policy,
         "route.reason": decision.reason,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.telemetry import TelemetryConfig
 from google.protobuf.json_format import MessageToDict
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
@@ -20,6 +21,8 @@ from services.gateway.tenants.tenant import Gate, Tenant
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
 from services.gateway.upstream.router import RouterClient
+
+_NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
 
 
 def _model_json(name: str, model: ServedModel | None) -> dict[str, Any]:
@@ -52,7 +55,10 @@ def new_app(
     catalog: Catalog, router: RouterClient, gate: Gate, metrics: GatewayMetrics, ready: Callable[[], bool]
 ) -> FastAPI:
     """Build the app."""
-    app = FastAPI(title="Ryzanstein", docs_url="/docs", redoc_url=None, openapi_url="/openapi.json")
+    # FastAPI's own spans would be of probes and scrapes, mostly; requests have theirs from the Front.
+    app = FastAPI(
+        title="Ryzanstein", docs_url="/docs", redoc_url=None, openapi_url="/openapi.json", telemetry=_NO_TELEMETRY
+    )
     app.state.gate = gate
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
@@ -15,7 +14,7 @@ from services.common.logs import request_id_var
 from services.gateway.api.http import Exchange, Receive, Scope, Send
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError
-from services.gateway.observation import CLIENT_GONE, Observer
+from services.gateway.observation import CLIENT_GONE, Observer, new_request_id
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +74,12 @@ class Front:
 
     async def _serve(self, endpoint: Endpoint, exchange: Exchange) -> None:
         route = exchange.scope["path"]
-        observed = self._observer.begin(route, f"POST {route}", exchange.header(b"traceparent"))
-        request_id = exchange.header(b"x-request-id")[:128] or f"{random.getrandbits(64):016x}"
+        request_id = exchange.header(b"x-request-id")[:128] or new_request_id()
+        observed = self._observer.begin(route, f"POST {route}", exchange.header(b"traceparent"), request_id)
         request_id_var.set(request_id)
-        exchange.response_headers.append((b"x-request-id", request_id.encode()))
+        exchange.response_headers.append((b"x-request-id", request_id.encode("latin-1")))
+        if observed.trace_id:
+            exchange.response_headers.append((b"x-trace-id", observed.trace_id.encode()))
         try:
             observed.attach()
             exchange.traceparent = observed.traceparent

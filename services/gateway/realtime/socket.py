@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 from prometheus_client import Gauge
 
+from services.common.logs import request_id_var
 from services.gateway.api.generate import Ask, JobMaker
 from services.gateway.api.http import Receive, Scope, Send
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, interrupted, invalid, shutting_down
-from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer
+from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, new_request_id
 from services.gateway.realtime.protocol import (
     Auth,
     Cancel,
@@ -59,12 +60,14 @@ class StreamSocket:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         await receive()  # websocket.connect
-        await send({"type": "websocket.accept"})
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization", b"").decode("latin-1")
         session = headers.get(b"x-session-id", b"").decode("latin-1")
         traceparent = headers.get(b"traceparent", b"").decode("latin-1")
-        connection = _Connection(self, send, authorization, session, traceparent)
+        request_id = headers.get(b"x-request-id", b"").decode("latin-1")[:128] or new_request_id()
+        request_id_var.set(request_id)
+        await send({"type": "websocket.accept", "headers": [(b"x-request-id", request_id.encode("latin-1"))]})
+        connection = _Connection(self, send, authorization, session, traceparent, request_id)
         self.connections.inc()
         sender = asyncio.create_task(connection.send_all())
         try:
@@ -79,8 +82,11 @@ class StreamSocket:
 
 
 class _Connection:
-    def __init__(self, socket: StreamSocket, send: Send, authorization: str, session: str, traceparent: str) -> None:
+    def __init__(
+        self, socket: StreamSocket, send: Send, authorization: str, session: str, traceparent: str, request_id: str
+    ) -> None:
         self._traceparent = traceparent
+        self._request_id = request_id  # of the connection: its generations have it in common
         self._socket = socket
         self._send = send
         self._authorization = authorization
@@ -141,7 +147,9 @@ class _Connection:
 
     def _start(self, message: Start) -> None:
         """In a task of its own: it may wait for a model, and the client's other generations must not."""
-        observed = self._socket.observer.begin(message.kind, f"stream {message.kind}", self._traceparent)
+        observed = self._socket.observer.begin(
+            message.kind, f"stream {message.kind}", self._traceparent, self._request_id
+        )
         try:
             if self._socket.drain.closing:
                 raise shutting_down()

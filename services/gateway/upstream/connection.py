@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -147,7 +148,8 @@ class WorkerPool:
         """The connection to a worker; raises :class:`WorkerUnreachableError`."""
         opening = self._opening.get(ref)
         if opening is None or self._is_dead(opening):
-            opening = self._opening[ref] = asyncio.create_task(self._open(ref))
+            # In a context of its own: it belongs to no request, not even to the first.
+            opening = self._opening[ref] = asyncio.create_task(self._open(ref), context=Context())
         # Shielded: many requests wait for the same connection, one of them may be cancelled.
         return await asyncio.shield(opening)
 

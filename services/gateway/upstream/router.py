@@ -8,6 +8,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 
 import grpc
@@ -73,7 +74,7 @@ class _Endpoint:
     def ask(self, request: routing_pb2.RouteRequest, timeout_s: float) -> asyncio.Future[routing_pb2.RouteAnswer]:
         """The router's answer, over the call that all requests share, or CallBrokenError or TimeoutError."""
         if self.routes is None or self.routes.broken:
-            self.routes = share_routes(self.stub)
+            self.routes = Context().run(share_routes, self.stub)  # belongs to no request, not even to the first
         traceparent = traceparent_of(trace.get_current_span())
         return self.routes.ask(routing_pb2.RouteFrame(route=request, traceparent=traceparent), timeout_s)
 

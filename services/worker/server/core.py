@@ -178,7 +178,7 @@ class WorkerCore:
             "worker.request",
             context=remote_context((("traceparent", submit.traceparent),)) if submit.traceparent else None,
             attributes={
-                "ryzanstein.request_id": submit.request_id,
+                "ryzanstein.generation_id": submit.request_id,
                 "ryzanstein.attempt": submit.attempt,
                 "ryzanstein.prompt_tokens": len(submit.prompt_ids),
             },

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -13,8 +15,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 from ryzanstein.v1 import inference_pb2 as pb
 
-from tests.integration.gateway.fleet import MODEL, Fault, Worker
+from tests.integration.gateway.fleet import MODEL, Fault, Worker, running_fleet
 from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.process import gateway_process
 from tests.integration.gateway.test_inference_grpc import inference
 from tests.integration.gateway.test_stream_socket import Client, connect
 
@@ -160,7 +163,7 @@ async def only_span(exporter: InMemorySpanExporter, name: str) -> ReadableSpan:
 
 async def test_a_span_lasts_as_long_as_its_generation_in_every_api(exporter: InMemorySpanExporter) -> None:
     """Ten tokens at 10 ms, interrupted once: the second worker continues the same span."""
-    caller = {"traceparent": PARENT}
+    caller = {"traceparent": PARENT, "x-request-id": "mine"}
     async with inference([Worker("w0", step_s=0.01)], traced=True) as (stack, stub):
         worker = stack.workers[0]
 
@@ -188,6 +191,8 @@ async def test_a_span_lasts_as_long_as_its_generation_in_every_api(exporter: InM
             assert span.end_time - span.start_time > 80_000_000, "nanoseconds: all of the generation"
             assert [event.name for event in span.events] == ["submitted", "interrupted", "submitted"]
             assert span.attributes["http.response.status_code"] == 200
+            assert span.attributes["ryzanstein.request_id"] == "mine"
+            assert span.attributes["ryzanstein.generation_id"] == worker.submits[0].request_id
             own = f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-01"
             assert [submit.traceparent for submit in worker.submits] == [own, own]
             assert stack.router.traceparents[-1] == own, "routing is part of the trace"
@@ -201,3 +206,51 @@ async def test_a_failed_request_is_an_error_in_its_trace(exporter: InMemorySpanE
         span = await only_span(exporter, "POST /v1/completions")
         assert not span.status.is_ok
         assert span.attributes["http.response.status_code"] == 503
+
+
+async def test_an_answer_names_its_request_and_its_trace(exporter: InMemorySpanExporter) -> None:
+    async with inference([Worker("w0")], traced=True) as (stack, stub):
+        exporter.clear()
+        answer = await stack.complete(prompt="a", max_tokens=1)
+        span = await only_span(exporter, "POST /v1/completions")
+        assert answer.headers["x-trace-id"] == f"{span.context.trace_id:032x}"
+        assert answer.headers["x-request-id"] == span.attributes["ryzanstein.request_id"]
+        assert answer.json()["id"] == span.attributes["ryzanstein.generation_id"]
+        for request in (pb.TokenizeRequest(text="a"), pb.TokenizeRequest(text="a", model="nope")):
+            exporter.clear()
+            call = stub.Tokenize(request, metadata=(("x-request-id", "mine"),))
+            trailing = dict(await call.trailing_metadata())
+            span = await only_span(exporter, "Tokenize")
+            assert (trailing["x-request-id"], trailing["x-trace-id"]) == ("mine", f"{span.context.trace_id:032x}")
+        async with connect(stack, additional_headers={"x-request-id": "mine"}) as socket:
+            assert socket.response.headers["x-request-id"] == "mine"
+
+
+async def test_probes_and_scrapes_make_no_spans(exporter: InMemorySpanExporter) -> None:
+    async with running_stack([Worker("w0")], traced=True) as stack:
+        exporter.clear()
+        for path in ("/livez", "/readyz", "/health", "/metrics", "/v1/models", "/nothing"):
+            await stack.http.get(path)
+        await stack.complete(prompt="a", max_tokens=1)
+        await only_span(exporter, "POST /v1/completions")
+        assert len(exporter.get_finished_spans()) == 1
+
+
+async def test_a_connections_end_is_not_told_under_the_request_that_opened_it(tmp_path: Path) -> None:
+    worker, other = Worker("w0"), Worker("w1")
+    async with (
+        running_fleet([worker, other]) as router,
+        gateway_process(router.address, tmp_path / "log") as gateway,
+        httpx.AsyncClient(base_url=gateway.url, trust_env=False) as http,
+    ):
+        for name in ("opener", "opener", "loser", "loser"):
+            worker.faults = [Fault("break", 1)] if name == "loser" else []
+            headers = {"x-request-id": name}
+            body = {"prompt": "a", "max_tokens": 3}
+            assert (await http.post("/v1/completions", json=body, headers=headers)).status_code == 200
+    lost = [line for line in gateway.log() if "connection to w0 lost" in line["message"]]
+    assert lost
+    assert "request_id" not in lost[0]
+    told = [line for line in gateway.log() if "request interrupted" in line["message"]]
+    assert told[0]["request_id"] == "loser"
+    assert told[0]["generation_id"].startswith("cmpl-")
