@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,13 @@ class GeneratedFiles(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Generate and compile for any kind of build."""
         self._run(_STUBS)["build_stubs"](Path(self.root))
-        self._run(_KERNELS)["build_kernels"]()
+        kernels = self._run(_KERNELS)
+        kernels["build_kernels"]()
         build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        if "RYZANSTEIN_TARGET" in os.environ:  # the libraries are C, so any Python of that machine will do
+            build_data["tag"] = f"py3-none-{kernels['target']().replace('-', '_')}"
+        else:
+            build_data["infer_tag"] = True
 
     def _run(self, script: str) -> dict[str, Any]:
         return runpy.run_path(str(Path(self.root) / script))

@@ -1,13 +1,14 @@
 """Builds the images with docker, podman or buildah, whichever is there, from ``wheelhouse/`` and the tree; no network.
 
 ``python -m deploy.docker.build [--arch amd64] [--archives FOLDER] [--repository NAME] IMAGE...`` prints each image's
-size and time.
+size and time. ``--name NAME --push true TARGET`` builds one under another name, as skaffold asks for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from deploy.docker.wheelhouse import MACHINES, WHEELHOUSE, write_sums
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("gateway", "router", "kv-coordinator", "worker-cpu", "cli")  # worker-cuda by name only: 3 GB
+BASE = "docker.io/library/python:3.11-slim"
 REPOSITORY = "ghcr.io/ryzanstein/ryzanstein"
 # In a container without its own user namespace, as root, these are what buildah can do.
 BUILDAH_BUILD = ("--isolation", "chroot", "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=1000:1000")
@@ -45,13 +47,14 @@ def build_project(arch: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
     offline = ["--no-index", "--find-links", str(WHEELHOUSE / "build")]
-    subprocess.run([*command, *offline, "--wheel-dir", str(folder), str(ROOT)], check=True)
+    environment = {**os.environ, "RYZANSTEIN_TARGET": f"linux-{MACHINES[arch]}"}
+    subprocess.run([*command, *offline, "--wheel-dir", str(folder), str(ROOT)], check=True, env=environment)
     write_sums(folder)
 
 
-def build_image(builder: list[str], target: str, name: str, arch: str, version: str) -> None:
+def build_image(builder: list[str], target: str, name: str, arch: str, arguments: dict[str, str]) -> None:
     """Build one target of the Dockerfile and call it `name`."""
-    options = ["--build-arg", f"VERSION={version}", "--build-arg", f"REVISION={_revision()}"]
+    options = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
     options += ["--platform", f"linux/{arch}", "--target", target, "--tag", name]
     if builder[0] != "docker":
         options += ["--format", "docker", "--layers"]  # OCI's own format knows no HEALTHCHECK
@@ -97,6 +100,9 @@ def main() -> None:
     parser.add_argument("--arch", choices=MACHINES, default="amd64")
     parser.add_argument("--repository", default=REPOSITORY)
     parser.add_argument("--archives", type=Path, help="a folder to write docker archives to")
+    parser.add_argument("--base", default=BASE, help="an image with Python 3.11, pip and venv")
+    parser.add_argument("--name", help="instead of REPOSITORY:TARGET-VERSION, for a single image")
+    parser.add_argument("--push", choices=("true", "false"), default="false", help="to the registry in its name")
     options = parser.parse_args()
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     builder = tool()
@@ -105,10 +111,13 @@ def main() -> None:
     build_project(options.arch)
     for target in options.images:
         started = time.monotonic()
-        name = f"{options.repository}:{target}-{version}"
-        build_image(builder, target, name, options.arch, version)
+        name = options.name or f"{options.repository}:{target}-{version}"
+        arguments = {"BASE": options.base, "VERSION": version, "REVISION": _revision()}
+        build_image(builder, target, name, options.arch, arguments)
         if options.archives:
             archive(builder, name, options.archives / f"{target}.tar")
+        if options.push == "true":
+            subprocess.run([*builder, "push", name], check=True)
         print(f"{name}: {size(builder, name) / 1e6:.0f} MB, {time.monotonic() - started:.0f} s", flush=True)
 
 

@@ -47,14 +47,15 @@ def fill(arch: str, torch: str) -> None:
     torch_names = _fetch(target / f"torch-{torch}", [*base, pin, *UNPINNED], arch, base_names, wheel.options)
     found = ["--find-links", str(target / f"torch-{torch}")]
     _fetch(target / "worker", base + extras["worker"], arch, base_names | torch_names, found)
-    _download(WHEELHOUSE / "build", _build_requirements(project), [])
+    _download(WHEELHOUSE / "build", _build_requirements(project, arch), [])
 
 
 def _kept(requirements: list[str]) -> list[str]:
     return [line for line in requirements if not line.startswith(LEFT_OUT)]
 
 
-def _build_requirements(project: dict[str, Any]) -> list[str]:
+def _build_requirements(project: dict[str, Any], arch: str) -> list[str]:
+    os.environ["RYZANSTEIN_TARGET"] = f"linux-{MACHINES[arch]}"
     kernels = runpy.run_path(str(ROOT / "services/worker/kernels/build.py"))
     return [*project["build-system"]["requires"], *kernels["required_packages"]()]
 

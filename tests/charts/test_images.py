@@ -70,6 +70,14 @@ def test_a_digest_wins_over_the_tag() -> None:
         assert re.fullmatch(rf"[^@:]+@{DIGEST}", pod.containers[0]["image"])
 
 
+def test_a_whole_reference_replaces_one_image() -> None:
+    own = "localhost:5000/ryzanstein-gateway:abc"
+    rendered = render(inline=f"image: {{references: {{gateway: '{own}'}}}}")
+    images = {pod.component: pod.containers[0]["image"] for pod in rendered.pods}
+    assert images["gateway"] == own
+    assert images["router"] == _our_tag("router")
+
+
 def test_no_tag_moves(rendered: Rendered) -> None:
     for image in _images(rendered):
         assert not image.endswith(":latest"), image

@@ -1,14 +1,15 @@
 {{/* Every image of the chart comes from one of these two, so that a mirror and pull secrets hold for all of them. */}}
 
-{{/* One of ours: include "ryzanstein.image" (list $ "worker-cpu"). */}}
+{{/* One of ours: include "ryzanstein.image" (list $ "worker-cpu"). A whole reference, as skaffold gives it, wins. */}}
 {{- define "ryzanstein.image" -}}
 {{- $root := index . 0 -}}
 {{- $target := index . 1 -}}
 {{- $image := $root.Values.image -}}
 {{- $tag := printf "%s-%s" $target (default $root.Chart.AppVersion $image.tag) -}}
-{{- include "ryzanstein.image.reference" (list $root (dict
+{{- $reference := include "ryzanstein.image.reference" (list $root (dict
   "registry" $image.registry "repository" $image.repository "tag" $tag
   "digest" (index $image.digests $target))) -}}
+{{- default $reference (index (default dict $image.references) $target) -}}
 {{- end }}
 
 {{/* Any image: include "ryzanstein.image.reference" (list $ .Values.redis.image). A digest wins over a tag. */}}

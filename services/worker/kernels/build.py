@@ -7,6 +7,7 @@ change of ``source/``. Machines of other architectures get none and use torch's 
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-Compiler = Callable[[str], list[str]]  # the command for a target
+Compiler = Callable[[str], list[str]]  # the command for a kind of CPU
 
 FOLDER = Path(__file__).resolve().parent
 COMPILER = "ziglang==0.17.0"  # a C compiler from the package registry, where the machine has none
@@ -38,8 +39,8 @@ def build_kernels() -> None:
     if not _wanted():
         return
     compiler = _system_compiler() or _packaged_compiler()
-    for name, (folder, target) in TARGETS.items():
-        _compile(compiler(target), folder, name)
+    for name, (folder, cpu) in TARGETS.items():
+        _compile(compiler(cpu), folder, name)
 
 
 def _compile(command: list[str], folder: str, name: str) -> None:
@@ -53,28 +54,37 @@ def _compile(command: list[str], folder: str, name: str) -> None:
     made.replace(FOLDER / f"librz_{name}.so")  # a process that has the old one open keeps it
 
 
+def target() -> str:
+    """The machine that is built for; images are built for another one than this at times (``RYZANSTEIN_TARGET``)."""
+    return os.environ.get("RYZANSTEIN_TARGET") or _this_machine()
+
+
+def _this_machine() -> str:
+    return f"{platform.system().lower()}-{platform.machine()}"
+
+
 def _wanted() -> bool:
-    return platform.system() == "Linux" and platform.machine() == "x86_64"
+    return target() == "linux-x86_64"
 
 
 def _system_compiler() -> Compiler | None:
-    """The machine's own compiler, unless it is too old to know the targets."""
+    """The machine's own compiler, unless it is too old to know the targets or for another machine."""
     path = shutil.which("cc")
-    if path is None:
+    if path is None or target() != _this_machine():
         return None
-    for _, target in TARGETS.values():
-        probe = [path, f"-march={target}", "-x", "c", "-c", "-o", "/dev/null", "-"]
+    for _, cpu in TARGETS.values():
+        probe = [path, f"-march={cpu}", "-x", "c", "-c", "-o", "/dev/null", "-"]
         knows = subprocess.run(probe, input="#include <immintrin.h>\n", capture_output=True, text=True, check=False)
         if knows.returncode:
             return None
-    return lambda target: [path, f"-march={target}"]
+    return lambda cpu: [path, f"-march={cpu}"]
 
 
 def _packaged_compiler() -> Compiler:
     if importlib.util.find_spec("ziglang") is None:
         raise RuntimeError(f"no C compiler that knows {TARGETS['tiles'][1]}: install one, or pip install {COMPILER}")
     command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.17"]
-    return lambda target: [*command, f"-mcpu={target.replace('-', '_')}"]
+    return lambda cpu: [*command, f"-mcpu={cpu.replace('-', '_')}"]
 
 
 if __name__ == "__main__":

@@ -91,6 +91,18 @@ def test_other_machines_need_nothing_and_get_nothing(
     assert not list(folder.glob("*.so*"))
 
 
+def test_for_another_machine_this_one_has_no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images are built on other machines than they run on."""
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setenv("RYZANSTEIN_TARGET", "linux-x86_64")
+    assert build.required_packages() == [build.COMPILER]
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setenv("RYZANSTEIN_TARGET", "linux-aarch64")
+    assert build.required_packages() == []
+    build.build_kernels()
+    assert not list(folder.glob("*.so*"))
+
+
 @pytest.mark.skipif((platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="no kernels here")
 @pytest.mark.parametrize("library", [TILES, PAIRS, WIDE, VECTORS], ids=lambda path: path.stem)
 def test_the_installation_has_them(library: Path) -> None:

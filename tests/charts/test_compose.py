@@ -1,0 +1,59 @@
+"""`deploy/compose.yaml` and `skaffold.yaml` start what the chart starts: the same images, told the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.docker.build import IMAGES, ROOT
+from tests.charts.rendering import render
+
+SERVICES = {"gateway": "gateway", "router": "router", "coordinator": "coordinator", "worker": "worker"}
+# What a pod has and a container of compose has not: a name of its own that outlives a restart, an address to be told.
+# Redis needs no password where only these containers reach it; drains are shorter where nobody balances load.
+OF_PODS = {"worker": {"RYZANSTEIN_WORKER_ID", "RYZANSTEIN_ADVERTISE_HOST"}}
+OF_REDIS_AUTH = {"RYZANSTEIN_REDIS_USERNAME", "RYZANSTEIN_REDIS_PASSWORD", "RYZANSTEIN_REDIS_PASSWORD_FILE"}
+OWN_VALUES = {"NAMESPACE", "REDIS_URL", "ADVERTISE_HOST", "ROUTER_ID", "DRAIN_DELAY_S", "DRAIN_TIMEOUT_S"}
+
+
+def _compose() -> dict[str, Any]:
+    services: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+    return services
+
+
+def _default(value: str) -> str:
+    """``${NAME:-default}`` as compose reads it without NAME."""
+    return value.partition(":-")[2].removesuffix("}") if value.startswith("${") else value
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_compose_tells_a_service_what_the_chart_tells_it(service: str) -> None:
+    (pod, *_) = render().pods_of(SERVICES[service])
+    of_chart = {entry["name"]: entry.get("value") for entry in pod.containers[0]["env"]}
+    of_compose = {key: _default(value) for key, value in _compose()[service]["environment"].items()}
+    ours = {name for name in of_chart if name.startswith("RYZANSTEIN_")} - OF_REDIS_AUTH
+    assert set(of_compose) == ours - OF_PODS.get(service, set())
+    for name, value in of_compose.items():
+        if name.removeprefix("RYZANSTEIN_") not in OWN_VALUES and not name.endswith("_ADDRESS"):
+            assert name.endswith("_ADDRESSES") or of_chart[name] == value, name
+
+
+def test_compose_has_the_images_of_the_chart() -> None:
+    of_chart = {pod.containers[0]["image"] for pod in render().pods if pod.component != "secrets"}
+    of_compose = {service["image"].replace("${RYZANSTEIN_VERSION:-", "").rstrip("}") for service in _compose().values()}
+    assert of_compose == of_chart
+
+
+def test_skaffold_builds_every_image_and_gives_it_to_the_chart() -> None:
+    config = yaml.safe_load((ROOT / "skaffold.yaml").read_text())
+    targets = [artifact["custom"]["buildCommand"].split()[-1] for artifact in config["build"]["artifacts"]]
+    assert sorted(targets) == sorted(IMAGES)
+    (release,) = config["deploy"]["helm"]["releases"]
+    given = {key.removeprefix("image.references."): value for key, value in release["setValueTemplates"].items()}
+    artifacts = {artifact["image"].replace("-", "_") for artifact in config["build"]["artifacts"]}
+    assert {value.removeprefix("{{.IMAGE_FULLY_QUALIFIED_").rstrip("}") for value in given.values()} == artifacts
+    inline = f"image: {{references: {{{', '.join(f'{target}: built/{target}' for target in given)}}}}}"
+    images = {container["image"] for pod in render(inline=inline).pods for container in pod.all_containers}
+    assert {image for image in images if "ryzanstein" in image} == set()
