@@ -11,6 +11,7 @@ import grpc.aio
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, routing_pb2, routing_pb2_grpc
 
 from services.common.batches import Sized, batches
+from services.common.silence import TICK_S, Silence
 from services.common.tasks import end_tasks
 
 
@@ -28,11 +29,16 @@ class CallBrokenError(Exception):
     """The call has ended: there will be no answer."""
 
 
+class PeerSilentError(CallBrokenError):
+    """The peer has said nothing for too long, not even that it is alive."""
+
+
 class SharedCall(Generic[RequestT, AnswerT]):
     """The client's side. Open one at first use and another one when it is `broken`.
 
     `pack` and `unpack` are for messages of several requests and of several answers. `cancel` makes the message that
-    takes a request back whose caller has given up; without one the answer is ignored.
+    takes a request back whose caller has given up; without one the answer is ignored. A peer that sends heartbeats,
+    answers with the tag 0, while requests wait is given up after `silent_s` without any message.
     """
 
     def __init__(
@@ -41,6 +47,7 @@ class SharedCall(Generic[RequestT, AnswerT]):
         pack: Callable[[list[RequestT]], Any],
         unpack: Callable[[Any], Sequence[AnswerT]],
         cancel: Callable[[int], RequestT] | None = None,
+        silent_s: float | None = None,
     ) -> None:
         self.broken = False
         self._pack = pack
@@ -49,8 +56,12 @@ class SharedCall(Generic[RequestT, AnswerT]):
         self._tags = itertools.count(1)
         self._unsent: asyncio.Queue[RequestT | None] = asyncio.Queue()  # None: nothing more
         self._unanswered: dict[int, asyncio.Future[AnswerT]] = {}
+        self._beats = self._heard = False
+        self._silent = False
         self._call = open_call(self._messages())
-        self._reader = asyncio.create_task(self._read(), name="answers")
+        self._tasks = [asyncio.create_task(self._read(), name="answers")]
+        if silent_s is not None:
+            self._tasks.append(asyncio.create_task(self._watch(Silence(silent_s)), name="silence"))
 
     def ask(self, request: RequestT, timeout_s: float) -> asyncio.Future[AnswerT]:
         """Send a request, whose tag is set here; the future has its answer, or CallBrokenError or TimeoutError."""
@@ -81,7 +92,7 @@ class SharedCall(Generic[RequestT, AnswerT]):
 
     async def close(self) -> None:
         """End the call; who waits for an answer hears that it is broken."""
-        await end_tasks([self._reader])
+        await end_tasks(self._tasks)
 
     async def _messages(self) -> AsyncIterator[Any]:
         async for requests in batches(self._unsent):
@@ -91,7 +102,10 @@ class SharedCall(Generic[RequestT, AnswerT]):
         reason = "the peer has ended the call"
         try:
             async for message in self._call:
+                self._heard = True
                 for answer in self._unpack(message):
+                    if not answer.tag:
+                        self._beats = True
                     waiting = self._unanswered.get(answer.tag)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(answer)
@@ -101,22 +115,38 @@ class SharedCall(Generic[RequestT, AnswerT]):
             self.broken = True
             self._call.cancel()
             self._unsent.put_nowait(None)
-            for waiting in self._unanswered.values():
-                if not waiting.done():
-                    waiting.set_exception(CallBrokenError(reason))
+            self._end(PeerSilentError("the peer is silent") if self._silent else CallBrokenError(reason))
+
+    def _end(self, error: CallBrokenError) -> None:
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        for waiting in self._unanswered.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+
+    async def _watch(self, silence: Silence) -> None:
+        """End the call when the peer does not even say that it is alive."""
+        while not self._silent:
+            await asyncio.sleep(TICK_S)
+            heard = self._heard or not self._beats or not self._unanswered
+            self._heard = False
+            self._silent = silence.too_long(asyncio.get_running_loop().time(), heard=heard)
+        self._tasks[0].cancel()
 
 
 Routes = SharedCall[routing_pb2.RouteFrame, routing_pb2.RouteAnswer]
 Lookups = SharedCall[kv_pb2.LookupRequest, kv_pb2.LookupResponse]
 
 
-def share_routes(router: routing_pb2_grpc.RouterAsyncStub) -> Routes:
+def share_routes(router: routing_pb2_grpc.RouterAsyncStub, silent_s: float | None = None) -> Routes:
     """A gateway's call to a router."""
     return SharedCall(
         router.RouteMany,
         pack=lambda frames: routing_pb2.RouteFrames(frames=frames),
         unpack=lambda message: message.answers,
         cancel=lambda tag: routing_pb2.RouteFrame(tag=tag, cancel=True),
+        silent_s=silent_s,
     )
 
 

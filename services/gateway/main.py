@@ -228,7 +228,9 @@ async def _http(front: Front, settings: GatewaySettings, drain: Drain) -> AsyncI
 async def running_gateway(settings: GatewaySettings, *, traced: bool = False) -> AsyncIterator[Gateway]:
     """A gateway that serves while the block runs."""
     metrics, router = GatewayMetrics(), _new_router(settings)
-    pool = WorkerPool(f"{socket.gethostname()}-{secrets.token_hex(4)}", settings.connect_timeout_s)
+    pool = WorkerPool(
+        f"{socket.gethostname()}-{secrets.token_hex(4)}", settings.connect_timeout_s, settings.silence_timeout_s
+    )
     catalog = Catalog(router, pool, settings.expected_models)
     budget = ResumeBudget(settings.resume_tokens_per_s)
     upstream = Upstream(router, pool, budget, _resume_policy(settings), metrics.count_resume)
@@ -243,12 +245,9 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         routers_up=lambda: router.answered,
         drain_remaining=lambda: drain.remaining,
     )
-    watch_s = min(1.0, settings.stall_timeout_s / 4)
     try:
         async with (
-            _tasks(
-                router.follow_routers(settings.resolve_s), catalog.run(settings.refresh_s), pool.watch_stalls(watch_s)
-            ),
+            _tasks(router.follow_routers(settings.resolve_s), catalog.run(settings.refresh_s), pool.watch()),
             aclosing(services.recordings),
             _http(services.front(), settings, drain) as http,
             serving_grpc(services.inference(), settings) as grpc,

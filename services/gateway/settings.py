@@ -83,8 +83,15 @@ class GatewaySettings(ServiceSettings):
     route_timeout_s: float = Field(
         default=35.0, gt=0, description="Longest wait for a routing decision, its queue included"
     )
-    route_unknown_s: float = Field(default=1.0, gt=0, description="Longest wait for a router that may be down")
+    route_unknown_s: float = Field(
+        default=1.0, gt=0, description="Longest wait for a router that may be down, or stopped"
+    )
     connect_timeout_s: float = Field(default=2.0, gt=0, description="Longest wait for a worker's connection")
+    silence_timeout_s: float = Field(
+        default=2.5,
+        ge=1,
+        description="A worker that runs requests and says nothing, not even that it lives, is lost after",
+    )
     first_token_timeout_s: float = Field(
         default=120.0, gt=0, description="A submitted request without output is stalled after"
     )

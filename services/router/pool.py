@@ -17,8 +17,8 @@ from services.router.speeds import StepGrowth, Told, speeds_of
 
 # A dispatch the worker has not acknowledged for this long was never submitted: its gateway died or gave up.
 UNACKNOWLEDGED_S = 2.0
-# A worker speaks at least every two seconds; one that misses two such moments is stopped or cut off.
-SILENT_S = 5.0
+# One that has missed two moments at which it had to speak is stopped or cut off; by default that is every two seconds.
+SILENT_BEATS, SILENT_S = 2.5, 5.0
 # Over what time shares of work are compared: long against a request, short against a shift of load.
 WORK_HALF_LIFE_S = 20.0
 # Below this many requests per worker a step is hardly slower than for one, and unequal shares harm nobody.
@@ -51,7 +51,8 @@ class _Column:
     WORK = 13  # tokens that it has computed, decaying with WORK_HALF_LIFE_S
     TOKEN_S = 14  # seconds for a token of a prompt, 1 / RATE averaged with TOKEN_HALF_LIFE_S
     BUSY_AT = 15  # when it first said that it had requests; 0: not yet
-    COUNT = 16
+    SILENT_S = 16  # without a word for longer than this it is taken to be stopped
+    COUNT = 17
 
 
 @dataclass(slots=True)
@@ -105,6 +106,7 @@ class Pool:
         self.members[worker_id] = Member(worker_id, address, Breaker(limits), len(self._ids), hash64(worker_id))
         row = np.zeros((_Column.COUNT, 1))
         row[_Column.WHY_NOT] = WhyNot.DISCONNECTED
+        row[_Column.SILENT_S] = SILENT_S
         self._table = np.concatenate([self._table, row], axis=1)
         self._renumber()
 
@@ -132,6 +134,7 @@ class Pool:
             member.computed = state.computed_tokens  # what it did before it was known here gives others no claim
         member.state, member.incarnation, member.connected = state, state.incarnation, True
         column, now, running = self._table[:, member.index], self._clock(), state.running
+        column[_Column.SILENT_S] = SILENT_BEATS * state.heartbeat_ms / 1e3 or SILENT_S
         if not column[_Column.RATE]:  # its first word: until now it was taken to be like the others
             self._known_speeds = None
         if rate := state.prefill_tokens_per_s:
@@ -326,7 +329,7 @@ class Pool:
 
     def _why_not(self, saturated: NDArray[np.bool_], now: float) -> NDArray[np.uint8]:
         why_not: NDArray[np.uint8] = self._table[_Column.WHY_NOT].astype(np.uint8)
-        silent = self._table[_Column.LAST_SEEN] < now - SILENT_S
+        silent = self._table[_Column.LAST_SEEN] < now - self._table[_Column.SILENT_S]
         for verdict, found in ((WhyNot.SILENT, silent), (WhyNot.SATURATED, saturated)):
             if np.count_nonzero(found):  # seldom; a masked assignment takes ten times as long
                 why_not[found & (why_not == 0)] = verdict

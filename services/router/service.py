@@ -31,6 +31,9 @@ from services.router.settings import RouterSettings
 DRAIN_EXTRA_S = 30.0
 # A list of 1,000 workers takes tens of milliseconds to write; decisions run in between.
 LIST_SLICE = 20
+# While requests wait, their gateway is told that this process is alive.
+HEARTBEAT_S = 0.25
+_HEARTBEAT = routing_pb2.RouteAnswer()
 # Sessions counted for ListWorkers: those seen most lately.
 COUNTED_SESSIONS = 10_000
 
@@ -63,6 +66,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
     ) -> AsyncIterator[routing_pb2.RouteAnswers]:
         """Where all the requests of the call run; the end of the call cancels those that still wait."""
         answers: asyncio.Queue[routing_pb2.RouteAnswer | None] = asyncio.Queue()
+        answers.put_nowait(_HEARTBEAT)  # the gateway learns that it will hear them
         reader = asyncio.create_task(self._decide(messages, answers))
         try:
             async for some in batches(answers):
@@ -75,6 +79,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
     ) -> None:
         """Until the gateway ends its side and has all its answers."""
         deciding: dict[int, asyncio.Task[None]] = {}
+        heart = asyncio.create_task(_beat(deciding, answers))
 
         async def decide(frame: routing_pb2.RouteFrame) -> None:
             answers.put_nowait(await self._answer(frame))
@@ -89,6 +94,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
                         elif waiting := deciding.get(frame.tag):
                             waiting.cancel()
         finally:
+            heart.cancel()
             answers.put_nowait(None)
 
     async def _answer(self, frame: routing_pb2.RouteFrame) -> routing_pb2.RouteAnswer:
@@ -197,6 +203,15 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         self._sessions.move_to_end(session)
         if len(self._sessions) > COUNTED_SESSIONS:
             self._sessions.popitem(last=False)
+
+
+async def _beat(
+    deciding: dict[int, asyncio.Task[None]], answers: asyncio.Queue[routing_pb2.RouteAnswer | None]
+) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        if deciding:
+            answers.put_nowait(_HEARTBEAT)
 
 
 def _refused(tag: int, message: str, code: grpc.StatusCode, retry_after_s: int = 0) -> routing_pb2.RouteAnswer:

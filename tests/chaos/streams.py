@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import openai
 
@@ -76,6 +77,11 @@ async def run_streams(
         for index, stream in enumerate(streams):
             group.create_task(read(client, index, tokens, stream, heard))
     return streams
+
+
+def longest_pause(streams: list[Stream]) -> float:
+    """The longest time that any client saw nothing new, seconds."""
+    return max(later - earlier for stream in streams for earlier, later in pairwise(stream.arrivals))
 
 
 @dataclass

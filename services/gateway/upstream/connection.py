@@ -15,7 +15,10 @@ from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common.batches import batches
 from services.common.rpc import open_channel
+from services.common.silence import TICK_S, Silence
 from services.gateway.upstream.channels import became_ready
+
+HEARTBEAT_MS = 300  # a message comes within twice this time as long as requests run
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +54,14 @@ class Sink(Protocol):
 class WorkerConnection:
     """Submits go up, outputs come down to their sinks; when the stream breaks every sink is told at once."""
 
-    def __init__(self, ref: WorkerRef, gateway_id: str) -> None:
+    def __init__(self, ref: WorkerRef, gateway_id: str, silence_timeout_s: float) -> None:
         self.ref = ref
+        self._silence = Silence(silence_timeout_s)
+        self._beats = self._heard = False
         self._sinks: dict[str, Sink] = {}
+        hello = worker_pb2.Hello(gateway_id=gateway_id, heartbeat_ms=HEARTBEAT_MS)
         self._outbox: asyncio.Queue[worker_pb2.ConnectFrame | None] = asyncio.Queue()
-        self._outbox.put_nowait(worker_pb2.ConnectFrame(hello=worker_pb2.Hello(gateway_id=gateway_id)))
+        self._outbox.put_nowait(worker_pb2.ConnectFrame(hello=hello))
         self._channel = open_channel(ref.address, small_messages=True)
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.closed = False
@@ -87,8 +93,16 @@ class WorkerConnection:
         if not self.closed:
             self._outbox.put_nowait(worker_pb2.ConnectFrame(cancel=worker_pb2.Cancel(request_id=request_id)))
 
-    def expire(self, now: float) -> None:
-        """Tell every sink whose deadline has passed."""
+    def watch(self, now: float) -> None:
+        """To be called every `TICK_S`: tell sinks whose deadline has passed, and all of them when the worker is silent.
+
+        Its process is stopped then, or its machine gone without a word. One that knows no heartbeats is never silent.
+        """
+        heard = self._heard or not self._beats or not self._sinks
+        self._heard = False
+        if self._silence.too_long(now, heard=heard):
+            self._fail(f"the worker has said nothing for {self._silence.limit_s:g} s")
+            return
         for request_id, sink in [item for item in self._sinks.items() if item[1].deadline < now]:
             self.cancel(request_id)
             sink.stall()
@@ -111,6 +125,9 @@ class WorkerConnection:
         try:
             async for step in call:
                 now = clock()
+                self._heard = True
+                if step.heartbeat:
+                    self._beats = True
                 for output in step.outputs:
                     sink = sinks.get(output.request_id)
                     if sink is not None and sink.deliver(output, now):
@@ -139,8 +156,9 @@ class WorkerConnection:
 class WorkerPool:
     """All worker connections of a gateway, opened on first use."""
 
-    def __init__(self, gateway_id: str, connect_timeout_s: float) -> None:
+    def __init__(self, gateway_id: str, connect_timeout_s: float, silence_timeout_s: float) -> None:
         self._gateway_id = gateway_id
+        self._silence_timeout_s = silence_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._opening: dict[WorkerRef, asyncio.Task[WorkerConnection]] = {}
 
@@ -154,7 +172,7 @@ class WorkerPool:
         return await asyncio.shield(opening)
 
     async def _open(self, ref: WorkerRef) -> WorkerConnection:
-        connection = WorkerConnection(ref, self._gateway_id)
+        connection = WorkerConnection(ref, self._gateway_id, self._silence_timeout_s)
         await connection.open(self._connect_timeout_s)
         return connection
 
@@ -180,13 +198,13 @@ class WorkerPool:
                 del self._opening[ref]
                 await connection.close()
 
-    async def watch_stalls(self, every_s: float) -> None:
-        """Expire stalled requests until cancelled."""
+    async def watch(self) -> None:
+        """Find stalled requests and silent workers until cancelled."""
         clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(TICK_S)
             for connection in self._connections():
-                connection.expire(clock())
+                connection.watch(clock())
 
     async def close(self) -> None:
         """Close every connection."""

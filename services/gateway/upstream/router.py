@@ -18,7 +18,7 @@ from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2
 
 from services.common.batches import MAX_BATCH
 from services.common.rpc import open_channel
-from services.common.shared_call import CallBrokenError, Routes, share_routes
+from services.common.shared_call import CallBrokenError, PeerSilentError, Routes, share_routes
 from services.common.tasks import end_tasks
 from services.common.tracing import traceparent_of
 from services.gateway.upstream.addresses import RouterAddresses
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 _DOWN_S = 1.0  # a router that failed is asked last for this long
 _MAX_REPORTS = 10_000  # kept while a router is away; older ones are worth nothing
 _LIST_TIMEOUT_S = 2.0
+_PROBE_PAUSE_S = 0.25
+_NO_MODEL = "-"  # its list of workers is empty
 
 
 class NoWorkerError(Exception):
@@ -57,31 +59,53 @@ class _Endpoint:
     address: str
     channel: grpc.aio.Channel
     stub: routing_pb2_grpc.RouterAsyncStub  # made once: it registers every method with its channel
+    silent_s: float
     down_until: float = 0.0
+    probe: asyncio.Task[None] | None = None  # while it is silent: until it answers again
     routes: Routes | None = None
     reports: deque[routing_pb2.Outcome] = field(default_factory=lambda: deque(maxlen=_MAX_REPORTS))
     reported: asyncio.Event = field(default_factory=asyncio.Event)
-
     sender: asyncio.Task[None] | None = None
 
     @staticmethod
-    def at(address: str) -> _Endpoint:
+    def at(address: str, silent_s: float) -> _Endpoint:
         channel = open_channel(address, small_messages=True)
-        endpoint = _Endpoint(address, channel, routing_pb2_grpc.RouterStub(channel))
+        endpoint = _Endpoint(address, channel, routing_pb2_grpc.RouterStub(channel), silent_s)
         endpoint.sender = asyncio.create_task(_send_reports(endpoint), name=f"reports to {address}")
         return endpoint
 
     def ask(self, request: routing_pb2.RouteRequest, timeout_s: float) -> asyncio.Future[routing_pb2.RouteAnswer]:
         """The router's answer, over the call that all requests share, or CallBrokenError or TimeoutError."""
         if self.routes is None or self.routes.broken:
-            self.routes = Context().run(share_routes, self.stub)  # belongs to no request, not even to the first
+            self.routes = Context().run(
+                share_routes, self.stub, self.silent_s
+            )  # belongs to no request, not even to the first
         traceparent = traceparent_of(trace.get_current_span())
         return self.routes.ask(routing_pb2.RouteFrame(route=request, traceparent=traceparent), timeout_s)
 
+    @property
+    def silent(self) -> bool:
+        """Whether it has stopped to say that it is alive, and has not answered since."""
+        return self.probe is not None and not self.probe.done()
+
+    def fell_silent(self) -> None:
+        """Leave it alone until it answers: its connection looks as good as ever."""
+        if not self.silent:
+            self.probe = asyncio.create_task(self._until_it_answers(), name=f"probe {self.address}")
+
+    async def _until_it_answers(self) -> None:
+        while True:
+            try:
+                await self.stub.ListWorkers(routing_pb2.ListWorkersRequest(model=_NO_MODEL), timeout=_LIST_TIMEOUT_S)
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(_PROBE_PAUSE_S)
+            else:
+                log.info("router %s answers again", self.address)
+                return
+
     async def close(self) -> None:
         """End the calls and the channel."""
-        if self.sender is not None:
-            await end_tasks([self.sender])
+        await end_tasks([task for task in (self.sender, self.probe) if task is not None])
         if self.routes is not None:
             await self.routes.close()
         await self.channel.close()
@@ -107,6 +131,8 @@ class RouterClient:
             try:
                 answer = await endpoint.ask(request, self._route_timeout_s)
             except (CallBrokenError, TimeoutError) as error:
+                if isinstance(error, PeerSilentError):
+                    endpoint.fell_silent()
                 self._mark_down(endpoint, repr(error))
                 continue
             if answer.HasField("placed"):
@@ -159,7 +185,9 @@ class RouterClient:
         for address in addresses:
             if address not in known:
                 # Anywhere, so that gateways spread over the routers.
-                self._endpoints.insert(random.randint(0, len(self._endpoints)), _Endpoint.at(address))
+                self._endpoints.insert(
+                    random.randint(0, len(self._endpoints)), _Endpoint.at(address, self._unknown_timeout_s)
+                )
 
     async def close(self) -> None:
         """Close all channels."""
@@ -167,9 +195,11 @@ class RouterClient:
 
     def _by_health(self) -> list[_Endpoint]:
         now = time.monotonic()
-        return sorted(self._endpoints, key=lambda endpoint: endpoint.down_until > now)
+        return sorted(self._endpoints, key=lambda endpoint: endpoint.silent or endpoint.down_until > now)
 
     async def _reachable(self, endpoint: _Endpoint) -> bool:
+        if endpoint.silent:
+            return False
         if endpoint.channel.get_state() is grpc.ChannelConnectivity.READY:
             return True
         if endpoint.down_until > time.monotonic():

@@ -46,6 +46,8 @@ class Outbox:
     def __init__(self, gateway_id: str = "") -> None:
         self.gateway_id = gateway_id
         self.live: dict[str, Request] = {}  # by request id
+        self.heartbeat_s = 0.0  # 0: not wanted
+        self._spoke = False  # since the last beat was due
         self._message = pb.StepOutputs()
         self._open: dict[Served, pb.Output] = {}
         self._ready = asyncio.Event()
@@ -97,15 +99,27 @@ class Outbox:
             self._message.step = max(step, self._message.step)
             self._ready.set()
 
+    def beat(self) -> None:
+        """Say that this process is alive, even if there is nothing to say."""
+        self._message.heartbeat = True
+        self._ready.set()
+
+    def beat_if_due(self) -> None:
+        """To be called every `heartbeat_s`: only who runs something here needs to know, and outputs say it, too."""
+        if self.live and not self._spoke:
+            self.beat()
+        self._spoke = False
+
     def wake(self) -> None:
         """Let `take` return in any case."""
         self._ready.set()
 
     async def take(self) -> pb.StepOutputs:
-        """The next message, once there is one; without outputs only after `wake`."""
+        """The next message, once there is one; without outputs only after `wake` or as a heartbeat."""
         await self._ready.wait()
         self._ready.clear()
         message, self._message = self._message, pb.StepOutputs()
+        self._spoke = True
         self._open.clear()
         return message
 

@@ -16,7 +16,8 @@ from services.worker.server.core import WorkerCore
 from services.worker.server.outbox import Outbox
 
 STATE_THROTTLE_S = 0.020
-STATE_HEARTBEAT_S = 2.0
+STATE_HEARTBEAT_S = 2.0  # of those that do not ask for another
+MIN_HEARTBEAT_S = 0.1
 # What moves with every token waits for the heartbeat until it has moved by a tenth: every router reads every state.
 _DRIFTING = (
     *("kv_blocks_used", "kv_blocks_cached", "prefill_tokens_per_s", "decode_step_ms", "pull_bytes_per_s"),
@@ -39,20 +40,23 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncIterator[pb.StepOutputs]:
         """One gateway: a reader for its frames beside the writer of its outputs."""
         outbox = self._core.connect()
-        reader = asyncio.create_task(self._read(outbox, request_iterator))
+        beats = asyncio.Event()
+        reader = asyncio.create_task(self._read(outbox, request_iterator, beats))
+        heart = asyncio.create_task(_beat(outbox, beats))
         reader.add_done_callback(lambda _: outbox.wake())
         try:
             while not ((reader.done() or self._core.closed) and outbox.empty):
                 message = await outbox.take()
-                if message.outputs:
+                if message.outputs or message.heartbeat:
                     yield message
             if reader.done():
                 reader.result()  # raises what broke the stream
         finally:
+            heart.cancel()
             reader.cancel()
             self._core.drop(outbox)
 
-    async def _read(self, outbox: Outbox, messages: AsyncIterator[pb.ConnectFrames]) -> None:
+    async def _read(self, outbox: Outbox, messages: AsyncIterator[pb.ConnectFrames], beats: asyncio.Event) -> None:
         """Until the gateway closes its side."""
         async for message in messages:
             for frame in message.frames:
@@ -63,6 +67,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                         self._core.cancel(outbox, frame.cancel.request_id)
                     case "hello":
                         outbox.gateway_id = frame.hello.gateway_id
+                        if frame.hello.heartbeat_ms:
+                            outbox.heartbeat_s = max(frame.hello.heartbeat_ms / 1e3, MIN_HEARTBEAT_S)
+                            beats.set()
                     case _:
                         continue  # a frame of a newer protocol
 
@@ -71,14 +78,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncIterator[pb.WorkerState]:
         """The state now and on every change that matters; a heartbeat when there was none for a while."""
         told, due = pb.WorkerState(), 0.0
+        beat_s = max(request.heartbeat_ms / 1e3, MIN_HEARTBEAT_S) if request.heartbeat_ms else STATE_HEARTBEAT_S
         with self._core.changes.watch() as changed:
             while not self._core.closed:
                 changed.clear()
                 state, now = self._core.state(), time.monotonic()
+                state.heartbeat_ms = int(beat_s * 1e3)
                 if now >= due or _matters(state, told):
                     told.seq = state.seq
                     yield _heartbeat(state) if told == state else state
-                    told, due = state, now + STATE_HEARTBEAT_S
+                    told, due = state, now + beat_s
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(due - now):
                         await changed.wait()
@@ -145,6 +154,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                     yield block
         except PullRefusedError as error:
             await context.abort(error.code, str(error))
+
+
+async def _beat(outbox: Outbox, wanted: asyncio.Event) -> None:
+    await wanted.wait()
+    outbox.beat()
+    while True:
+        await asyncio.sleep(outbox.heartbeat_s)
+        outbox.beat_if_due()
 
 
 def _matters(state: pb.WorkerState, told: pb.WorkerState) -> bool:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
@@ -11,6 +13,9 @@ from ryzanstein.v1 import routing_pb2_grpc
 
 from services.common.keys import RedisKeys
 from services.common.rpc import open_channel
+from services.common.tasks import end_tasks
+from services.gateway.upstream.addresses import RouterAddresses
+from services.gateway.upstream.router import RouterClient
 from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import RedisServer, Service, router_process, until
 
@@ -54,6 +59,17 @@ class Fleet:
         stub = await self.stub(self.process(router_process(self.redis_server.url, **environment)))
         await until(lambda: eligible(stub, workers))
         return stub
+
+
+@contextlib.asynccontextmanager
+async def router_client(addresses: Sequence[str], **limits: float) -> AsyncIterator[RouterClient]:
+    """A gateway's client that knows its routers."""
+    client = RouterClient(RouterAddresses(addresses), **limits)
+    following = asyncio.create_task(client.follow_routers(60))
+    await asyncio.sleep(0.05)
+    yield client
+    await end_tasks([following])
+    await client.close()
 
 
 async def views(stub: routing_pb2_grpc.RouterStub) -> dict[str, pb.WorkerView]:

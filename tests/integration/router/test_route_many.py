@@ -15,7 +15,7 @@ from ryzanstein.v1 import routing_pb2_grpc, worker_pb2
 
 from services.common.rpc import bind, new_server, open_channel
 from services.common.shared_call import Routes, share_routes
-from services.gateway.upstream.router import NoWorkerError, RouterClient
+from services.gateway.upstream.router import NoWorkerError
 from services.router.breaker import BreakerLimits
 from services.router.fleet import Fleet as Workers
 from services.router.fleet import UnavailableError
@@ -23,7 +23,7 @@ from services.router.metrics import RouterMetrics
 from services.router.routing import Placement, Routing
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
-from tests.integration.router.conftest import Fleet, lists, views
+from tests.integration.router.conftest import Fleet, lists, router_client, views
 from tests.integration.router.processes import router_process, until
 
 PATIENCE_S = 10.0
@@ -47,7 +47,8 @@ async def test_a_call_ends_when_all_its_requests_are_answered(fleet: Fleet) -> N
 
     async def ask_all() -> list[pb.RouteAnswer]:
         asked = [pb.RouteFrames(frames=[frame(f"r{i}", tag=i)]) for i in range(5)]
-        return [answer async for message in router.RouteMany(iter(asked)) for answer in message.answers]
+        answers = [answer async for message in router.RouteMany(iter(asked)) for answer in message.answers]
+        return [answer for answer in answers if answer.WhichOneof("answer")]  # not the heartbeats
 
     answering = asyncio.ensure_future(ask_all())
     await asyncio.sleep(0.2)
@@ -129,8 +130,7 @@ async def test_a_gateway_less_patient_than_the_queue_hears_that_there_is_no_plac
     service = fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="60"))
     router = await fleet.stub(service)
     await until(lambda: lists(router, "only"))
-    client = RouterClient((service.address,), route_timeout_s=1.0, unknown_timeout_s=5.0)
-    with pytest.raises(NoWorkerError, match="no worker became free in time") as refused:
-        await client.route(pb.RouteRequest(request_id="r", prompt_tokens=100))
+    async with router_client([service.address], route_timeout_s=1.0, unknown_timeout_s=5.0) as client:
+        with pytest.raises(NoWorkerError, match="no worker became free in time") as refused:
+            await client.route(pb.RouteRequest(request_id="r", prompt_tokens=100))
     assert not refused.value.pool_empty
-    await client.close()

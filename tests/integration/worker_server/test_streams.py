@@ -9,7 +9,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.worker.scheduling.plan import SamplingParams
 from tests.integration.worker_server.conftest import RunningWorker
-from tests.integration.worker_server.gateway import Gateway
+from tests.integration.worker_server.gateway import Gateway, until
 from tests.unit.worker.scheduling.fake_ranks import generate
 
 GREEDY = SamplingParams()
@@ -157,3 +157,32 @@ async def test_a_slow_reader_gets_merged_messages_and_loses_nothing(worker: Runn
                 break
         assert ids == {str(i): generate([i], 240, GREEDY) for i in range(8)}
         stream.cancel()
+
+
+@pytest.mark.parametrize("wanted_ms", [0, 100])
+async def test_heartbeats_come_while_nothing_else_does_and_only_when_they_are_wanted(
+    worker: RunningWorker, wanted_ms: int
+) -> None:
+    async with Gateway(worker.address) as gateway:
+        await gateway.wait_serving()
+        stream = gateway.stub.Connect()
+        hello = pb.Hello(gateway_id="another", heartbeat_ms=wanted_ms)
+        await stream.write(pb.ConnectFrames(frames=[pb.ConnectFrame(hello=hello)]))
+        messages: list[pb.StepOutputs] = []
+
+        async def read() -> None:
+            async for message in stream:
+                messages.append(message)  # noqa: PERF401  # seen one by one
+
+        reading = asyncio.create_task(read())
+        await asyncio.sleep(0.5)
+        assert [message.heartbeat for message in messages] == [True] * bool(wanted_ms), "the first one, while idle"
+        worker.group.step_s = 1.5
+        submit = pb.Submit(request_id="slow", attempt=1, prompt_ids=[7] * 20, sampling=pb.Sampling(max_tokens=1))
+        await stream.write(pb.ConnectFrames(frames=[pb.ConnectFrame(submit=submit)]))
+        await asyncio.sleep(1.2)
+        assert not any(message.outputs for message in messages)
+        assert len(messages) >= 5 if wanted_ms else not messages
+        await until(lambda: any(message.outputs for message in messages))
+        stream.cancel()
+        await asyncio.gather(reading, return_exceptions=True)

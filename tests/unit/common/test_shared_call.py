@@ -13,7 +13,7 @@ from ryzanstein.v1 import kv_pb2_grpc
 
 from services.common.batches import MAX_BATCH
 from services.common.rpc import bind, new_server, open_channel
-from services.common.shared_call import CallBrokenError, Lookups, share_lookups
+from services.common.shared_call import CallBrokenError, Lookups, PeerSilentError, SharedCall, share_lookups
 
 PATIENCE_S = 10.0
 
@@ -105,3 +105,35 @@ async def test_a_peer_that_is_not_there_is_said_at_once() -> None:
         call = share_lookups(kv_pb2_grpc.KvCoordinatorStub(channel))
         with pytest.raises(CallBrokenError, match="UNAVAILABLE"):
             await call.ask(pb.LookupRequest(hashes=[1]), PATIENCE_S)
+
+
+@pytest.mark.parametrize("beats", [True, False])
+async def test_only_a_peer_that_sends_heartbeats_is_given_up_for_its_silence(beats: bool) -> None:
+    peer, server = Peer(), new_server()
+    kv_pb2_grpc.add_KvCoordinatorServicer_to_server(peer, server)
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        stub = kv_pb2_grpc.KvCoordinatorStub(channel)
+        call: Lookups = SharedCall(
+            stub.Lookup, lambda some: pb.LookupRequests(requests=some), lambda message: message.responses, silent_s=0.5
+        )
+        if beats:
+            peer.answers.put_nowait(pb.LookupResponse())
+        await asyncio.sleep(1.0)  # nobody waits: nothing has to be said
+        first = call.ask(pb.LookupRequest(hashes=[1]), PATIENCE_S)
+        await peer.until_asked(1)
+        if beats:
+            for _ in range(8):
+                await asyncio.sleep(0.2)
+                peer.answers.put_nowait(pb.LookupResponse())
+            assert not first.done(), "it is alive and takes its time"
+            with pytest.raises(PeerSilentError):
+                await asyncio.wait_for(first, 2)
+            assert call.broken
+        else:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(first), 1.5)
+        await call.close()
+        first.exception()
+    await server.stop(None)

@@ -46,6 +46,16 @@ def test_a_silent_worker_is_left_out_until_it_speaks(lab: Lab) -> None:
     assert lab.why_not("b") is WhyNot.SILENT
 
 
+def test_a_worker_that_speaks_more_often_is_missed_sooner(lab: Lab) -> None:
+    lab.tell("a", heartbeat_ms=1000)
+    lab.tell("b")  # of a version that does not say how often
+    lab.clock.now += 2.4
+    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    lab.clock.now += 0.2
+    assert lab.why_not("a") is WhyNot.SILENT
+    assert lab.why_not("b") is WhyNot.ELIGIBLE
+
+
 def test_a_worker_that_has_nothing_new_to_say_is_heard_and_what_it_said_stands(lab: Lab) -> None:
     lab.tell("a", queued_prefill_tokens=100)
     lab.clock.now += SILENT_S - 0.1
