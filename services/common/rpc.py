@@ -14,8 +14,9 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 # Pings find a peer that stands still, or whose machine vanished without closing its connections; a dead process is
 # noticed at once. The ping time-out is what ends a connection; by default it is a minute, whatever the keepalive says.
+RECEIVE_LIMIT = "grpc.max_receive_message_length"
 _COMMON: list[tuple[str, int | str]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    (RECEIVE_LIMIT, MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_timeout_ms", 4_000),
     ("grpc.http2.ping_timeout_ms", 4_000),
@@ -53,8 +54,8 @@ def open_channel(address: str, *, small_messages: bool = False) -> grpc.aio.Chan
 
 
 def new_server(options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Server:
-    """A server with the project's options and some more; add servicers, bind with :func:`bind`, then start it."""
-    return grpc.aio.server(options=[*_SERVER, _keepalive(), *options])
+    """A server with the project's options, or `options` instead; add servicers, bind with :func:`bind`, then start."""
+    return grpc.aio.server(options=list((dict([*_SERVER, _keepalive()]) | dict(options)).items()))
 
 
 def _keepalive() -> tuple[str, int]:

@@ -30,7 +30,7 @@ class ApiError(Exception):
         return {"error": error} if self.usage is None else {"error": error, "usage": self.usage}
 
 
-def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
     """400: the request itself is wrong."""
     return ApiError(400, message, "invalid_request_error", param, code)
 
@@ -42,10 +42,11 @@ def unknown_model(model: str, known: list[str]) -> ApiError:
     return ApiError(404, message, "invalid_request_error", "model", "model_not_found")
 
 
-def too_long(limit: int, prompt_tokens: int, max_tokens: int, param: str) -> ApiError:
-    """400: prompt and requested output exceed the model's context."""
+def too_long(limit: int, prompt_tokens: int, max_tokens: int, param: str, *, at_least: bool = False) -> ApiError:
+    """400: prompt and requested output exceed the model's context; `at_least` when not all tokens were counted."""
+    requested = f"{'at least ' if at_least else ''}{prompt_tokens + max_tokens}"
     message = (
-        f"This model's maximum context length is {limit} tokens. However, you requested {prompt_tokens + max_tokens} "
+        f"This model's maximum context length is {limit} tokens. However, you requested {requested} "
         f"tokens ({prompt_tokens} in the prompt, {max_tokens} for the completion)."
     )
     return invalid(message, param, "context_length_exceeded")

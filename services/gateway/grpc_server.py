@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import grpc.aio
 from ryzanstein.v1 import inference_pb2_grpc
 
-from services.common.rpc import Health, bind, new_server
+from services.common.rpc import RECEIVE_LIMIT, Health, bind, new_server
 from services.gateway.inference import SERVICE, InferenceService
 from services.gateway.settings import GatewaySettings
 
@@ -48,7 +48,7 @@ async def serving_grpc(service: InferenceService, settings: GatewaySettings) -> 
     if not settings.grpc_port:
         yield GrpcServer()
         return
-    server = new_server(_age_limit(settings))
+    server = new_server([*_age_limit(settings), (RECEIVE_LIMIT, settings.max_body_bytes)])
     inference_pb2_grpc.add_InferenceServicer_to_server(service, server)
     health = Health(server, [SERVICE])
     port = bind(server, settings.host, settings.grpc_port)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
@@ -15,22 +15,23 @@ from google.protobuf.message import Message
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 from services.common.logs import request_id_var
-from services.gateway.api.completions import encode_prompts
 from services.gateway.api.decode import explain
 from services.gateway.api.embeddings import Embedder
 from services.gateway.api.generate import FALLBACK_HEADER, Ask, JobMaker, Made, permitted_model
 from services.gateway.api.schema import ChatBody, CompletionBody, SamplingBody
 from services.gateway.drain import Drain
-from services.gateway.errors import ApiError
+from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.output import Usage
+from services.gateway.generation.pipeline import check_prompt
 from services.gateway.observation import CLIENT_GONE, Observer, new_request_id
-from services.gateway.tenants.tenant import Gate, Tenant
+from services.gateway.tenants.tenant import Admission, Gate, Tenant
 from services.gateway.upstream.catalog import Catalog
 
 Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T", bound=msgspec.Struct)
 B = TypeVar("B", bound=SamplingBody)
 
+_MAX_ENTRIES = 1024  # of an option: logit_bias, stop_token_ids
 SERVICE = "ryzanstein.v1.Inference"
 _STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -59,6 +60,14 @@ class _Call:
         self.answering = True
 
 
+@dataclass(slots=True)
+class _Admitted:
+    """A call that was let in, and what it has used."""
+
+    admission: Admission
+    usage: Usage = field(default_factory=Usage)
+
+
 @dataclass(frozen=True)
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """`ryzanstein.v1.Inference`. Errors are status codes whose details are the message of the REST error."""
@@ -77,11 +86,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """Continue a text or token ids."""
         async with self._call("Generate", context) as call:
             tenant = await self._tenant(context)
-            prompt = list(request.prompt_ids.ids) if request.HasField("prompt_ids") else request.prompt
-            body = _body({"model": request.model, "prompt": prompt}, request.options, CompletionBody)
-            ask = Ask(body, tenant, request.options.session_id, call.traceparent)
-            async for response in self._answer(self.completions, ask, call):
-                yield response
+            async with self._admitted(tenant) as admitted:
+                prompt = await self._prompt(request, tenant)
+                body = _body({"model": request.model, "prompt": prompt}, request.options, CompletionBody)
+                ask = Ask(body, tenant, request.options.session_id, call.traceparent)
+                async for response in self._answer(self.completions, ask, call, admitted):
+                    yield response
 
     async def Chat(  # noqa: N802
         self, request: inference_pb2.ChatRequest, context: Context
@@ -89,11 +99,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """Continue a conversation."""
         async with self._call("Chat", context) as call:
             tenant = await self._tenant(context)
-            messages = [{"role": turn.role, "content": turn.content} for turn in request.messages]
-            body = _chat_body({"model": request.model, "messages": messages}, request.options)
-            ask = Ask(body, tenant, request.options.session_id, call.traceparent)
-            async for response in self._answer(self.chat, ask, call):
-                yield response
+            async with self._admitted(tenant) as admitted:
+                await self._check_count(request.model, tenant, len(request.messages), "messages")
+                messages = [{"role": turn.role, "content": turn.content} for turn in request.messages]
+                body = _chat_body({"model": request.model, "messages": messages}, request.options)
+                ask = Ask(body, tenant, request.options.session_id, call.traceparent)
+                async for response in self._answer(self.chat, ask, call, admitted):
+                    yield response
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:  # noqa: N802
         """Vectors of texts."""
@@ -101,11 +113,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             tenant = await self._tenant(context)
             model = await permitted_model(self.catalog, request.model, tenant)
             call.model = model.name
-            inputs = await self.embedder.inputs(list(request.input), model)
-            vectors = await self.embedder.embed_for(tenant, model, inputs, traceparent=call.traceparent)
-            data = [inference_pb2.Embedding(values=vector) for vector in vectors]
-            usage = inference_pb2.Usage(prompt_tokens=sum(map(len, inputs)))
-            return inference_pb2.EmbedResponse(data=data, usage=usage)
+            async with self._admitted(tenant) as admitted:
+                inputs = await self.embedder.inputs(request.input, model)
+                usage = admitted.usage = Usage(sum(map(len, inputs)))
+                vectors = await self.embedder.embed_for(
+                    tenant, admitted.admission, model, inputs, traceparent=call.traceparent
+                )
+                data = [inference_pb2.Embedding(values=vector) for vector in vectors]
+                return inference_pb2.EmbedResponse(data=data, usage=_usage(usage))
         raise AssertionError("unreachable: errors abort the call")
 
     async def Tokenize(  # noqa: N802
@@ -113,10 +128,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.TokenizeResponse:
         """Ids of a text."""
         async with self._call("Tokenize", context) as call:
-            model = await permitted_model(self.catalog, request.model, await self._tenant(context))
+            tenant = await self._tenant(context)
+            model = await permitted_model(self.catalog, request.model, tenant)
             call.model = model.name
-            ids = await model.encode(request.text, add_special_tokens=request.add_special_tokens)
-            return inference_pb2.TokenizeResponse(ids=ids)
+            async with self._admitted(tenant):
+                ids = await model.encode(request.text, "text", add_special_tokens=request.add_special_tokens)
+                return inference_pb2.TokenizeResponse(ids=ids)
         raise AssertionError("unreachable: errors abort the call")
 
     async def Detokenize(  # noqa: N802
@@ -124,12 +141,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.DetokenizeResponse:
         """Text of ids."""
         async with self._call("Detokenize", context) as call:
-            model = await permitted_model(self.catalog, request.model, await self._tenant(context))
+            tenant = await self._tenant(context)
+            model = await permitted_model(self.catalog, request.model, tenant)
             call.model = model.name
-            if request.ids:
-                await encode_prompts(model, [list(request.ids)], "ids")
-            text = model.decode(list(request.ids), skip_special_tokens=False)
-            return inference_pb2.DetokenizeResponse(text=text)
+            async with self._admitted(tenant):
+                await self._check_count(request.model, tenant, len(request.ids), "ids")
+                if request.ids:
+                    check_prompt(model, list(request.ids), "ids")
+                text = await model.text_of(list(request.ids), skip_special_tokens=False)
+                return inference_pb2.DetokenizeResponse(text=text)
         raise AssertionError("unreachable: errors abort the call")
 
     async def ListModels(  # noqa: N802
@@ -173,29 +193,48 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _tenant(self, context: Context) -> Tenant:
         return await self.gate.identify(_metadata(context, "authorization"))
 
+    @asynccontextmanager
+    async def _admitted(self, tenant: Tenant) -> AsyncIterator[_Admitted]:
+        """Let a call in before anything is done that grows with its size."""
+        admitted = _Admitted(await self.gate.enter(tenant))
+        try:
+            yield admitted
+        finally:
+            await admitted.admission.settle(admitted.usage)
+
+    async def _check_count(self, model: str, tenant: Tenant, count: int, param: str) -> None:
+        """Refuse more ids or messages than any prompt has; raises :class:`ApiError`."""
+        limit = (await permitted_model(self.catalog, model, tenant)).max_len
+        if count > limit:
+            raise invalid(f"`{param}` may hold at most {limit} entries for this model, got {count}.", param)
+
+    async def _prompt(self, request: inference_pb2.GenerateRequest, tenant: Tenant) -> str | list[int]:
+        if not request.HasField("prompt_ids"):
+            return request.prompt
+        await self._check_count(request.model, tenant, len(request.prompt_ids.ids), "prompt")
+        return list(request.prompt_ids.ids)
+
     async def _answer(
-        self, maker: JobMaker[B], ask: Ask[B], call: _Call
+        self, maker: JobMaker[B], ask: Ask[B], call: _Call, admitted: _Admitted
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         made = await maker.make(ask)
         try:
-            async for response in self._stream(ask.tenant, made, call):
+            async for response in self._stream(admitted, made, call):
                 yield response
         except ApiError as error:
             if call.answering:
                 raise
             made = await maker.fall_back(ask, made, error)
-            async for response in self._stream(ask.tenant, made, call):
+            async for response in self._stream(admitted, made, call):
                 yield response
 
-    async def _stream(self, tenant: Tenant, made: Made, call: _Call) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    async def _stream(
+        self, admitted: _Admitted, made: Made, call: _Call
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         job, call.model = made.job, made.model.name
         generation, index = job.generations[0], 0
         try:
-            admission = await self.gate.admit(tenant, job.reserved_tokens())
-        except ApiError:
-            job.close()
-            raise
-        try:
+            await admitted.admission.reserve(job.reserved_tokens())
             finish = None
             while finish is None:
                 chunk = await generation.next()
@@ -216,7 +255,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 yield response
         finally:
             job.close()
-            await admission.settle(job.usage())
+            admitted.usage = job.usage()
 
 
 def _usage(usage: Usage) -> inference_pb2.Usage:
@@ -228,7 +267,11 @@ def _usage(usage: Usage) -> inference_pb2.Usage:
 
 
 def _fields(message: Message) -> dict[str, Any]:
-    """The fields that are set, by name."""
+    """The fields that are set, by name; raises :class:`ApiError` for lists far beyond what any of them may hold."""
+    for descriptor, value in message.ListFields():
+        if descriptor.is_repeated and len(value) > _MAX_ENTRIES:
+            name = descriptor.name
+            raise invalid(f"`{name}` may hold at most {_MAX_ENTRIES} entries, got {len(value)}.", name)
     return {
         field.name: dict(value) if field.message_type else list(value) if field.is_repeated else value
         for field, value in message.ListFields()

@@ -121,7 +121,9 @@ class _Services:
             "/v1/chat/completions": GenerateEndpoint(self.chat, gate, limits, heartbeat_s),
             "/v1/completions": GenerateEndpoint(self.completions, gate, limits, heartbeat_s),
             "/v1/embeddings": EmbeddingEndpoint(self.embedder, catalog, gate, limits),
-            "/tokenize": TokenizeEndpoint(catalog, gate, limits),
+            "/tokenize": TokenizeEndpoint(
+                catalog, gate, limits, control_tokens=self.settings.control_tokens_in_messages
+            ),
             "/detokenize": DetokenizeEndpoint(catalog, gate, limits),
         }
         socket = StreamSocket(
@@ -191,7 +193,7 @@ def _new_services(
         metrics,
         JobMaker(CompletionEndpoint(pipeline, settings), catalog, fallback, metrics),
         JobMaker(ChatEndpoint(pipeline, settings), catalog, fallback, metrics),
-        Embedder(pipeline, gate),
+        Embedder(pipeline),
         Recordings(settings.stream_resume_window_s),
         tracer,
         drain,

@@ -215,7 +215,7 @@ class ResumableStream:
         self._report(running, Result.RESULT_REJECTED, error.message)
         if error.code == worker_pb2.RequestError.CODE_INTERNAL:
             raise interrupted(error.message)
-        code = "context_length_exceeded" if error.code == worker_pb2.RequestError.CODE_TOO_LONG else None
+        code = "context_length_exceeded" if error.code == worker_pb2.RequestError.CODE_TOO_LONG else "invalid_value"
         raise invalid(error.message, error.field or None, code)
 
     def _interrupted(self, running: _Running, end: Interruption) -> None:

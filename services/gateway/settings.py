@@ -65,6 +65,11 @@ class GatewaySettings(ServiceSettings):
     max_stop_strings: int = Field(default=16, ge=4, description="Stop strings a request may name")
     max_choices: int = Field(default=128, ge=1, description="Most sequences a request may ask for (prompts times n)")
 
+    control_tokens_in_messages: bool = Field(
+        default=False,
+        description="Read control tokens that chat messages spell (`<|end|>`) as such, for templates that rely on it",
+    )
+
     log_prompts: bool = Field(
         default=False, description="Write every prompt to the log; for debugging, never for users"
     )

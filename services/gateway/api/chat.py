@@ -19,6 +19,7 @@ from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max
 from services.gateway.generation.request import Caller, new_id
 from services.gateway.settings import GatewaySettings
 from services.gateway.text.codec import ServedModel
+from services.gateway.text.conversation import Conversation, encode_conversation
 
 _encode = msgspec.json.encode
 
@@ -90,34 +91,24 @@ class ChatDialect:
         } | ({"token_ids": choice.ids} if self._with_ids else {})
 
 
-def render(model: ServedModel, messages: Sequence[Message], body: ChatBody) -> str:
-    """The conversation as the model's template writes it; raises :class:`ApiError` (400)."""
-    if model.template is None:
-        message = f"The model `{model.name}` has no chat template; use /v1/completions."
-        raise invalid(message, "model", "no_chat_template")
+def conversation_of(body: ChatBody, *, control_tokens: bool) -> Conversation:
+    """What the template is to render; raises :class:`ApiError` (400)."""
     if body.add_generation_prompt and body.continue_final_message:
         message = "`continue_final_message` needs `add_generation_prompt` to be false."
         raise invalid(message, "continue_final_message", "invalid_value")
-    turns = [template_message(message) for message in messages]
     variables = body.chat_template_kwargs or {}
     if reserved := {"messages", "add_generation_prompt"} & variables.keys():
         raise invalid(f"`chat_template_kwargs` may not set {', '.join(sorted(reserved))}.", "chat_template_kwargs")
-    text = model.template.render(turns, add_generation_prompt=body.add_generation_prompt, **variables)
-    return _open_end(text, turns[-1]["content"]) if body.continue_final_message else text
+    turns = [template_message(message) for message in body.messages]
+    return Conversation(
+        turns, body.add_generation_prompt, body.continue_final_message, variables, control_tokens=control_tokens
+    )
 
 
 def template_message(message: Message) -> dict[str, Any]:
     """A message as templates expect it: `content` is one text."""
     extra = {"name": message.name, "tool_call_id": message.tool_call_id}
     return {"role": message.role, "content": message.text()} | {k: v for k, v in extra.items() if v is not None}
-
-
-def _open_end(text: str, final: str) -> str:
-    """Cut what the template writes after the final message, so that the model continues it."""
-    at = text.rfind(final.strip())
-    if at < 0:
-        raise invalid("The chat template changes the final message: it cannot be continued.", "continue_final_message")
-    return text[: at + len(final.strip())]
 
 
 class ChatEndpoint:
@@ -128,17 +119,20 @@ class ChatEndpoint:
         self._settings = settings
         self._decoder = BodyDecoder(ChatBody)
 
-    def decode(self, data: bytes) -> ChatBody:
+    async def decode(self, data: bytes) -> ChatBody:
         """Validate a body."""
-        return self._decoder.decode(data)
+        return await self._decoder.decode(data)
 
     async def prepare(self, body: ChatBody, model: ServedModel, caller: Caller) -> Job:
         """A job for a body; raises :class:`ApiError`."""
         if body.top_logprobs is not None and not body.logprobs:
             raise invalid("`top_logprobs` needs `logprobs` to be true.", "top_logprobs", "invalid_value")
         check_token_ids(body, model.card.vocab_size)
-        text = render(model, body.messages, body)
-        ids = await model.encode(text, add_special_tokens=False)
+        n = body.n or 1
+        if n > self._settings.max_choices:
+            raise invalid(f"`n` may be at most {self._settings.max_choices}.", "n", "invalid_value")
+        allowed = self._settings.control_tokens_in_messages
+        ids = await encode_conversation(model, conversation_of(body, control_tokens=allowed))
         check_prompt(model, ids, "messages")
         asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         options = sampling_options(
@@ -149,9 +143,6 @@ class ChatEndpoint:
         )
         request_id = new_id("chatcmpl")
         request = await self._pipeline.prepare(request_id, model, ids, options, caller)
-        n = body.n or 1
-        if n > self._settings.max_choices:
-            raise invalid(f"`n` may be at most {self._settings.max_choices}.", "n", "invalid_value")
         return Job(
             generations=[self._pipeline.generate(request.choice(index)) for index in range(n)],
             dialect=ChatDialect(request_id, model, body),

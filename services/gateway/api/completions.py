@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class Prompt:
     text: str | None
 
 
-def split_prompts(value: str | list[str | int | list[int]], field: str) -> list[str | list[int]]:
+def split_prompts(value: str | Sequence[str | int | list[int]], field: str) -> list[str | list[int]]:
     """Texts and token-id lists of a body's prompt or input; raises :class:`ApiError` (400)."""
     if isinstance(value, str):
         return [value]
@@ -54,11 +55,12 @@ async def encode_prompts(
     encoded = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            found = Prompt(await model.encode(prompt, add_special_tokens=add_special_tokens), prompt)
+            found = Prompt(await model.encode(prompt, field, add_special_tokens=add_special_tokens), prompt)
         else:
             found = Prompt(prompt, None)
         check_prompt(model, found.ids, field)
         encoded.append(found)
+        await asyncio.sleep(0)  # a batch gives way after each prompt
     return encoded
 
 
@@ -161,9 +163,9 @@ class CompletionEndpoint:
         self._settings = settings
         self._decoder = BodyDecoder(CompletionBody)
 
-    def decode(self, data: bytes) -> CompletionBody:
+    async def decode(self, data: bytes) -> CompletionBody:
         """Validate a body."""
-        return self._decoder.decode(data)
+        return await self._decoder.decode(data)
 
     async def prepare(self, body: CompletionBody, model: ServedModel, caller: Caller) -> Job:
         """A job for a body; raises :class:`ApiError`."""

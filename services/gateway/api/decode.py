@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import re
 from typing import Generic, TypeVar
 
@@ -10,6 +12,13 @@ import msgspec
 from services.gateway.errors import ApiError, invalid
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+
+# Decoding holds the interpreter: a body below this takes well under a millisecond whatever it holds.
+_INLINE_BYTES = 64 * 1024
+# What a list of texts, token ids or messages may hold: decoding that many takes about 30 ms.
+_MAX_VALUES = 400_000
+_MAX_OPTION_BYTES = 256 * 1024  # of any field that is not the text itself
+_TEXT_FIELDS = frozenset({"prompt", "input", "tokens", "messages"})
 
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$")
@@ -22,9 +31,33 @@ class BodyDecoder(Generic[Body]):
     def __init__(self, kind: type[Body]) -> None:
         self._kind = kind
         self._decoder = msgspec.json.Decoder(kind)
+        fields = [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in kind.__struct_encode_fields__]
+        outline = msgspec.defstruct(f"{kind.__name__}Outline", fields, forbid_unknown_fields=True)
+        self._outline = msgspec.json.Decoder(outline)
 
-    def decode(self, data: bytes) -> Body:
-        """Validate and decode; raises :class:`ApiError` (400)."""
+    async def decode(self, data: bytes) -> Body:
+        """Validate and decode, a large body off the event loop; raises :class:`ApiError` (400)."""
+        if len(data) <= _INLINE_BYTES:
+            return self._explained(data)
+        return await asyncio.to_thread(self._decode_large, data)
+
+    def _decode_large(self, data: bytes) -> Body:
+        """Outline and fields are read one after the other: in between the interpreter is free for the event loop."""
+        try:
+            outline = self._outline.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return self._explained(data)  # fails in the same way, and says why in the words of the fields
+        for field in self._outline.type.__struct_fields__:
+            _check_size(field, bytes(getattr(outline, field)))
+        collecting = gc.isenabled()
+        gc.disable()  # nothing that is made here is garbage: looking for some would take longer than decoding
+        try:
+            return self._explained(data)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _explained(self, data: bytes) -> Body:
         try:
             return self._decoder.decode(data)
         except msgspec.ValidationError as error:
@@ -35,6 +68,17 @@ class BodyDecoder(Generic[Body]):
             raise invalid(f"The body is not valid UTF-8: {error.reason}", code="invalid_utf8") from error
         except RecursionError as error:
             raise invalid("The body is nested too deeply.", code="invalid_json") from error
+
+
+def _check_size(field: str, value: bytes) -> None:
+    """Refuse what would take long to decode; raises :class:`ApiError` (400)."""
+    if field not in _TEXT_FIELDS:
+        if len(value) > _MAX_OPTION_BYTES:
+            message = f"`{field}` may have at most {_MAX_OPTION_BYTES} bytes, got {len(value)}."
+            raise invalid(message, field, "invalid_value")
+    elif not value.startswith(b'"') and value.count(b",") >= _MAX_VALUES:
+        message = f"`{field}` may hold at most {_MAX_VALUES} values (commas are counted)."
+        raise invalid(message, field, "invalid_value")
 
 
 def explain(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> ApiError:

@@ -6,32 +6,35 @@ import asyncio
 import base64
 from array import array
 from collections.abc import Sequence
+from functools import partial
+
+from msgspec.json import encode
 
 from services.gateway.api.completions import encode_prompts, split_prompts
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.generate import caller_of, permitted_model
-from services.gateway.api.http import BodyLimits, Exchange, UntilDisconnect
+from services.gateway.api.http import JSON, BodyLimits, Exchange, UntilDisconnect
 from services.gateway.api.schema import EmbeddingBody
 from services.gateway.errors import interrupted, invalid, too_long
 from services.gateway.generation.output import Generation, Usage
 from services.gateway.generation.pipeline import Pipeline
 from services.gateway.generation.request import Caller, SamplingOptions, new_id
-from services.gateway.tenants.tenant import Gate, Tenant
+from services.gateway.tenants.tenant import Admission, Gate, Tenant
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
 
 _MAX_INPUTS = 2048  # OpenAI's
+_INLINE_FLOATS = 8_192  # written within a millisecond
 _AT_ONCE = 64  # more would only queue at the workers and hold memory here
 
 
 class Embedder:
     """Texts or ids to vectors, for REST and gRPC."""
 
-    def __init__(self, pipeline: Pipeline, gate: Gate) -> None:
+    def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._gate = gate
 
-    async def inputs(self, value: str | list[str | int | list[int]], model: ServedModel) -> list[list[int]]:
+    async def inputs(self, value: str | Sequence[str | int | list[int]], model: ServedModel) -> list[list[int]]:
         """Token ids of each input; raises :class:`ApiError` (400)."""
         pieces = split_prompts(value, "input")
         if len(pieces) > _MAX_INPUTS:
@@ -45,19 +48,16 @@ class Embedder:
     async def embed_for(
         self,
         tenant: Tenant,
+        admission: Admission,
         model: ServedModel,
         inputs: Sequence[list[int]],
         *,
         session: str = "",
         traceparent: str = "",
     ) -> list[list[float]]:
-        """One vector per input, admitted and accounted for; raises :class:`ApiError`."""
-        tokens = sum(map(len, inputs))
-        admission = await self._gate.admit(tenant, tokens)
-        try:
-            return await self._embed(model, inputs, caller_of(tenant, session, None, traceparent))
-        finally:
-            await admission.settle(Usage(tokens))
+        """One vector per input, for a request that was let in; raises :class:`ApiError`."""
+        await admission.reserve(sum(map(len, inputs)))
+        return await self._embed(model, inputs, caller_of(tenant, session, None, traceparent))
 
     async def _embed(self, model: ServedModel, inputs: Sequence[list[int]], caller: Caller) -> list[list[float]]:
         request_id, slots = new_id("embd"), asyncio.Semaphore(_AT_ONCE)
@@ -89,19 +89,27 @@ class EmbeddingEndpoint:
     async def serve(self, exchange: Exchange) -> None:
         """See :class:`Endpoint`."""
         tenant = await self._gate.identify(exchange.header(b"authorization"))
-        body = self._decoder.decode(await exchange.body(self._limits))
-        model = await permitted_model(self._catalog, body.model, tenant)
-        exchange.model = model.name
-        if body.dimensions not in (None, model.card.hidden_size):
-            message = f"`dimensions` must be the model's own size, {model.card.hidden_size}."
-            raise invalid(message, "dimensions", "unsupported_field")
-        inputs = await self._embedder.inputs(body.input, model)
-        async with UntilDisconnect(exchange):
-            vectors = await self._embedder.embed_for(
-                tenant, model, inputs, session=body.user or "", traceparent=exchange.traceparent
-            )
-            as_base64 = body.encoding_format == "base64"
-            await exchange.send_json(200, _answer(model, vectors, sum(map(len, inputs)), as_base64=as_base64))
+        data, tokens = await exchange.body(self._limits), 0
+        admission = await self._gate.enter(tenant)
+        try:
+            body = await self._decoder.decode(data)
+            model = await permitted_model(self._catalog, body.model, tenant)
+            exchange.model = model.name
+            if body.dimensions not in (None, model.card.hidden_size):
+                message = f"`dimensions` must be the model's own size, {model.card.hidden_size}."
+                raise invalid(message, "dimensions", "unsupported_field")
+            inputs = await self._embedder.inputs(body.input, model)
+            tokens = sum(map(len, inputs))
+            async with UntilDisconnect(exchange):
+                vectors = await self._embedder.embed_for(
+                    tenant, admission, model, inputs, session=body.user or "", traceparent=exchange.traceparent
+                )
+                exchange.answer_headers = list(admission.headers)
+                answer = partial(_answer, model, vectors, tokens, as_base64=body.encoding_format == "base64")
+                size = len(vectors) * model.card.hidden_size
+                await exchange.send_bytes(200, await model.off_loop(size, answer, _INLINE_FLOATS), [JSON])
+        finally:
+            await admission.settle(Usage(tokens))
 
 
 async def _vector(generation: Generation) -> list[float]:
@@ -116,13 +124,15 @@ async def _vector(generation: Generation) -> list[float]:
         generation.close()
 
 
-def _answer(model: ServedModel, vectors: list[list[float]], tokens: int, *, as_base64: bool) -> dict[str, object]:
+def _answer(model: ServedModel, vectors: list[list[float]], tokens: int, *, as_base64: bool) -> bytes:
+    """The answer's JSON, written vector by vector: one call for all would hold the interpreter for too long."""
     data = [
-        {"object": "embedding", "index": index, "embedding": _base64(vector) if as_base64 else vector}
+        encode({"object": "embedding", "index": index, "embedding": _base64(vector) if as_base64 else vector})
         for index, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "model": model.name, "data": data, "usage": usage}
+    head = encode({"object": "list", "model": model.name, "usage": usage})
+    return head[:-1] + b',"data":[' + b",".join(data) + b"]}"
 
 
 def _base64(vector: list[float]) -> str:

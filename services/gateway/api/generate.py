@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from services.gateway.api.heartbeat import Heartbeat
@@ -10,9 +10,10 @@ from services.gateway.api.http import BodyLimits, Exchange
 from services.gateway.api.run import Job, run
 from services.gateway.api.schema import SamplingBody
 from services.gateway.errors import NO_WORKERS, ApiError, unknown_model
+from services.gateway.generation.output import Usage
 from services.gateway.generation.request import Caller
 from services.gateway.telemetry import GatewayMetrics
-from services.gateway.tenants.tenant import Gate, Tenant
+from services.gateway.tenants.tenant import Admission, Gate, Tenant
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
 
@@ -47,7 +48,7 @@ class Ask(Generic[Body]):
 class Preparer(Protocol[Body]):
     """What differs between completions and chat."""
 
-    def decode(self, data: bytes) -> Body:
+    async def decode(self, data: bytes) -> Body:
         """Validate a body; raises :class:`ApiError`."""
 
     async def prepare(self, body: Body, model: ServedModel, caller: Caller) -> Job:
@@ -124,6 +125,29 @@ class JobMaker(Generic[Body]):
         return Made(job, model, asked)
 
 
+@dataclass(slots=True)
+class _Run:
+    """Runs jobs for a request that was let in, the second one if the first had no worker."""
+
+    exchange: Exchange
+    admission: Admission
+    used: Usage = field(default_factory=Usage)
+
+    async def __call__(self, made: Made) -> None:
+        """Answer; raises :class:`ApiError`."""
+        exchange, job = self.exchange, made.job
+        try:
+            await self.admission.reserve(job.reserved_tokens())
+            exchange.model = made.model.name
+            exchange.answer_headers = list(self.admission.headers)
+            if made.fell_back:
+                exchange.answer_headers.append((FALLBACK_HEADER.encode(), made.model.name.encode()))
+            await run(exchange, job)
+        finally:
+            job.close()
+            self.used = job.usage()
+
+
 class GenerateEndpoint(Generic[Body]):
     """Serves one generating route."""
 
@@ -136,35 +160,25 @@ class GenerateEndpoint(Generic[Body]):
     async def serve(self, exchange: Exchange) -> None:
         """Answer; raises :class:`ApiError`, also after a stream has begun."""
         tenant = await self._gate.identify(exchange.header(b"authorization"))
-        body = self._maker.decode(await exchange.body(self._limits))
-        ask = Ask(body, tenant, exchange.header(b"x-session-id"), exchange.traceparent)
-        if body.stream:
-            async with Heartbeat(exchange, self._heartbeat_s):
-                await self._make_and_run(exchange, ask)
-        else:
-            await self._make_and_run(exchange, ask)
+        data = await exchange.body(self._limits)
+        admission = await self._gate.enter(tenant)
+        running = _Run(exchange, admission)
+        try:
+            body = await self._maker.decode(data)
+            ask = Ask(body, tenant, exchange.header(b"x-session-id"), exchange.traceparent)
+            if body.stream:
+                async with Heartbeat(exchange, self._heartbeat_s):
+                    await self._make_and_run(running, ask)
+            else:
+                await self._make_and_run(running, ask)
+        finally:
+            await admission.settle(running.used)
 
-    async def _make_and_run(self, exchange: Exchange, ask: Ask[Body]) -> None:
+    async def _make_and_run(self, running: _Run, ask: Ask[Body]) -> None:
         made = await self._maker.make(ask)
         try:
-            await self._run(exchange, ask.tenant, made)
+            await running(made)
         except ApiError as error:
-            if exchange.answering:
+            if running.exchange.answering:
                 raise
-            await self._run(exchange, ask.tenant, await self._maker.fall_back(ask, made, error))
-
-    async def _run(self, exchange: Exchange, tenant: Tenant, made: Made) -> None:
-        job = made.job
-        try:
-            admission = await self._gate.admit(tenant, job.reserved_tokens())
-        except ApiError:
-            job.close()
-            raise
-        exchange.model = made.model.name
-        exchange.answer_headers = list(admission.headers)
-        if made.fell_back:
-            exchange.answer_headers.append((FALLBACK_HEADER.encode(), made.model.name.encode()))
-        try:
-            await run(exchange, job)
-        finally:
-            await admission.settle(job.usage())
+            await running(await self._maker.fall_back(ask, made, error))

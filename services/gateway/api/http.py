@@ -22,7 +22,7 @@ Headers = list[tuple[bytes, bytes]]
 
 DONE = b"data: [DONE]\n\n"  # the last event of OpenAI's streams
 _DISCARD_S = 1.0
-_JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
+JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
 _SSE: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -95,7 +95,7 @@ class Exchange:
 
     async def send_json(self, status: int, value: object, headers: Headers | None = None) -> None:
         """Answer with JSON."""
-        await self.send_bytes(status, msgspec.json.encode(value), [_JSON, *(headers or ())])
+        await self.send_bytes(status, msgspec.json.encode(value), [JSON, *(headers or ())])
 
     async def send_bytes(self, status: int, body: bytes, headers: Headers) -> None:
         """Answer with a whole body."""

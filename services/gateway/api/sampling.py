@@ -8,18 +8,27 @@ from services.gateway.api.schema import SamplingBody
 from services.gateway.errors import invalid
 from services.gateway.generation.request import SamplingOptions
 
+_MAX_IDS = 1024  # what a worker takes
+_MAX_STOP_CHARS = 1024  # all of a stop string is compared with the text at every token
+
 
 def stop_strings(body: SamplingBody, limit: int) -> tuple[str, ...]:
     """The stop strings; raises :class:`ApiError` (400) when there are too many."""
     stops: Sequence[str] = () if body.stop is None else [body.stop] if isinstance(body.stop, str) else body.stop
+    for stop in stops:
+        if len(stop) > _MAX_STOP_CHARS:
+            message = f"A stop string may have at most {_MAX_STOP_CHARS} characters, got {len(stop)}."
+            raise invalid(message, "stop", "invalid_value")
     if len(stops) > limit:
         raise invalid(f"`stop` may hold at most {limit} strings, got {len(stops)}.", "stop", "invalid_value")
     return tuple(stops)
 
 
 def check_token_ids(body: SamplingBody, vocab_size: int) -> None:
-    """Refuse ids outside of the vocabulary; raises :class:`ApiError` (400)."""
+    """Refuse too many ids and ids outside of the vocabulary; raises :class:`ApiError` (400)."""
     for field, ids in (("logit_bias", body.logit_bias or ()), ("stop_token_ids", body.stop_token_ids or ())):
+        if len(ids) > _MAX_IDS:
+            raise invalid(f"`{field}` may hold at most {_MAX_IDS} tokens, got {len(ids)}.", field, "invalid_value")
         worst = max(ids, default=0)
         if worst >= vocab_size:
             message = f"`{field}` names token {worst}; ids of this model are 0 to {vocab_size - 1}."

@@ -56,7 +56,7 @@ class Pipeline:
     ) -> GenerationRequest:
         """Check the prompt against the model and hash its blocks."""
         if self._log_prompts:
-            text = model.decode(prompt_ids, skip_special_tokens=False)
+            text = await model.text_of(prompt_ids, skip_special_tokens=False)
             log.info("prompt", extra={"generation_id": request_id, "model": model.name, "prompt": text})
         if len(prompt_ids) <= _INLINE_HASH_TOKENS:
             hashes = wire_chain(model.card.hash_root, caller.tenant, prompt_ids)
@@ -73,6 +73,8 @@ def check_prompt(model: ServedModel, prompt_ids: list[int], param: str) -> None:
     """Refuse prompts that no worker could take; raises :class:`ApiError` (400)."""
     if not prompt_ids:
         raise invalid(f"`{param}` is empty: at least one token is needed.", param)
+    if len(prompt_ids) > model.max_len:
+        raise too_long(model.max_len, len(prompt_ids), 0, param)
     worst = max(prompt_ids)
     if worst >= model.card.vocab_size or min(prompt_ids) < 0:
         limit = model.card.vocab_size

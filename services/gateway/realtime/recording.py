@@ -16,18 +16,17 @@ from services.gateway.errors import ApiError, interrupted
 from services.gateway.generation.output import Chunk, Generation, usage_json
 from services.gateway.observation import CLIENT_GONE, ObservedRequest
 from services.gateway.realtime.protocol import CANCELLED
-from services.gateway.tenants.tenant import Admission, Gate, Tenant
+from services.gateway.tenants.tenant import Admission, Tenant
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Running:
-    """A job that was let in."""
+    """A job and the request it was let in for."""
 
     made: Made
     admission: Admission
-    settled: bool = False
 
     @property
     def generation(self) -> Generation:
@@ -36,18 +35,7 @@ class _Running:
     async def end(self) -> None:
         """Stop it, and give back what was reserved and not used."""
         self.made.job.close()
-        if not self.settled:
-            self.settled = True
-            await self.admission.settle(self.made.job.usage())
-
-
-async def _admit(gate: Gate, tenant: Tenant, made: Made) -> _Running:
-    """Let a job in; raises :class:`ApiError`."""
-    try:
-        return _Running(made, await gate.admit(tenant, made.job.reserved_tokens()))
-    except ApiError:
-        made.job.close()
-        raise
+        await self.admission.settle(self.made.job.usage())
 
 
 FallBack = Callable[[Made, ApiError], Awaitable[Made]]
@@ -58,13 +46,14 @@ class Recording:
 
     def __init__(
         self,
-        gate: Gate,
         tenant: Tenant,
-        running: _Running,
+        made: Made,
+        admission: Admission,
         fall_back: FallBack,
         observed: ObservedRequest,
         drain: Drain,
     ) -> None:
+        """Runs in a task of its own, which settles the admission."""
         self.token = secrets.token_urlsafe(16)
         self.tenant = tenant.name
         self.chunks: list[Chunk] = []
@@ -72,9 +61,7 @@ class Recording:
         self.finish: str | None = None
         self._starts: list[int] = []  # token index at which each chunk begins
         self._tokens = 0
-        self._gate = gate
-        self._caller = tenant
-        self._running = running
+        self._running = _Running(made, admission)
         self._fall_back = fall_back
         self._observed = observed
         self._drain = drain
@@ -153,8 +140,9 @@ class Recording:
             if self.chunks:
                 raise
             made = await self._fall_back(self._running.made, error)
-            await self._running.end()
-            self._running = await _admit(self._gate, self._caller, made)
+            self._running.made.job.close()
+            self._running = _Running(made, self._running.admission)
+            await self._running.admission.reserve(made.job.reserved_tokens())
             self._on_news()
             await self._record()
 
@@ -174,13 +162,6 @@ class Recording:
         if self.error is not None:
             return self.error.status
         return CLIENT_GONE if self.finish == CANCELLED else 200
-
-
-async def start_recording(
-    gate: Gate, tenant: Tenant, made: Made, fall_back: FallBack, observed: ObservedRequest, drain: Drain
-) -> Recording:
-    """Let a job in and run it; raises :class:`ApiError`."""
-    return Recording(gate, tenant, await _admit(gate, tenant, made), fall_back, observed, drain)
 
 
 class Recordings:

@@ -17,6 +17,7 @@ from services.gateway.api.generate import Ask, JobMaker
 from services.gateway.api.http import Receive, Scope, Send
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, interrupted, invalid, shutting_down
+from services.gateway.generation.output import Usage
 from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, new_request_id
 from services.gateway.realtime.protocol import (
     Auth,
@@ -29,7 +30,7 @@ from services.gateway.realtime.protocol import (
     failure,
     read,
 )
-from services.gateway.realtime.recording import Recording, Recordings, start_recording
+from services.gateway.realtime.recording import Recording, Recordings
 from services.gateway.tenants.tenant import Gate, Tenant
 
 log = logging.getLogger(__name__)
@@ -185,15 +186,20 @@ class _Connection:
 
     async def _record(self, message: Start, tenant: Tenant, observed: ObservedRequest) -> Recording:
         maker = self._socket.makers[message.kind]
-        ask = Ask(maker.decode(bytes(message.request)), tenant, self._session, observed.traceparent)
-        made = await maker.make(ask)
-        if len(made.job.generations) != 1:
-            made.job.close()
-            raise invalid("A generation is one sequence: one prompt, and `n` of 1.", "n", "invalid_value")
         socket = self._socket
-        recording = await start_recording(
-            socket.gate, tenant, made, partial(maker.fall_back, ask), observed, socket.drain
-        )
+        admission, made = await socket.gate.enter(tenant), None
+        try:
+            ask = Ask(await maker.decode(bytes(message.request)), tenant, self._session, observed.traceparent)
+            made = await maker.make(ask)
+            if len(made.job.generations) != 1:
+                raise invalid("A generation is one sequence: one prompt, and `n` of 1.", "n", "invalid_value")
+            await admission.reserve(made.job.reserved_tokens())
+        except BaseException:
+            if made is not None:
+                made.job.close()
+            await admission.settle(Usage())
+            raise
+        recording = Recording(tenant, made, admission, partial(maker.fall_back, ask), observed, socket.drain)
         socket.recordings.add(recording)
         return recording
 

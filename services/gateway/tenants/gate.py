@@ -25,8 +25,17 @@ _REQUESTS, _TOKENS = "requests", "tokens"
 class _Admitted:
     gate: TenantGate
     tenant: Tenant
-    tokens: Reservation | None
+    requests: Window | None
+    reserved: list[Reservation] = field(default_factory=list)
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(reservation.tokens for reservation in self.reserved)
+
+    async def reserve(self, tokens: int) -> None:
+        """See :class:`Admission`."""
+        await self.gate.reserve(self, tokens)
 
     async def settle(self, usage: Usage) -> None:
         """See :class:`Admission`."""
@@ -58,49 +67,45 @@ class TenantGate:
         """See :class:`Gate`."""
         return await self._directory.identify(authorization)
 
-    async def admit(self, tenant: Tenant, tokens: int) -> _Admitted:
+    async def enter(self, tenant: Tenant) -> _Admitted:
         """See :class:`Gate`."""
         if not self._concurrency.enter(tenant):
             message = f"Too many requests at once; this key may run {tenant.max_concurrent}."
             raise self._refused("concurrency", message, "concurrency", 1.0)
         try:
-            return await self._reserve(tenant, tokens)
+            _, requests = await self._take(tenant, _REQUESTS, 1, tenant.requests_per_minute)
+            if requests is not None and requests.refused:
+                message = f"Rate limit reached: {requests.limit} requests per minute."
+                raise self._refused("rate_limit_exceeded", message, _REQUESTS, requests.reset_s)
+            admitted = _Admitted(self, tenant, requests)
+            await self.reserve(admitted, 1)  # who has none left is told before his prompt is looked at
         except BaseException:
             self._concurrency.leave(tenant)
             raise
+        return admitted
 
-    async def _reserve(self, tenant: Tenant, tokens: int) -> _Admitted:
-        (_, requests), (reservation, window), used = await asyncio.gather(
-            self._take(tenant, _REQUESTS, 1, tenant.requests_per_minute),
-            self._take(tenant, _TOKENS, tokens, tenant.tokens_per_minute),
-            self._used_this_month(tenant),
+    async def reserve(self, admitted: _Admitted, tokens: int) -> None:
+        """Take what is missing to `tokens` from the tenant's window; raises :class:`ApiError` 429."""
+        tenant, missing = admitted.tenant, max(0, tokens - admitted.tokens)
+        (reservation, window), used = await asyncio.gather(
+            self._take(tenant, _TOKENS, missing, tenant.tokens_per_minute), self._used_this_month(tenant)
         )
-        try:
-            self._check(tenant, tokens, requests, window, used)
-        except ApiError:
-            if reservation is not None:
-                await self._limits.give_back(tenant, _TOKENS, reservation, tokens, tenant.tokens_per_minute)
-            raise
-        headers = [*_headers(_REQUESTS, requests), *_headers(_TOKENS, window)]
-        return _Admitted(self, tenant, reservation, headers)
-
-    async def _take(
-        self, tenant: Tenant, kind: str, amount: int, limit: int
-    ) -> tuple[Reservation | None, Window | None]:
-        return await self._limits.take(tenant, kind, amount, limit) if limit else (None, None)
-
-    def _check(self, tenant: Tenant, tokens: int, requests: Window | None, window: Window | None, used: int) -> None:
+        if reservation is not None:
+            admitted.reserved.append(reservation)
         if tenant.tokens_per_month and used + tokens > tenant.tokens_per_month:
             message = (
                 f"The monthly quota of {tenant.tokens_per_month} tokens is used up ({used} used, {tokens} asked for)."
             )
             raise self._refused("insufficient_quota", message, "quota", None)
-        if requests is not None and requests.refused:
-            message = f"Rate limit reached: {requests.limit} requests per minute."
-            raise self._refused("rate_limit_exceeded", message, _REQUESTS, requests.reset_s)
         if window is not None and window.refused:
             message = f"Rate limit reached: {window.limit} tokens per minute, this request reserves {tokens}."
             raise self._refused("rate_limit_exceeded", message, _TOKENS, window.reset_s)
+        admitted.headers = [*_headers(_REQUESTS, admitted.requests), *_headers(_TOKENS, window)]
+
+    async def _take(
+        self, tenant: Tenant, kind: str, amount: int, limit: int
+    ) -> tuple[Reservation | None, Window | None]:
+        return await self._limits.take(tenant, kind, amount, limit) if limit else (None, None)
 
     def _refused(self, code: str, message: str, limit: str, retry_after_s: float | None) -> ApiError:
         self._metrics.limited.labels(limit).inc()
@@ -110,9 +115,9 @@ class TenantGate:
         """Count what a request used."""
         tenant, used = admitted.tenant, usage.prompt_tokens + usage.completion_tokens
         self._concurrency.leave(tenant)
-        if (reservation := admitted.tokens) is not None:
-            unused = reservation.tokens - used
-            await self._limits.give_back(tenant, _TOKENS, reservation, unused, tenant.tokens_per_minute)
+        if admitted.reserved:
+            unused = admitted.tokens - used
+            await self._limits.give_back(tenant, _TOKENS, admitted.reserved[-1], unused, tenant.tokens_per_minute)
         if tenant.tokens_per_month and used:
             await self._count_month(tenant, used)
 

@@ -29,6 +29,9 @@ class Admission(Protocol):
 
     headers: list[tuple[bytes, bytes]]  # x-ratelimit-*
 
+    async def reserve(self, tokens: int) -> None:
+        """Reserve that many tokens for the whole request, once they are known; raises :class:`ApiError` 429."""
+
     async def settle(self, usage: Usage) -> None:
         """The request is over: give back what was reserved and not used. To be called exactly once."""
 
@@ -39,13 +42,16 @@ class Gate(Protocol):
     async def identify(self, authorization: str) -> Tenant:
         """The tenant of an Authorization header; raises :class:`ApiError` 401."""
 
-    async def admit(self, tenant: Tenant, tokens: int) -> Admission:
-        """Reserve a request of at most `tokens` tokens; raises :class:`ApiError` 429 or 403."""
+    async def enter(self, tenant: Tenant) -> Admission:
+        """Let a request in before anything is done that grows with its size; raises :class:`ApiError` 429."""
 
 
 @dataclass(slots=True)
 class _Unlimited:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+    async def reserve(self, tokens: int) -> None:
+        """Nothing is limited."""
 
     async def settle(self, usage: Usage) -> None:
         """Nothing was reserved."""
@@ -62,6 +68,6 @@ class OpenGate:
         """See :class:`Gate`."""
         return self._tenant
 
-    async def admit(self, tenant: Tenant, tokens: int) -> Admission:
+    async def enter(self, tenant: Tenant) -> Admission:
         """See :class:`Gate`."""
         return self._admission

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 from ryzanstein.v1 import worker_pb2
 from tokenizers import Tokenizer
 
+from services.gateway.errors import too_long
 from services.gateway.text.detokenizer import Detokenizer, Vocabulary
+from services.gateway.text.guard import ControlTokens, Part
 from services.gateway.text.template import ChatTemplate
 
 # Below this a tokenizer call is shorter (< 1 ms) than what handing it to a thread and back is worth.
 _INLINE_CHARS = 4_000
+_INLINE_TOKENS = 2_000
+_CHARS_PER_TOKEN = 8  # more than any language needs: a longer text is probed before it is tokenized
+_THREADS = 2
+
+T = TypeVar("T")
 
 
 class ModelCardError(Exception):
@@ -29,6 +38,8 @@ class ServedModel:
     tokenizer: Tokenizer
     vocabulary: Vocabulary
     template: ChatTemplate | None
+    # Few: texts that are tokenized at the same time share the cores with the event loop.
+    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "text"))
 
     @staticmethod
     def from_card(card: worker_pb2.ModelCard) -> ServedModel:
@@ -63,22 +74,79 @@ class ServedModel:
         text = self.card.special_tokens.get("bos_token", "")
         return self.tokenizer.token_to_id(text) if self.card.add_bos_token and text else None
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; long texts are tokenized off the event loop."""
-        if len(text) <= _INLINE_CHARS:
-            return self.encode_now(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self.encode_now, text, add_special_tokens=add_special_tokens)
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        """What clients may not spell."""
+        return ControlTokens(self.tokenizer)
 
-    def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    @cached_property
+    def _longest_token(self) -> int:
+        """Bytes of the longest token; as spelled in the vocabulary, which is never shorter than what it stands for."""
+        return max((len(token.encode()) for token in self.tokenizer.get_vocab()), default=1)
+
+    @cached_property
+    def _plain(self) -> Tokenizer:
+        """The tokenizer, reading control tokens as ordinary characters."""
+        plain = Tokenizer.from_str(self.tokenizer.to_str())
+        plain.encode_special_tokens = True
+        return plain
+
+    def check_length(self, size: int, param: str) -> None:
+        """Refuse a text of `size` characters that cannot fit, whatever it says; raises :class:`ApiError` (400)."""
+        if size > self.max_len * self._longest_token:
+            raise too_long(self.max_len, -(-size // self._longest_token), 0, param, at_least=True)
+
+    async def off_loop(self, size: int, call: Callable[[], T], limit: int = _INLINE_CHARS) -> T:
+        """Call, on another thread if the work is large."""
+        if size <= limit:
+            return call()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; long ones are tokenized off the event loop.
+
+        Raises :class:`ApiError` (400) for texts far beyond the context, before all of them is tokenized.
+        """
+        self.check_length(len(text), param)
+        return await self.off_loop(len(text), lambda: self.encode_now(text, param, add_special_tokens))
+
+    def encode_now(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, on the calling thread."""
+        self._probe(text, param)
         ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         # Some tokenizer files leave the BOS token to the configuration instead of their post-processor.
         if add_special_tokens and self._bos_id is not None and ids[:1] != [self._bos_id]:
             ids = [self._bos_id, *ids]
         return ids
 
+    def encode_parts(self, parts: Sequence[Part], param: str) -> list[int]:
+        """Token ids of a rendered conversation, on the calling thread."""
+        ids: list[int] = []
+        for part in parts:
+            self._probe(part.text, param)
+            tokenizer = self._plain if part.literal else self.tokenizer
+            ids += tokenizer.encode(part.text, add_special_tokens=False).ids
+        return ids
+
+    def _probe(self, text: str, param: str) -> None:
+        """Refuse a text whose beginning alone has twice the tokens that fit: the rest cannot take them back."""
+        probed = _INLINE_CHARS + _CHARS_PER_TOKEN * self.max_len
+        if len(text) > probed:
+            tokens = len(self.tokenizer.encode(text[:probed], add_special_tokens=False).ids)
+            if tokens > 2 * self.max_len:
+                raise too_long(self.max_len, tokens, 0, param, at_least=True)
+
+    def spellings(self, ids: Sequence[int]) -> list[str | None]:
+        """Tokens as the vocabulary spells them."""
+        return [self.tokenizer.id_to_token(token_id) for token_id in ids]
+
+    async def text_of(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids; many are decoded off the event loop."""
+        call = lambda: self.decode(ids, skip_special_tokens=skip_special_tokens)  # noqa: E731
+        return await self.off_loop(len(ids), call, _INLINE_TOKENS)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids."""
+        """The text of ids, on the calling thread."""
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     @cached_property

@@ -64,6 +64,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ValueError(f"chat template, line {error.lineno}: {error.message}") from error
         self._special_tokens = dict(special_tokens)
+        self.knows_developers = "developer" in source  # others refuse the role: it is the newer name of `system`
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any

@@ -42,7 +42,11 @@ def scripted_token(prompt: Sequence[int], seed: int, position: int) -> int:
 
 
 def model_card(
-    worker_id: str, incarnation: str, name: str = MODEL, tokenizer: Tokenizer | None = None
+    worker_id: str,
+    incarnation: str,
+    name: str = MODEL,
+    tokenizer: Tokenizer | None = None,
+    template: str = CHAT_TEMPLATE,
 ) -> worker_pb2.ModelCard:
     tokenizer = tokenizer or byte_level()
     return worker_pb2.ModelCard(
@@ -53,7 +57,7 @@ def model_card(
         vocab_size=tokenizer.get_vocab_size(),
         eos_token_ids=[EOS],
         tokenizer_json=tokenizer.to_str().encode(),
-        chat_template=CHAT_TEMPLATE,
+        chat_template=template,
         special_tokens={"bos_token": "<|bos|>", "eos_token": "<|eos|>"},
         hash_root=f"{name}-root",
         hidden_size=4,
@@ -83,6 +87,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     end_at: int | None = None  # position whose token is EOS
     tokenizer: Tokenizer | None = None
     announce_trials: bool = True  # False: a suspect waits for another one when the worker dies
+    template: str = CHAT_TEMPLATE
 
     def __post_init__(self) -> None:
         self.incarnation = uuid.uuid4().hex
@@ -113,7 +118,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         await self.start()
 
     async def GetModelCard(self, request, context):  # noqa: N802
-        return model_card(self.worker_id, self.incarnation, self.model, self.tokenizer)
+        return model_card(self.worker_id, self.incarnation, self.model, self.tokenizer, self.template)
 
     async def Connect(self, request_iterator, context):  # noqa: N802
         self.connections += 1

@@ -1,0 +1,71 @@
+"""From messages to token ids, through a model's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.gateway.errors import invalid
+from services.gateway.text.codec import ServedModel
+from services.gateway.text.guard import Marks, Part
+from services.gateway.text.template import ChatTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a template is to render."""
+
+    turns: Sequence[dict[str, Any]]  # role, content (one text), and what else templates read
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: dict[str, Any] = field(default_factory=dict)
+    control_tokens: bool = False  # whether messages may spell control tokens
+
+    @property
+    def size(self) -> int:
+        """Characters that clients wrote."""
+        return sum(len(text) for turn in self.turns for text in turn.values())
+
+
+async def encode_conversation(
+    model: ServedModel, conversation: Conversation, *, add_special_tokens: bool = False
+) -> list[int]:
+    """The prompt of a conversation; raises :class:`ApiError` (400)."""
+    if model.template is None:
+        message = f"The model `{model.name}` has no chat template; use /v1/completions."
+        raise invalid(message, "model", "no_chat_template")
+    template, count = model.template, len(conversation.turns)
+    if count > model.max_len:  # a turn costs a token at the least
+        message = f"`messages` may hold at most {model.max_len} messages for this model, got {count}."
+        raise invalid(message, "messages", "invalid_value")
+    model.check_length(conversation.size, "messages")
+
+    def encode() -> list[int]:
+        parts = _render(model, template, conversation)
+        if add_special_tokens and len(parts) == 1:
+            return model.encode_now(parts[0].text, "messages", add_special_tokens=True)
+        return model.encode_parts(parts, "messages")
+
+    return await model.off_loop(conversation.size + 40 * count, encode)
+
+
+def _render(model: ServedModel, template: ChatTemplate, conversation: Conversation) -> list[Part]:
+    """The text, cut where clients spelled control tokens."""
+    marks, control = Marks(), model.control_tokens
+    turns, variables = list(conversation.turns), conversation.variables
+    if not conversation.control_tokens:
+        turns = [control.wrap(turn, marks) for turn in turns]
+        variables = control.wrap(variables, marks)
+    if not template.knows_developers:
+        turns = [turn | {"role": "system"} if turn["role"] == "developer" else turn for turn in turns]
+    if conversation.continue_final_message:
+        turns[-1] = turns[-1] | {"content": turns[-1]["content"] + marks.end}
+    text = template.render(turns, add_generation_prompt=conversation.add_generation_prompt, **variables)
+    if conversation.continue_final_message:
+        kept = marks.cut(text)
+        if kept is None:
+            message = "The chat template drops the final message: it cannot be continued."
+            raise invalid(message, "continue_final_message", "chat_template_error")
+        text = kept
+    return control.parts(text, marks)

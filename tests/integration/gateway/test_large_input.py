@@ -1,0 +1,186 @@
+"""The largest input that may be sent: it is refused or served, and nobody beside it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
+from websockets.sync.client import connect
+
+from services.common.ports import free_port
+from services.common.rpc import open_channel
+from services.gateway.tenants.keys import digest_of
+from tests.integration.gateway.fleet import MAX_LEN, Worker
+from tests.integration.gateway.gateways import Stack, running_stack
+
+LONGEST_S = 0.8  # on a busy machine; before, most of these took seconds
+_ID_LIST = b"[1]," * 3_500_000 + b"[1]"
+_ID_LISTS = b'{"prompt": [' + _ID_LIST + b"]}"
+_MESSAGE = b'{"role": "user", "content": []},'
+LARGE = {
+    "text": ("/v1/completions", b'{"prompt": "' + b"x " * 7_000_000 + b'"}', "prompt"),
+    "ids": ("/v1/completions", b'{"prompt": [' + b"5," * 7_000_000 + b"5]}", "prompt"),
+    "lists of ids": ("/v1/completions", _ID_LISTS, "prompt"),
+    "a batch of texts": ("/v1/completions", b'{"prompt": [' + b'"x",' * 3_500_000 + b'"x"]}', "prompt"),
+    "text to embed": ("/v1/embeddings", b'{"input": ["' + b"x " * 7_000_000 + b'"]}', "input"),
+    "ids to embed": ("/v1/embeddings", _ID_LISTS.replace(b"prompt", b"input"), "input"),
+    "one message": (
+        "/v1/chat/completions",
+        b'{"messages": [{"role": "user", "content": "' + b"x " * 7_000_000 + b'"}]}',
+        "messages",
+    ),
+    "messages": ("/v1/chat/completions", b'{"messages": [' + _MESSAGE * 450_000 + _MESSAGE[:-1] + b"]}", "messages"),
+    "fewer messages": (
+        "/v1/chat/completions",
+        b'{"messages": [' + _MESSAGE * 100_000 + _MESSAGE[:-1] + b"]}",
+        "messages",
+    ),
+    "template variables": (
+        "/v1/chat/completions",
+        b'{"messages": [{"role": "user"}], "chat_template_kwargs": {"a": [' + _ID_LIST + b"]}}",
+        "chat_template_kwargs",
+    ),
+    "biases": (
+        "/v1/completions",
+        b'{"prompt": "a", "logit_bias": {' + b",".join(b'"%d": 1' % i for i in range(1_000_000)) + b"}}",
+        "logit_bias",
+    ),
+    "some biases": (
+        "/v1/completions",
+        b'{"prompt": "a", "logit_bias": {' + b",".join(b'"%d": 1' % i for i in range(1_025)) + b"}}",
+        "logit_bias",
+    ),
+    "a stop string": ("/v1/completions", b'{"prompt": "a", "stop": "' + b"x" * 200_000 + b'"}', "stop"),
+    "text to tokenize": ("/tokenize", b'{"prompt": "' + b"x " * 7_000_000 + b'"}', "prompt"),
+    "ids to detokenize": ("/detokenize", b'{"tokens": [' + b"5," * 7_000_000 + b"5]}", "tokens"),
+    "unknown fields": (
+        "/v1/completions",
+        b'{"prompt": "a", ' + b",".join(b'"%d": 1' % i for i in range(1_000_000)) + b"}",
+        "0",
+    ),
+}
+
+
+class Gaps:
+    """The longest time for which the event loop did nothing else."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    async def watch(self) -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            self.longest, last = max(self.longest, now - last), now
+
+
+@asynccontextmanager
+async def no_gap() -> AsyncIterator[Gaps]:
+    gaps = Gaps()
+    watcher = asyncio.create_task(gaps.watch())
+    yield gaps
+    watcher.cancel()
+    assert gaps.longest < LONGEST_S
+
+
+def post(port: int, path: str, body: bytes, key: str = "") -> tuple[int, dict]:
+    """On a thread of its own: the test's event loop is the gateway's."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", path, body, {"Authorization": f"Bearer {key}"} if key else {})
+    answer = connection.getresponse()
+    status, read = answer.status, json.loads(answer.read())
+    connection.close()
+    return status, read
+
+
+async def refusal(stack: Stack, path: str, body: bytes, key: str = "") -> tuple[int, dict]:
+    status, answer = await asyncio.to_thread(post, stack.gateway.http.port, path, body, key)
+    return status, answer["error"]
+
+
+async def test_the_largest_bodies_are_refused_by_name_and_stop_nobody():
+    async with running_stack([Worker("w0")]) as stack:
+        for name, (path, body, param) in LARGE.items():
+            async with no_gap():
+                began = time.perf_counter()
+                status, error = await refusal(stack, path, body)
+            assert (status, error["param"]) == (400, param), (name, error)
+            assert time.perf_counter() - began < 5, name
+        assert not stack.workers[0].submits
+
+
+async def test_what_fits_is_still_served_beside_a_long_text():
+    async with running_stack([Worker("w0")]) as stack:
+        text = "x" * (MAX_LEN - 20)
+        ran = await stack.complete(prompt=text, max_tokens=1, metadata={"a": "b" * 100_000})
+        assert ran.status_code == 200, ran.text
+        assert (
+            stack.workers[0].submits[0].prompt_ids
+            == (await stack.http.post("/tokenize", json={"prompt": text})).json()["tokens"]
+        )
+
+
+async def test_the_same_over_grpc():
+    port = free_port()
+    async with running_stack([Worker("w0")], grpc_port=port) as stack, open_channel(f"127.0.0.1:{port}") as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        large = {
+            "prompt": stub.Generate(inference_pb2.GenerateRequest(prompt="x " * 7_000_000)),
+            "prompt_ids": stub.Generate(
+                inference_pb2.GenerateRequest(prompt_ids=inference_pb2.TokenIds(ids=[5] * 3_000_000))
+            ),
+            "messages": stub.Chat(
+                inference_pb2.ChatRequest(messages=[inference_pb2.ChatMessage(role="user")] * 300_000)
+            ),
+            "logit_bias": stub.Generate(
+                inference_pb2.GenerateRequest(
+                    prompt="a", options=inference_pb2.GenerationOptions(logit_bias=dict.fromkeys(range(100_000), 1.0))
+                )
+            ),
+        }
+        for name, call in large.items():
+            async with no_gap():
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call.read()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, name
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Generate(inference_pb2.GenerateRequest(prompt="x" * (17 << 20))).read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert not stack.workers[0].submits
+
+
+def start(url: str, kind: str, body: bytes) -> dict:
+    """Begin a generation, on a thread of its own; returns the first message."""
+    with connect(f"{url.replace('http', 'ws')}/v1/stream") as socket:
+        socket.send(b'{"type": "start", "id": "a", "kind": "%b", "request": %b}' % (kind.encode(), body))
+        return json.loads(socket.recv())
+
+
+async def test_the_same_over_a_websocket():
+    async with running_stack([Worker("w0")]) as stack:
+        for name in ("text", "lists of ids", "one message"):
+            path, body, param = LARGE[name]
+            async with no_gap():
+                kind = "chat" if "chat" in path else "completion"
+                answer = await asyncio.to_thread(start, stack.url, kind, body)
+            assert answer["error"]["param"] == param, name
+
+
+async def test_who_is_over_his_limit_hears_429_before_his_prompt_is_read(tmp_path):
+    keys = [{"key_sha256": digest_of("k"), "name": "acme", "requests_per_minute": 1}]
+    url = f"unix://{tmp_path}/none.sock"
+    async with running_stack([Worker("w0")], tenancy=True, api_keys=json.dumps(keys), redis_url=url) as stack:
+        seen = [await refusal(stack, *LARGE["text"][:2], "k") for _ in range(2)]
+        assert [(status, error["code"]) for status, error in seen] == [
+            (400, "context_length_exceeded"),
+            (429, "rate_limit_exceeded"),
+        ]
+        assert (await refusal(stack, "/tokenize", b'{"prompt": "a"}', "k"))[0] == 429
