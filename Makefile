@@ -12,6 +12,7 @@ RUN_TIME ?= 1m
 MINUTES ?= 30
 FAULT_EVERY ?= 20s
 SEED ?= 0
+NODES ?= 2
 TORCH ?= auto
 ARCH ?= $(if $(filter aarch64 arm64,$(shell uname -m)),arm64,amd64)
 IMAGES ?=
@@ -20,7 +21,7 @@ INSTALL = options="$$($(BIN)/python deploy/torch_wheel.py $(TORCH))" && \
   $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $$options
 
 .DEFAULT_GOAL := help
-.PHONY: help run install proto kernels test lint format reference bench eval loadtest soak wheelhouse images images-archive constraints clean
+.PHONY: help run install proto kernels test test-charts test-cluster lint format reference bench eval loadtest soak wheelhouse images images-archive constraints clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -38,6 +39,12 @@ kernels: $(STAMPS)/dev ## Compile the worker's kernels
 
 test: $(STAMPS)/dev ## Set up and run the whole test suite with coverage
 	$(BIN)/pytest --cov $(PYTEST_ARGS)
+
+test-charts: $(STAMPS)/dev ## Render the chart with Helm 3 and 4 and hold it to its rules; `make test` does where Helm is
+	$(BIN)/pytest tests/charts $(PYTEST_ARGS)
+
+test-cluster: $(STAMPS)/dev ## Everything on a real cluster of two nodes (NODES=1, ARGS="-k smoke" a part), see CONTRIBUTING.md
+	tests/cluster/run $(NODES) $(ARGS) $(PYTEST_ARGS)
 
 lint: $(STAMPS)/dev ## Linters, types, import rules, docstring coverage
 	$(BIN)/ruff check .

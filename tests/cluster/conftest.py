@@ -14,17 +14,16 @@ import pytest
 
 from tests.cluster.kube import Kube
 from tests.cluster.rig import Rig
-from tests.programs import required
 
 KUBECONFIG = os.environ.get("RYZANSTEIN_TEST_KUBECONFIG", "")
 LEFT_OUT = "tests/cluster is left out: RYZANSTEIN_TEST_KUBECONFIG names no cluster (`make test-cluster` starts one)"
-# What the report of a failed test shows: the namespaces that are in use.
+# What the report of a failed test shows, unless the test has namespaces of its own.
 IN_USE: pytest.StashKey[list[Kube]] = pytest.StashKey()
 
 # What was measured, by test; shown at the end.
 FIGURES: pytest.StashKey[dict[str, object]] = pytest.StashKey()
 
-collect_ignore_glob = [] if KUBECONFIG or required() else ["*test_*.py"]
+collect_ignore_glob = [] if KUBECONFIG else ["*test_*.py"]
 
 Namespaces = Callable[..., Kube]
 
@@ -40,15 +39,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report: pytest.TestReport = yield  # type: ignore[assignment]
     if report.failed:
-        for kube in item.session.stash.get(IN_USE, []):
+        own = [value for value in getattr(item, "funcargs", {}).values() if isinstance(value, Kube)]
+        for kube in own or item.session.stash.get(IN_USE, []):
             report.sections.append((f"namespace {kube.namespace}", kube.report()))
     return report  # type: ignore[return-value]
 
 
 @pytest.fixture(scope="session")
 def kubeconfig() -> Path:
-    if not KUBECONFIG:
-        pytest.fail("RYZANSTEIN_TEST_KUBECONFIG names no cluster, and here the tests of one must not be left out")
     return Path(KUBECONFIG)
 
 

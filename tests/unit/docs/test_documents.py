@@ -54,6 +54,12 @@ def known_in(reference: str, pattern: str) -> set[str]:
     return set(re.findall(pattern, (PROJECT / "docs" / "reference" / reference).read_text()))
 
 
+def known_to_tests() -> set[str]:
+    """The variables that say where Helm and a cluster are."""
+    readers = (PROJECT / "tests" / name for name in ("programs.py", "cluster/conftest.py", "cluster/run"))
+    return {name for reader in readers for name in re.findall(r"\bRYZANSTEIN_(?:TEST|REQUIRE)_\w+", reader.read_text())}
+
+
 def suffixes_removed(metrics: set[str]) -> set[str]:
     """Histograms are listed without the endings that they are scraped with."""
     return {re.sub(r"_(bucket|sum|count)$", "", metric) for metric in metrics}
@@ -69,7 +75,7 @@ def test_commands_variables_and_metrics_exist(page: Path) -> None:
         "tests": (set(re.findall(r"\btests/(?>[\w./]*\w)(?!<)", text)), None),
         "variable": (
             set(re.findall(r"\bRYZANSTEIN_[A-Z_]*[A-Z]\b(?!_?\*)", text)),
-            known_in("configuration.md", r"`(RYZANSTEIN_\w+)`") | {"RYZANSTEIN_API_KEY"},
+            known_in("configuration.md", r"`(RYZANSTEIN_\w+)`") | {"RYZANSTEIN_API_KEY"} | known_to_tests(),
         ),
         "metric": (
             suffixes_removed(set(re.findall(r"\bryzanstein_(?:gateway|router|coordinator|worker)_\w+", text))),

@@ -1,0 +1,49 @@
+"""A real API server takes what every values file renders, in a namespace with restricted Pod Security."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.charts.rendering import ALL_VALUES, render
+from tests.cluster.conftest import Namespaces
+from tests.cluster.control_plane.releases import RESTRICTED, install, owned, rendered_names
+from tests.cluster.kube import CommandError, Kube
+
+CARELESS_POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: not-restricted}
+spec: {containers: [{name: main, image: none}]}
+"""
+
+
+@pytest.fixture(scope="module")
+def restricted(namespaces: Namespaces) -> Kube:
+    return namespaces("restricted", RESTRICTED)
+
+
+@pytest.mark.parametrize("values", ALL_VALUES, ids=lambda path: path.stem)
+def test_every_values_file_is_admitted(restricted: Kube, values: Path) -> None:
+    """Custom kinds included; a field that the server does not know is an error, and so is a warning."""
+    text = render(values, namespace=restricted.namespace).text
+    args = ("--dry-run=server", "--validate=strict", "--warnings-as-errors")
+    restricted.kubectl("create", *args, "-f", "-", stdin=text)
+
+
+def test_the_namespace_would_refuse_a_careless_pod(restricted: Kube) -> None:
+    with pytest.raises(CommandError, match="violates PodSecurity"):
+        restricted.kubectl("create", "--dry-run=server", "-f", "-", stdin=CARELESS_POD)
+
+
+def test_pods_are_made_in_a_restricted_namespace(restricted: Kube) -> None:
+    """Admission of a Deployment does not check its pods; the controllers' own creations are."""
+    install(restricted)
+    assert owned(restricted).keys() == rendered_names(restricted.namespace)
+    components = ("gateway", "router", "coordinator", "worker", "redis", "secrets")
+    restricted.until(
+        "a pod of every component", lambda: all(restricted.pods(component) for component in components), 20
+    )
+    reasons = {event["reason"] for event in restricted.items("events")}
+    assert "FailedCreate" not in reasons

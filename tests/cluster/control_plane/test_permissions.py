@@ -1,0 +1,118 @@
+"""What the release's service accounts may do, asked of the API server and done with their own tokens."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster.conftest import Namespaces
+from tests.cluster.control_plane.releases import install
+from tests.cluster.kube import CommandError, Kube
+
+SECRET = "ryzanstein-redis-auth-1"
+SERVING, MAKER = "ryzanstein", "ryzanstein-secrets"
+
+
+@pytest.fixture(scope="module")
+def installed(namespaces: Namespaces) -> Kube:
+    kube = namespaces("permissions")
+    kube.kubectl("create", "secret", "generic", "somebody-elses", "--from-literal=password=x")
+    install(kube)
+    return kube
+
+
+def _may(kube: Kube, account: str, verb: str, what: str) -> bool:
+    user = f"system:serviceaccount:{kube.namespace}:{account}"
+    try:
+        return kube.kubectl("auth", "can-i", verb, *what.split(" "), f"--as={user}").strip() == "yes"
+    except CommandError as error:
+        if str(error).rstrip().endswith("no"):
+            return False
+        raise
+
+
+def test_the_serving_pods_may_nothing(installed: Kube) -> None:
+    """Nothing but what every account may: ask who it is, and read the API's own description."""
+    for verb, what in [("get", "pods"), ("list", "secrets"), ("create", "configmaps"), ("patch", "deployments")]:
+        assert not _may(installed, SERVING, verb, what), f"{verb} {what}"
+
+
+def test_the_job_may_make_secrets_and_read_its_own(installed: Kube) -> None:
+    assert _may(installed, MAKER, "create", "secrets")
+    assert _may(installed, MAKER, "get", f"secrets/{SECRET}")
+    forbidden = ["get secrets/somebody-elses", "list secrets", "watch secrets", "get pods", "create pods"]
+    forbidden += [f"{verb} secrets/{SECRET}" for verb in ("update", "patch", "delete")]
+    forbidden += ["create secrets --namespace=default", "get secrets --all-namespaces", "get nodes"]
+    for action in forbidden:
+        verb, what = action.split(" ", 1)
+        assert not _may(installed, MAKER, verb, what), action
+
+
+def test_the_job_makes_the_password_once(installed: Kube, tmp_path: Path) -> None:
+    """The command of the rendered Job, as its service account: a second run leaves the password as it is."""
+    command = _command(installed)
+    config = _kubeconfig_of(installed, MAKER, tmp_path)
+    passwords = []
+    for _ in range(2):
+        done = _ryzanstein(command, config)
+        assert done.returncode == 0, done.stderr
+        passwords.append(installed.get("secret", SECRET)["data"]["password"])
+    assert passwords[0] == passwords[1]
+    assert len(base64.b64decode(passwords[0])) >= 32
+
+
+def test_the_job_is_refused_what_it_may_not(installed: Kube, tmp_path: Path) -> None:
+    config = _kubeconfig_of(installed, MAKER, tmp_path)
+    command = ["somebody-elses" if part == SECRET else part for part in _command(installed)]
+    done = _ryzanstein(command, config)
+    assert done.returncode != 0
+    assert "somebody-elses" in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_the_api_was_asked_for_nothing_else(installed: Kube, tmp_path: Path) -> None:
+    """By the audit log, where the cluster keeps one beside its kubeconfig."""
+    log = installed.kubeconfig.parent / "audit.log"
+    if not log.exists():
+        pytest.skip(f"this cluster has no audit log at {log}")
+    assert _ryzanstein(_command(installed), _kubeconfig_of(installed, MAKER, tmp_path)).returncode == 0
+    prefix = f"system:serviceaccount:{installed.namespace}:"
+    seen = set()
+    for line in log.read_text().splitlines():
+        event = json.loads(line)
+        if event["user"]["username"].startswith(prefix):
+            seen.add((event["verb"], event.get("objectRef", {}).get("resource"), event["user"]["username"]))
+    assert seen
+    maker = prefix + MAKER
+    assert seen <= {("get", "secrets", maker), ("create", "secrets", maker)}
+
+
+def _command(kube: Kube) -> list[str]:
+    (job,) = kube.items("jobs", "app.kubernetes.io/component=secrets")
+    command: list[str] = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[0] == "ryzanstein"
+    return command
+
+
+def _ryzanstein(command: list[str], config: Path) -> subprocess.CompletedProcess[str]:
+    program = str(Path(sys.executable).parent / command[0])
+    env = {**os.environ, "KUBECONFIG": str(config)}
+    return subprocess.run([program, *command[1:]], env=env, capture_output=True, text=True, timeout=30, check=False)
+
+
+def _kubeconfig_of(kube: Kube, account: str, folder: Path) -> Path:
+    """A kubeconfig with a token of the account instead of the administrator's certificate."""
+    config = yaml.safe_load(kube.kubeconfig.read_text())
+    token = kube.kubectl("create", "token", account, "--duration=10m").strip()
+    for user in config["users"]:
+        user["user"] = {"token": token}
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return path
