@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from services.worker.loading.files import refuse_pointer
 from services.worker.model.families.naming import TensorRef
 from services.worker.model.spec import ModelError
 
@@ -42,8 +43,13 @@ class Checkpoint:
         refs: Mapping[str, TensorRef],
         ignored: tuple[str, ...] = (),
         optional_prefix: str = "",
+        where_stored: Mapping[str, TensorRef] | None = None,
     ) -> None:
-        """`ignored`: patterns of names that may be stored, but are not read. Raises ModelError."""
+        """`ignored`: patterns of names that may be stored, but are not read. Raises ModelError.
+
+        `optional_prefix`: of names; some checkpoints leave it out. `where_stored`: references that go before those of
+        `refs` where there is such a tensor.
+        """
         self._files = ExitStack()
         self._where: dict[str, tuple[Path, Any]] = {}
         try:
@@ -51,7 +57,8 @@ class Checkpoint:
                 handle = self._files.enter_context(_open(file))
                 self._where |= dict.fromkeys(handle.keys(), (file, handle))
             bare = not any(name.startswith(optional_prefix) for name in self._where)
-            self._refs = {key: _strip(ref, optional_prefix) for key, ref in refs.items()} if bare else refs
+            self._refs = {key: _strip(ref, optional_prefix) for key, ref in refs.items()} if bare else dict(refs)
+            self._refs |= {key: ref for key, ref in (where_stored or {}).items() if ref.name in self._where}
             self._check_names(folder, ignored)
         except BaseException:
             self._files.close()
@@ -113,6 +120,7 @@ class Checkpoint:
 
 
 def _open(file: Path) -> Any:
+    refuse_pointer(file)
     try:
         return safe_open(file, framework="pt")
     except (OSError, SafetensorError) as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from services.worker.kernels.bfloat16 import explain, open_kernels
-from services.worker.loading.checkpoint import Checkpoint
+from services.worker.loading.checkpoint import Checkpoint, Span
 from services.worker.model.attention import AttentionBackend, AttentionShape
 from services.worker.model.attention_layer import load_attention
 from services.worker.model.backends import candidates, choose_backend
@@ -18,9 +19,9 @@ from services.worker.model.families.config import Config
 from services.worker.model.mlp import load_mlp
 from services.worker.model.moe import load_moe
 from services.worker.model.norm import Norm, load_norm
-from services.worker.model.registry import find_family
-from services.worker.model.rope import RotaryTables
-from services.worker.model.spec import LayerSpec, ModelSpec, RopeSpec
+from services.worker.model.registry import interpret
+from services.worker.model.rope import RotaryTables, explain_rope
+from services.worker.model.spec import LayerSpec, ModelError, ModelSpec, RopeSpec
 from services.worker.parallel.communicator import Communicator
 from services.worker.parallel.embedding import VocabEmbedding, VocabHead, divide_vocabulary
 from services.worker.parallel.linear import LinearLoader, choose_method
@@ -33,25 +34,27 @@ def load_model(
     comm: Communicator,
     dtype: torch.dtype,
     device: torch.device,
-    *,
     max_positions: int | None = None,
 ) -> Decoder:
     """Load this rank's share of the checkpoint folder `path`.
 
-    `max_positions`: the longest sequence to be served, where shorter than the model's; it sizes position tables and
-    (LongRoPE) decides between short and long factors. Raises ModelError naming the file and the key.
+    `max_positions`: the longest sequence to be served, None for all that the model can tell apart; it sizes position
+    tables and (LongRoPE) decides between short and long factors. Raises ModelError naming the file and the key.
     """
-    config = Config.load(path)
-    family = find_family(config)
-    spec = family.read_spec(config)
-    config.finish()
-    refs = family.refs(spec)
-    ignored = (*family.ignored, "lm_head.weight") if spec.tied else family.ignored
-    with torch.inference_mode(), Checkpoint(path, refs, ignored, family.optional_prefix) as source:
+    family, spec = interpret(config := Config.load(path))
+    max_positions = max_positions or spec.max_positions
+    if max_positions > spec.max_positions:
+        raise ModelError(f"{path}: {max_positions} positions: the model was made for {spec.max_positions}")
+    # Layers after the last one only draft tokens (multi-token prediction).
+    drafts = range(spec.n_layers, spec.n_layers + int(config.raw("num_nextn_predict_layers") or 0))
+    ignored = (*family.ignored, *(f"*layers.{index}.*" for index in drafts))
+    # A head that is stored is meant, even where the config calls it tied.
+    stored = {"head": family.refs(replace(spec, tied=False))["head"]}
+    with torch.inference_mode(), Checkpoint(path, family.refs(spec), ignored, family.optional_prefix, stored) as source:
         kernels = open_kernels(dtype, device)
         logger.info("kernels: %s", explain(kernels, dtype, device))
         load = LinearLoader(source, comm, dtype, device, choose_method(dtype, device, kernels), kernels)
-        return build_decoder(spec, load, min(spec.max_positions, max_positions or spec.max_positions))
+        return build_decoder(spec, load, max_positions)
 
 
 def build_decoder(spec: ModelSpec, load: LinearLoader, max_positions: int) -> Decoder:
@@ -64,9 +67,11 @@ def build_decoder(spec: ModelSpec, load: LinearLoader, max_positions: int) -> De
     sizes = (load, vocabulary, spec.vocab_size, spec.hidden_size)
     positions = None
     if spec.learned_positions:
-        stored = load.source.matrix("positions", (spec.max_positions, spec.hidden_size))
-        positions = stored.to(load.device, load.dtype)
+        shape = (spec.max_positions, spec.hidden_size)
+        positions = load.source.matrix("positions", shape, Span(0, max_positions)).to(load.device, load.dtype)
     rotary = tuple(RotaryTables(rope, max_positions, load.device, load.kernels) for rope in ropes)
+    for rope in ropes:
+        logger.info("rope: %s", explain_rope(rope, max_positions))
     return Decoder(
         spec,
         load.comm,
@@ -75,7 +80,7 @@ def build_decoder(spec: ModelSpec, load: LinearLoader, max_positions: int) -> De
         norm=load_norm(spec, load, "norm"),
         head=VocabHead(*sizes),
         vocabulary=vocabulary,
-        tables=Tables(rotary, windows, positions),
+        tables=Tables(max_positions, rotary, windows, positions),
         backend=backend,
         kernels=load.kernels,
         min_rows=load.make().min_rows,

@@ -76,6 +76,7 @@ class DecoderLayer:
 class Tables:
     """What is looked up by position, and the distinct windows and ropes among the layers."""
 
+    max_positions: int  # of the longest sequence that is served
     ropes: tuple[RotaryTables, ...]
     windows: tuple[int | None, ...]
     positions: torch.Tensor | None  # learned, [max_positions, hidden_size]
@@ -174,7 +175,7 @@ class Decoder:
         if self.kernels is None or not ours:
             return None
         if self._replays is None or self._replays.decodes.cache is not cache:
-            max_blocks = min(cache.n_blocks, -(-self.spec.max_positions // cache.block_size))
+            max_blocks = min(cache.n_blocks, -(-self._tables.max_positions // cache.block_size))
             tables = (self._tables.ropes, self._tables.windows)
             shared = (self.kernels, self._comm, *tables, cache, self.spec.hidden_size, max_blocks)
             self._replays = Replays(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from services.worker.model.families import (
@@ -37,21 +38,36 @@ _ALL = (
     granite.FAMILY,
 )
 FAMILIES = {family.architecture: family for family in _ALL}
+_BODIES = {family.base_architecture: family for family in _ALL}
+_TYPES = {family.model_type: family for family in _ALL}
+_ALIASES = {"LLaMAForCausalLM": "LlamaForCausalLM"}  # of the first conversions
 
 
 def find_family(config: Config) -> Family:
-    """Return the family of architectures[0]. Raises ModelError."""
-    architectures = config.raw("architectures")
+    """Return the family of the one architecture, or else of the model type. Raises ModelError."""
+    architectures = config.raw("architectures") or []
+    if not architectures and (by_type := _TYPES.get(str(config.raw("model_type")))):
+        return by_type
     if not isinstance(architectures, list) or len(architectures) != 1:
         raise config.error("architectures", f"expected a list of one name, found {architectures!r}")
-    if architectures[0] not in FAMILIES:
-        raise config.error("architectures", f"{architectures[0]!r} is not implemented; known: {', '.join(FAMILIES)}")
-    return FAMILIES[architectures[0]]
+    name = str(architectures[0])
+    name = _ALIASES.get(name, name)
+    found = FAMILIES.get(name) or _BODIES.get(name)
+    if found is None:
+        raise config.error("architectures", f"{name!r} is not implemented; known: {', '.join(FAMILIES)}")
+    return found
+
+
+def interpret(config: Config) -> tuple[Family, ModelSpec]:
+    """Return what a config.json means. Raises ModelError naming the file and every key that is refused."""
+    family = find_family(config)
+    spec = family.read_spec(config)
+    config.finish()
+    if (config.raw("architectures") or [""])[0] in _BODIES:
+        spec = replace(spec, tied=True, generates=False)
+    return family, spec
 
 
 def read_spec(path: Path) -> ModelSpec:
-    """Return the spec of the checkpoint folder `path`. Raises ModelError naming the file and the key."""
-    config = Config.load(path)
-    spec = find_family(config).read_spec(config)
-    config.finish()
-    return spec
+    """Return the spec of the checkpoint folder `path`. Raises ModelError naming the file and the keys."""
+    return interpret(Config.load(path))[1]

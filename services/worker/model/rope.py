@@ -64,6 +64,15 @@ class TorchRotation:
         x.copy_(torch.addcmul(x * self._cos, x.roll(self._half, -1), self._sin))
 
 
+def explain_rope(spec: RopeSpec, max_positions: int) -> str:
+    """Say in one line what sequences of up to `max_positions` get, for the log."""
+    said = f"{spec.kind}, theta {spec.theta:g}, tables of {max_positions} positions"
+    if spec.kind != "longrope":
+        return said
+    factors = "long" if spec.serves_long(max_positions) else "short"
+    return f"{said}, {factors} factors (the model was first trained for {spec.original_max_positions})"
+
+
 def _angles(spec: RopeSpec, max_positions: int) -> torch.Tensor:
     positions = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1)
     if spec.kind == "dynamic":
@@ -82,8 +91,7 @@ def _frequencies(spec: RopeSpec, max_positions: int) -> torch.Tensor:
     if spec.kind == "yarn":
         return _yarn(spec, base)
     if spec.kind == "longrope":
-        # One table for the whole deployment: switching inside a request would turn its cached keys stale.
-        factors = spec.long_factors if max_positions > spec.original_max_positions else spec.short_factors
+        factors = spec.long_factors if spec.serves_long(max_positions) else spec.short_factors
         return 1.0 / (torch.tensor(factors, dtype=torch.float32) * spec.theta**exponents)
     return base
 

@@ -30,6 +30,13 @@ class RopeSpec:
     short_factors: tuple[float, ...] = ()  # longrope, [rotary_dim / 2]
     long_factors: tuple[float, ...] = ()  # longrope, [rotary_dim / 2]
 
+    def serves_long(self, max_positions: int) -> bool:
+        """LongRoPE: whether sequences of up to `max_positions` need the long factors.
+
+        One answer for a whole deployment: switching inside a request would turn its cached keys stale.
+        """
+        return max_positions > self.original_max_positions
+
 
 @dataclass(frozen=True, slots=True)
 class MoeSpec:
@@ -81,7 +88,8 @@ class ModelSpec:
 
     mlp: Literal["gated", "plain"] = "gated"
     activation: Activation = "silu"
-    tied: bool = False
+    tied: bool = False  # the head is the embedding, unless the checkpoint stores a head
+    generates: bool = True  # False: the checkpoint is the body of a model, and has no head of its own
 
     attention_scale: float = 0.0  # of q·k
     attention_softcap: float | None = None
@@ -96,6 +104,15 @@ class ModelSpec:
     def n_layers(self) -> int:
         """Number of decoder layers."""
         return len(self.layers)
+
+    def rope_choice(self, max_positions: int) -> str:
+        """Name what served lengths change about all keys, "" for nothing: LongRoPE's choice of factors."""
+        kinds = {
+            "long" if rope.serves_long(max_positions) else "short"
+            for rope in (layer.rope for layer in self.layers)
+            if rope is not None and rope.kind == "longrope"
+        }
+        return "".join(sorted(kinds))
 
     def kv_heads_per_rank(self, size: int) -> int:
         """KV heads that each of `size` ranks stores: a share of them, or one that it shares with other ranks.

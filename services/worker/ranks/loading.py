@@ -15,11 +15,9 @@ from services.worker.transport.settings import RankGroupConfig
 
 
 def load(config: RankGroupConfig, comm: Communicator, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """Read this rank's share of the checkpoint at `config.model_path`. Raises ModelError, ValueError."""
-    decoder = load_model(Path(config.model_path), comm, dtype, device)
+    """Read this rank's share of the checkpoint at `config.model_path`. Raises ModelError."""
+    decoder = load_model(Path(config.model_path), comm, dtype, device, config.max_model_len)
     spec = decoder.spec
-    if config.max_model_len > spec.max_positions:
-        raise ValueError(f"max_model_len {config.max_model_len}: the model was made for {spec.max_positions}")
 
     def make_cache(n_blocks: int) -> KvCache:
         return KvCache(spec, comm, n_blocks, config.block_size, dtype, device, decoder.kernels)

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from services.worker.loading.files import refuse_pointer
 from services.worker.model.spec import ModelError
 
 T = TypeVar("T")
 
-# Keys that do not change what the forward pass computes at inference.
+# Keys that do not change what the forward pass computes, whatever they say: training, other tasks, other programs,
+# defaults of generation (clients choose those), and what the tokenizer's files say better.
 _HARMLESS_KEYS = """
     architectures model_type transformers_version torch_dtype dtype use_cache initializer_range initializer_factor
     attention_dropout attention_probs_dropout_prob hidden_dropout hidden_dropout_prob resid_pdrop embd_pdrop
@@ -19,13 +21,63 @@ _HARMLESS_KEYS = """
     summary_proj_to_labels summary_type summary_use_proj task_specific_params bos_token_id pad_token_id
     eos_token_id unk_token_id sep_token_id cls_token_id mask_token_id auto_map return_dict return_dict_in_generate
     output_attentions output_hidden_states output_router_logits router_aux_loss_coef router_jitter_noise
-    id2label label2id problem_type finetuning_task chunk_size_feed_forward is_decoder
+    id2label label2id num_labels problem_type finetuning_task chunk_size_feed_forward is_decoder
     cross_attention_hidden_size tie_encoder_decoder decoder_start_token_id prefix
     tokenizer_class torchscript use_bfloat16 pruned_heads n_ctx reorder_and_upcast_attn vocab_size_per_layer_input
-    cache_implementation unsloth_fixed unsloth_version
+    cache_implementation unsloth_fixed unsloth_version output_past custom_pipelines custom_pipeline
+    transformers.js_config gradient_checkpointing use_gradient_checkpointing keys_to_ignore_at_inference
+    num_nextn_predict_layers num_logits_to_keep attn_implementation use_flash_attn use_flash_attention flash_attn
+    _flash_attn_2_enabled use_cache_quantization use_cache_kernel predict_special_tokens is_llama_config
+    tokenizer_model_max_length tokenizer_padding_side model_max_length neftune_noise_alpha trl_sft
+    onnx_config quantization_config_original deepspeed use_deepspeed_checkpointing
+    do_sample max_length min_length num_beams num_beam_groups num_return_sequences early_stopping temperature top_k
+    top_p typical_p repetition_penalty length_penalty diversity_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size bad_words_ids suppress_tokens begin_suppress_tokens forced_bos_token_id
+    forced_eos_token_id exponential_decay_length_penalty remove_invalid_values output_scores max_new_tokens
+    tf_legacy_loss
     """
 _HARMLESS = frozenset(_HARMLESS_KEYS.split())
-_OFF = frozenset({"add_cross_attention", "is_encoder_decoder", "quantization_config", "use_bidirectional_attention"})
+
+# Keys of switches that a family may not know, with the value that leaves them off. Elsewhere the family reads them.
+_NEUTRAL: Mapping[str, object] = {
+    "add_cross_attention": False,
+    "is_encoder_decoder": False,
+    "is_causal": True,
+    "use_bidirectional_attention": False,
+    "attention_bias": False,
+    "attention_out_bias": False,
+    "attention_in_bias": False,
+    "qkv_bias": False,
+    "mlp_bias": False,
+    "lm_head_bias": False,
+    "bias": False,
+    "use_bias": False,
+    "use_qk_norm": False,
+    "qk_layernorm": False,
+    "use_qkv_bias": False,
+    "use_mrope": False,
+    "use_sliding_window": False,
+    "rope_interleaved": False,
+    "use_parallel_residual": False,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+    "partial_rotary_factor": 1,
+    "pretraining_tp": 1,
+    "ep_size": 1,
+    "shared_expert_intermediate_size": 0,
+    "num_experts": 0,
+    "num_local_experts": 0,
+    "n_special": 0,
+    "layer_norm_elementwise_affine": True,
+}
+# Keys that only repeat another one.
+_REPEATED: Mapping[str, str] = {
+    "sliding_window_size": "sliding_window",
+    "max_sequence_length": "max_position_embeddings",
+    "max_seq_len": "max_position_embeddings",
+    "seq_length": "max_position_embeddings",
+    "num_layers": "num_hidden_layers",
+}
 
 
 class Config:
@@ -34,11 +86,13 @@ class Config:
     def __init__(self, values: Mapping[str, Any], file: Path) -> None:
         self._values, self._file = values, file
         self._read: set[str] = set()
+        self._problems: list[str] = []
 
     @classmethod
     def load(cls, folder: Path) -> Config:
         """Read `folder`/config.json. Raises ModelError."""
         file = folder / "config.json"
+        refuse_pointer(file)
         try:
             values = json.loads(file.read_text())
         except (OSError, ValueError) as error:
@@ -48,8 +102,8 @@ class Config:
         return cls(values, file)
 
     def error(self, key: str, problem: str) -> ModelError:
-        """Return the error that names this file and `key`."""
-        return ModelError(f"{self._file}: {key}: {problem}")
+        """Return the error that names this file and `key`, and whatever was refused before it."""
+        return ModelError(f"{self._file}: {'; '.join([*self._problems, f'{key}: {problem}'])}")
 
     def raw(self, key: str) -> Any:
         """Return the value of `key`, None if absent."""
@@ -85,22 +139,31 @@ class Config:
         return value
 
     def choice(self, key: str, choices: Mapping[str, T], default: str | None = None) -> T:
-        """Return what the value of `key` stands for. Raises ModelError on a value without meaning here."""
+        """Return what the value of `key` stands for; `finish` refuses a value without meaning here."""
         value = self.raw(key)
         value = default if value is None else value
         if not isinstance(value, str) or value not in choices:
-            raise self.error(key, f"{value!r} is not implemented; known: {', '.join(choices)}")
+            self._problems.append(f"{key}: {value!r} is not implemented; known: {', '.join(choices)}")
+            return next(iter(choices.values()))
         return choices[value]
 
     def require(self, key: str, *allowed: object) -> None:
-        """Accept `key` only where it is absent, null or one of `allowed`. Raises ModelError."""
+        """Accept `key` only where it is absent, null or one of `allowed`; `finish` refuses anything else."""
         value = self.raw(key)
         if value is not None and value not in allowed:
-            raise self.error(key, f"{value!r} is not implemented; allowed: {', '.join(map(repr, allowed)) or 'null'}")
+            known = ", ".join(map(repr, allowed)) or "null"
+            self._problems.append(f"{key}: {value!r} is not implemented; allowed: {known}")
 
     def finish(self) -> None:
-        """Raise ModelError for keys that nobody read and that may have a meaning."""
+        """Raise one ModelError for all values that were refused and all keys without a meaning here."""
         for key, value in self._values.items():
-            known = key in self._read or key in _HARMLESS or key.startswith("_") or value is None
-            if not known and not (key in _OFF and value is False):
-                raise self.error(key, f"{value!r} is not implemented for this architecture")
+            if key in self._read or key in _HARMLESS or key.startswith("_") or value is None:
+                continue
+            if key in _NEUTRAL:
+                self.require(key, _NEUTRAL[key])
+            elif key in _REPEATED:
+                self.require(key, self._values.get(_REPEATED[key]))
+            elif not (key == "quantization_config" and value is False):
+                self._problems.append(f"{key}: {value!r} is not implemented for this architecture")
+        if self._problems:
+            raise ModelError(f"{self._file}: {'; '.join(self._problems)}")

@@ -23,12 +23,11 @@ def _common(config: Config, family: str, ropes: dict[str, RopeSpec] | None = Non
     bias = config.flag("attention_bias", False)
     config.require("use_bidirectional_attention", False)
     spec = base_spec(config, family, ropes=ropes, tied=True)
-    # Gemma 1 was published with hidden_act "gelu" by mistake; hidden_activation, where there is one, corrects it.
-    act = "hidden_act" if config.raw("hidden_activation") is None else "hidden_activation"
+    config.raw("hidden_act")  # hidden_activation corrects it
     return replace(
         spec,
         norm_offset=1.0,
-        activation=config.choice(act, ACTIVATIONS, "gelu_pytorch_tanh"),
+        activation=config.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
         embedding_scale=math.sqrt(spec.hidden_size),
         qkv_bias=bias,
         o_bias=bias,
@@ -47,7 +46,12 @@ def _with_softcaps(config: Config, spec: ModelSpec) -> ModelSpec:
 
 def read_gemma(config: Config) -> ModelSpec:
     """Read a Gemma 1 config.json. Raises ModelError."""
-    return _common(config, "gemma")
+    spec = _common(config, "gemma")
+    if config.raw("hidden_activation") is not None:
+        return spec
+    # Published with "gelu" by mistake: trained, and computed by everybody, with the approximation by tanh.
+    choices = {**ACTIVATIONS, "gelu": ACTIVATIONS["gelu_pytorch_tanh"]}
+    return replace(spec, activation=config.choice("hidden_act", choices, "gelu_pytorch_tanh"))
 
 
 def read_gemma2(config: Config) -> ModelSpec:
@@ -70,12 +74,12 @@ def read_gemma3(config: Config) -> ModelSpec:
 
 def _gemma3_ropes(config: Config) -> dict[str, RopeSpec]:
     """Return the rope of both kinds of layers; transformers 4 spells the local one rope_local_base_freq."""
-    ropes = read_ropes(config, config.integer("head_dim"))
+    ropes = read_ropes(config, config.integer("head_dim"), default_theta=1e6)
     if "" not in ropes:
         if set(ropes) != {FULL, SLIDING}:
             raise config.error("rope_parameters", f"expected {FULL!r} and {SLIDING!r}, found {sorted(ropes)}")
         return ropes
-    local = RopeSpec(config.number("rope_local_base_freq"), ropes[""].rotary_dim)
+    local = RopeSpec(config.number("rope_local_base_freq", 1e4), ropes[""].rotary_dim)
     return {FULL: ropes[""], SLIDING: local}
 
 
@@ -84,6 +88,6 @@ def sandwich_refs(spec: ModelSpec) -> Refs:
     return standard_refs(spec, _SANDWICH)
 
 
-GEMMA = Family("GemmaForCausalLM", read_gemma, standard_refs)
-GEMMA2 = Family("Gemma2ForCausalLM", read_gemma2, sandwich_refs)
-GEMMA3 = Family("Gemma3ForCausalLM", read_gemma3, sandwich_refs)
+GEMMA = Family("GemmaForCausalLM", "gemma", read_gemma, standard_refs)
+GEMMA2 = Family("Gemma2ForCausalLM", "gemma2", read_gemma2, sandwich_refs)
+GEMMA3 = Family("Gemma3ForCausalLM", "gemma3_text", read_gemma3, sandwich_refs, base="Gemma3TextModel")

@@ -6,7 +6,7 @@ import math
 
 from services.worker.model.families.config import Config
 from services.worker.model.families.llama import ACTIVATIONS, read_dtype, read_eos
-from services.worker.model.families.naming import Family, LayerNames, Refs, TensorRef, standard_refs
+from services.worker.model.families.naming import UNUSED, Family, LayerNames, Refs, TensorRef, standard_refs
 from services.worker.model.spec import LayerSpec, ModelSpec
 
 _NAMES = LayerNames(
@@ -38,7 +38,7 @@ def read_spec(config: Config) -> ModelSpec:
         max_positions=config.integer("n_positions"),
         layers=(LayerSpec(),) * config.integer("n_layer"),
         norm="layer",
-        norm_eps=config.number("layer_norm_epsilon"),
+        norm_eps=config.number("layer_norm_epsilon", 1e-5),
         norm_bias=True,
         learned_positions=True,
         qkv_bias=True,
@@ -74,5 +74,11 @@ def refs(spec: ModelSpec) -> Refs:
 
 # The first checkpoints were stored without "transformer."; attn.bias is the causal mask.
 FAMILY = Family(
-    "GPT2LMHeadModel", read_spec, refs, ("*.attn.bias", "*.attn.masked_bias"), optional_prefix="transformer."
+    "GPT2LMHeadModel",
+    "gpt2",
+    read_spec,
+    refs,
+    (*UNUSED, "*.attn.bias", "*.attn.masked_bias"),
+    optional_prefix="transformer.",
+    base="GPT2Model",
 )

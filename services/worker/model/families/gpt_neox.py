@@ -6,7 +6,7 @@ import math
 
 from services.worker.model.families.config import Config
 from services.worker.model.families.llama import ACTIVATIONS, read_dtype, read_eos
-from services.worker.model.families.naming import Family, LayerNames, Refs, TensorRef, standard_refs
+from services.worker.model.families.naming import UNUSED, Family, LayerNames, Refs, TensorRef, standard_refs
 from services.worker.model.families.rope import read_ropes
 from services.worker.model.spec import LayerSpec, ModelSpec
 
@@ -37,7 +37,7 @@ def read_spec(config: Config) -> ModelSpec:
         max_positions=config.integer("max_position_embeddings"),
         layers=(LayerSpec(rope=rope),) * config.integer("num_hidden_layers"),
         norm="layer",
-        norm_eps=config.number("layer_norm_eps"),
+        norm_eps=config.number("layer_norm_eps", 1e-5),
         norm_bias=True,
         parallel_residual=config.flag("use_parallel_residual", True),
         qkv_bias=bias,
@@ -74,7 +74,9 @@ def refs(spec: ModelSpec) -> Refs:
 
 FAMILY = Family(
     "GPTNeoXForCausalLM",
+    "gpt_neox",
     read_spec,
     refs,
-    ("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
+    (*UNUSED, "*.attention.bias", "*.attention.masked_bias"),
+    optional_prefix="gpt_neox.",
 )

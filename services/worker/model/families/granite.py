@@ -25,4 +25,4 @@ def read_spec(config: Config) -> ModelSpec:
     )
 
 
-FAMILY = Family("GraniteForCausalLM", read_spec, standard_refs)
+FAMILY = Family("GraniteForCausalLM", "granite", read_spec, standard_refs)

@@ -25,15 +25,23 @@ _DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 
 
 def base_spec(
-    config: Config, family: str, *, ropes: dict[str, RopeSpec] | None = None, tied: bool = False
+    config: Config,
+    family: str,
+    *,
+    ropes: dict[str, RopeSpec] | None = None,
+    tied: bool = False,
+    norm_eps: float = 1e-6,
+    max_positions: int | None = None,
+    theta: float = 10_000.0,
 ) -> ModelSpec:
     """Return the spec of what all Llama-like configurations call by the same names; layers share one rope.
 
-    `ropes`: already read. `tied`: whether the head is the embedding where the config does not say.
+    `ropes`: already read. What follows is what the family means where the config does not say: `tied`: whether the
+    head is the embedding; `norm_eps`; `max_positions`; `theta` of the rope.
     """
     hidden_size, n_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", hidden_size // n_heads)
-    ropes = ropes or read_ropes(config, head_dim)
+    ropes = ropes or read_ropes(config, head_dim, default_theta=theta)
     if set(ropes) != {""}:
         raise config.error("rope_parameters", "a rope for each kind of layer is not implemented here")
     return ModelSpec(
@@ -45,9 +53,9 @@ def base_spec(
         n_heads=n_heads,
         n_kv_heads=config.integer("num_key_value_heads", n_heads),
         head_dim=head_dim,
-        max_positions=_reach(ropes[""], config.integer("max_position_embeddings")),
+        max_positions=_reach(ropes[""], config.integer("max_position_embeddings", max_positions)),
         layers=(LayerSpec(rope=ropes[""]),) * config.integer("num_hidden_layers"),
-        norm_eps=config.number("rms_norm_eps"),
+        norm_eps=config.number("rms_norm_eps", norm_eps),
         activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
         tied=config.flag("tie_word_embeddings", tied),
         attention_scale=1 / math.sqrt(head_dim),
@@ -80,8 +88,10 @@ def read_eos(config: Config) -> tuple[int, ...]:
 def read_spec(config: Config) -> ModelSpec:
     """Read a Llama config.json. Raises ModelError."""
     bias = config.flag("attention_bias", False)
-    config.require("pretraining_tp", 1)
-    return replace(base_spec(config, "llama"), qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False))
+    # The first conversions of Llama call the context by another name.
+    length = config.raw("max_sequence_length")
+    spec = base_spec(config, "llama", max_positions=length)
+    return replace(spec, qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False))
 
 
 def refs(spec: ModelSpec) -> Refs:
@@ -89,4 +99,4 @@ def refs(spec: ModelSpec) -> Refs:
     return standard_refs(spec)
 
 
-FAMILY = Family("LlamaForCausalLM", read_spec, refs)
+FAMILY = Family("LlamaForCausalLM", "llama", read_spec, refs)

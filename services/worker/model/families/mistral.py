@@ -17,4 +17,4 @@ def read_spec(config: Config) -> ModelSpec:
     return replace(spec, layers=same_window(config, spec))
 
 
-FAMILY = Family("MistralForCausalLM", read_spec, standard_refs)
+FAMILY = Family("MistralForCausalLM", "mistral", read_spec, standard_refs)

@@ -21,7 +21,7 @@ _NAMES = LayerNames(
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a Mixtral config.json. Raises ModelError."""
-    spec = base_spec(config, "mixtral")
+    spec = base_spec(config, "mixtral", norm_eps=1e-5, theta=1e6)
     moe = MoeSpec(
         n_experts=config.integer("num_local_experts"),
         n_active=config.integer("num_experts_per_tok"),
@@ -36,4 +36,4 @@ def refs(spec: ModelSpec) -> Refs:
     return standard_refs(spec, _NAMES)
 
 
-FAMILY = Family("MixtralForCausalLM", read_spec, refs)
+FAMILY = Family("MixtralForCausalLM", "mixtral", read_spec, refs)

@@ -29,15 +29,32 @@ class TensorRef:
 Refs = dict[str, TensorRef]
 
 
+# Tensors that some checkpoints store and nothing here needs: tables that are computed, the value head of reinforcement
+# learning, scales of another program's KV cache, layers that only draft tokens. Patterns.
+UNUSED = (
+    *("*rotary_emb.inv_freq", "*rotary_emb.cos_cached", "*rotary_emb.sin_cached", "*.rotary_emb.original_inv_freq"),
+    *("v_head.*", "*.v_head.*"),
+    *("*.k_scale", "*.v_scale", "*.q_scale", "*.prob_scale", "*.k_proj.output_scale", "*.v_proj.output_scale"),
+    *("mtp.*", "model.mtp.*", "mtp_layers.*", "model.mtp_layers.*"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One architecture: how to read its config.json and what its tensors are called."""
 
     architecture: str
+    model_type: str
     read_spec: Callable[[Config], ModelSpec]
     refs: Callable[[ModelSpec], Refs]
-    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)  # stored, but not read: patterns
-    optional_prefix: str = ""  # of names, left out in some checkpoints
+    ignored: tuple[str, ...] = UNUSED  # stored, but not read: patterns
+    optional_prefix: str = "model."  # of names, left out where only the body of a model was stored
+    base: str = ""  # what the architecture without its head is called, where not by the rule
+
+    @property
+    def base_architecture(self) -> str:
+        """The name of the architecture without its head: it embeds, and generates nothing."""
+        return self.base or self.architecture.replace("ForCausalLM", "Model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ _NAMES = LayerNames(attn_post_norm="post_attention_layernorm", mlp_post_norm="po
 def read_spec(config: Config) -> ModelSpec:
     """Read an OLMo 2 config.json. Raises ModelError."""
     bias = config.flag("attention_bias", False)
-    spec = base_spec(config, "olmo2")
+    spec = base_spec(config, "olmo2", norm_eps=1e-5)
     return replace(spec, pre_norm=False, post_norm=True, qk_norm="full", qkv_bias=bias, o_bias=bias)
 
 
@@ -24,4 +24,4 @@ def refs(spec: ModelSpec) -> Refs:
     return standard_refs(spec, _NAMES)
 
 
-FAMILY = Family("Olmo2ForCausalLM", read_spec, refs)
+FAMILY = Family("Olmo2ForCausalLM", "olmo2", read_spec, refs)

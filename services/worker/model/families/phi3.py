@@ -13,7 +13,7 @@ from services.worker.model.spec import ModelSpec
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a Phi 3 config.json. Raises ModelError."""
-    spec = base_spec(config, "phi3")
+    spec = base_spec(config, "phi3", norm_eps=1e-5)
     return replace(spec, layers=same_window(config, spec))
 
 
@@ -31,4 +31,4 @@ def refs(spec: ModelSpec) -> Refs:
     return found
 
 
-FAMILY = Family("Phi3ForCausalLM", read_spec, refs)
+FAMILY = Family("Phi3ForCausalLM", "phi3", read_spec, refs)

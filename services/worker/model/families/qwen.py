@@ -13,6 +13,8 @@ from services.worker.model.spec import ModelSpec, MoeSpec
 
 def read_qwen2(config: Config) -> ModelSpec:
     """Read a Qwen 2 config.json. Raises ModelError."""
+    config.require("qkv_bias", True)
+    config.require("attention_bias", True)  # of q, k and v
     return _with_windows(config, replace(base_spec(config, "qwen2"), qkv_bias=True))
 
 
@@ -44,6 +46,7 @@ def read_qwen3_moe(config: Config) -> ModelSpec:
 
 def _qwen3(config: Config, family: str) -> ModelSpec:
     bias = config.flag("attention_bias", False)
+    config.require("use_qk_norm", True)
     return replace(base_spec(config, family), qk_norm="head", qkv_bias=bias, o_bias=bias)
 
 
@@ -57,6 +60,6 @@ def _with_windows(config: Config, spec: ModelSpec) -> ModelSpec:
     return replace(spec, layers=with_windows(config, spec, kinds))
 
 
-QWEN2 = Family("Qwen2ForCausalLM", read_qwen2, standard_refs)
-QWEN3 = Family("Qwen3ForCausalLM", read_qwen3, standard_refs)
-QWEN3_MOE = Family("Qwen3MoeForCausalLM", read_qwen3_moe, standard_refs)
+QWEN2 = Family("Qwen2ForCausalLM", "qwen2", read_qwen2, standard_refs)
+QWEN3 = Family("Qwen3ForCausalLM", "qwen3", read_qwen3, standard_refs)
+QWEN3_MOE = Family("Qwen3MoeForCausalLM", "qwen3_moe", read_qwen3_moe, standard_refs)

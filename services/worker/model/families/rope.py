@@ -9,19 +9,20 @@ from services.worker.model.families.config import Config
 from services.worker.model.spec import RopeSpec
 
 _KEYS = {
-    "default": set(),
+    "default": {"original_max_position_embeddings"},
     "linear": {"factor"},
     "dynamic": {"factor", "original_max_position_embeddings"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "yarn": {
         *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
-        *("attention_factor", "mscale", "mscale_all_dim", "truncate"),
+        *("attention_factor", "mscale", "mscale_all_dim", "truncate", "finetuned"),
     },
     "longrope": {
         *("factor", "original_max_position_embeddings", "attention_factor"),
         *("short_factor", "long_factor"),
     },
 }
+_NEUTRAL = {"factor": 1.0, "attention_factor": 1.0}  # of kinds that have no such setting
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
 
@@ -30,6 +31,7 @@ def read_ropes(
     head_dim: int,
     *,
     theta_key: str = "rope_theta",
+    default_theta: float = 10_000.0,
     partial_key: str = "partial_rotary_factor",
     partial: float = 1.0,
 ) -> dict[str, RopeSpec]:
@@ -37,7 +39,7 @@ def read_ropes(
     source = "rope_parameters" if config.raw("rope_parameters") is not None else "rope_scaling"
     settings = config.raw(source) or {}
     config.raw("rope_scaling")
-    theta = config.number(theta_key, 10_000.0)
+    theta = config.number(theta_key, default_theta)
     partial = config.number(partial_key, partial)
     if not isinstance(settings, dict):
         raise config.error(source, f"expected an object, found {settings!r}")
@@ -57,7 +59,8 @@ def _read(config: Config, source: str, values: dict[str, Any], head_dim: int) ->
     kind = {"su": "longrope"}.get(kind, kind)  # the first name of longrope
     if kind not in _KEYS:
         raise config.error(source, f"rope_type {kind!r} is not implemented; known: {', '.join(_KEYS)}")
-    unknown = values.keys() - _KEYS[kind] - _COMMON
+    neutral = {key for key, value in values.items() if _NEUTRAL.get(key) == value}
+    unknown = values.keys() - _KEYS[kind] - _COMMON - neutral
     if unknown:
         raise config.error(source, f"{', '.join(sorted(unknown))} is not implemented for rope_type {kind!r}")
     if kind not in ("default", "longrope") and "factor" not in values:

@@ -87,7 +87,7 @@ _LAYER: list[tuple[str, str, Any]] = [
     ("mixtral", "moe", None),
 ]
 # Not part of the computation.
-_DESCRIPTIVE = {"family", "dtype", "eos_token_ids", "layers"}
+_DESCRIPTIVE = {"family", "dtype", "eos_token_ids", "layers", "generates"}
 
 
 def _agrees(sample: Sample, mutate: Callable[[ModelSpec], ModelSpec]) -> bool:
