@@ -89,7 +89,7 @@ class LogprobWriter:
 
 def _offsets(model: ServedModel, ids: Sequence[int]) -> list[int]:
     """Where the text of each prompt token begins."""
-    detokenizer, offsets, position = model.new_detokenizer(continues=False), [], 0
+    detokenizer, offsets, position = model.new_detokenizer(), [], 0
     for token_id in ids:
         offsets.append(position)
         position += len(detokenizer.push(token_id))

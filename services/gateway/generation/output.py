@@ -64,7 +64,7 @@ class Generation:
         self._begun = False
         self._closed = False
         self._detokenizer = request.model.new_detokenizer(
-            continues=bool(request.prompt_ids), skip_special_tokens=options.skip_special_tokens
+            after=request.prompt_ids, skip_special_tokens=options.skip_special_tokens
         )
         self._stops = StopBuffer(options.stop, include=options.include_stop) if options.stop else None
         self._push = self._detokenizer.push

@@ -70,9 +70,12 @@ class ServedModel:
         return frozenset(self.card.eos_token_ids)
 
     @cached_property
+    def _bos_text(self) -> str:
+        return self.card.special_tokens.get("bos_token", "")
+
+    @cached_property
     def _bos_id(self) -> int | None:
-        text = self.card.special_tokens.get("bos_token", "")
-        return self.tokenizer.token_to_id(text) if self.card.add_bos_token and text else None
+        return self.tokenizer.token_to_id(self._bos_text) if self._bos_text else None
 
     @cached_property
     def control_tokens(self) -> ControlTokens:
@@ -114,10 +117,14 @@ class ServedModel:
         """Token ids of a text, on the calling thread."""
         self._probe(text, param)
         ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        bos = self._bos_id
+        if not add_special_tokens or bos is None:
+            return ids
         # Some tokenizer files leave the BOS token to the configuration instead of their post-processor.
-        if add_special_tokens and self._bos_id is not None and ids[:1] != [self._bos_id]:
-            ids = [self._bos_id, *ids]
-        return ids
+        if self.card.add_bos_token and ids[:1] != [bos]:
+            return [bos, *ids]
+        # A text that begins with the token's own spelling has it already.
+        return ids[1:] if ids[:2] == [bos, bos] and text.startswith(self._bos_text) else ids
 
     def encode_parts(self, parts: Sequence[Part], param: str) -> list[int]:
         """Token ids of a rendered conversation, on the calling thread."""
@@ -153,10 +160,10 @@ class ServedModel:
     def _full_vocabulary(self) -> Vocabulary:
         return Vocabulary(self.tokenizer, skip_special_tokens=False)
 
-    def new_detokenizer(self, *, continues: bool, skip_special_tokens: bool = True) -> Detokenizer:
+    def new_detokenizer(self, *, after: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
         """See :meth:`Vocabulary.new_detokenizer`."""
         vocabulary = self.vocabulary if skip_special_tokens else self._full_vocabulary
-        return vocabulary.new_detokenizer(continues=continues)
+        return vocabulary.new_detokenizer(after)
 
     def token_text(self, token_id: int) -> str:
         """A token as it is named in logprobs; one that is not whole UTF-8 as ``bytes:\\xNN...`` (OpenAI's form)."""

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
 from services.gateway.text.pieces import ByteLevelScheme, SentencePieceScheme, read_scheme
 
+_CONTEXT = 8  # ids
+_LOOKED_AT = 64  # of which some may be special
+_NEUTRAL = "a"  # a token that is a word of its own in every vocabulary
 _REPLACEMENT = "\ufffd"
 _new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -99,11 +103,11 @@ class SentencePieceDetokenizer(Detokenizer):
 class WindowDetokenizer(Detokenizer):
     """For decoders we cannot read: decode a window of ids with and without the new ones, emit the difference."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
-        self._window: list[int] = []
-        self._settled = 0  # window[:settled] has been emitted
+        self._window = list(context)
+        self._settled = len(context)  # window[:settled] has been emitted, or stands before the text
 
     def push(self, token_id: int) -> str:
         """See :class:`Detokenizer`."""
@@ -176,21 +180,36 @@ class Vocabulary:
             return None
         return self._tokenizer.id_to_token(token_id)
 
-    def new_detokenizer(self, *, continues: bool) -> Detokenizer:
-        """A detokenizer for one sequence; `continues` when text stands before it, whose end its start joins."""
+    def new_detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
+        """A detokenizer for one sequence; `after`: the ids before it, whose end its start joins."""
         if isinstance(self._scheme, ByteLevelScheme):
             return ByteLevelDetokenizer(self)
         if isinstance(self._scheme, SentencePieceScheme):
-            return SentencePieceDetokenizer(self, self._scheme, continues=continues)
-        return WindowDetokenizer(self._tokenizer, skip_special_tokens=self._skip_special)
+            return SentencePieceDetokenizer(self, self._scheme, continues=bool(after))
+        return WindowDetokenizer(self._tokenizer, self._context(after), skip_special_tokens=self._skip_special)
+
+    def _inside(self, token: str) -> str:
+        """What a token adds to a text that goes on before it."""
+        decoder = self._tokenizer.decoder
+        if decoder is None:
+            return f" {token}"  # the tokenizers library joins with blanks
+        before, both = decoder.decode([_NEUTRAL]), decoder.decode([_NEUTRAL, token])
+        return both[len(before) :] if both.startswith(before) else token
+
+    def _context(self, before: Sequence[int]) -> list[int]:
+        """The last ids that have a text: whether a space or a prefix comes first depends on no more than those."""
+        tail = [token_id for token_id in before[-_LOOKED_AT:] if self.token(token_id) is not None]
+        return tail[-_CONTEXT:]
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for on its own; special tokens as they are spelled."""
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
-        if token_id in self._special or self._scheme is None:
+        if token_id in self._special:
             return token.encode()
+        if self._scheme is None:
+            return self._inside(token).encode()
         piece = self._scheme.piece(token)
         if isinstance(piece, int):
             return bytes([piece])

@@ -1,16 +1,19 @@
-"""What is wrong with a file before anything can be read from it. Free of torch."""
+"""Reads small files of a checkpoint, and says what is wrong with large ones. Free of torch."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from services.worker.model.spec import ModelError
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
+_HEADER_LENGTH = 8  # bytes at the start of a safetensors file that say how long its header is
 
 
 def refuse_pointer(file: Path) -> None:
-    """Raise ModelError where git has left a pointer in the place of a large file."""
+    """Raise ModelError where git has left a pointer in the place of a large file, or the file cannot be read."""
     try:
         with file.open("rb") as stream:
             found = stream.read(len(_POINTER))
@@ -18,3 +21,35 @@ def refuse_pointer(file: Path) -> None:
         raise ModelError(f"{file}: {error.strerror}") from error
     if found == _POINTER:
         raise ModelError(f"{file}: a git-lfs pointer, not the file itself; `git lfs pull` brings it")
+
+
+def read_json(file: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
+    """Return the object (or list) in `file`, an empty one where there is no file. Raises ModelError."""
+    if not file.is_file():
+        return kind()
+    refuse_pointer(file)
+    try:
+        value = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file}: not JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise ModelError(f"{file}: not a JSON {'object' if kind is dict else 'list'}")
+    return value
+
+
+def check_safetensors(file: Path) -> None:
+    """Raise ModelError where a safetensors file is a pointer, is no such file, or was cut off."""
+    refuse_pointer(file)
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(_HEADER_LENGTH), "little")
+        if not 2 <= length <= size - _HEADER_LENGTH:
+            raise ModelError(f"{file}: not a safetensors file, or cut off: {size} bytes, a header of {length}")
+        try:
+            header = json.loads(stream.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ModelError(f"{file}: its safetensors header is broken: {error}") from error
+    wanted = _HEADER_LENGTH + length + max(ends, default=0)
+    if size < wanted:
+        raise ModelError(f"{file}: cut off: {size} bytes of {wanted}")

@@ -1,27 +1,30 @@
-"""Mean-pooled embeddings of prompts that may be computed in several chunks."""
+"""Pooled embeddings of prompts that may be computed in several chunks."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from services.worker.loading.pooling import Pooling
+
 
 class Pools:
-    """A running sum of hidden states for each slot that is pooled."""
+    """What is kept of the hidden states of each slot that is pooled."""
 
-    def __init__(self) -> None:
-        self._sums: dict[int, Tensor] = {}  # [hidden_size] float32
+    def __init__(self, pooling: Pooling) -> None:
+        self._pooling = pooling
+        self._kept: dict[int, Tensor] = {}  # [hidden_size] float32: the sum so far, the first or the last one
         self._counts: dict[int, int] = {}
 
     def admit(self, slot: int) -> None:
-        """Begin a sum."""
-        self._sums.pop(slot, None)
+        """Begin with nothing."""
+        self._kept.pop(slot, None)
         self._counts[slot] = 0
 
     def release(self, slot: int) -> None:
         """Forget a slot, if it was pooled."""
         self._counts.pop(slot, None)
-        self._sums.pop(slot, None)
+        self._kept.pop(slot, None)
 
     def any(self) -> bool:
         """Say whether any slot is pooled."""
@@ -38,11 +41,16 @@ class Pools:
                 f"slot {slot} is pooled: its chunk starts at {start} but {self._counts[slot]} positions were summed; "
                 "pooled requests must compute every position once, without prefix hits"
             )
-        total = hidden.float().sum(dim=0)
-        self._sums[slot] = self._sums[slot] + total if slot in self._sums else total
+        kept = self._kept.get(slot)
+        if self._pooling.kind == "mean":
+            total = hidden.float().sum(dim=0)
+            self._kept[slot] = total if kept is None else kept + total
+        elif self._pooling.kind == "last" or kept is None:
+            self._kept[slot] = hidden[0 if self._pooling.kind == "cls" else -1].float()
         self._counts[slot] += hidden.shape[0]
 
     def result(self, slot: int) -> tuple[float, ...]:
-        """Return the mean over the positions so far, scaled to length 1."""
-        mean = self._sums[slot] / self._counts[slot]
-        return tuple(torch.nn.functional.normalize(mean, dim=0).tolist())
+        """Return the embedding of the positions so far."""
+        kept = self._kept[slot]
+        pooled = kept / self._counts[slot] if self._pooling.kind == "mean" else kept
+        return tuple((torch.nn.functional.normalize(pooled, dim=0) if self._pooling.normalise else pooled).tolist())

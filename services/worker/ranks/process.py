@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from services.common.heap import freeze_started
+from services.worker.loading.pooling import Pooling
 from services.worker.parallel.communicator import Communicator
 from services.worker.ranks.block_copy import BlockCopier
 from services.worker.ranks.link import ServerLink
@@ -81,6 +82,7 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
         block_size=config.block_size,
         max_slots=config.max_slots,
         max_model_len=config.max_model_len,
+        pooling=Pooling(config.pooling, config.normalise_embeddings),
         device=device,
     )
     meter.growth()

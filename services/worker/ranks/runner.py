@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
+from services.worker.loading.pooling import Pooling
 from services.worker.model.batch import StepBatch
 from services.worker.ranks.batching import Layout, build_batch
 from services.worker.ranks.communication import StepCommunicator
@@ -69,10 +70,11 @@ class Runner(Generic[Cache]):
         max_slots: int,
         max_model_len: int,
         device: torch.device,
+        pooling: Pooling | None = None,
     ) -> None:
         self._decoder, self._cache, self._comm, self._device = decoder, cache, comm, device
         self._table = SlotTable(max_slots, max_model_len, block_size, n_blocks)
-        self._pools = Pools()
+        self._pools = Pools(pooling or Pooling())
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many top tokens
         self._sampler = Sampler(
             comm,

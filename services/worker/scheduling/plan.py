@@ -38,7 +38,7 @@ class Admission:
     sampling: SamplingParams
     token_ids: tuple[int, ...]  # all known tokens: prompt, then what was generated before (resume, preemption)
     n_prompt: int  # tokens from this position on count as generated
-    pool: bool = False  # return the mean-pooled, normalised hidden state instead of a token
+    pool: bool = False  # return the pooled hidden state instead of a token
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Assembly:
         self.card = build_card(core.identity, self._files, config, started, most)
         vocab_size = started.model.vocab_size
         layout = kv_layout(self._files, config, started)
-        limits = ModelLimits(vocab_size, self._files.eos_token_ids, layout.hash_root)
+        limits = ModelLimits(vocab_size, self._files.eos_token_ids, layout.hash_root, self._files.spec.generates)
         core.serve(KvStore(engine, self._ranks, layout), limits)
         if not core.meter.decode_step_ms:
             submit_probe(engine, vocab_size)

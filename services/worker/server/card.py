@@ -12,8 +12,8 @@ from services.worker.supervision.rank_group import GroupStarted, RankGroupConfig
 
 
 def hash_root(files: ModelFiles, config: RankGroupConfig) -> str:
-    """What block hashes start from: KV of another model or another dtype must never be taken for this one's."""
-    return f"{files.identity}:{config.dtype}"
+    """What block hashes start from: KV of another model, dtype or rope must never be taken for this one's."""
+    return ":".join(filter(None, (files.identity, config.dtype, files.spec.rope_choice(config.max_model_len))))
 
 
 def kv_layout(files: ModelFiles, config: RankGroupConfig, started: GroupStarted) -> pb.KvLayout:

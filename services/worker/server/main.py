@@ -51,7 +51,7 @@ async def serve(
     """
     folder = await asyncio.to_thread(model_folder, settings.model, settings.revision)
     files = await asyncio.to_thread(read_model_files, folder)
-    config = group_config(settings, folder)
+    config = group_config(settings, folder, files)
     identity = Identity(
         settings.worker_id, str(uuid.uuid4()), settings.served_model_name or Path(settings.model).name or folder.name
     )

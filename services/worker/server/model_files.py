@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from services.common.lifecycle import StartupError
+from services.worker.loading.files import check_safetensors, read_json
+from services.worker.loading.pooling import Pooling, read_pooling
+from services.worker.loading.tokenizer import read_tokenizer
+from services.worker.model.registry import read_spec
+from services.worker.model.spec import ModelError, ModelSpec
 
 _SAMPLE_BYTES = 64 * 1024
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,9 @@ class ModelFiles:
     """The contents of a model folder that are not weights."""
 
     identity: str  # equal for equal models, wherever they are stored
+    spec: ModelSpec
     architecture: str
+    pooling: Pooling
     tokenizer_json: bytes
     chat_template: str
     special_tokens: dict[str, str]
@@ -28,60 +33,49 @@ class ModelFiles:
 
 
 def read_model_files(folder: Path) -> ModelFiles:
-    """Read a Hugging Face model folder; raises StartupError naming the file that is missing or malformed."""
-    config = _read_json(folder / "config.json", required=True)
-    tokenizer = folder / "tokenizer.json"
-    if not tokenizer.is_file():
-        raise StartupError(f"{tokenizer} does not exist: gateways need the tokenizers file of the model")
-    tokenizer_config = _read_json(folder / "tokenizer_config.json")
-    generation = _read_json(folder / "generation_config.json")
-    eos = generation.get("eos_token_id")
+    """Read a Hugging Face model folder; raises StartupError naming the file that is missing or cannot be served."""
+    try:
+        return _read(folder)
+    except ModelError as error:
+        raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
+
+
+def _read(folder: Path) -> ModelFiles:
+    spec = read_spec(folder)
+    for file in sorted(folder.glob("*.safetensors")):
+        check_safetensors(file)
+    config, generation = read_json(folder / "config.json"), read_json(folder / "generation_config.json")
+    tokenizer_config = read_json(folder / "tokenizer_config.json")
+    tokenizer = read_tokenizer(folder, tokenizer_config, spec.vocab_size)
+    own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    ends = (*_as_ids(generation.get("eos_token_id")), *spec.eos_token_ids, *own)
     return ModelFiles(
         identity=_identity(folder),
-        architecture=", ".join(config.get("architectures") or [str(config.get("model_type", ""))]),
-        tokenizer_json=tokenizer.read_bytes(),
+        spec=spec,
+        architecture=", ".join(config.get("architectures") or [spec.family]),
+        pooling=read_pooling(folder),
+        tokenizer_json=tokenizer.json,
         chat_template=_chat_template(folder, tokenizer_config),
-        special_tokens=_special_tokens(tokenizer_config),
-        add_bos_token=bool(tokenizer_config.get("add_bos_token", False)),
-        eos_token_ids=_as_ids(eos if eos is not None else config.get("eos_token_id")),
+        special_tokens=tokenizer.special_tokens,
+        add_bos_token=tokenizer.add_bos_token,
+        # Each may know an end that the others do not: a chat ends with the tokenizer's, a text with the model's.
+        eos_token_ids=tuple(dict.fromkeys(end for end in ends if end < spec.vocab_size)),
     )
-
-
-def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
-    if not path.is_file():
-        if required:
-            raise StartupError(f"{path} does not exist")
-        return {}
-    try:
-        value = json.loads(path.read_text())
-    except ValueError as error:
-        raise StartupError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise StartupError(f"{path} is not a JSON object")
-    return value
 
 
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str:
     """Newer repositories keep the template in a file of its own, older ones inside tokenizer_config.json."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text()
+        try:
+            return file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{file}: {error}") from error
     template = tokenizer_config.get("chat_template") or ""
     if isinstance(template, list):  # named templates
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("default", "")
     return str(template)
-
-
-def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    tokens = {}
-    for name in _SPECIAL_TOKENS:
-        value = tokenizer_config.get(name)
-        if isinstance(value, dict):  # a serialized AddedToken
-            value = value.get("content")
-        if value:
-            tokens[name] = str(value)
-    return tokens
 
 
 def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:

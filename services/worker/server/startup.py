@@ -8,8 +8,8 @@ from pathlib import Path
 from services.common.lifecycle import StartupError
 from services.worker.cpu import has_bfloat16, has_vectors
 from services.worker.loading.hub import HubSettings, resolve_model
-from services.worker.model.registry import read_spec
 from services.worker.model.spec import ModelError, ModelSpec
+from services.worker.server.model_files import ModelFiles
 from services.worker.server.settings import WorkerSettings
 from services.worker.supervision.rank_group import RankGroupConfig
 
@@ -38,10 +38,10 @@ def model_revision(asked: str, folder: Path) -> str:
         return asked
 
 
-def group_config(settings: WorkerSettings, folder: Path) -> RankGroupConfig:
+def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> RankGroupConfig:
     """How the ranks are started; raises StartupError for what cannot work."""
+    spec = files.spec
     try:
-        spec = read_spec(folder)
         spec.kv_heads_per_rank(settings.tensor_parallel)
     except ModelError as error:
         raise StartupError(f"RYZANSTEIN_MODEL {settings.model}: {error}") from error
@@ -60,6 +60,8 @@ def group_config(settings: WorkerSettings, folder: Path) -> RankGroupConfig:
             kv_tokens=settings.kv_tokens or DEFAULT_KV_TOKENS,
             max_slots=settings.max_running,
             max_model_len=settings.max_model_len or spec.max_positions,
+            pooling=files.pooling.kind,
+            normalise_embeddings=files.pooling.normalise,
             start_timeout_s=settings.start_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
             log_level=settings.log_level.upper(),

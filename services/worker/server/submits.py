@@ -33,6 +33,7 @@ class ModelLimits:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     hash_root: str
+    generates: bool = True  # False: it only embeds
 
 
 def to_request(submit: pb.Submit, limits: ModelLimits) -> Request:
@@ -44,6 +45,8 @@ def to_request(submit: pb.Submit, limits: ModelLimits) -> Request:
         raise InvalidSubmitError("prompt_ids", "must not be empty")
     _check_ids("prompt_ids", prompt, limits.vocab_size)
     _check_ids("generated_ids", generated, limits.vocab_size)
+    if not submit.embed and not limits.generates:
+        raise InvalidSubmitError("embed", "this checkpoint has no output head: it embeds and cannot generate")
     if submit.embed and generated:
         raise InvalidSubmitError("generated_ids", "must be empty when embed is set")
     if submit.weight > MAX_WEIGHT:

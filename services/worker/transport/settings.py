@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from services.worker.loading.pooling import PoolingKind
 from services.worker.transport.control import control_bytes
 from services.worker.transport.life_lock import LOCK_BYTES
 from services.worker.transport.ring import ring_bytes
@@ -30,6 +31,8 @@ class RankGroupConfig:
     kv_bytes: int | None = None  # per rank
     max_slots: int = 64
     max_model_len: int = 4096
+    pooling: PoolingKind = "mean"
+    normalise_embeddings: bool = True
     depth: int = 2  # plans in flight
     start_timeout_s: float = 300.0
     stall_timeout_s: float = 1.0  # no heartbeat and no CPU time used, while work is pending

@@ -75,6 +75,29 @@ def wordpiece() -> Tokenizer:
     return tokenizer
 
 
+@cache
+def suffixed() -> Tokenizer:
+    """GPT-1's family: a word's last piece ends in </w>."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.BPEDecoder()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<unk>", *SPECIAL], end_of_word_suffix="</w>", show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+@cache
+def undecorated() -> Tokenizer:
+    """No decoder at all: words, joined with blanks."""
+    tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(vocab_size=200, special_tokens=["<unk>", *SPECIAL], show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
 def _without_added_bytes(text: str) -> str:
     description = json.loads(text)
     description["added_tokens"] = [t for t in description["added_tokens"] if not t["content"].startswith("<0x")]

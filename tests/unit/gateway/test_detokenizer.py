@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from services.gateway.text.detokenizer import Vocabulary
-from tests.unit.gateway.made_tokenizers import byte_level, metaspace, sentencepiece, wordpiece
+from tests.unit.gateway.made_tokenizers import byte_level, metaspace, sentencepiece, suffixed, undecorated, wordpiece
 
 EXACT = {"byte_level": byte_level, "sentencepiece": sentencepiece, "metaspace": metaspace}
+WINDOWED = {"wordpiece": wordpiece, "suffixed": suffixed, "undecorated": undecorated}
 
 
-def pieces(tokenizer: Tokenizer, ids: list[int], *, continues: bool = False, skip: bool = True) -> list[str]:
-    detokenizer = Vocabulary(tokenizer, skip_special_tokens=skip).new_detokenizer(continues=continues)
+def pieces(tokenizer: Tokenizer, ids: list[int], *, after: list[int] | None = None, skip: bool = True) -> list[str]:
+    detokenizer = Vocabulary(tokenizer, skip_special_tokens=skip).new_detokenizer(after or [])
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
 
 
@@ -28,11 +29,11 @@ def test_any_ids_give_the_full_decoding(family: str, data: st.DataObject) -> Non
     assert "".join(pieces(tokenizer, ids, skip=skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize("family", [*EXACT, "wordpiece"])
+@pytest.mark.parametrize("family", [*EXACT, *WINDOWED])
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60))
 def test_any_text_comes_back_in_pieces(family: str, text: str) -> None:
-    tokenizer = (EXACT | {"wordpiece": wordpiece})[family]()
+    tokenizer = (EXACT | WINDOWED)[family]()
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
 
@@ -59,15 +60,31 @@ def test_a_continuation_keeps_its_leading_space() -> None:
     tokenizer = sentencepiece()
     ids = tokenizer.encode("list", add_special_tokens=False).ids
     assert "".join(pieces(tokenizer, ids)) == "list"
-    assert "".join(pieces(tokenizer, ids, continues=True)) == " list"
+    assert "".join(pieces(tokenizer, ids, after=ids)) == " list"
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.parametrize("family", ["sentencepiece", "metaspace", *WINDOWED])
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_a_continuation_is_what_the_whole_adds_to_the_prompt(data: st.DataObject) -> None:
-    tokenizer = sentencepiece()
-    text_ids = st.integers(261, tokenizer.get_vocab_size() - 1)
+def test_a_continuation_is_what_the_whole_adds_to_the_prompt(family: str, data: st.DataObject) -> None:
+    tokenizer = (EXACT | WINDOWED)[family]()
+    text_ids = st.sampled_from(sorted(number for token, number in tokenizer.get_vocab().items() if token[0] != "<"))
     prompt = data.draw(st.lists(text_ids, min_size=1, max_size=10))
     ids = data.draw(st.lists(text_ids, max_size=10))
-    whole = tokenizer.decode(prompt + ids)
-    assert tokenizer.decode(prompt) + "".join(pieces(tokenizer, ids, continues=True)) == whole
+    assert tokenizer.decode(prompt) + "".join(pieces(tokenizer, ids, after=prompt)) == tokenizer.decode(prompt + ids)
+
+
+def test_a_word_piece_joins_the_word_of_the_prompt() -> None:
+    tokenizer = wordpiece()
+    prompt, ids = [tokenizer.token_to_id("f")], [tokenizer.token_to_id("##o"), tokenizer.token_to_id("the")]
+    assert pieces(tokenizer, ids, after=prompt) == ["o", " the", ""]
+    vocabulary = Vocabulary(tokenizer)
+    assert [vocabulary.token_bytes(token_id) for token_id in ids] == [b"o", b" the"]
+
+
+@pytest.mark.parametrize("family", ["suffixed", "undecorated"])
+def test_a_word_after_the_prompt_keeps_its_blank(family: str) -> None:
+    tokenizer = WINDOWED[family]()
+    ids = tokenizer.encode("the list", add_special_tokens=False).ids
+    n = len(tokenizer.encode("the", add_special_tokens=False).ids)
+    assert "".join(pieces(tokenizer, ids[n:], after=ids[:n])).startswith(" l")

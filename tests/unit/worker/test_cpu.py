@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from services.worker import cpu
 from services.worker.parallel.linear import choose_method
+from services.worker.server.model_files import read_model_files
 from services.worker.server.settings import WorkerSettings
 from services.worker.server.startup import group_config
 
@@ -28,11 +29,13 @@ GRAVITON_3 = GRAVITON_2 + " bf16 sve"
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     read = Path.read_text
     text = f"processor\t: 0\n{request.param}\n"
-    monkeypatch.setattr(Path, "read_text", lambda path, *a: text if str(path) == "/proc/cpuinfo" else read(path, *a))
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, *a, **k: text if str(path) == "/proc/cpuinfo" else read(path, *a, **k)
+    )
 
 
 def dtype(**settings: str) -> str:
-    return group_config(WorkerSettings(model=str(MODEL), **settings), MODEL).dtype
+    return group_config(WorkerSettings(model=str(MODEL), **settings), MODEL, read_model_files(MODEL)).dtype
 
 
 @pytest.mark.parametrize("machine", [WESTMERE, GRAVITON_2, "no flags here"], indirect=True)
