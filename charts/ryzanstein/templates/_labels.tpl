@@ -1,9 +1,9 @@
 {{/* Labels. Each takes (list $ component) or (list $ "worker" pool). */}}
 
-{{/* Frozen: a Deployment's or StatefulSet's selector can't change. No value and no version belongs here. */}}
+{{/* Frozen: a Deployment's or StatefulSet's selector can't change. No value and no version belongs here; an alias does. */}}
 {{- define "ryzanstein.selectorLabels" -}}
 {{- $root := index . 0 -}}
-app.kubernetes.io/name: ryzanstein
+app.kubernetes.io/name: {{ $root.Chart.Name }}
 app.kubernetes.io/instance: {{ $root.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- if gt (len .) 2 }}
@@ -22,12 +22,14 @@ ryzanstein.dev/pool: {{ index . 2 }}
 {{- toYaml (merge $labels $root.Values.commonLabels) -}}
 {{- end }}
 
-{{/* The metadata of every object: include "ryzanstein.metadata" (list $ component [pool]), its name left to the caller. */}}
+{{/* The metadata of an object: (dict "of" (list $ component [pool]) "name" default: the component's "annotations" map). */}}
 {{- define "ryzanstein.metadata" -}}
-namespace: {{ (index . 0).Release.Namespace }}
+{{- $root := index .of 0 -}}
+name: {{ if .name }}{{ .name }}{{ else }}{{ include "ryzanstein.name" .of }}{{ end }}
+namespace: {{ $root.Release.Namespace }}
 labels:
-  {{- include "ryzanstein.labels" . | nindent 2 }}
-{{- with (index . 0).Values.commonAnnotations }}
+  {{- include "ryzanstein.labels" .of | nindent 2 }}
+{{- with merge (dict) (default dict .annotations) $root.Values.commonAnnotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}

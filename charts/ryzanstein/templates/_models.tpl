@@ -1,21 +1,142 @@
-{{/* Where a pool's model is and what clients call it. Each takes the pool. */}}
+{{/* Where a pool's model is, what clients call it, how it comes into the pod. Each takes the pool, or (list $ name pool). */}}
+
+{{- define "ryzanstein.model.scheme" -}}
+{{- regexFind "^[a-z]*" (ternary "bundled" .model (empty .model)) -}}
+{{- end }}
+
+{{/* Without scheme and revision. */}}
+{{- define "ryzanstein.model.place" -}}
+{{- regexReplaceAll "^[a-z]+://" .model "" -}}
+{{- end }}
+
+{{/* The folder that the worker reads. */}}
 {{- define "ryzanstein.model.path" -}}
-{{- if not .model -}}
+{{- $scheme := include "ryzanstein.model.scheme" . -}}
+{{- $place := include "ryzanstein.model.place" . -}}
+{{- if eq $scheme "bundled" -}}
 /app/models/ryzanstein-tiny
+{{- else if eq $scheme "hf" -}}
+/models/{{ $place | replace "/" "--" }}
+{{- else if eq $scheme "pvc" -}}
+{{- regexReplaceAll "^[^/]+" $place "/models" -}}
+{{- else if eq $scheme "oci" -}}
+/models{{ regexReplaceAll (include "ryzanstein.model.reference" .) $place "$2" }}
+{{- else if eq $scheme "hostpath" -}}
+/models
 {{- else -}}
-{{- .model -}}
+{{- $place -}}
 {{- end -}}
 {{- end }}
 
+{{/* An image with a tag or digest, then perhaps a folder in it. */}}
+{{- define "ryzanstein.model.reference" -}}
+^(.*(?::[^/:@]+|@sha256:[0-9a-f]{64}))(/.*)?$
+{{- end }}
+
 {{- define "ryzanstein.model.name" -}}
-{{- default (regexReplaceAll "@[^/]*$" (include "ryzanstein.model.path" .) "" | base) .servedName -}}
+{{- if .servedName -}}
+{{- .servedName -}}
+{{- else if eq (include "ryzanstein.model.scheme" .) "bundled" -}}
+ryzanstein-tiny
+{{- else -}}
+{{- include "ryzanstein.model.place" . | regexFind "[^/]+/?$" | trimSuffix "/" | splitList "@" | first | splitList ":" | first -}}
+{{- end -}}
 {{- end }}
 
 {{/* What all pools serve, comma-separated. */}}
 {{- define "ryzanstein.models" -}}
 {{- $names := list -}}
-{{- range include "ryzanstein.pools" . | fromYaml }}
+{{- range include "ryzanstein.pools" . | fromYaml -}}
 {{- $names = append $names (include "ryzanstein.model.name" .) -}}
-{{- end }}
+{{- end -}}
 {{- $names | uniq | sortAlpha | join "," -}}
+{{- end }}
+
+{{/* Whether the model is in a volume at /models. Empty or "true". */}}
+{{- define "ryzanstein.model.mounted" -}}
+{{- if has (include "ryzanstein.model.scheme" .) (list "hf" "pvc" "oci" "hostpath") }}true{{ end -}}
+{{- end }}
+
+{{/* That volume, except when it is a claim template: (list $ name pool). */}}
+{{- define "ryzanstein.model.volume" -}}
+{{- $root := index . 0 -}}
+{{- $pool := index . 2 -}}
+{{- $scheme := include "ryzanstein.model.scheme" $pool -}}
+{{- $place := include "ryzanstein.model.place" $pool -}}
+{{- if eq $scheme "pvc" -}}
+persistentVolumeClaim: {claimName: {{ regexFind "^[^/]+" $place }}, readOnly: true}
+{{- else if eq $scheme "oci" -}}
+image:
+  reference: {{ include "ryzanstein.model.image" (list $root $pool) }}
+  pullPolicy: {{ $root.Values.image.pullPolicy }}
+{{- else if eq $scheme "hostpath" -}}
+hostPath: {path: {{ $place }}, type: Directory}
+{{- else if eq $scheme "hf" -}}
+{{- include "ryzanstein.storage.volume" (list $root (index . 1) $pool) -}}
+{{- end -}}
+{{- end }}
+
+{{/* An OCI model's image, from the mirror if there is one: (list $ pool). */}}
+{{- define "ryzanstein.model.image" -}}
+{{- $place := include "ryzanstein.model.place" (index . 1) -}}
+{{- $reference := regexReplaceAll (include "ryzanstein.model.reference" .) $place "$1" -}}
+{{- $registry := regexFind "^[^/]+" $reference -}}
+{{- $rest := trimPrefix (printf "%s/" $registry) $reference -}}
+{{- if contains "@" $rest -}}
+{{- include "ryzanstein.image.reference" (list (index . 0) (dict "registry" $registry "repository" (splitList "@" $rest | first) "digest" (splitList "@" $rest | last))) -}}
+{{- else -}}
+{{- include "ryzanstein.image.reference" (list (index . 0) (dict "registry" $registry "repository" (splitList ":" $rest | first) "tag" (splitList ":" $rest | last))) -}}
+{{- end -}}
+{{- end }}
+
+{{/* Where fetched models are kept: (list $ name pool); empty for perPod, whose claims are templates. */}}
+{{- define "ryzanstein.storage.volume" -}}
+{{- $pool := index . 2 -}}
+{{- $storage := $pool.storage -}}
+{{- if eq $storage.type "emptyDir" -}}
+emptyDir: {sizeLimit: {{ $storage.size }}}
+{{- else if eq $storage.type "pvc" -}}
+persistentVolumeClaim: {claimName: {{ default (printf "%s-models" (include "ryzanstein.name" (list (index . 0) "worker" (index . 1)))) $storage.existingClaim }}}
+{{- else if eq $storage.type "hostPath" -}}
+hostPath: {path: {{ $storage.hostPath }}, type: DirectoryOrCreate}
+{{- else if eq $storage.type "ephemeral" -}}
+ephemeral:
+  volumeClaimTemplate:
+    spec:
+      {{- include "ryzanstein.storage.claim" $storage | nindent 6 }}
+{{- end -}}
+{{- end }}
+
+{{/* The spec of a claim. */}}
+{{- define "ryzanstein.storage.claim" -}}
+accessModes: {{ toJson (ternary (list "ReadWriteOnce") .accessModes (has (default "" .type) (list "perPod" "ephemeral"))) }}
+{{- with .storageClass }}
+storageClassName: {{ . }}
+{{- end }}
+resources: {requests: {storage: {{ .size }}}}
+{{- end }}
+
+{{/* The init container that brings an hf:// model: (list $ pool). */}}
+{{- define "ryzanstein.model.fetch" -}}
+{{- $root := index . 0 -}}
+{{- $pool := index . 1 -}}
+{{- $env := dict "HF_HOME" "/tmp/huggingface" "USER" "ryzanstein" -}}
+{{- with $pool.fetch.endpoint -}}
+{{- $_ := set $env "HF_ENDPOINT" . -}}
+{{- end -}}
+{{- with $pool.fetch.tokenSecret -}}
+{{- if .name -}}
+{{- $_ := set $env "HF_TOKEN" (dict "valueFrom" (dict "secretKeyRef" (dict "name" .name "key" .key))) -}}
+{{- end -}}
+{{- end -}}
+name: fetch
+image: {{ include "ryzanstein.image" (list $root "cli") }}
+imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+command: [ryzanstein, fetch, {{ include "ryzanstein.model.place" $pool | quote }}, --to, /models]
+{{ include "ryzanstein.container" (dict "containerSecurityContext" $pool.containerSecurityContext "resources" $pool.fetch.resources) }}
+env:
+  {{- include "ryzanstein.env.list" (mergeOverwrite $env (deepCopy $pool.fetch.env)) | trim | nindent 2 }}
+volumeMounts:
+  - {name: tmp, mountPath: /tmp}
+  - {name: models, mountPath: /models}
 {{- end }}

@@ -1,4 +1,4 @@
-{{/* Names. At most 30 characters, so that the longest suffix (-workers-<16> and a revision's hash) stays within 63. */}}
+{{/* Names. The longest suffix is -workers-<16>, and a StatefulSet's revision adds 11: a fullname of 27 stays within 63. */}}
 {{- define "ryzanstein.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
@@ -8,26 +8,21 @@
 {{- end -}}
 {{- end }}
 
-{{/* The name of one component's objects: include "ryzanstein.name" (list $ "gateway"), or (list $ "worker" "pool"). */}}
+{{/* The name of a component's objects: include "ryzanstein.name" (list $ "gateway"), or (list $ "worker" "pool"). */}}
 {{- define "ryzanstein.name" -}}
-{{- $root := index . 0 -}}
-{{- if eq (index . 1) "worker" -}}
-{{- printf "%s-workers-%s" (include "ryzanstein.fullname" $root) (index . 2) -}}
-{{- else -}}
-{{- printf "%s-%s" (include "ryzanstein.fullname" $root) (index . 1) -}}
+{{- $suffix := index . 1 -}}
+{{- if eq $suffix "worker" -}}
+{{- $suffix = printf "workers-%s" (index . 2) -}}
 {{- end -}}
+{{- printf "%s-%s" (include "ryzanstein.fullname" (index . 0)) $suffix -}}
 {{- end }}
 
-{{/* The whole DNS name of a Service: include "ryzanstein.host" (list $ "router"). */}}
+{{/* The whole DNS name of a component's Service. */}}
 {{- define "ryzanstein.host" -}}
 {{- $root := index . 0 -}}
 {{- printf "%s.%s.svc.%s" (include "ryzanstein.name" .) $root.Release.Namespace $root.Values.clusterDomain -}}
 {{- end }}
 
 {{- define "ryzanstein.serviceAccountName" -}}
-{{- if .Values.serviceAccount.create -}}
-{{- default (include "ryzanstein.fullname" .) .Values.serviceAccount.name -}}
-{{- else -}}
-{{- default "default" .Values.serviceAccount.name -}}
-{{- end -}}
+{{- default (ternary (include "ryzanstein.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end }}

@@ -1,9 +1,75 @@
+{{/* How services reach Redis, and what the bundled one runs. */}}
+
+{{- define "ryzanstein.redis.url" -}}
+{{- if eq .Values.redis.mode "external" -}}
+{{- .Values.redis.external.url -}}
+{{- else -}}
+redis://{{ include "ryzanstein.host" (list . "redis") }}:6379/0
+{{- end -}}
+{{- end }}
+
+{{/* A generation of the password that the chart's Job makes: (list $ generation). */}}
+{{- define "ryzanstein.redis.generated" -}}
+{{- printf "%s-redis-auth-%d" (include "ryzanstein.fullname" (index . 0)) (int64 (index . 1)) -}}
+{{- end }}
+
+{{/* The secret that holds the password of now. */}}
+{{- define "ryzanstein.redis.secret" -}}
+{{- with .Values.redis.auth.existingSecret.name -}}
+{{- . -}}
+{{- else -}}
+{{- include "ryzanstein.redis.generated" (list . .Values.redis.auth.generation) -}}
+{{- end -}}
+{{- end }}
+
+{{/* The source of a volume with it as a file `password`. */}}
+{{- define "ryzanstein.redis.passwordFile" -}}
+{{- $key := ternary .Values.redis.auth.existingSecret.key "password" (ne .Values.redis.auth.existingSecret.name "") -}}
+{{- toJson (dict "secretName" (include "ryzanstein.redis.secret" .) "items" (list (dict "key" $key "path" "password"))) -}}
+{{- end }}
+
+{{- define "ryzanstein.redis.env" -}}
+RYZANSTEIN_REDIS_URL: {{ include "ryzanstein.redis.url" . }}
+{{- with .Values.redis.auth }}
+{{- if .enabled }}
+# A file, read at each connect: a password that changes needs no restart.
+RYZANSTEIN_REDIS_PASSWORD_FILE: /etc/ryzanstein/redis/password
+{{- end }}
+{{- with .username }}
+RYZANSTEIN_REDIS_USERNAME: {{ . }}
+{{- end }}
+{{- end }}
+{{- if .Values.redis.external.caSecret.name }}
+RYZANSTEIN_REDIS_CA_FILE: /etc/ryzanstein/redis-ca/ca.crt
+{{- end }}
+{{- end }}
+
+{{- define "ryzanstein.redis.mounts" -}}
+{{- if .Values.redis.auth.enabled }}
+- {name: redis-auth, mountPath: /etc/ryzanstein/redis, readOnly: true}
+{{- end }}
+{{- if .Values.redis.external.caSecret.name }}
+- {name: redis-ca, mountPath: /etc/ryzanstein/redis-ca, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "ryzanstein.redis.volumes" -}}
+{{- if .Values.redis.auth.enabled }}
+- {name: redis-auth, secret: {{ include "ryzanstein.redis.passwordFile" . }}}
+{{- end }}
+{{- with .Values.redis.external.caSecret }}
+{{- if .name }}
+- {name: redis-ca, secret: {secretName: {{ .name }}, items: [{key: {{ .key }}, path: ca.crt}]}}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "ryzanstein.redis.config" -}}
 redis.conf: |
-  bind {{ ternary "* -::*" .Values.bindAddress (eq .Values.bindAddress "0.0.0.0") }}
+  bind {{ ternary "*" "* -::*" (eq .Values.bindAddress "0.0.0.0") }}
   port 6379
   dir /data
-  protected-mode yes
+  protected-mode {{ ternary "yes" "no" .Values.redis.auth.enabled }}
   aclfile /tmp/users.acl
   tcp-keepalive 60
   timeout 0
@@ -12,13 +78,16 @@ redis.conf: |
   maxmemory-policy noeviction
   save ""
   appendonly {{ ternary "yes" "no" .Values.redis.persistence.enabled }}
-# Passwords come from mounted files, so that neither the command line nor this map holds one. The previous generation's
-# is accepted as well while clients change over.
 start.sh: |
+  # Passwords come from mounted files: no command line and no ConfigMap holds one. The last generation's is accepted as
+  # well, while its clients change over.
   set -eu
   umask 077
   {
     printf 'user default on sanitize-payload ~* &* +@all'
+    {{- if not .Values.redis.auth.enabled }}
+    printf ' nopass'
+    {{- end }}
     for file in /etc/ryzanstein/redis/*/password; do
       [ -f "$file" ] || continue
       hash=$(printf %s "$(cat "$file")" | sha256sum)
@@ -29,12 +98,14 @@ start.sh: |
   exec "$(command -v valkey-server || command -v redis-server)" /etc/redis/redis.conf
 ping.sh: |
   set -eu
+  {{- if .Values.redis.auth.enabled }}
   REDISCLI_AUTH=$(cat /etc/ryzanstein/redis/current/password)
   export REDISCLI_AUTH
+  {{- end }}
   [ "$("$(command -v valkey-cli || command -v redis-cli)" ping)" = PONG ]
 {{- end }}
 
-{{/* 200Mi → 209715200. */}}
+{{/* 200Mi → 209715200 */}}
 {{- define "ryzanstein.bytes" -}}
 {{- $units := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 -}}
 {{- mul (regexFind "^[0-9]+" . | int64) (index $units (regexFind "[KMG]i$" .)) -}}

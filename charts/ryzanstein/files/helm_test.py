@@ -1,0 +1,46 @@
+"""`helm test`: a client inside the cluster asks each model for a chat, a stream and a second turn, and reads metrics."""
+
+import json
+import os
+import time
+import uuid
+
+import httpx
+
+MODELS = os.environ["MODELS"].split(",")
+HEADERS = {"Authorization": f"Bearer {key}"} if (key := os.environ.get("API_KEY")) else {}
+PATIENCE_S = 60
+TEXT = "Explain what a list is. " * 8  # longer than a KV block, so that a second turn finds some of it cached
+
+
+def ask(client: httpx.Client, model: str, **more: object) -> httpx.Response:
+    """Wait while nobody serves the model yet: 503."""
+    body = {"model": model, "messages": [{"role": "user", "content": TEXT}], "max_tokens": 8, **more}
+    deadline = time.monotonic() + PATIENCE_S
+    while (answer := client.post("/v1/chat/completions", json=body)).status_code == 503 and time.monotonic() < deadline:
+        time.sleep(1)
+    answer.raise_for_status()
+    return answer
+
+
+def check(client: httpx.Client, model: str) -> None:
+    """Chat, stream, and a session's second turn with cached tokens."""
+    session = f"helm-test-{uuid.uuid4()}"
+    usages = [ask(client, model, user=session).json()["usage"] for _ in range(2)]
+    assert usages[0]["completion_tokens"] > 0, usages
+    assert usages[1]["prompt_tokens_details"]["cached_tokens"] > 0, (
+        f"{model}: the second turn had no cached tokens: {usages}"
+    )
+    lines = [line for line in ask(client, model, stream=True).text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "data: [DONE]", f"{model}: the stream has no end: {lines[-1]}"
+    assert len([json.loads(line[6:]) for line in lines[:-1]]) > 1, f"{model}: the stream came in one piece"
+    print(f"{model}: chat, stream and session are well")
+
+
+with httpx.Client(base_url=os.environ["BASE_URL"], headers=HEADERS, timeout=60) as client:
+    for model in MODELS:
+        check(client, model)
+    metrics = client.get("/metrics")
+    metrics.raise_for_status()
+    assert "ryzanstein_gateway_in_flight_requests" in metrics.text, "no metrics of the gateway"
+    print("metrics are well")

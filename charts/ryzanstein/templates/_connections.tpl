@@ -1,0 +1,32 @@
+{{/* Who calls whom within the release: what NetworkPolicies allow, on both sides. */}}
+{{- define "ryzanstein.connections" -}}
+connections:
+  - {from: gateway, to: router, port: 50052}
+  - {from: gateway, to: worker, port: 50054}
+  - {from: router, to: worker, port: 50054}
+  # KV blocks move between workers.
+  - {from: worker, to: worker, port: 50054}
+  {{- if .Values.coordinator.enabled }}
+  - {from: router, to: coordinator, port: 50053}
+  - {from: coordinator, to: worker, port: 50054}
+  {{- end }}
+  {{- if eq .Values.redis.mode "bundled" }}
+  {{- range include "ryzanstein.services" . | fromJsonArray }}
+  - {from: {{ . }}, to: redis, port: 6379}
+  {{- end }}
+  {{- end }}
+  {{- if .Values.tests.enabled }}
+  - {from: test, to: gateway, port: 8000}
+  {{- end }}
+{{- end }}
+
+{{/* The components that serve, and have metrics and probes. */}}
+{{- define "ryzanstein.services" -}}
+{{- toJson (without (list "gateway" "router" (ternary "coordinator" "" .Values.coordinator.enabled) "worker") "") -}}
+{{- end }}
+
+{{/* The port of a URL: given, or that of its scheme. */}}
+{{- define "ryzanstein.port" -}}
+{{- $ports := dict "redis" "6379" "rediss" "6379" "http" "80" "https" "443" -}}
+{{- regexFind "[0-9]+$" (urlParse .).host | default (get $ports (urlParse .).scheme) -}}
+{{- end }}

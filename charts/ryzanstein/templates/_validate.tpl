@@ -1,0 +1,132 @@
+{{/* What only we know to be wrong, each as a line that names the value. Kubernetes' own fields are Kubernetes' to check. */}}
+
+{{- define "ryzanstein.validate" -}}
+{{- $lines := list -}}
+{{- range $part := list "names" "owned" "pools" "redis" "exposure" "scaling" -}}
+{{- $lines = concat $lines (include (printf "ryzanstein.validate.%s" $part) $ | splitList "\n") -}}
+{{- end -}}
+{{- $lines = without $lines "" -}}
+{{- if $lines -}}
+{{- fail (printf "\n\n  %s\n" (join "\n  " $lines)) -}}
+{{- end -}}
+{{- end }}
+
+{{- define "ryzanstein.validate.names" -}}
+{{- $name := include "ryzanstein.fullname" . -}}
+{{- if gt (len $name) 27 }}
+fullnameOverride: the name {{ $name }} has {{ len $name }} characters; give one of at most 27
+{{- end -}}
+{{- range $pool, $_ := .Values.workers.pools }}
+{{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,14}[a-z0-9])?$" $pool) }}
+workers.pools.{{ $pool }}: a pool's name has 1 to 16 characters of a-z, 0-9 and -, and neither begins nor ends with -
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Variables that ports, probes, policies and the grace depend on: a value sets them, no variable behind its back. */}}
+{{- define "ryzanstein.validate.owned" -}}
+{{- $places := dict
+  "RYZANSTEIN_DRAIN_DELAY_S" "gateway.drain.delaySeconds" "RYZANSTEIN_DRAIN_TIMEOUT_S" "gateway.drain.streamSeconds"
+  "RYZANSTEIN_DRAIN_S" "the pool's drainSeconds" "RYZANSTEIN_HOST" "bindAddress" "RYZANSTEIN_REDIS_PASSWORD_FILE" "redis.auth"
+  "RYZANSTEIN_EXPECTED_MODELS" "workers.pools" "RYZANSTEIN_ROUTER_ADDRESSES" "router" "RYZANSTEIN_COORDINATOR_ADDRESS" "coordinator" -}}
+{{- $configs := dict "podDefaults" .Values.podDefaults "gateway" .Values.gateway "router" .Values.router "coordinator" .Values.coordinator -}}
+{{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
+{{- $_ := set $configs (printf "workers.pools.%s" $name) $pool -}}
+{{- end -}}
+{{- range $where, $config := $configs -}}
+{{- $names := keys (default dict $config.env) -}}
+{{- range $key := keys (default dict $config.settings) -}}
+{{- $names = append $names (include "ryzanstein.env.name" $key) -}}
+{{- end -}}
+{{- range $names | uniq | sortAlpha -}}
+{{- if hasKey $places . }}
+{{ $where }} sets {{ . }}: set {{ get $places . }} instead, which other objects follow
+{{- else if regexMatch "^RYZANSTEIN_(GATEWAY|GRPC|ROUTER|COORDINATOR|WORKER|METRICS)_PORT$" . }}
+{{ $where }} sets {{ . }}: ports are fixed, probes and policies name them; change the Service's port
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "ryzanstein.validate.pools" -}}
+{{- $root := . -}}
+{{- $pools := include "ryzanstein.pools" . | fromYaml -}}
+{{- if not $pools }}
+workers.pools: at least one pool is needed
+{{- end -}}
+{{- range $name, $pool := $pools -}}
+{{- $where := printf "workers.pools.%s" $name -}}
+{{- $storage := $pool.storage -}}
+{{- $most := ternary $pool.replicas $pool.autoscaling.max (eq $pool.autoscaling.mode "none") | int64 -}}
+{{- $fetched := eq (include "ryzanstein.model.scheme" $pool) "hf" -}}
+{{- if and $fetched (eq $storage.type "pvc") (not (has "ReadWriteMany" $storage.accessModes)) (gt $most 1) }}
+{{ $where }}.storage: {{ $most }} pods can't share a claim of {{ join ", " $storage.accessModes }}; take accessModes [ReadWriteMany], or type perPod or ephemeral
+{{- end -}}
+{{- if and $fetched (eq $storage.type "hostPath") (not $storage.hostPath) }}
+{{ $where }}.storage.hostPath: name the folder of the node
+{{- end -}}
+{{- $gpus := include "ryzanstein.worker.gpus" $pool | int64 -}}
+{{- if and $gpus (lt $gpus (int64 $pool.tensorParallel)) }}
+{{ $where }}.gpu.count: {{ $gpus }} is less than tensorParallel {{ $pool.tensorParallel }}; each rank needs a GPU of its own
+{{- end -}}
+{{- if and (eq $pool.device "cpu") (gt (int64 $pool.gpu.count) 0) }}
+{{ $where }}.gpu.count: device cpu uses no GPU; take device cuda
+{{- end -}}
+{{- if and (eq (include "ryzanstein.model.scheme" $pool) "oci") (not (regexMatch (include "ryzanstein.model.reference" $pool) (include "ryzanstein.model.place" $pool))) }}
+{{ $where }}.model: {{ $pool.model }} needs a tag or a digest
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "ryzanstein.validate.redis" -}}
+{{- with .Values.redis -}}
+{{- if eq .mode "external" -}}
+{{- if not .external.url }}
+redis.external.url: redis.mode external needs the address of your Redis, redis://host:6379/0
+{{- end -}}
+{{- if and .auth.enabled (not .auth.existingSecret.name) }}
+redis.auth.existingSecret.name: name the secret with the password of your Redis, or set redis.auth.enabled to false
+{{- end -}}
+{{- else -}}
+{{- if or .external.url .external.caSecret.name }}
+redis.mode: redis.external is set, but the mode is bundled; take external
+{{- end -}}
+{{- if .auth.username }}
+redis.auth.username: the bundled Redis has only its default user
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "ryzanstein.validate.exposure" -}}
+{{- range $kind := list "httpRoute" "grpcRoute" -}}
+{{- $route := get $.Values $kind -}}
+{{- if and $route.enabled (not $route.parents) }}
+{{ $kind }}.parents: name the Gateway that it belongs to
+{{- end -}}
+{{- end -}}
+{{- if and .Values.grpcRoute.enabled (not .Values.gateway.grpc.enabled) }}
+grpcRoute.enabled: needs gateway.grpc.enabled
+{{- end -}}
+{{- if and .Values.gateway.tenancy.keysSecret.name (not .Values.gateway.tenancy.enabled) }}
+gateway.tenancy.keysSecret.name: has no effect without gateway.tenancy.enabled
+{{- end -}}
+{{- end }}
+
+{{- define "ryzanstein.validate.scaling" -}}
+{{- $scalers := dict "gateway" .Values.gateway -}}
+{{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
+{{- $_ := set $scalers (printf "workers.pools.%s" $name) $pool -}}
+{{- end -}}
+{{- range $where, $config := $scalers -}}
+{{- $scale := $config.autoscaling -}}
+{{- if ne $scale.mode "none" -}}
+{{- if gt (int64 $scale.min) (int64 $scale.max) }}
+{{ $where }}.autoscaling: min {{ $scale.min }} is more than max {{ $scale.max }}
+{{- end -}}
+{{- if and (eq $scale.mode "keda") (not $.Values.keda.prometheusUrl) }}
+keda.prometheusUrl: {{ $where }}.autoscaling.mode keda asks a Prometheus; name its address
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,84 @@
+{{/* GPUs of a pool's pod; 0 on CPU, and where they are claimed. */}}
+{{- define "ryzanstein.worker.gpus" -}}
+{{- if eq (include "ryzanstein.worker.device" .) "cuda" -}}
+{{- ternary 0 (default .tensorParallel .gpu.count) (not (empty .gpu.resourceClaims)) | int64 -}}
+{{- else -}}
+0
+{{- end -}}
+{{- end }}
+
+{{/* cpu or cuda: the image, too. */}}
+{{- define "ryzanstein.worker.device" -}}
+{{- if eq .device "auto" -}}
+{{- ternary "cuda" "cpu" (or (gt (int64 .gpu.count) 0) (not (empty .gpu.resourceClaims))) -}}
+{{- else -}}
+{{- .device -}}
+{{- end -}}
+{{- end }}
+
+{{- define "ryzanstein.worker.env" -}}
+RYZANSTEIN_WORKER_ID: {valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+RYZANSTEIN_WORKER_PORT: "50054"
+RYZANSTEIN_MODEL: {{ include "ryzanstein.model.path" . | quote }}
+RYZANSTEIN_SERVED_MODEL_NAME: {{ include "ryzanstein.model.name" . | quote }}
+RYZANSTEIN_TENSOR_PARALLEL: {{ .tensorParallel }}
+RYZANSTEIN_DEVICE: {{ include "ryzanstein.worker.device" . }}
+RYZANSTEIN_DTYPE: {{ .dtype }}
+RYZANSTEIN_KV_TOKENS: {{ int64 .kvTokens }}
+RYZANSTEIN_MAX_MODEL_LEN: {{ int64 .maxModelLen }}
+RYZANSTEIN_DRAIN_S: {{ .drainSeconds }}
+# The model is a folder here; nothing is asked of the hub.
+HF_HUB_OFFLINE: "1"
+# Libraries ask for the user's name, which an arbitrary UID does not have.
+USER: ryzanstein
+{{- end }}
+
+{{/* What a pool adds to its pod: mounts, volumes, init containers, fields of the spec. (list $ name pool) */}}
+{{- define "ryzanstein.worker.parts" -}}
+{{- $pool := index . 2 -}}
+{{- $gpu := eq (include "ryzanstein.worker.device" $pool) "cuda" -}}
+{{- $fetched := eq (include "ryzanstein.model.scheme" $pool) "hf" -}}
+{{- $mounted := include "ryzanstein.model.mounted" $pool -}}
+mounts:
+{{- if $mounted }}
+  - {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- if $gpu }}
+  - {name: shm, mountPath: /dev/shm}
+{{- end }}
+volumes:
+{{- if and $mounted (not (and $fetched (eq $pool.storage.type "perPod"))) }}
+  - name: models
+    {{- include "ryzanstein.model.volume" . | nindent 4 }}
+{{- end }}
+{{- if $gpu }}
+  # NCCL needs more than the 64 MiB that a container has; counts as memory of the container.
+  - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ $pool.sharedMemory.sizeLimit }}}}
+{{- end }}
+initContainers:
+{{- if $fetched }}
+  - {{ include "ryzanstein.model.fetch" (list (index . 0) $pool) | nindent 4 | trim }}
+{{- end }}
+spec:
+{{- with $pool.gpu.resourceClaims }}
+  resourceClaims:
+    {{- toYaml . | nindent 4 }}
+{{- end }}
+{{- end }}
+
+{{/* The pool with its GPUs among the resources. */}}
+{{- define "ryzanstein.worker.config" -}}
+{{- $pool := deepCopy . -}}
+{{- $gpus := include "ryzanstein.worker.gpus" . | int64 -}}
+{{- if $gpus -}}
+{{- $_ := mergeOverwrite $pool (dict "resources" (dict "limits" (dict .gpu.resourceName $gpus))) -}}
+{{- end -}}
+{{- with .gpu.resourceClaims -}}
+{{- $claims := list -}}
+{{- range . -}}
+{{- $claims = append $claims (dict "name" .name) -}}
+{{- end -}}
+{{- $_ := set $pool.resources "claims" $claims -}}
+{{- end -}}
+{{- toYaml $pool -}}
+{{- end }}

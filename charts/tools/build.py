@@ -1,0 +1,47 @@
+"""What is made from the chart's values.yaml: its schema, the table in its README, its list of images.
+
+``python -m charts.tools.build`` writes them; a test compares them with what is committed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+
+from charts.tools import readme, schema, values
+
+CHART = Path(__file__).resolve().parents[1] / "ryzanstein"
+TARGETS = ("cli", "gateway", "kv-coordinator", "router", "worker-cpu", "worker-cuda")
+
+
+def made(chart: Path = CHART) -> dict[Path, str]:
+    """Every made file and its text."""
+    root = values.read(chart / "values.yaml")
+    return {
+        chart / "values.schema.json": json.dumps(schema.build(root), indent=1, ensure_ascii=False) + "\n",
+        chart / "README.md": readme.write((chart / "README.md").read_text(), root),
+        chart / "images.txt": "".join(f"{image}\n" for image in sorted(_images(root, chart))),
+    }
+
+
+def _images(root: values.Value, chart: Path) -> list[str]:
+    """Whatever can be pulled with the images of values.yaml, for mirrors."""
+    ours, redis = root.child("image").default, root.child("redis", "image").default
+    tag = ours["tag"] or yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"]
+    place = f"{ours['registry']}/{ours['repository']}"
+    return [
+        *(f"{place}:{target}-{tag}" for target in TARGETS),
+        f"{redis['registry']}/{redis['repository']}:{redis['tag']}",
+    ]
+
+
+def main() -> None:
+    """Write them all."""
+    for path, text in made().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The JSON Schema (draft 7) of values.yaml: strict for our own maps, open for Kubernetes'.
+
+`@schema` may say, besides JSON Schema: `pod: true` (the keys of podDefaults belong here as well), `settings: SERVICE`
+(the fields of that service's settings class) and `pools: true` (a map of what workers.defaults has).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from charts.tools.values import Value
+from services.common.settings import ServiceSettings
+from services.gateway.settings import GatewaySettings
+from services.kv_coordinator.settings import CoordinatorSettings
+from services.router.settings import RouterSettings
+from services.worker.server.settings import WorkerSettings
+
+Schema = dict[str, Any]
+
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "gateway": GatewaySettings,
+    "router": RouterSettings,
+    "coordinator": CoordinatorSettings,
+    "worker": WorkerSettings,
+}
+# Fields that have a place of their own among the values, or that the chart keeps to itself.
+_ELSEWHERE = {
+    *ServiceSettings.model_fields,
+    *("gateway_port", "grpc_port", "router_addresses", "tenancy", "api_keys_file", "api_keys"),
+    *("router_port", "router_id", "coordinator_address", "coordinator_port", "expected_models"),
+    *("worker_id", "worker_port", "model", "revision", "served_model_name", "tensor_parallel", "dtype", "device"),
+    *("kv_tokens", "max_model_len"),
+}
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+_ENV: Schema = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+    "additionalProperties": {"type": ["string", "number", "boolean", "object", "null"]},
+}
+_PDB: Schema = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "maxUnavailable": {"type": ["integer", "string"]},
+        "unhealthyPodEvictionPolicy": {"enum": ["IfHealthyBudget", "AlwaysAllow"]},
+    },
+}
+
+
+def build(root: Value) -> Schema:
+    """The schema of the whole file."""
+    pod = root.child("podDefaults").children
+    builder = _Builder({child.key: {"$ref": f"#/definitions/pod-{child.key}"} for child in pod})
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Values of the chart ryzanstein",
+        **builder.of_map(root),
+        "definitions": {
+            "env": _ENV,
+            "pdb": _PDB,
+            "pool": {
+                **builder.of(root.child("workers", "defaults")),
+                "description": "As workers.defaults; null removes it.",
+                "type": ["object", "null"],
+            },
+            **{f"pod-{child.key}": builder.of(child) for child in pod},
+        },
+    }
+
+
+@dataclass(frozen=True)
+class _Builder:
+    pod: dict[str, Schema]  # references to the keys of podDefaults
+
+    def of(self, value: Value) -> Schema:
+        """The schema of a key."""
+        schema = self._typed(value)
+        return {"description": value.description, **schema} if value.description else schema
+
+    def of_map(self, value: Value) -> Schema:
+        """The strict schema of a map of ours."""
+        properties = {child.key: self.of(child) for child in value.children}
+        shared = self.pod if value.schema.get("pod") else {}
+        return {"type": "object", "additionalProperties": False, "properties": {**shared, **properties}}
+
+    def _typed(self, value: Value) -> Schema:
+        added = {key: extra for key, extra in value.schema.items() if key not in ("pod", "settings", "pools")}
+        if service := value.schema.get("settings"):
+            return {"type": "object", "additionalProperties": False, "properties": _settings(service)}
+        if value.schema.get("pools"):  # names are checked by _validate.tpl, whose error is clear
+            return {"type": "object", "additionalProperties": {"$ref": "#/definitions/pool"}}
+        if "$ref" in added:
+            return {"allOf": [added]}  # draft 7 ignores what stands beside a $ref
+        if value.ours:
+            return {**self.of_map(value), **added}
+        return added if "enum" in added else {"type": _TYPES[type(value.default)], **added}
+
+
+def _settings(service: str) -> Schema:
+    """The fields of a settings class by the names that values have: max_body_bytes is maxBodyBytes."""
+    fields = SETTINGS[service].model_json_schema()["properties"]
+    return {_camel(name): _plain(field) for name, field in fields.items() if name not in _ELSEWHERE}
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def _plain(field: Schema) -> Schema:
+    """Without what helps only Python."""
+    return {key: value for key, value in field.items() if key not in ("title", "default")}

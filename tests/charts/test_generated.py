@@ -1,0 +1,64 @@
+"""What is made from values.yaml is made anew when it changes, and says what values.yaml says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from charts.tools import build, schema, values
+
+VALUES = """
+# Open to others. @schema {additionalProperties: true}
+global:
+  mirror: ""
+gateway:
+  # How many. @schema {minimum: 1}
+  replicas: 1
+  resources: {limits: {memory: 1Gi}}
+podDefaults: {}
+workers:
+  defaults:
+    model: ""
+"""
+
+
+@pytest.mark.parametrize("path", build.made(), ids=lambda path: path.name)
+def test_made_files_are_current(path: Path) -> None:
+    """Otherwise: python -m charts.tools.build."""
+    assert path.read_text() == build.made()[path]
+
+
+def test_maps_of_ours_are_strict_and_those_of_kubernetes_open(tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text(VALUES)
+    made = schema.build(values.read(path))
+    assert made["additionalProperties"] is False
+    properties = made["properties"]
+    assert properties["global"]["additionalProperties"] is True
+    assert properties["gateway"]["additionalProperties"] is False
+    assert properties["gateway"]["properties"]["resources"] == {"type": "object"}
+    assert properties["gateway"]["properties"]["replicas"] == {
+        "description": "How many.",
+        "type": "integer",
+        "minimum": 1,
+    }
+
+
+def test_every_setting_of_a_service_is_a_value_of_its_own_or_among_its_settings() -> None:
+    """Names survive the way from max_body_bytes to maxBodyBytes; the rendering tests hold the way back."""
+    made = json.loads((build.CHART / "values.schema.json").read_text())["properties"]
+    for service in ("gateway", "router", "coordinator"):
+        names = made[service]["properties"]["settings"]["properties"]
+        fields = set(schema.SETTINGS[service].model_fields)
+        assert {name.replace("_", "") for name in fields} >= {name.lower() for name in names}
+        assert names
+
+
+def test_every_value_says_what_it_means_or_is_plain() -> None:
+    """A key whose name doesn't say it all has a comment."""
+    plain = {"registry", "repository", "port", "annotations", "name", "key", "tag", "digest", "hostnames", "enabled"}
+    root = values.read(build.CHART / "values.yaml")
+    silent = [child.key for child in root.child("workers", "defaults").children if not child.description]
+    assert set(silent) <= plain | {"replicas", "gpu", "runtimeClassName", "dtype"}
