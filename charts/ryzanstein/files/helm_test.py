@@ -1,4 +1,4 @@
-"""`helm test`: a client inside the cluster asks each model for a chat, a stream and a second turn, and reads metrics."""
+"""`helm test`: a client in the cluster asks each model for a chat, a stream and a second turn, and reads metrics."""
 
 import json
 import os
