@@ -7,7 +7,6 @@ from pathlib import Path
 
 import yaml
 
-from tests.charts.pending import pending
 from tests.charts.rendering import ALL_VALUES, Rendered, render
 from tests.programs import CHART
 
@@ -34,14 +33,12 @@ def test_each_component_has_its_target() -> None:
     assert {component: images[component] for component in expected} == expected
 
 
-@pending
 def test_gpus_take_the_image_with_cuda() -> None:
     for values in ("{gpu: {count: 1}}", "{device: cuda, gpu: {count: 1}}"):
         (pod,) = render(inline=f"workers: {{pools: {{default: {values}}}}}").pods_of("worker")
         assert pod.containers[0]["image"] == _our_tag("worker-cuda")
 
 
-@pending
 def test_the_list_of_images_is_complete() -> None:
     """images.txt is what somebody mirrors for an installation without internet."""
     listed = (CHART / "images.txt").read_text().split()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
@@ -17,8 +19,11 @@ VERSIONS = (OLDEST, kubernetes_validate.latest_version())
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_objects_fit_their_schemas(rendered: Rendered, version: str) -> None:
+def test_objects_fit_their_schemas(rendered: Rendered, values: Path, version: str) -> None:
     """Kinds of others (Gateway API, KEDA, the Prometheus operator) are tried on a real API server."""
+    needed = re.match(r"kubernetes-([0-9.]+)", values.stem)  # what has an older one would refuse
+    if needed and Version(version) < Version(needed[1]):
+        return
     for found in rendered.objects:
         if _is_of_kubernetes(found):
             _validated(json.dumps(found, sort_keys=True), version)

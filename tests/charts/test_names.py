@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.charts.pending import pending
 from tests.charts.rendering import NAMESPACE, Object, Rendered, RenderError, render
 
 # Selectors and claim templates of every workload of the default and the pools' values. A difference means that no
@@ -124,7 +123,6 @@ def _prefix(namespace: str, release: str) -> str:
     return str(value)
 
 
-@pending
 def test_a_long_release_is_refused_with_the_way_out() -> None:
     """Cut silently, two releases could get one name."""
     with pytest.raises(RenderError, match="fullnameOverride"):
@@ -144,7 +142,6 @@ def test_the_longest_names_fit() -> None:
 
 
 @pytest.mark.parametrize("pool", ["p" * 17, "Large", "a_b", "-a", "a-"])
-@pending
 def test_a_pool_name_that_does_not_fit_is_refused(pool: str) -> None:
     with pytest.raises(RenderError, match=re.escape(pool)):
         render(inline=f"workers: {{pools: {{'{pool}': {{servedName: m}}}}}}")

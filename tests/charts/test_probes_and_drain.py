@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from tests.charts.pending import pending
 from tests.charts.rendering import Object, Pod, Rendered, RenderError, environment, render
 
 SERVICES = ("gateway", "router", "coordinator", "worker")
@@ -103,7 +102,6 @@ def test_longer_streams_get_a_longer_grace() -> None:
         ("workers: {pools: {default: {env: {RYZANSTEIN_DRAIN_S: '60'}}}}", "RYZANSTEIN_DRAIN_S"),
     ],
 )
-@pending
 def test_a_drain_beyond_the_grace_is_refused(values: str, variable: str) -> None:
     """Set behind the chart's back, it would end in SIGKILL in the middle of streams."""
     with pytest.raises(RenderError, match=variable):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.charts.pending import pending
 from tests.charts.rendering import Object, Rendered, render
 
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
@@ -26,7 +25,6 @@ def _budgets(rendered: Rendered, component: str) -> list[Object]:
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-@pending
 def test_a_budget_only_where_one_can_be_spared(component: str) -> None:
     """With one replica it would only block `kubectl drain`."""
     one, two = (render(inline=COMPONENTS[component] % f"replicas: {count}") for count in (1, 2))
@@ -44,7 +42,6 @@ def test_no_budget_blocks_a_drain(rendered: Rendered) -> None:
 
 
 @pytest.mark.parametrize("component", ["gateway", "worker"])
-@pending
 def test_replicas_can_be_left_to_others(component: str) -> None:
     rendered = render(inline=COMPONENTS[component] % "replicas: 2, replicasManaged: false")
     assert "replicas" not in _workload(rendered, component)["spec"]
@@ -65,9 +62,9 @@ def test_replicas_are_rendered_otherwise(component: str) -> None:
         ("worker", "keda", "ScaledObject"),
     ],
 )
-@pending
 def test_an_autoscaler_decides_alone(component: str, mode: str, kind: str) -> None:
-    rendered = render(inline=COMPONENTS[component] % f"autoscaling: {{mode: {mode}, min: 2, max: 5}}")
+    values = COMPONENTS[component] % f"autoscaling: {{mode: {mode}, min: 2, max: 5}}"
+    rendered = render(inline=f"{values}\nkeda: {{prometheusUrl: http://prometheus:9090}}")
     workload = _workload(rendered, component)
     assert "replicas" not in workload["spec"]
     (scaler,) = rendered.of(*SCALERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import certifi
 import pytest
 
 from services.common.settings import ServiceSettings
@@ -11,7 +12,6 @@ from services.gateway.settings import GatewaySettings
 from services.kv_coordinator.settings import CoordinatorSettings
 from services.router.settings import RouterSettings
 from services.worker.server.settings import WorkerSettings
-from tests.charts.pending import pending
 from tests.charts.rendering import Pod, Rendered, RenderError, environment, render
 
 SETTINGS: dict[str, type[ServiceSettings]] = {
@@ -30,14 +30,19 @@ def _fields(component: str) -> set[str]:
     return {PREFIX + name.upper() for name in SETTINGS[component].model_fields}
 
 
+MOUNTED = "/etc/ryzanstein/"
+# Settings look into the files that they name; any certificates do.
+FILE = certifi.where()
+
+
 def _filled(env: dict[str, Any]) -> dict[str, str]:
-    """The variables as the process sees them, secrets as "secret"."""
+    """The variables as the process sees them, secrets as "secret", mounted files as one that exists."""
     filled: dict[str, str] = {}
     for name, value in env.items():
         text = FIELDS.get(value.get("fieldRef", {}).get("fieldPath"), "secret") if isinstance(value, dict) else value
         for earlier, known in filled.items():
             text = text.replace(f"$({earlier})", known)
-        filled[name] = text
+        filled[name] = FILE if text.startswith(MOUNTED) else text
     return filled
 
 
@@ -49,7 +54,7 @@ def _settings(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> Any:
         return SETTINGS[pod.component]()
 
 
-@pending
+@pytest.mark.xfail(reason="services do not read RYZANSTEIN_EXPECTED_MODELS yet", strict=True)
 def test_services_read_every_variable(rendered: Rendered) -> None:
     for pod in rendered.pods_of(*SETTINGS):
         ours = {name for name in environment(pod.containers[0]) if name.startswith(PREFIX)}
@@ -94,7 +99,6 @@ def test_workers_keep_their_name_over_restarts(rendered: Rendered, monkeypatch: 
         ("gateway: {env: {RYZANSTEIN_MAX_CHOICES: '7'}}", "gateway", "max_choices", 7),
     ],
 )
-@pending
 def test_a_value_reaches_its_service(
     values: str, component: str, name: str, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +106,6 @@ def test_a_value_reaches_its_service(
     assert getattr(_settings(pod, monkeypatch), name) == expected
 
 
-@pending
 def test_a_setting_that_no_service_knows_is_refused() -> None:
     """The product ignores unknown variables: a typo would change nothing and say nothing."""
     for component, values in [("gateway", "gateway: {%s}"), ("router", "router: {%s}"), ("worker", POOL)]:

@@ -15,14 +15,16 @@
 {{- include "ryzanstein.env.list" $env -}}
 {{- end }}
 
-{{/* A map as Kubernetes' list, by name. */}}
+{{/* A map as Kubernetes' list, by name; null is nothing. */}}
 {{- define "ryzanstein.env.list" -}}
 {{- range $name, $value := . }}
+{{- if not (kindIs "invalid" $value) }}
 - name: {{ $name }}
 {{- if kindIs "map" $value }}
   {{- toYaml $value | nindent 2 }}
 {{- else }}
   value: {{ include "ryzanstein.env.value" $value | quote }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -8,8 +8,8 @@
 {{- $tag := printf "%s-%s" $target (default $root.Chart.AppVersion $image.tag) -}}
 {{- $reference := include "ryzanstein.image.reference" (list $root (dict
   "registry" $image.registry "repository" $image.repository "tag" $tag
-  "digest" (index $image.digests $target))) -}}
-{{- default $reference (index (default dict $image.references) $target) -}}
+  "digest" (get (default dict $image.digests) $target))) -}}
+{{- default $reference (get (default dict $image.references) $target) -}}
 {{- end }}
 
 {{/* Any image: include "ryzanstein.image.reference" (list $ .Values.redis.image). A digest wins over a tag. */}}

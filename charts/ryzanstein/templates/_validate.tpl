@@ -60,7 +60,7 @@ workers.pools: at least one pool is needed
 {{- $most := ternary $pool.replicas $pool.autoscaling.max (eq $pool.autoscaling.mode "none") | int64 -}}
 {{- $fetched := eq (include "ryzanstein.model.scheme" $pool) "hf" -}}
 {{- if and $fetched (eq $storage.type "pvc") (not (has "ReadWriteMany" $storage.accessModes)) (gt $most 1) }}
-{{ $where }}.storage: {{ $most }} pods can't share a claim of {{ join ", " $storage.accessModes }}; take accessModes [ReadWriteMany], or type perPod or ephemeral
+{{ $where }}.storage.accessModes: {{ $most }} pods can't share a claim of {{ join ", " $storage.accessModes }}; take [ReadWriteMany], or type perPod or ephemeral
 {{- end -}}
 {{- if and $fetched (eq $storage.type "hostPath") (not $storage.hostPath) }}
 {{ $where }}.storage.hostPath: name the folder of the node
@@ -122,7 +122,7 @@ gateway.tenancy.keysSecret.name: has no effect without gateway.tenancy.enabled
 {{- $scale := $config.autoscaling -}}
 {{- if ne $scale.mode "none" -}}
 {{- if gt (int64 $scale.min) (int64 $scale.max) }}
-{{ $where }}.autoscaling: min {{ $scale.min }} is more than max {{ $scale.max }}
+{{ $where }}.autoscaling.min: {{ $scale.min }} is more than max, {{ $scale.max }}
 {{- end -}}
 {{- if and (eq $scale.mode "keda") (not $.Values.keda.prometheusUrl) }}
 keda.prometheusUrl: {{ $where }}.autoscaling.mode keda asks a Prometheus; name its address
