@@ -54,7 +54,6 @@ def _settings(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> Any:
         return SETTINGS[pod.component]()
 
 
-@pytest.mark.xfail(reason="services do not read RYZANSTEIN_EXPECTED_MODELS yet", strict=True)
 def test_services_read_every_variable(rendered: Rendered) -> None:
     for pod in rendered.pods_of(*SETTINGS):
         ours = {name for name in environment(pod.containers[0]) if name.startswith(PREFIX)}
