@@ -34,7 +34,7 @@ _HARMLESS_KEYS = """
     top_p typical_p repetition_penalty length_penalty diversity_penalty no_repeat_ngram_size
     encoder_no_repeat_ngram_size bad_words_ids suppress_tokens begin_suppress_tokens forced_bos_token_id
     forced_eos_token_id exponential_decay_length_penalty remove_invalid_values output_scores max_new_tokens
-    tf_legacy_loss
+    tf_legacy_loss max_sequence_length model_name
     """
 _HARMLESS = frozenset(_HARMLESS_KEYS.split())
 
@@ -61,7 +61,6 @@ _NEUTRAL: Mapping[str, object] = {
     "use_parallel_residual": False,
     "full_attn_mod": 1,
     "interpolate_factor": 1,
-    "partial_rotary_factor": 1,
     "pretraining_tp": 1,
     "ep_size": 1,
     "shared_expert_intermediate_size": 0,
@@ -73,7 +72,8 @@ _NEUTRAL: Mapping[str, object] = {
 # Keys that only repeat another one.
 _REPEATED: Mapping[str, str] = {
     "sliding_window_size": "sliding_window",
-    "max_sequence_length": "max_position_embeddings",
+    "rope_theta": "rotary_emb_base",  # gpt_neox
+    "partial_rotary_factor": "rotary_pct",
     "max_seq_len": "max_position_embeddings",
     "seq_length": "max_position_embeddings",
     "num_layers": "num_hidden_layers",
@@ -84,7 +84,7 @@ class Config:
     """The keys of one config.json; remembers which of them were read."""
 
     def __init__(self, values: Mapping[str, Any], file: Path) -> None:
-        self._values, self._file = values, file
+        self._values, self._file = dict(values), file
         self._read: set[str] = set()
         self._problems: list[str] = []
 
@@ -109,6 +109,15 @@ class Config:
         """Return the value of `key`, None if absent."""
         self._read.add(key)
         return self._values.get(key)
+
+    def fill(self, key: str, value: Any) -> None:
+        """Give `key` a value where it is absent or null."""
+        if self._values.get(key) is None:
+            self._values[key] = value
+
+    def first_of(self, *keys: str) -> str:
+        """Return the first of several spellings that is there, else the last."""
+        return next((key for key in keys if self._values.get(key) is not None), keys[-1])
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Return a positive integer. Raises ModelError."""
@@ -161,8 +170,8 @@ class Config:
                 continue
             if key in _NEUTRAL:
                 self.require(key, _NEUTRAL[key])
-            elif key in _REPEATED:
-                self.require(key, self._values.get(_REPEATED[key]))
+            elif key in _REPEATED and _REPEATED[key] in self._values:
+                self.require(key, self._values[_REPEATED[key]])
             elif not (key == "quantization_config" and value is False):
                 self._problems.append(f"{key}: {value!r} is not implemented for this architecture")
         if self._problems:

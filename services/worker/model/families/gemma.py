@@ -75,6 +75,7 @@ def read_gemma3(config: Config) -> ModelSpec:
 def _gemma3_ropes(config: Config) -> dict[str, RopeSpec]:
     """Return the rope of both kinds of layers; transformers 4 spells the local one rope_local_base_freq."""
     ropes = read_ropes(config, config.integer("head_dim"), default_theta=1e6)
+    config.raw("rope_local_base_freq")  # where both spellings are given, transformers reads the newer one
     if "" not in ropes:
         if set(ropes) != {FULL, SLIDING}:
             raise config.error("rope_parameters", f"expected {FULL!r} and {SLIDING!r}, found {sorted(ropes)}")

@@ -31,13 +31,12 @@ def base_spec(
     ropes: dict[str, RopeSpec] | None = None,
     tied: bool = False,
     norm_eps: float = 1e-6,
-    max_positions: int | None = None,
     theta: float = 10_000.0,
 ) -> ModelSpec:
     """Return the spec of what all Llama-like configurations call by the same names; layers share one rope.
 
     `ropes`: already read. What follows is what the family means where the config does not say: `tied`: whether the
-    head is the embedding; `norm_eps`; `max_positions`; `theta` of the rope.
+    head is the embedding; `norm_eps`; `theta` of the rope.
     """
     hidden_size, n_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", hidden_size // n_heads)
@@ -53,7 +52,7 @@ def base_spec(
         n_heads=n_heads,
         n_kv_heads=config.integer("num_key_value_heads", n_heads),
         head_dim=head_dim,
-        max_positions=_reach(ropes[""], config.integer("max_position_embeddings", max_positions)),
+        max_positions=_reach(ropes[""], config.integer("max_position_embeddings")),
         layers=(LayerSpec(rope=ropes[""]),) * config.integer("num_hidden_layers"),
         norm_eps=config.number("rms_norm_eps", norm_eps),
         activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
@@ -79,7 +78,8 @@ def read_dtype(config: Config) -> str:
 
 def read_eos(config: Config) -> tuple[int, ...]:
     """Return the end-of-sequence ids: none, one or several."""
-    value: Any = config.raw("eos_token_id")
+    value: Any = config.raw(config.first_of("eos_token_id", "eos_token_ids"))
+    config.raw("eos_token_id")
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (int(value),)
@@ -89,8 +89,8 @@ def read_spec(config: Config) -> ModelSpec:
     """Read a Llama config.json. Raises ModelError."""
     bias = config.flag("attention_bias", False)
     # The first conversions of Llama call the context by another name.
-    length = config.raw("max_sequence_length")
-    spec = base_spec(config, "llama", max_positions=length)
+    config.fill("max_position_embeddings", config.raw("max_sequence_length"))
+    spec = base_spec(config, "llama")
     return replace(spec, qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False))
 
 

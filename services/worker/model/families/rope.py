@@ -39,8 +39,8 @@ def read_ropes(
     source = "rope_parameters" if config.raw("rope_parameters") is not None else "rope_scaling"
     settings = config.raw(source) or {}
     config.raw("rope_scaling")
-    theta = config.number(theta_key, default_theta)
-    partial = config.number(partial_key, partial)
+    theta = config.number(config.first_of(theta_key, "rope_theta"), default_theta)
+    partial = config.number(config.first_of(partial_key, "partial_rotary_factor"), partial)
     if not isinstance(settings, dict):
         raise config.error(source, f"expected an object, found {settings!r}")
     per_kind = settings if settings and all(isinstance(v, dict) for v in settings.values()) else {"": settings}

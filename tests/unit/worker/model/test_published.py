@@ -1,0 +1,143 @@
+"""config.json of published checkpoints: each is accepted, and means what transformers takes it for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from services.worker.model.families.config import Config
+from services.worker.model.registry import FAMILIES, interpret
+from services.worker.model.rope import RotaryTables
+from services.worker.model.spec import ModelError, ModelSpec
+
+DATA = Path(__file__).parent / "published"  # values as published, one model a line
+PUBLISHED = [json.loads(line) for file in sorted(DATA.glob("*.jsonl")) for line in file.read_text().splitlines()]
+NAMES = [row["name"] for row in PUBLISHED]
+_CONFIGS = {
+    "gemma": "GemmaConfig", "gemma2": "Gemma2Config", "gemma3_text": "Gemma3TextConfig", "gpt2": "GPT2Config",
+    "gpt_neox": "GPTNeoXConfig", "granite": "GraniteConfig", "llama": "LlamaConfig", "mistral": "MistralConfig",
+    "mixtral": "MixtralConfig", "olmo2": "Olmo2Config", "phi3": "Phi3Config", "qwen2": "Qwen2Config",
+    "qwen3": "Qwen3Config", "qwen3_moe": "Qwen3MoeConfig",
+}  # fmt: skip
+
+
+def _read(values: dict[str, Any]) -> ModelSpec:
+    return interpret(Config(values, Path("config.json")))[1]
+
+
+def _reference(spec: ModelSpec, values: dict[str, Any]) -> Any:
+    return getattr(transformers, _CONFIGS[spec.family]).from_dict(dict(values))
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=NAMES)
+def test_it_is_read_as_transformers_reads_it(row: dict[str, Any]) -> None:
+    spec = _read(row["config"])
+    expected = _reference(spec, row["config"])
+    n_heads = expected.num_attention_heads
+    head_dim = getattr(expected, "head_dim", None) or expected.hidden_size // n_heads
+    assert (spec.n_layers, spec.hidden_size, spec.vocab_size, spec.n_heads, spec.head_dim) == (
+        expected.num_hidden_layers, expected.hidden_size, expected.vocab_size, n_heads, head_dim,
+    )  # fmt: skip
+    assert spec.n_kv_heads == (getattr(expected, "num_key_value_heads", None) or n_heads)
+    assert spec.ffn_size == (getattr(expected, "intermediate_size", None) or expected.n_inner or 4 * spec.hidden_size)
+    eps = [getattr(expected, key, None) for key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")]
+    assert spec.norm_eps == next(value for value in eps if value is not None)
+    assert spec.tied == (expected.tie_word_embeddings or not spec.generates)
+    kinds = getattr(expected, "layer_types", None)
+    window = getattr(expected, "sliding_window", None)
+    if kinds is not None:
+        assert [layer.window is not None for layer in spec.layers] == [kind == "sliding_attention" for kind in kinds]
+    for layer in spec.layers:
+        assert layer.window in (None, window)
+        assert (layer.moe is not None) == (spec.family in ("mixtral", "qwen3_moe"))
+        if layer.moe is not None:
+            size = getattr(expected, "moe_intermediate_size", expected.intermediate_size)
+            assert (layer.moe.n_experts, layer.moe.n_active, layer.moe.ffn_size) == (
+                expected.num_local_experts, expected.num_experts_per_tok, size,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=NAMES)
+def test_it_rotates_as_transformers_does(row: dict[str, Any]) -> None:
+    """The angles of a few positions, of every kind of layer."""
+    spec = _read(row["config"])
+    expected = _reference(spec, row["config"])
+    if spec.family == "gpt2":
+        assert spec.learned_positions
+        return
+    kinds = getattr(expected, "layer_types", None) if spec.family == "gemma3_text" else None
+    for kind in sorted(set(kinds)) if kinds else [None]:
+        rope = spec.layers[kinds.index(kind) if kinds else 0].rope
+        assert rope is not None
+        frequencies, scale = _transformers_rope(expected, kind)
+        ours = RotaryTables(rope, 8, torch.device("cpu")).at(torch.arange(8))
+        assert torch.allclose(_cos(ours), (torch.arange(8)[:, None] * frequencies).cos() * scale, atol=1e-5)
+
+
+def _cos(rotation: Any) -> torch.Tensor:
+    half = rotation._half
+    cos: torch.Tensor = rotation._cos[:, 0, :half]
+    return cos
+
+
+def _transformers_rope(expected: Any, kind: str | None) -> tuple[torch.Tensor, float]:
+    parameters = expected.rope_parameters if kind is None else expected.rope_parameters[kind]
+    name = parameters["rope_type"]
+    if name == "default":
+        dim = getattr(expected, "head_dim", None) or expected.hidden_size // expected.num_attention_heads
+        size = int(dim * parameters.get("partial_rotary_factor", 1.0))
+        return 1.0 / parameters["rope_theta"] ** (torch.arange(0, size, 2).float() / size), 1.0
+    layer = {} if kind is None else {"layer_type": kind}
+    frequencies, scale = ROPE_INIT_FUNCTIONS[name](expected, torch.device("cpu"), seq_len=8, **layer)
+    return frequencies, float(scale)
+
+
+def test_every_family_has_published_ones() -> None:
+    assert {_read(row["config"]).family for row in PUBLISHED} == {family.model_type for family in FAMILIES.values()}
+    assert len(PUBLISHED) >= 90
+
+
+# Keys of the published ones at another value: each would change what is computed.
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("microsoft/Phi-4-mini-instruct", {"full_attn_mod": 2}),
+        ("microsoft/Phi-4-mini-instruct", {"interpolate_factor": 2}),
+        ("microsoft/Phi-4-mini-instruct", {"lm_head_bias": True}),
+        ("microsoft/Phi-4-mini-instruct", {"mlp_bias": True}),
+        ("microsoft/Phi-4-mini-instruct", {"attention_bias": True}),
+        ("Qwen/Qwen2.5-0.5B", {"use_mrope": True}),
+        ("HuggingFaceTB/SmolLM2-135M", {"rope_interleaved": True}),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct", {"qkv_bias": True}),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct", {"use_qk_norm": False}),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct", {"shared_expert_intermediate_size": 512}),
+        ("google/gemma-2-9b", {"sliding_window_size": 2048}),
+        ("openai-community/gpt2-medium", {"n_special": 4}),
+        ("smol-8x101-ft", {"attention_bias": True}),
+        ("EleutherAI/pythia-6.9b-deduped (transformers 4.45)", {"rope_theta": 20000}),
+        ("EleutherAI/pythia-6.9b-deduped (transformers 4.45)", {"partial_rotary_factor": 0.5}),
+        ("Qwen/Qwen3-8B", {"quantization_config": {"quant_method": "gptq"}}),
+        ("google/gemma-3-270m-it", {"use_bidirectional_attention": True}),
+        ("meta-llama/Llama-2-7b-hf", {"is_causal": False}),
+    ],
+)
+def test_a_known_key_at_another_value_is_refused_by_name(name: str, change: dict[str, Any]) -> None:
+    values = next(row["config"] for row in PUBLISHED if row["name"] == name)
+    (key, value) = next(iter(change.items()))
+    with pytest.raises(ModelError) as refused:
+        _read(values | change)
+    assert f"{key}: {value!r} is not implemented" in str(refused.value)
+
+
+def test_all_that_is_refused_is_named_at_once() -> None:
+    values = next(row["config"] for row in PUBLISHED if row["name"] == "microsoft/Phi-4-mini-instruct")
+    with pytest.raises(ModelError) as refused:
+        _read(values | {"hidden_act": "quick_gelu", "mlp_bias": True, "twist": 3, "lean": 0.5})
+    for problem in ("hidden_act: 'quick_gelu'", "mlp_bias: True", "twist: 3", "lean: 0.5"):
+        assert problem in str(refused.value)
