@@ -58,6 +58,11 @@ class RedisAccess:
             raise RedisUrlError(_WRONG_URL)
 
     @property
+    def host(self) -> str:
+        """Empty for a socket in the file system."""
+        return urlsplit(self.url).hostname or ""
+
+    @property
     def place(self) -> str:
         """Host and port or the socket's path, without any secret."""
         parts = urlsplit(self.url)

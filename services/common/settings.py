@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from services.common.redis_client import RedisAccess, RedisUrlError
 
 PREFIX = "RYZANSTEIN_"
+_ANY_PORT = 9
+# Addresses of documentation (RFC 5737 and 3849): the way there is the default route.
+_SOMEWHERE = ((socket.AF_INET, ("192.0.2.1", _ANY_PORT)), (socket.AF_INET6, ("2001:db8::1", _ANY_PORT)))
 
 
 def peer_address(address: str) -> str:
@@ -24,6 +28,13 @@ def peer_address(address: str) -> str:
 
 
 PeerAddress = Annotated[str, AfterValidator(peer_address)]  # host:port, or empty
+
+
+def _split(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 class ServiceSettings(BaseSettings):
@@ -48,7 +59,9 @@ class ServiceSettings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     host: str = Field(default="127.0.0.1", description="Address that the service's ports listen on")
-    advertise_host: str = Field(default="", description="Host name that peers reach this process by; default: `host`")
+    advertise_host: str = Field(
+        default="", description="Host that peers reach this process by; default: `host`, or this machine's address"
+    )
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of /metrics, /livez and /readyz; 0 is off")
 
     @field_validator("redis_url")
@@ -99,5 +112,18 @@ class ServiceSettings(BaseSettings):
 
     def advertised(self, port: int) -> str:
         """The ``host:port`` that peers are told to call."""
-        host = self.advertise_host or (socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host)
+        host = self.advertise_host or (self._own_address() if self.host in ("0.0.0.0", "::") else self.host)
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _own_address(self) -> str:
+        """The address of the interface towards Redis: peers, unlike ourselves, seldom know our host name."""
+        towards: list[tuple[int, Any]] = list(_SOMEWHERE)
+        if redis_host := self.redis.host:
+            with contextlib.suppress(OSError):  # its name may not be known yet
+                found = socket.getaddrinfo(redis_host, _ANY_PORT, type=socket.SOCK_DGRAM)
+                towards = [(int(family), address[:2]) for family, *_, address in found] + towards
+        for family, address in towards:
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)  # sends nothing
+                return str(probe.getsockname()[0])
+        return socket.gethostname()

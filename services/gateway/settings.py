@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, field_validator
 from pydantic_settings import NoDecode
 
-from services.common.settings import ServiceSettings, peer_address
+from services.common.settings import CommaList, ServiceSettings, peer_address
 from services.gateway.upstream.addresses import DNS
 
 
@@ -36,7 +36,7 @@ class GatewaySettings(ServiceSettings):
         description="Routers as host:port, comma-separated, or dns:host:port for all addresses behind a name; one that "
         "answers is used",
     )
-    expected_models: Annotated[tuple[str, ...], NoDecode] = Field(
+    expected_models: CommaList = Field(
         default=(),
         description="Models, comma-separated, whose requests wait in the routers' queue while no worker serves them, "
         "then 503; before the first worker and at zero; set it for the routers, too",
@@ -126,7 +126,7 @@ class GatewaySettings(ServiceSettings):
         default=30.0, ge=0, description="How long open requests may take after that; then they end with an error"
     )
 
-    @field_validator("router_addresses", "expected_models", mode="before")
+    @field_validator("router_addresses", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import grpc.aio
 from ryzanstein.v1 import routing_pb2, worker_pb2, worker_pb2_grpc
 
-from services.common.leases import Lease
+from services.common.leases import FORGET_S, Lease
 from services.common.rpc import open_channel
 from services.router.breaker import BreakerLimits
 from services.router.pool import Member, Pool
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class UnknownModelError(Exception):
-    """No worker has ever served the model, or several models are served and none was named."""
+    """No worker has served the model lately and none is expected to; or there are several and none was named."""
 
 
 class UnavailableError(Exception):
@@ -31,36 +31,56 @@ class UnavailableError(Exception):
 
 
 class Fleet:
-    """Pools by model. `changed` is called whenever a waiting request may have become placeable."""
+    """Pools by model. `changed` is called whenever a waiting request may have become placeable.
 
-    def __init__(self, router_id: str, saturation_s: float, limits: BreakerLimits, changed: Callable[[], None]) -> None:
+    `expected` models are known before they have any worker, and when they have none any more.
+    """
+
+    def __init__(
+        self,
+        router_id: str,
+        saturation_s: float,
+        limits: BreakerLimits,
+        changed: Callable[[], None],
+        expected: Collection[str] = (),
+    ) -> None:
         self.pools: dict[str, Pool] = {}
         self._homes: dict[str, Pool] = {}  # by worker id
+        self._expected = frozenset(expected)
+        self._empty_since: dict[str, float] = {}  # by model
+        self._somebody = asyncio.Event()  # has joined, and may come back
         self._router_id = router_id
         self._saturation_s = saturation_s
         self._limits = limits
         self._changed = changed
+        for model in expected:
+            self._new_pool(model)
 
     async def follow(self, lease: Lease) -> None:
         """Keep a worker in its pool and its state stream open until cancelled."""
         self._join(lease)
-        pause = RECONNECT_MIN_S
+        name, pause, extra = lease.worker_id, RECONNECT_MIN_S, {"worker_id": lease.worker_id, "address": lease.address}
+        broken = False
         async with open_channel(lease.address, small_messages=True) as channel:
             while True:
-                if await self._watch(lease, channel):
+                heard, cause = await self._watch(lease, channel)
+                if heard:
                     pause = RECONNECT_MIN_S
+                if heard or not broken:  # once for each time that it breaks
+                    log.warning("state stream of %s at %s broken: %s", name, lease.address, cause, extra=extra)
+                    broken = True
                 self._homes[lease.worker_id].disconnected(lease.worker_id)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RECONNECT_MAX_S)
 
-    async def _watch(self, lease: Lease, channel: grpc.aio.Channel) -> bool:
-        """Apply states until the stream breaks; whether there were any."""
-        heard = False
+    async def _watch(self, lease: Lease, channel: grpc.aio.Channel) -> tuple[bool, str]:
+        """Apply states until the stream breaks; whether there were any, and what broke it."""
+        heard, cause = False, "the worker has ended it"
         request = worker_pb2.WatchStateRequest(watcher_id=self._router_id, heartbeat_ms=HEARTBEAT_MS)
         try:
             async for state in worker_pb2_grpc.WorkerStub(channel).WatchState(request):
                 if state.worker_id != lease.worker_id:
-                    log.warning("%s answers as worker %s, not %s", lease.address, state.worker_id, lease.worker_id)
+                    cause = f"worker {state.worker_id} answers there"
                     break
                 if state.unchanged:  # never the first
                     self._homes[lease.worker_id].heard(lease.worker_id)
@@ -69,22 +89,40 @@ class Fleet:
                 self._homes[lease.worker_id].update(lease.worker_id, state, self._router_id)
                 self._changed()
         except grpc.aio.AioRpcError as error:
-            if heard:
-                extra = {"worker_id": lease.worker_id}
-                log.warning("state stream of %s broken: %s", lease.worker_id, error.details(), extra=extra)
-        return heard
+            cause = f"{error.code().name}: {error.details()}"
+        return heard, cause
 
     def _join(self, lease: Lease) -> None:
-        pool = self.pools.get(lease.model)
-        if pool is None:
-            pool = self.pools[lease.model] = Pool(lease.model, self._saturation_s, time.monotonic)
+        pool = self.pools.get(lease.model) or self._new_pool(lease.model)
         pool.add(lease.worker_id, lease.address, self._limits)
         self._homes[lease.worker_id] = pool
+        self._empty_since.pop(lease.model, None)
+        self._somebody.set()
+
+    def _new_pool(self, model: str) -> Pool:
+        pool = self.pools[model] = Pool(model, self._saturation_s, time.monotonic)
+        return pool
 
     def lost(self, worker_id: str) -> None:
         """The worker is gone: lease and stream."""
         if pool := self._homes.pop(worker_id, None):
             pool.remove(worker_id)
+            if not pool.members:
+                self._empty_since[pool.model] = time.monotonic()
+
+    def forget(self) -> list[str]:
+        """Drop the pools that have been empty for `FORGET_S` and are not expected to have workers; their models."""
+        long_ago = time.monotonic() - FORGET_S
+        gone = [model for model, since in self._empty_since.items() if since < long_ago and model not in self._expected]
+        for model in gone:
+            del self.pools[model], self._empty_since[model]
+        if not self.pools:
+            self._somebody.clear()
+        return gone
+
+    async def wait_for_anybody(self) -> None:
+        """Return once a worker has joined."""
+        await self._somebody.wait()
 
     def connected(self, worker_id: str) -> bool:
         """Whether the worker is known to be alive without Redis."""
@@ -101,18 +139,20 @@ class Fleet:
         return any(pool.is_live(worker_id) for worker_id, pool in self._homes.items())
 
     def pool(self, model: str) -> Pool:
-        """The pool that serves `model` ('' when there is only one); it has members.
+        """The pool of `model` ('' when there is only one); it may be empty: its workers may come, or come back.
 
-        Raises UnknownModelError or UnavailableError.
+        Raises UnknownModelError, or UnavailableError when nobody has ever told which models there are.
         """
-        staffed = [name for name, pool in self.pools.items() if pool.members]
-        if not model and len(staffed) > 1:
-            raise UnknownModelError(f"model: name one of {', '.join(sorted(staffed))}")
-        if not staffed or (model in self.pools and model not in staffed):
+        if model in self.pools:
+            return self.pools[model]
+        known = [name for name, pool in self.pools.items() if pool.members] or list(self.pools)
+        if not known:
             raise UnavailableError(f"no worker serves {model or 'any model'} now")
-        if model and model not in staffed:
-            raise UnknownModelError(f"model: {model!r} is not served; served are {', '.join(sorted(staffed))}")
-        return self.pools[model or staffed[0]]
+        if model:
+            raise UnknownModelError(f"model: {model!r} is not served; served are {', '.join(sorted(known))}")
+        if len(known) > 1:
+            raise UnknownModelError(f"model: name one of {', '.join(sorted(known))}")
+        return self.pools[known[0]]
 
     def report(self, outcome: routing_pb2.Outcome) -> None:
         """What became of a request. Only faults count against a worker."""

@@ -61,7 +61,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         if routing.anybody_waits:
             changed.set()
 
-    fleet = Fleet(settings.router_id, settings.saturation_s, BreakerLimits(), fleet_changed)
+    fleet = Fleet(settings.router_id, settings.saturation_s, BreakerLimits(), fleet_changed, settings.expected_models)
     followers = Followers(
         LeaseWatcher(lease_redis, keys, settings.redis),
         FollowerHooks(fleet.follow, connected=fleet.connected, lost=fleet.lost),
@@ -101,6 +101,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         async def refresh() -> None:
             while True:
                 await health.set_serving(ready())
+                routing.forget(fleet.forget())
                 metrics.refresh(fleet, routing)
                 heap.settle(followers.joined, followers.left)
                 await asyncio.sleep(REFRESH_S)

@@ -55,6 +55,7 @@ class RouterMetrics:
         self.outcomes = Counter(
             "ryzanstein_router_outcomes", "Reported by gateways, by result", ["result"], registry=registry
         )
+        self._shown: set[str] = set()  # models with gauges
         self.queued = Gauge(
             "ryzanstein_router_queue_length", "Requests waiting for a worker", ["model"], registry=registry
         )
@@ -96,7 +97,14 @@ class RouterMetrics:
         self.outcomes.labels(_RESULTS.get(outcome.result, "unspecified")).inc()
 
     def refresh(self, fleet: Fleet, routing: Routing) -> None:
-        """Bring the gauges up to date."""
+        """Bring the gauges up to date; models that are gone have none any more."""
+        for model in self._shown - fleet.pools.keys():
+            for why in WhyNot:
+                self.workers.remove(model, why.text or "eligible")
+            for state in BreakerState:
+                self.breakers.remove(model, state.value)
+            self.queued.remove(model)
+        self._shown = set(fleet.pools)
         for model, pool in fleet.pools.items():
             tally = Tally(pool.snapshot().why_not.tolist())
             for why in WhyNot:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -86,13 +87,15 @@ class Routing:
     queue_timeout_s: float
     queues: dict[str, WaitingQueue[Placement]] = field(default_factory=dict)
     _seqs: Iterator[int] = field(default_factory=_sequence)
+    _waiting_for_anybody: int = 0
     _turn: int = field(default_factory=lambda: secrets.randbelow(1 << 20))  # routers do not march in step
 
     async def route(self, request: routing_pb2.RouteRequest) -> Placement:
         """Place a request and book it. Raises UnknownModelError, UnavailableError or OverloadedError."""
-        pool = self.fleet.pool(request.model)
+        until = time.monotonic() + self._patience_s(request)
+        pool = await self._pool(request.model, until)
         known = await self._learn(request, touch=True)
-        placed = await self._place_or_wait(pool, request, known)
+        placed = await self._place_or_wait(pool, request, known, until)
         if not (request.session and self.policy.uses_sessions):
             return placed
         if not known.bindings_known:
@@ -109,10 +112,36 @@ class Routing:
         """Whether any request is in a queue."""
         return any(self.queues.values())
 
+    def forget(self, models: Iterable[str]) -> None:
+        """Models are gone; whoever still waits for one waits in vain."""
+        for model in models:
+            self.queues.pop(model, None)
+
     def drain_queues(self) -> None:
         """Let waiting requests try again."""
         for queue in self.queues.values():
             queue.drain()
+
+    def _patience_s(self, request: routing_pb2.RouteRequest) -> float:
+        """How long the request may wait; its caller must not give up before."""
+        return min(self.queue_timeout_s, request.timeout_ms / 1000 * PATIENCE_USED or self.queue_timeout_s)
+
+    async def _pool(self, model: str, until: float) -> Pool:
+        """The request's pool; while nobody knows any model, wait for the first worker."""
+        try:
+            return self.fleet.pool(model)
+        except UnavailableError:
+            if self._waiting_for_anybody >= self.queue_size:
+                raise
+        self._waiting_for_anybody += 1
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                await self.fleet.wait_for_anybody()
+        except TimeoutError:
+            pass  # the pool, or the lack of one, says it
+        finally:
+            self._waiting_for_anybody -= 1
+        return self.fleet.pool(model)
 
     async def _learn(self, request: routing_pb2.RouteRequest, *, touch: bool) -> _Known:
         wants_session = bool(request.session) and self.policy.uses_sessions
@@ -127,7 +156,9 @@ class Routing:
         except SessionsAway:
             return None, False
 
-    async def _place_or_wait(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Placement:
+    async def _place_or_wait(
+        self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known, until: float
+    ) -> Placement:
         queue = self.queues.get(pool.model)
         if queue is None:
             queue = self.queues[pool.model] = WaitingQueue(self.queue_size)
@@ -135,13 +166,12 @@ class Routing:
         if not queue and (placed := self._book(pool, request, known)):
             return placed
         began = time.monotonic()
-        patience_s = request.timeout_ms / 1000 * PATIENCE_USED or self.queue_timeout_s
         try:
             placed = await queue.wait(
                 request.tenant,
                 request.priority,
                 lambda: self._book(pool, request, known),
-                min(self.queue_timeout_s, patience_s),
+                until - began,
             )
         except (QueueFullError, TimeoutError) as error:
             raise _refusal(pool, queue_full=isinstance(error, QueueFullError)) from error

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.common.settings import PeerAddress, ServiceSettings
+from services.common.settings import CommaList, PeerAddress, ServiceSettings
 
 PolicyName = Literal["cost", "round_robin", "weighted", "least_loaded", "session_hash"]
 
@@ -25,6 +25,11 @@ class RouterSettings(ServiceSettings):
     router_id: str = Field(default_factory=_default_router_id, min_length=1, description="Unique among live routers")
     coordinator_address: PeerAddress = Field(
         default="", description="host:port of the KV-cache coordinator; empty: no prefix credit"
+    )
+    expected_models: CommaList = Field(
+        default=(),
+        description="Models, comma-separated, that are known without any worker: their requests wait, then 503, never "
+        "404, and their queues are always among the metrics",
     )
     policy: PolicyName = "cost"
     decode_weight: float = Field(

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,11 @@ def test_peers_are_told_an_address_that_can_be_called() -> None:
     assert ServiceSettings(host="10.0.0.1").advertised(5) == "10.0.0.1:5"
     assert ServiceSettings(host="::1").advertised(5) == "[::1]:5"
     assert ServiceSettings(host="0.0.0.0", advertise_host="pod-0.workers").advertised(5) == "pod-0.workers:5"
-    assert not ServiceSettings(host="0.0.0.0").advertised(5).startswith("0.0.0.0")
+    for redis in ("redis://127.0.0.1:6379", "redis://nowhere.invalid:6379", "unix:///run/redis.sock"):
+        host = ServiceSettings(host="0.0.0.0", redis_url=redis).advertised(5).removesuffix(":5").strip("[]")
+        assert ip_address(host), "peers cannot resolve our host name"
+        assert host not in ("0.0.0.0", "::")
+    assert ServiceSettings(host="0.0.0.0", redis_url="redis://127.0.0.1").advertised(5) == "127.0.0.1:5"
 
 
 def test_installations_and_tenants_share_no_keys_and_sessions_are_not_stored_in_clear() -> None:

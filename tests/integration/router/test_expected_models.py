@@ -1,0 +1,125 @@
+"""Requests while no worker is there: they wait, for whom is expected and for whoever comes first."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.request
+
+import grpc
+import pytest
+from ryzanstein.v1 import routing_pb2 as pb
+
+from services.common.leases import Lease, LeaseTable
+from services.common.ports import free_port
+from services.router.breaker import BreakerLimits
+from services.router.fleet import Fleet as RouterFleet
+from tests.integration.router.conftest import Fleet
+from tests.integration.router.processes import Service, router_process, until
+
+
+def asked(model: str = "tiny") -> pb.RouteRequest:
+    return pb.RouteRequest(request_id="r", model=model, prompt_tokens=10)
+
+
+@pytest.mark.parametrize("expected", ["tiny, huge", ""])
+async def test_a_request_waits_for_the_first_worker_and_is_refused_in_time(fleet: Fleet, expected: str) -> None:
+    service = fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="1.5", EXPECTED_MODELS=expected))
+    router = await fleet.stub(service)
+    began = time.monotonic()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await router.Route(asked())
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert refused.value.details() == "no worker serves tiny now"
+    assert 1.2 < time.monotonic() - began < 4
+    waiting = asyncio.ensure_future(router.Route(asked()))
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    await fleet.worker("first")
+    placed = await waiting
+    assert placed.worker_id == "first"
+
+
+async def test_expected_models_are_known_and_others_are_not(fleet: Fleet) -> None:
+    port = free_port()
+    environment = {"EXPECTED_MODELS": "tiny,huge", "METRICS_PORT": str(port), "QUEUE_TIMEOUT_S": "0.5"}
+    router = await fleet.stub(fleet.process(router_process(fleet.redis_server.url, **environment)))
+
+    def metrics() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return str(answer.read().decode())
+
+    shown = await asyncio.to_thread(metrics)
+    for model in ("tiny", "huge"):
+        assert f'ryzanstein_router_queue_length{{model="{model}"}} 0.0' in shown
+    worker = await fleet.worker("w")
+    for _ in range(2):  # before it was there, or with another model's worker: unknown
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await router.Route(asked("typo"))
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        assert "tiny" in (unknown.value.details() or "")
+        await until(lambda: _places(router))
+    with pytest.raises(grpc.aio.AioRpcError) as nobody:
+        await router.Route(asked("huge"))
+    assert nobody.value.code() is grpc.StatusCode.UNAVAILABLE
+    await worker.stop()
+
+    async def gone() -> bool:
+        return not await _places(router)
+
+    await until(gone, 20)
+    with pytest.raises(grpc.aio.AioRpcError) as empty:
+        await router.Route(asked())
+    assert empty.value.code() is grpc.StatusCode.UNAVAILABLE, "its workers may come back"
+
+
+async def _places(router: object) -> bool:
+    try:
+        await router.Route(asked())  # type: ignore[attr-defined]
+    except grpc.aio.AioRpcError:
+        return False
+    return True
+
+
+def test_a_model_is_forgotten_ten_minutes_after_its_last_worker_unless_it_is_expected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("services.router.fleet.time.monotonic", lambda: now[0])
+    fleet = RouterFleet("r", 30.0, BreakerLimits(), lambda: None, ["tiny"])
+    for worker, model in (("a", "tiny"), ("b", "huge"), ("c", "huge")):
+        fleet._join(Lease(worker, "i", "host:1", model, "serving"))
+    fleet.lost("a")
+    fleet.lost("b")
+    now[0] += 700
+    assert fleet.forget() == []
+    fleet.lost("c")
+    now[0] += 590
+    assert fleet.forget() == []
+    fleet._join(Lease("c", "j", "host:1", "huge", "serving"))
+    now[0] += 700
+    assert fleet.forget() == []
+    fleet.lost("c")
+    now[0] += 601
+    assert fleet.forget() == ["huge"]
+    assert set(fleet.pools) == {"tiny"}
+
+
+async def test_a_worker_that_cannot_be_reached_is_named_once_with_its_address_and_the_cause(fleet: Fleet) -> None:
+    service = fleet.process(router_process(fleet.redis_server.url))
+    nowhere = f"127.0.0.1:{free_port()}"
+    await LeaseTable(fleet.redis, fleet.keys).write(Lease("lost", "i", nowhere, "tiny", "serving"))
+
+    async def warned() -> bool:
+        return bool(broken(service))
+
+    await until(warned, 10)
+    await asyncio.sleep(1)
+    (line,) = broken(service)
+    assert "lost" in line
+    assert nowhere in line
+    assert "UNAVAILABLE" in line
+
+
+def broken(service: Service) -> list[str]:
+    return [line["message"] for line in service.logs() if "state stream of" in line["message"]]
