@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -58,7 +59,8 @@ class Struck:
     def release(self) -> None:
         """Continue a stopped server. A stopped rank stays: finding it is the worker's business."""
         if self.fault.kind is FaultKind.STOP_WORKER:
-            os.kill(self.pids[0], signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # what stood still for too long was replaced
+                os.kill(self.pids[0], signal.SIGCONT)
 
 
 def schedule(seed: int, workers: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Iterator[Fault]:

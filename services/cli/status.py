@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, routing_pb2, routing_pb2_grpc, worker_pb2
 
@@ -16,6 +17,20 @@ from services.cli.errors import CommandError
 from services.common.rpc import open_channel
 
 _TIMEOUT_S = 2.0
+_WIDEST = 10_000  # of any table
+_COLUMNS = (
+    "worker",
+    "model",
+    "phase",
+    "takes work",
+    "running",
+    "waiting",
+    "prefill queue",
+    "KV used",
+    "KV cached",
+    "ms/step",
+    "sessions",
+)
 
 
 def show(router: str, coordinator: str, *, as_json: bool) -> None:
@@ -26,7 +41,7 @@ def show(router: str, coordinator: str, *, as_json: bool) -> None:
         print(json.dumps(_as_json(workers, index), indent=2))  # noqa: T201
         return
     console = Console()
-    console.print(_workers_table(workers))
+    _print_workers(console, workers)
     if index is not None:
         console.print(
             f"KV coordinator: {index.blocks} distinct prefix blocks known, {index.entries} entries, "
@@ -61,36 +76,36 @@ def _as_json(workers: routing_pb2.ListWorkersResponse, index: kv_pb2.StatsRespon
     return {"router": plain(workers), "kv_coordinator": plain(index) if index is not None else None}
 
 
-def _workers_table(listed: routing_pb2.ListWorkersResponse) -> Table:
-    table = Table(title=f"Workers (router {listed.router_id}, policy {listed.policy})", title_justify="left")
-    for column in (
-        "worker",
-        "model",
-        "phase",
-        "takes work",
-        "running",
-        "waiting",
-        "prefill queue",
-        "KV used",
-        "KV cached",
-        "ms/step",
-        "sessions",
-    ):
-        table.add_column(column)
-    for view in listed.workers:
-        state = view.state
-        total = max(state.kv_blocks_total, 1)
-        table.add_row(
-            view.worker_id,
-            view.model,
-            worker_pb2.Phase.Name(state.phase).removeprefix("PHASE_").lower(),
-            "[green]yes" if view.eligible else f"[red]no: {view.why_not}",
-            str(state.running),
-            str(state.waiting),
-            str(state.queued_prefill_tokens),
-            f"{state.kv_blocks_used / total:.0%}",
-            f"{state.kv_blocks_cached / total:.0%}",
-            f"{state.decode_step_ms:.1f}",
-            str(view.sessions),
-        )
-    return table
+def _print_workers(console: Console, listed: routing_pb2.ListWorkersResponse) -> None:
+    """A table, or a paragraph for each worker where it would not fit: no heading is cut, no number folded."""
+    table = Table(*_COLUMNS, title=f"Workers (router {listed.router_id}, policy {listed.policy})", title_justify="left")
+    rows = [_cells(view) for view in listed.workers]
+    for row in rows:
+        table.add_row(*row)
+    unbounded = console.options.update(width=_WIDEST)
+    if Measurement.get(console, unbounded, table).maximum <= console.width:
+        console.print(table)
+        return
+    console.print(table.title, style="italic")
+    for row in rows:
+        worker, model, phase, *others = row
+        values = ", ".join(f"{column} {cell}" for column, cell in zip(_COLUMNS[3:], others, strict=True))
+        console.print(f"{worker}: {model}, {phase}\n", values, sep="", highlight=False)
+
+
+def _cells(view: routing_pb2.WorkerView) -> tuple[str, ...]:
+    state = view.state
+    total = max(state.kv_blocks_total, 1)
+    return (
+        view.worker_id,
+        view.model,
+        worker_pb2.Phase.Name(state.phase).removeprefix("PHASE_").lower(),
+        "[green]yes[/]" if view.eligible else f"[red]no: {view.why_not}[/]",
+        str(state.running),
+        str(state.waiting),
+        str(state.queued_prefill_tokens),
+        f"{state.kv_blocks_used / total:.0%}",
+        f"{state.kv_blocks_cached / total:.0%}",
+        f"{state.decode_step_ms:.1f}",
+        str(view.sessions),
+    )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
+from collections.abc import Iterable
 
 import grpc
 from rich.console import Console
@@ -15,6 +16,7 @@ from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
 
 from services.cli.errors import CommandError
 from services.cli.stack.options import StackOptions, check
+from services.cli.stack.process import ManagedProcess
 from services.cli.stack.supervisor import Stack
 from services.common.rpc import open_channel
 
@@ -83,7 +85,7 @@ async def _start_and_supervise(
         await stack.start(start_timeout_s)
     elapsed = time.monotonic() - began
     card = await _model_card(stack.address_of("worker-0"))
-    console.print(_processes_table(stack), _startup_table(card))
+    console.print(_processes_table(stack.processes), _startup_table(card))
     console.print(f"Logs: {stack.folder / 'logs'}", highlight=False, soft_wrap=True)
     console.print(_how_to_call(card.model, stack.options.port, elapsed), highlight=False, soft_wrap=True)
     await stack.supervise()
@@ -97,11 +99,11 @@ async def _model_card(address: str) -> worker_pb2.ModelCard:
             raise CommandError(f"the worker does not answer: {error.details()}") from error
 
 
-def _processes_table(stack: Stack) -> Table:
+def _processes_table(processes: Iterable[ManagedProcess]) -> Table:
     table = Table(title="What runs where", title_justify="left")
     for column in ("service", "pid", "address", "ready after"):
-        table.add_column(column, overflow="fold")
-    for process in stack.processes:
+        table.add_column(column, overflow="fold", no_wrap=column != "address")
+    for process in processes:
         table.add_row(
             process.spec.name,
             str(process.pid),

@@ -87,20 +87,18 @@ def test_a_stopped_rank(stack: RunningStack, reference: list[Stream]) -> None:
 
 
 def test_a_stopped_worker_server(stack: RunningStack, reference: list[Stream]) -> None:
-    stopped = []
+    stopped: dict[str, int] = {}
 
     def fault(worker: str) -> None:
-        stopped.append(stack.pid_of(worker))
-        os.kill(stopped[0], signal.SIGSTOP)
+        stopped[worker] = stack.pid_of(worker)
+        os.kill(stopped[worker], signal.SIGSTOP)
 
-    try:
-        streams, interrupted = disturb(stack, fault)
-        assert_undisturbed(streams, reference)
-        assert interrupted["connection_lost"], "its heartbeats are missed"
-        assert longest_pause(streams) < PAUSE_S
-    finally:
-        for server in stopped:
-            os.kill(server, signal.SIGCONT)
+    streams, interrupted = disturb(stack, fault)
+    assert_undisturbed(streams, reference)
+    assert interrupted["connection_lost"], "its heartbeats are missed"
+    assert longest_pause(streams) < PAUSE_S
+    for worker, pid in stopped.items():
+        stack.wait_replaced(worker, pid)
     stack.wait_serving(3)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -143,16 +144,35 @@ def test_down_stops_what_up_started(tmp_path: Path) -> None:
         assert f"nothing runs on port {stack.port}" in again.stderr
 
 
-def test_a_dead_service_is_started_again(tmp_path: Path) -> None:
+@pytest.mark.timeout(180)
+def test_what_is_dead_or_answers_nobody_is_replaced(tmp_path: Path) -> None:
+    """A stopped worker is in the chaos tests."""
     with running_stack(tmp_path) as stack:
-        killed = psutil.Process(stack.pid_of("gateway"))
-        killed.kill()
+        killed = stack.pid_of("kv-coordinator")
+        frozen = {name: stack.pid_of(name) for name in ("gateway", "router", "redis")}
+        os.kill(killed, signal.SIGKILL)
+        for pid in frozen.values():
+            os.kill(pid, signal.SIGSTOP)
+        for name, pid in {**frozen, "kv-coordinator": killed}.items():
+            stack.wait_replaced(name, pid)
         deadline = time.monotonic() + 60
-        while stack.pid_of("gateway") == killed.pid or not stack.ready():
+        while not stack.ready():
             assert time.monotonic() < deadline, stack.logs()
             time.sleep(0.1)
+        stack.wait_serving(1)
         answer = stack.complete(prompt="x = ", max_tokens=4)
         assert answer.status_code == httpx.codes.OK, answer.text
+        said = stack.stop()
+    for name, pid in frozen.items():
+        assert f"{name}: process {pid} does not answer and is killed" in said
+    assert f"process {killed} does not answer" not in said
+
+
+def test_what_is_not_ready_in_time_says_why(tmp_path: Path) -> None:
+    refused = ryzanstein("up", "--port", str(free_port()), "--start-timeout", "1", runtime_dir=tmp_path)
+    assert refused.returncode != 0
+    (line,) = refused.stderr.strip().splitlines()
+    assert re.search(r"not ready after 1 s: .*worker-0 \(.+\).*gateway \(.+\) \(logs: ", line), line
 
 
 def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.cli.stack.options import StackOptions
-from services.cli.stack.probes import Probe, grpc_serving, http_ready, redis_ready
+from services.cli.stack.probes import Probe, grpc_alive, grpc_serving, http_alive, http_ready, redis_alive, redis_ready
 from services.common.ports import free_port
 
 HOST = "127.0.0.1"
@@ -16,12 +16,13 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process: how it is started, how it is known to be ready, how long it may take to stop."""
+    """One process: how it is started, how it is known to be ready and alive, how long it may take to stop."""
 
     name: str
     command: tuple[str, ...]
     address: str
     ready: Probe
+    alive: Probe
     env: dict[str, str] = field(default_factory=dict)
     stop_s: float = 5.0
 
@@ -72,11 +73,12 @@ def _port(address: str) -> str:
 
 def _redis(executable: Path, socket: Path, url: str) -> ProcessSpec:
     command = (str(executable), "--port", "0", "--unixsocket", str(socket), "--save", "", "--appendonly", "no")
-    return ProcessSpec("redis", command, url, redis_ready(url))
+    return ProcessSpec("redis", command, url, redis_ready(url), redis_alive(url))
 
 
 def _service(name: str, module: str, address: str, env: dict[str, str], stop_s: float = 5.0) -> ProcessSpec:
-    return ProcessSpec(name, (sys.executable, "-m", module), address, grpc_serving(address), env, stop_s)
+    command = (sys.executable, "-m", module)
+    return ProcessSpec(name, command, address, grpc_serving(address), grpc_alive(address), env, stop_s)
 
 
 def _worker(options: StackOptions, index: int, port: int, shared: dict[str, str]) -> ProcessSpec:
@@ -101,4 +103,5 @@ def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> Proc
         "RYZANSTEIN_FALLBACK_MODEL": options.fallback_model,
     }
     url = f"http://{HOST}:{options.port}"
-    return ProcessSpec("gateway", (sys.executable, "-m", "services.gateway"), url, http_ready(f"{url}/health"), env)
+    command = (sys.executable, "-m", "services.gateway")
+    return ProcessSpec("gateway", command, url, http_ready(f"{url}/health"), http_alive(f"{url}/livez"), env)

@@ -1,7 +1,7 @@
-"""How a process is known to be ready: each probe asks the process itself.
+"""How a process is known to be ready, and to be alive: each probe asks the process itself.
 
-Probes run many times a second while everything starts, on the cores that the starting processes need: they keep their
-connections and do no more than they must.
+Probes of readiness run many times a second while everything starts, on the cores that the starting processes need: they
+keep their connections and do no more than they must.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from services.common.rpc import open_channel
 
 Probe = Callable[[], Awaitable[bool]]
 _TIMEOUT_S = 1.0
+_LIVENESS_TIMEOUT_S = 3.0  # beside busy neighbours an answer takes its time
+_SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
-def redis_ready(url: str) -> Probe:
+def redis_ready(url: str, timeout_s: float = _TIMEOUT_S) -> Probe:
     """True once Redis answers PING."""
 
     async def probe() -> bool:
-        client = redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
+        client = redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
         try:
             await client.ping()
         except (RedisError, OSError):
@@ -56,12 +58,38 @@ def grpc_serving(address: str) -> Probe:
     return probe
 
 
-def http_ready(url: str) -> Probe:
+def grpc_alive(address: str) -> Probe:
+    """True when grpc.health.v1 says anything at all: its answer comes from the event loop."""
+
+    async def probe() -> bool:
+        async with open_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest()
+            try:
+                await stub.Check(request, timeout=_LIVENESS_TIMEOUT_S)  # type: ignore[attr-defined]
+            except grpc.aio.AioRpcError as error:
+                return error.code() not in _SILENT
+        return True
+
+    return probe
+
+
+def redis_alive(url: str) -> Probe:
+    """True when Redis answers PING."""
+    return redis_ready(url, _LIVENESS_TIMEOUT_S)
+
+
+def http_alive(url: str) -> Probe:
+    """True when `url` answers 200."""
+    return http_ready(url, _LIVENESS_TIMEOUT_S)
+
+
+def http_ready(url: str, timeout_s: float = _TIMEOUT_S) -> Probe:
     """True once `url` answers 200."""
 
     async def probe() -> bool:
         # Loopback without TLS: loading the certificates would cost more than the request.
-        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=_TIMEOUT_S) as client:
+        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=timeout_s) as client:
             try:
                 return (await client.get(url)).status_code == httpx.codes.OK
             except httpx.HTTPError:

@@ -27,7 +27,7 @@ class ManagedProcess:
     def __init__(self, spec: ProcessSpec, log_file: Path) -> None:
         self.spec = spec
         self.log_file = log_file
-        self.ready_after_s = 0.0
+        self.ready_after_s: float | None = None
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -66,6 +66,13 @@ class ManagedProcess:
         assert self._process is not None
         return await self._process.wait()
 
+    async def kill(self) -> None:
+        """SIGKILL to the whole session: also ends what is stopped by a signal."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL to the whole session after the process's grace time."""
         if self._process is None or self._process.returncode is not None:
@@ -75,19 +82,26 @@ class ManagedProcess:
             async with asyncio.timeout(self.spec.stop_s):
                 await self._process.wait()
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
+            await self.kill()
 
     def last_error(self) -> str:
-        """The last error line that the process logged, else its last line."""
-        lines = self.log_file.read_text(errors="replace").splitlines()
-        for line in reversed(lines):
-            with contextlib.suppress(json.JSONDecodeError):
-                record = json.loads(line)
-                if isinstance(record, dict) and record.get("level") in ("error", "critical"):
+        """The last error that the process logged, else its last warning, else its last words."""
+        lines = self.log_file.read_text(errors="replace").splitlines() if self.log_file.exists() else []
+        records = [_record(line) for line in reversed(lines)]
+        for levels in (("error", "critical"), ("warning",)):
+            for record in records:
+                if record.get("level") in levels:
                     return str(record["message"])
-        return lines[-1] if lines else "it logged nothing"
+        return str(records[0]["message"]) if records else "it logged nothing"
+
+
+def _record(line: str) -> dict[str, object]:
+    """A line of a log; one that is not JSON is a message without a level."""
+    with contextlib.suppress(json.JSONDecodeError):
+        record = json.loads(line)
+        if isinstance(record, dict) and "message" in record:
+            return record
+    return {"message": line}
 
 
 def _end_with_parent() -> None:

