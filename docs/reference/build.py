@@ -26,6 +26,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from ryzanstein.v1 import worker_pb2
 
+from services.common.loop_lag import LoopLag
 from services.common.metrics import new_registry
 from services.common.settings import ServiceSettings
 from services.gateway.main import running_gateway
@@ -84,10 +85,11 @@ def _default(field: FieldInfo) -> str:
 
 def metrics() -> str:
     """Every metric of every service."""
-    router, coordinator, process = new_registry(), new_registry(), new_registry()
+    router, coordinator, process = new_registry("router"), new_registry("kv-coordinator"), new_registry("gateway")
+    LoopLag(process)
     RouterMetrics(router, None)
     CoordinatorMetrics(coordinator, EventCounters())
-    worker = new_registry()
+    worker = new_registry("worker")
     LifeMetrics(worker)
     WorkerMetrics(worker, SchedulerCounters(), worker_pb2.WorkerState)
     worker.register(TransferMetrics(PullTotals(), Tally()))

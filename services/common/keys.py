@@ -32,6 +32,11 @@ class RedisKeys:
         """Channel told a worker's id whenever its lease is new, changed or given up."""
         return f"rz:{self.namespace}:worker-events"
 
+    @property
+    def gateways(self) -> str:
+        """Sorted set: gateway id -> time of its last beat, seconds since the epoch by Redis's clock."""
+        return f"rz:{self.namespace}:gateways"
+
     def session(self, tenant: str, session: str) -> str:
         """Which worker holds a session. The session's own name is not stored."""
         digest = sha256(session.encode()).hexdigest()[:32]

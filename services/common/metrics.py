@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import platform
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -20,6 +23,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics, make_wsgi_app
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from services.common.loop_lag import LoopLag
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -29,15 +34,29 @@ LIVENESS_TIMEOUT_S = 5.0
 log = logging.getLogger(__name__)
 
 
-def new_registry() -> CollectorRegistry:
-    """A registry that also shows the process: CPU time, memory, file descriptors, start, frozen objects."""
+def new_registry(service: str) -> CollectorRegistry:
+    """A registry that also shows the process: its build, CPU time, memory, file descriptors, start, frozen objects."""
     # They are a second series for every counter and histogram, which nothing reads.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     about = "Objects that live as long as the process and are therefore spared by garbage collections"
     Gauge("ryzanstein_process_frozen_objects", about, registry=registry).set_function(gc.get_freeze_count)
+    build = Gauge(
+        "ryzanstein_build_info",
+        "1; what the process runs; the commit as its image says it",
+        ["service", "version", "commit", "python"],
+        registry=registry,
+    )
+    build.labels(service, _version(), os.environ.get("RYZANSTEIN_COMMIT", ""), platform.python_version()).set(1)
     return registry
+
+
+def _version() -> str:
+    try:
+        return version("ryzanstein")
+    except PackageNotFoundError:  # run from a folder that is not installed
+        return ""
 
 
 class Totals(Collector):
@@ -92,9 +111,20 @@ def serve_metrics(host: str, port: int, registry: CollectorRegistry, ready: Call
 
     `ready` is called from another thread and must only read. Raises OSError when the port is taken.
     """
-    if port == 0:
-        yield
-        return
+    lag = LoopLag(registry)
+    try:
+        with lag.watched():
+            if port == 0:
+                yield
+                return
+            with _serving(host, port, registry, ready):
+                yield
+    finally:
+        registry.unregister(lag)
+
+
+@contextmanager
+def _serving(host: str, port: int, registry: CollectorRegistry, ready: Callable[[], bool]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     metrics: WSGIApplication = make_wsgi_app(registry)
 

@@ -181,6 +181,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             status = 200
         except ApiError as error:
             status = error.status
+            if call.answering:
+                observed.broken(error)
             await _abort(context, error, ids)
         except asyncio.CancelledError:
             raise

@@ -42,6 +42,7 @@ from services.gateway.tenants.cache import ResponseCache
 from services.gateway.tenants.gate import TenantGate
 from services.gateway.tenants.keys import KeyDirectory, read_keys
 from services.gateway.tenants.limits import Concurrency, RateLimits
+from services.gateway.tenants.peers import Peers
 from services.gateway.tenants.redis_guard import RedisGuard
 from services.gateway.tenants.tenant import Gate, OpenGate
 from services.gateway.upstream.addresses import RouterAddresses
@@ -131,7 +132,7 @@ class _Services:
             {"chat": self.chat, "completion": self.completions},
             self.recordings,
             Observer("websocket", self.metrics, self.tracer),
-            self.metrics.sockets,
+            self.metrics,
             self.settings.stream_max_generations,
             self.drain,
         )
@@ -155,14 +156,18 @@ def _new_router(settings: GatewaySettings) -> RouterClient:
     )
 
 
-def _new_gate(settings: GatewaySettings, guard: RedisGuard, keys: RedisKeys, metrics: GatewayMetrics) -> Gate:
+def _new_gate(
+    settings: GatewaySettings, guard: RedisGuard, keys: RedisKeys, metrics: GatewayMetrics, peers: Peers
+) -> Gate:
     if not settings.tenancy:
         return OpenGate()
+    replicas = settings.gateway_replicas
+    live = (lambda: replicas) if replicas else (lambda: peers.live)
     fixed = read_keys(settings.api_keys_file, settings.api_keys)
     return TenantGate(
         KeyDirectory(fixed, guard, keys),
-        RateLimits(guard, keys.rate_limit_prefix(), settings.gateway_replicas),
-        Concurrency(settings.gateway_replicas),
+        RateLimits(guard, keys.rate_limit_prefix(), live),
+        Concurrency(live),
         guard,
         keys,
         metrics,
@@ -230,26 +235,32 @@ async def _http(front: Front, settings: GatewaySettings, drain: Drain) -> AsyncI
 async def running_gateway(settings: GatewaySettings, *, traced: bool = False) -> AsyncIterator[Gateway]:
     """A gateway that serves while the block runs."""
     metrics, router = GatewayMetrics(), _new_router(settings)
-    pool = WorkerPool(
-        f"{socket.gethostname()}-{secrets.token_hex(4)}", settings.connect_timeout_s, settings.silence_timeout_s
-    )
+    gateway_id = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+    pool = WorkerPool(gateway_id, settings.connect_timeout_s, settings.silence_timeout_s)
     catalog = Catalog(router, pool, settings.expected_models)
     budget = ResumeBudget(settings.resume_tokens_per_s)
-    upstream = Upstream(router, pool, budget, _resume_policy(settings), metrics.count_resume)
+    upstream = Upstream(router, pool, budget, _resume_policy(settings), metrics.count_resume, metrics.resumed)
     redis = open_redis(settings.redis, settings.redis_timeout_s)
     guard, keys = RedisGuard(redis, settings.redis, settings.redis_timeout_s, metrics), RedisKeys(settings.namespace)
+    peers = Peers(guard, keys, gateway_id)
     wrap = _cache_of(settings, guard, keys, metrics)
     pipeline = Pipeline(catalog, upstream, metrics, wrap, log_prompts=settings.log_prompts)
-    gate, tracer, drain = _new_gate(settings, guard, keys, metrics), RequestTracer(enabled=traced), Drain()
+    gate, tracer, drain = _new_gate(settings, guard, keys, metrics, peers), RequestTracer(enabled=traced), Drain()
     services = _new_services(settings, router, pipeline, gate, metrics, tracer, drain)
     metrics.watch(
         workers=lambda: len(router.fleet.workers),
         routers_up=lambda: router.answered,
         drain_remaining=lambda: drain.remaining,
+        live_peers=lambda: settings.gateway_replicas or peers.live,
     )
     try:
         async with (
-            _tasks(router.follow_routers(settings.resolve_s), catalog.run(settings.refresh_s), pool.watch()),
+            _tasks(
+                router.follow_routers(settings.resolve_s),
+                catalog.run(settings.refresh_s),
+                pool.watch(),
+                *([peers.run()] if settings.tenancy and not settings.gateway_replicas else []),
+            ),
             aclosing(services.recordings),
             _http(services.front(), settings, drain) as http,
             serving_grpc(services.inference(), settings) as grpc,

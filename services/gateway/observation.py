@@ -9,6 +9,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, StatusCode
 from prometheus_client import Counter, Gauge, Histogram
 
 from services.common.tracing import traceparent_of
+from services.gateway.errors import ApiError
 from services.gateway.spans import REQUEST_ID, RequestTracer, attach
 from services.gateway.telemetry import GatewayMetrics
 
@@ -29,7 +30,8 @@ class Observer:
         self._metrics = metrics
         self._tracer = tracer
         # labels() costs as much as all else that is counted for a request, so its results are kept.
-        self._levels: dict[str, tuple[Gauge, Histogram]] = {}
+        self._in_flight: dict[str, Gauge] = {}
+        self._seconds: dict[tuple[str, str], Histogram] = {}
         self._counters: dict[tuple[str, int, str], Counter] = {}
 
     def begin(self, route: str, span: str = "", traceparent: str = "", request_id: str = "") -> ObservedRequest:
@@ -37,34 +39,40 @@ class Observer:
 
         `span` names its span, which continues the caller's `traceparent` and bears the id; without it there is none.
         """
-        levels = self._levels.get(route)
-        if levels is None:
-            metrics = self._metrics
-            levels = metrics.in_flight.labels(self._api, route), metrics.e2e.labels(self._api, route)
-            self._levels[route] = levels
+        in_flight = self._in_flight.get(route)
+        if in_flight is None:
+            in_flight = self._in_flight[route] = self._metrics.in_flight.labels(self._api, route)
         traced = self._tracer.begin(span, traceparent) if span else INVALID_SPAN
         if request_id and traced.is_recording():
             traced.set_attribute(REQUEST_ID, request_id)
-        return ObservedRequest(self, route, levels, traced)
+        return ObservedRequest(self, route, in_flight, traced)
 
-    def count(self, route: str, status: int, model: str) -> None:
+    def count(self, route: str, status: int, model: str, seconds: float) -> None:
         """A request is over."""
+        histogram = self._seconds.get((route, model))
+        if histogram is None:
+            histogram = self._seconds[route, model] = self._metrics.e2e.labels(self._api, route, model)
+        histogram.observe(seconds)
         counter = self._counters.get((route, status, model))
         if counter is None:
             counter = self._metrics.requests.labels(self._api, route, str(status), model)
             self._counters[route, status, model] = counter
         counter.inc()
 
+    def count_broken(self, error: ApiError | None) -> None:
+        """A stream ends with an error; None: with one that was not foreseen."""
+        self._metrics.broken.labels("internal" if error is None else error.code or error.type).inc()
+
 
 class ObservedRequest:
     """One request that is being served."""
 
-    __slots__ = ("_began", "_in_flight", "_observer", "_route", "_seconds", "_span", "traceparent")
+    __slots__ = ("_began", "_in_flight", "_observer", "_route", "_span", "traceparent")
 
-    def __init__(self, observer: Observer, route: str, levels: tuple[Gauge, Histogram], span: Span) -> None:
+    def __init__(self, observer: Observer, route: str, in_flight: Gauge, span: Span) -> None:
         self._observer = observer
         self._route = route
-        self._in_flight, self._seconds = levels
+        self._in_flight = in_flight
         self._span = span
         self._began = perf_counter()
         self._in_flight.inc()
@@ -79,11 +87,14 @@ class ObservedRequest:
         """Make the span the current one; to be called in the task that serves this request and nothing else."""
         attach(self._span)
 
+    def broken(self, error: ApiError | None) -> None:
+        """The answer had begun, and ends with an error."""
+        self._observer.count_broken(error)
+
     def end(self, status: int, model: str) -> None:
         """The last byte has gone out, or the client has. `status` is REST's, whatever the API; `model` may be empty."""
         self._in_flight.dec()
-        self._seconds.observe(perf_counter() - self._began)
-        self._observer.count(self._route, status, model)
+        self._observer.count(self._route, status, model, perf_counter() - self._began)
         if self._span.is_recording():
             self._span.set_attributes({"http.response.status_code": status, "ryzanstein.model": model})
             if status >= _SERVERS_FAULT:

@@ -60,6 +60,7 @@ class Upstream:
     budget: ResumeBudget
     policy: ResumePolicy
     on_resume: Callable[[Cause], None] = field(default=lambda cause: None)
+    on_resumed: Callable[[float, int], None] = field(default=lambda pause_s, tokens: None)
 
 
 @dataclass(slots=True)
@@ -78,6 +79,7 @@ class ResumableStream:
         self._upstream = upstream
         self._sampling = request.options.to_proto()
         self._generated: list[int] = []
+        self._last_token_at = 0.0  # event-loop time
         self._running: _Running | None = None
         self._attempts = 0
         self._faults = 0
@@ -197,10 +199,14 @@ class ResumableStream:
     # --- how it goes on --------------------------------------------------------------------------------------------
 
     def _accept(self, running: _Running, batch: TokenBatch) -> None:
+        now: float = asyncio.get_running_loop().time()
+        if self._generated and not running.first_token_at:
+            self._upstream.on_resumed(now - self._last_token_at, len(self._generated))
+        self._last_token_at = now
         self._generated += batch.ids
         self._suspicion.progressed(len(self._generated))
         if not running.first_token_at:
-            running.first_token_at = asyncio.get_running_loop().time()
+            running.first_token_at = now
             self._faults = 0  # tokens are flowing again: the budget is for one outage, not for a whole stream
             if running.attempt.number == 1:
                 self.cached_tokens = running.attempt.cached_tokens

@@ -78,7 +78,11 @@ class GatewaySettings(ServiceSettings):
     api_keys_file: str = Field(default="", description="JSON file of tenants by hashed key")
     api_keys: str = Field(default="", repr=False, description="The same JSON, inline")
     redis_timeout_s: float = Field(default=0.05, gt=0, description="Longest wait for Redis at admission")
-    gateway_replicas: int = Field(default=1, ge=1, description="Gateways that share local limits and concurrency")
+    gateway_replicas: int = Field(
+        default=0,
+        ge=0,
+        description="Gateways that share concurrency caps, and limits while Redis is away; 0: as many as beat in Redis",
+    )
     response_cache_ttl_s: int = Field(
         default=0, ge=0, description="How long answers of deterministic requests are kept; 0: no cache"
     )

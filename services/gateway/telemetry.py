@@ -14,37 +14,59 @@ from services.common.metrics import new_registry
 
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+_LENGTHS = tuple(2**power for power in range(18))
+_RESUME_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+_REDIS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _E2E_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_CLOSE_CODES = range(1000, 1016)
 
 
-class TokenHistogram(Collector):
-    """A histogram cheap enough for every token (0.3 µs): one thread writes, so it needs no lock."""
+class TokenHistogram:
+    """The buckets of one model, cheap enough for every token (0.3 µs): one thread writes, so it needs no lock."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+
+class ModelHistograms(Collector):
+    """A histogram with the label `model`."""
 
     def __init__(self, name: str, help_text: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
         self._name = name
         self._help = help_text
         self._bounds = tuple(bounds)
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+        self._by_model: dict[str, TokenHistogram] = {}
         registry.register(self)
 
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def of(self, model: str) -> TokenHistogram:
+        """A model's own."""
+        found = self._by_model.get(model)
+        if found is None:
+            found = self._by_model[model] = TokenHistogram(self._bounds)
+        return found
 
     def collect(self) -> Iterator[Metric]:
         """For the registry."""
-        labels = [*(repr(bound) for bound in self._bounds), "+Inf"]
-        buckets = list(zip(labels, map(float, accumulate(self._counts)), strict=True))
-        yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._sum)
+        labels = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+        family = HistogramMetricFamily(self._name, self._help, labels=["model"])
+        for model, histogram in list(self._by_model.items()):
+            buckets = list(zip(labels, map(float, accumulate(histogram.counts)), strict=True))
+            family.add_metric([model], buckets, histogram.sum)
+        yield family
 
 
 class GatewayMetrics:
     """Everything the gateway counts; `registry` is what /metrics shows."""
 
     def __init__(self) -> None:
-        self.registry = new_registry()
+        self.registry = new_registry("gateway")
         prefix, registry = "ryzanstein_gateway_", self.registry
         self.requests = Counter(
             f"{prefix}requests",
@@ -86,10 +108,52 @@ class GatewayMetrics:
             registry=registry,
         )  # fmt: skip
         self.e2e = Histogram(
-            f"{prefix}request_seconds", "Arrival to last byte", ["api", "route"], buckets=_E2E_S, registry=registry
+            f"{prefix}request_seconds",
+            "Arrival to last byte",
+            ["api", "route", "model"],
+            buckets=_E2E_S,
+            registry=registry,
         )
-        self.inter_token = TokenHistogram(
+        self.inter_token = ModelHistograms(
             f"{prefix}inter_token_seconds", "Time between batches of a sequence", _ITL_S, registry
+        )
+        self.prompt_length = ModelHistograms(
+            f"{prefix}prompt_length_tokens", "Prompt tokens of a sequence", _LENGTHS, registry
+        )
+        self.completion_length = ModelHistograms(
+            f"{prefix}completion_length_tokens", "Tokens generated for a sequence", _LENGTHS, registry
+        )
+        self.resume_seconds = Histogram(
+            f"{prefix}resume_seconds",
+            "Pause that a client saw in a stream that went on elsewhere, from the last token to the next one",
+            buckets=_RESUME_S,
+            registry=registry,
+        )
+        self.resumed_tokens = Counter(
+            f"{prefix}resumed_tokens", "Tokens that resumed streams had when they went on", registry=registry
+        )
+        self.broken = Counter(
+            f"{prefix}streams_broken",
+            "Streams that ended with an error after their first token, by its code",
+            ["reason"],
+            registry=registry,
+        )
+        self.redis_seconds = Histogram(
+            f"{prefix}redis_seconds",
+            "Time of an operation on Redis, failed ones too",
+            buckets=_REDIS_S,
+            registry=registry,
+        )
+        self.socket_closes = Counter(
+            f"{prefix}websocket_closes",
+            "WebSockets that have ended, by close code; 1005: lost, 1012: the gateway ends, other: not of RFC 6455",
+            ["code"],
+            registry=registry,
+        )
+        self.live_peers = Gauge(
+            f"{prefix}live_peers",
+            "Gateways that share concurrency caps, and limits while Redis is away; this one included",
+            registry=registry,
         )
 
         # labels() costs as much as all else that is counted for a request, so its results are kept.
@@ -104,6 +168,8 @@ class GatewayMetrics:
             self._token_counters[model, tenant] = counters
         for counter, count in zip(counters, counts, strict=True):
             counter.inc(count)
+        self.prompt_length.of(model).observe(counts[0])
+        self.completion_length.of(model).observe(counts[1])
 
     def observe_ttft(self, model: str, seconds: float) -> None:
         """A sequence has its first token."""
@@ -116,10 +182,25 @@ class GatewayMetrics:
         """An attempt was interrupted."""
         self.resumes.labels(cause).inc()
 
+    def resumed(self, pause_s: float, tokens: int) -> None:
+        """A stream that had `tokens` goes on."""
+        self.resume_seconds.observe(pause_s)
+        self.resumed_tokens.inc(tokens)
+
+    def count_close(self, code: int) -> None:
+        """A WebSocket has ended; clients may choose any code, and each would be a series."""
+        self.socket_closes.labels(str(code) if code in _CLOSE_CODES else "other").inc()
+
     def watch(
-        self, *, workers: Callable[[], int], routers_up: Callable[[], bool], drain_remaining: Callable[[], int]
+        self,
+        *,
+        workers: Callable[[], int],
+        routers_up: Callable[[], bool],
+        drain_remaining: Callable[[], int],
+        live_peers: Callable[[], int],
     ) -> None:
         """Gauges that are read when they are scraped."""
+        self.live_peers.set_function(live_peers)
         self.drain_remaining.set_function(drain_remaining)
         self.workers.set_function(workers)
         self.routers_up.set_function(routers_up)

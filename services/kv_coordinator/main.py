@@ -45,7 +45,7 @@ async def _sweep(index: BlockIndex) -> None:
 
 async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
     """Run the coordinator until `stop`; raises OSError when a port is taken."""
-    index, counters, registry = BlockIndex(), Counters(), new_registry()
+    index, counters, registry = BlockIndex(), Counters(), new_registry("kv-coordinator")
     subscriptions = Subscriptions(index, counters)
     redis = open_redis(settings.redis, READ_TIMEOUT_S)
     followers = Followers(

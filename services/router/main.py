@@ -53,7 +53,7 @@ async def _drain_queues(routing: Routing, changed: asyncio.Event) -> None:
 
 async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
     """Run the router until `stop`; raises OSError when a port is taken."""
-    keys, registry, changed = RedisKeys(settings.namespace), new_registry(), asyncio.Event()
+    keys, registry, changed = RedisKeys(settings.namespace), new_registry("router"), asyncio.Event()
     lease_redis = open_redis(settings.redis, READ_TIMEOUT_S)
     session_redis = open_redis(settings.redis, settings.redis_timeout_ms / 1000, timed_by_caller=True)
 

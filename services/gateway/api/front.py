@@ -14,7 +14,7 @@ from services.common.logs import request_id_var
 from services.gateway.api.http import Exchange, Receive, Scope, Send
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError
-from services.gateway.observation import CLIENT_GONE, Observer, new_request_id
+from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, new_request_id
 
 log = logging.getLogger(__name__)
 
@@ -83,12 +83,12 @@ class Front:
         try:
             observed.attach()
             exchange.traceparent = observed.traceparent
-            await self._answer(endpoint, exchange)
+            await self._answer(endpoint, exchange, observed)
         finally:
             status = exchange.status if exchange.complete else CLIENT_GONE
             observed.end(exchange.failure or status, exchange.model)
 
-    async def _answer(self, endpoint: Endpoint, exchange: Exchange) -> None:
+    async def _answer(self, endpoint: Endpoint, exchange: Exchange, observed: ObservedRequest) -> None:
         try:
             if exchange.scope["method"] != "POST":
                 message = f"{exchange.scope['method']} is not allowed here; use POST."
@@ -98,6 +98,8 @@ class Front:
             async with self._drain.limit():
                 await endpoint.serve(exchange)
         except ApiError as error:
+            if exchange.answering:
+                observed.broken(error)
             await exchange.fail(error)
         except asyncio.CancelledError:
             raise
@@ -105,5 +107,6 @@ class Front:
             log.exception("request failed")
             if exchange.status:
                 exchange.failure = 500
+                observed.broken(None)
                 raise  # the server closes the connection: the client must not take the answer for whole
             await exchange.send_error(ApiError(500, "The gateway failed to serve the request.", "server_error"))

@@ -59,6 +59,7 @@ class Generation:
         self.prompt_logprobs: list[worker_pb2.TokenLogprobs] = []
         self._source = source
         self._metrics = metrics
+        self._inter_token = metrics.inter_token.of(request.model.name)
         self._created = self._last = perf_counter()
         self._waiting = False  # for a first batch
         self._begun = False
@@ -111,7 +112,7 @@ class Generation:
     def _measure(self) -> None:
         now = perf_counter()
         if self._begun:
-            self._metrics.inter_token.observe(now - self._last)
+            self._inter_token.observe(now - self._last)
         else:
             self._begun = True
             self._set_waiting(False)

@@ -129,6 +129,8 @@ class Recording:
             if not self.ended:
                 self.finish = CANCELLED
             self._running.made.job.close()
+            if self.error is not None and self.chunks:
+                self._observed.broken(self.error)
             self._observed.end(self._status(), self.model)
             self._on_news()
             await self._running.end()

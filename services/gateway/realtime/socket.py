@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from prometheus_client import Gauge
 
 from services.common.logs import request_id_var
 from services.gateway.api.generate import Ask, JobMaker
@@ -31,11 +30,13 @@ from services.gateway.realtime.protocol import (
     read,
 )
 from services.gateway.realtime.recording import Recording, Recordings
+from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.tenant import Gate, Tenant
 
 log = logging.getLogger(__name__)
 
 _MAX_REPLIES = 256
+NO_CODE = 1005
 SERVICE_RESTART = 1012  # a close code of RFC 6455's registry: connect again
 
 
@@ -54,7 +55,7 @@ class StreamSocket:
     makers: Mapping[str, JobMaker[Any]]  # by kind
     recordings: Recordings
     observer: Observer
-    connections: Gauge
+    metrics: GatewayMetrics
     max_generations: int
     drain: Drain
 
@@ -69,14 +70,17 @@ class StreamSocket:
         request_id_var.set(request_id)
         await send({"type": "websocket.accept", "headers": [(b"x-request-id", request_id.encode("latin-1"))]})
         connection = _Connection(self, send, authorization, session, traceparent, request_id)
-        self.connections.inc()
+        self.metrics.sockets.inc()
+        code = NO_CODE
         sender = asyncio.create_task(connection.send_all())
         try:
             with self.drain.listening(connection.wake):
                 while (message := await receive())["type"] != "websocket.disconnect":
                     await connection.handle(message.get("text") or message.get("bytes") or b"")
+            code = message.get("code", NO_CODE)
         finally:
-            self.connections.dec()
+            self.metrics.sockets.dec()
+            self.metrics.count_close(code)
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
             connection.release()

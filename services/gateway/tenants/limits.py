@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from limits import RateLimitItemPerMinute
@@ -35,9 +36,9 @@ class Reservation:
 
 
 class RateLimits:
-    """Counts against a tenant's limits."""
+    """Counts against a tenant's limits; while Redis is away each of `replicas` gateways allows its share."""
 
-    def __init__(self, guard: RedisGuard, prefix: str, replicas: int) -> None:
+    def __init__(self, guard: RedisGuard, prefix: str, replicas: Callable[[], int]) -> None:
         self._guard = guard
         self._replicas = replicas
         self._local = MemoryStorage()
@@ -54,7 +55,7 @@ class RateLimits:
         try:
             return await self._guard.run(lambda: self._take(self._shared, tenant, kind, amount, limit))
         except RedisAwayError:
-            return await self._take(self._local, tenant, kind, amount, max(1, limit // self._replicas))
+            return await self._take(self._local, tenant, kind, amount, max(1, limit // self._replicas()))
 
     async def give_back(self, tenant: Tenant, kind: str, reservation: Reservation, amount: int, limit: int) -> None:
         """Return what was reserved and not used, unless its window is over; a negative amount takes more."""
@@ -86,14 +87,14 @@ class RateLimits:
 class Concurrency:
     """Requests running at once by tenant, in this process; the cap is shared evenly between gateways."""
 
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, replicas: Callable[[], int]) -> None:
         self._replicas = replicas
         self._running: dict[str, int] = {}
 
     def enter(self, tenant: Tenant) -> bool:
         """Count a request in, unless the tenant has too many."""
         running = self._running.get(tenant.name, 0)
-        if tenant.max_concurrent and running >= max(1, tenant.max_concurrent // self._replicas):
+        if tenant.max_concurrent and running >= max(1, tenant.max_concurrent // self._replicas()):
             return False
         self._running[tenant.name] = running + 1
         return True

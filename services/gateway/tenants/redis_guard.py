@@ -42,12 +42,15 @@ class RedisGuard:
         """The operation's result; raises :class:`RedisAwayError`."""
         if time.monotonic() < self._open_until:
             raise RedisAwayError("the breaker is open")
+        began = time.monotonic()
         try:
             async with asyncio.timeout(self._timeout_s):
                 result = await operation()
         except (RedisError, OSError, TimeoutError) as error:
             self._failed(error)
             raise RedisAwayError(str(error)) from error
+        finally:
+            self._metrics.redis_seconds.observe(time.monotonic() - began)
         self._outage.ended()
         self._pause_s = 0.0
         self._metrics.redis_up.set(1)

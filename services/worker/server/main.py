@@ -55,7 +55,7 @@ async def serve(
     identity = Identity(
         settings.worker_id, str(uuid.uuid4()), settings.served_model_name or Path(settings.model).name or folder.name
     )
-    registry = new_registry()
+    registry = new_registry("worker")
     life = LifeMetrics(registry)
     life.describe(identity.model, model_revision(settings.revision, folder), config, version("ryzanstein"))
     puller = Puller(settings.pull_timeout_s, settings.pull_mb_per_s * 1e6)

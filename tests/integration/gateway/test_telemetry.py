@@ -51,15 +51,21 @@ async def test_metrics_add_up() -> None:
         await stack.complete(prompt="a", temperature=-1)
         stream = await stack.client.completions.create(model=MODEL, prompt="a b", max_tokens=10, stream=True)
         assert [chunk async for chunk in stream]
-        seen = await scrape_until(stack, 3, "request_seconds_count", "rest", "/v1/completions")
+        seen = await scrape_until(stack, 2, "request_seconds_count", "rest", MODEL, "/v1/completions")
+        assert seen["request_seconds_count", "rest", "", "/v1/completions"] == 1
         assert seen["requests_total", "rest", MODEL, "/v1/completions", "200"] == 2
         assert seen["requests_total", "rest", "", "/v1/completions", "400"] == 1
         assert seen["tokens_total", "completion", MODEL, ""] == 20
         assert seen["tokens_total", "prompt", MODEL, ""] == 2 * prompt_tokens
         assert seen["resumes_total", "drain"] == 1
         assert seen["time_to_first_token_seconds_count", MODEL] == 2
-        assert seen["inter_token_seconds_count",] > 0
-        assert seen["inter_token_seconds_bucket", "+Inf"] == seen["inter_token_seconds_count",]
+        assert seen["inter_token_seconds_count", MODEL] > 0
+        assert seen["inter_token_seconds_bucket", "+Inf", MODEL] == seen["inter_token_seconds_count", MODEL]
+        assert seen["prompt_length_tokens_sum", MODEL] == 2 * prompt_tokens
+        assert seen["completion_length_tokens_bucket", "16.0", MODEL] == 2
+        assert seen["completion_length_tokens_bucket", "8.0", MODEL] == 0
+        assert seen["resume_seconds_count",] == 1
+        assert seen["resumed_tokens_total",] == 3
         assert seen["in_flight_requests", "rest", "/v1/completions"] == 0
         assert seen["waiting_sequences",] == 0
         assert seen["known_workers",] == 1
@@ -79,6 +85,27 @@ async def test_a_stream_that_ends_badly_is_no_success() -> None:
         seen = await scrape_until(stack, 1, "requests_total", "rest", MODEL, "/v1/completions", "499")
         assert seen["requests_total", "rest", MODEL, "/v1/completions", "500"] == 1, "poison, told by an event"
         assert ("requests_total", "rest", MODEL, "/v1/completions", "200") not in seen
+        assert seen["streams_broken_total", "poison"] == 1
+        assert ("streams_broken_total", "internal") not in seen
+
+
+async def test_broken_streams_and_closed_sockets_are_counted_by_reason() -> None:
+    async with inference([Worker("w0", step_s=0.01)], max_faults=0, poison_deaths=9) as (stack, stub):
+        async with connect(stack) as socket:
+            client = Client(socket)
+            stack.workers[0].faults = [Fault("break", 3)]
+            await client.start("a", 10)
+            await client.until("error", "a")
+            await socket.close(4321)
+        async with connect(stack) as socket:
+            await socket.close(1001)
+        async with connect(stack) as socket:
+            socket.transport.abort()
+        stack.workers[0].faults = [Fault("break", 3)]
+        with pytest.raises(grpc.aio.AioRpcError):
+            assert [r async for r in stub.Generate(pb.GenerateRequest(prompt="a"))]
+        seen = await scrape_until(stack, 2, "streams_broken_total", "generation_failed")
+        assert [seen["websocket_closes_total", code] for code in ("other", "1001", "1005")] == [1, 1, 1]
 
 
 async def test_routes_beside_the_hot_ones_are_counted_too() -> None:
@@ -110,8 +137,9 @@ async def test_websocket_generations_are_counted_and_timed_like_requests() -> No
         assert seen["requests_total", "websocket", MODEL, "completion", "200"] == 1
         assert seen["requests_total", "websocket", "", "completion", "400"] == 1
         assert seen["requests_total", "websocket", MODEL, "completion", "499"] == 1
-        assert seen["request_seconds_count", "websocket", "completion"] == 3
-        assert seen["request_seconds_sum", "websocket", "completion"] > 0.1, "the generation, not its admission"
+        assert seen["request_seconds_count", "websocket", MODEL, "completion"] == 2
+        assert seen["request_seconds_count", "websocket", "", "completion"] == 1
+        assert seen["request_seconds_sum", "websocket", MODEL, "completion"] > 0.1, "the generation, not its admission"
         assert seen["in_flight_requests", "websocket", "completion"] == 0
         assert seen["time_to_first_token_seconds_count", MODEL] == 2
 
@@ -129,7 +157,7 @@ async def test_grpc_calls_are_counted_and_timed_like_requests() -> None:
         assert (await scrape(stack))["in_flight_requests", "grpc", "Generate"] == 1
         call.cancel()
         await eventually(lambda: worker.cancelled)
-        seen = await scrape_until(stack, 3, "request_seconds_count", "grpc", "Generate")
+        seen = await scrape_until(stack, 2, "request_seconds_count", "grpc", MODEL, "Generate")
         assert seen["requests_total", "grpc", MODEL, "Generate", "200"] == 1
         assert seen["requests_total", "grpc", "", "Generate", "404"] == 1
         assert seen["requests_total", "grpc", MODEL, "Generate", "499"] == 1

