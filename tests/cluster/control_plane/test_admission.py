@@ -24,12 +24,27 @@ def restricted(namespaces: Namespaces) -> Kube:
     return namespaces("restricted", RESTRICTED)
 
 
+@pytest.fixture(scope="module")
+def dry(namespaces: Namespaces) -> Kube:
+    """Where nothing is really made, but the account that pods of `helm test` name."""
+    kube = namespaces("dry", RESTRICTED)
+    kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "ryzanstein"}})
+    return kube
+
+
 @pytest.mark.parametrize("values", ALL_VALUES, ids=lambda path: path.stem)
-def test_every_values_file_is_admitted(restricted: Kube, values: Path) -> None:
+def test_every_values_file_is_admitted(dry: Kube, values: Path) -> None:
     """Custom kinds included; a field that the server does not know is an error, and so is a warning."""
-    text = render(values, namespace=restricted.namespace).text
-    args = ("--dry-run=server", "--validate=strict", "--warnings-as-errors")
-    restricted.kubectl("create", *args, "-f", "-", stdin=text)
+    text = render(values, namespace=dry.namespace).text
+    args = ("--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "--warnings-as-errors")
+    dry.kubectl("apply", *args, "-f", "-", stdin=text)
+
+
+def test_a_field_that_the_server_does_not_know_is_refused(dry: Kube) -> None:
+    """The test above would hold of an API server that takes anything."""
+    text = render(namespace=dry.namespace).text.replace("podManagementPolicy:", "podManagement:")
+    with pytest.raises(CommandError, match="podManagement"):
+        dry.kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
 
 
 def test_the_namespace_would_refuse_a_careless_pod(restricted: Kube) -> None:

@@ -96,8 +96,9 @@ def test_the_api_was_asked_for_nothing_else(installed: Kube, tmp_path: Path) -> 
 
 def _command(kube: Kube) -> list[str]:
     (job,) = kube.items("jobs", "app.kubernetes.io/component=secrets")
-    command: list[str] = job["spec"]["template"]["spec"]["containers"][0]["command"]
-    assert command[0] == "ryzanstein"
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    command = [*container["command"], *container.get("args", ())]
+    assert command[:3] == ["ryzanstein", "kube", "ensure-secrets"]
     return command
 
 
