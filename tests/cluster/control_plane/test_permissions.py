@@ -70,7 +70,7 @@ def test_the_job_makes_the_password_once(installed: Kube, tmp_path: Path) -> Non
 
 def test_the_job_is_refused_what_it_may_not(installed: Kube, tmp_path: Path) -> None:
     config = _kubeconfig_of(installed, MAKER, tmp_path)
-    command = ["somebody-elses" if part == SECRET else part for part in _command(installed)]
+    command = [part.replace(SECRET, "somebody-elses") for part in _command(installed)]
     done = _ryzanstein(command, config)
     assert done.returncode != 0
     assert "somebody-elses" in done.stderr + done.stdout
