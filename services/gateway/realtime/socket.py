@@ -216,7 +216,7 @@ class _Connection:
     def _check_name(self, name: str) -> None:
         if name in self._followed or name in self._starting:
             raise invalid(f"The generation `{name}` is already running on this connection.", "id", "duplicate_id")
-        if len(self._followed) + len(self._starting) >= self._socket.max_generations:
+        if len(self._followed.keys() | self._starting.keys()) >= self._socket.max_generations:  # one may be in both
             limit = self._socket.max_generations
             raise invalid(f"At most {limit} generations may run on one connection.", "id", "too_many_generations")
 
