@@ -59,12 +59,17 @@ class Attacker:
 
     def stop(self) -> dict[str, int]:
         """End it; what it was answered, by status."""
-        self._process.terminate()
+        self._process.kill()  # gRPC would turn a gentler signal into a status
         answered, _ = self._process.communicate()
         counts: dict[str, int] = {}
         for status in answered.split():
             counts[status] = counts.get(status, 0) + 1
         return counts
+
+    def kill(self) -> None:
+        """End it, if that has not been done."""
+        self._process.kill()
+        self._process.wait()
 
 
 @contextlib.contextmanager
@@ -77,7 +82,7 @@ def attacking(kind: str, rest: int, grpc_port: int) -> Iterator[Attacker | None]
     try:
         yield attacker
     finally:
-        attacker.stop()
+        attacker.kill()
 
 
 async def watch_livez(port: int, until: float) -> float:
