@@ -62,7 +62,7 @@ def build_image(builder: list[str], target: str, name: str, arch: str, arguments
     file = ["--file", str(ROOT / "deploy/docker/Dockerfile")]
     done = subprocess.run([*builder, *verb, *options, *file, str(ROOT)], capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"{target}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+        sys.exit(f"{done.stdout[-4000:]}{done.stderr[-4000:]}\n{target}: {builder[0]} ended with {done.returncode}")
 
 
 def size(builder: list[str], name: str) -> int:

@@ -13,8 +13,16 @@ import sys
 from pathlib import Path
 
 ENVIRONMENT = Path("/app/venv")
-# What no service reads: headers, tests and test programs (of torch alone 190 MB), stubs' sources.
-UNUSED = ("torch/include", "torch/test", "torch/share", "torch/bin/test_*", "torch/bin/protoc*", "torch/lib/*test*.so")
+# What no service reads: headers, tests and test programs (of torch alone 190 MB), Kubernetes' asynchronous client.
+UNUSED = (
+    "torch/include",
+    "torch/test",
+    "torch/share",
+    "torch/bin/test_*",
+    "torch/bin/protoc*",
+    "torch/lib/*test*.so",
+    "kubernetes/aio",
+)
 UNUSED_ANYWHERE = ("tests",)
 
 
