@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from services.common.metrics import serve_metrics
 from services.common.ports import free_port
 from tests.integration.gateway.gateways import running_stack
 from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running
@@ -82,6 +83,8 @@ async def test_the_table_is_what_running_services_export(tmp_path: Path) -> None
             check(service, text)
             require_frozen(text)
         gateway = await stack.enter_async_context(running_stack())
+        # As the gateway's process does around it; its own port has the same registry.
+        stack.enter_context(serve_metrics("127.0.0.1", 0, gateway.gateway.metrics.registry, lambda: True))
         for body in ({"prompt": "a"}, {"prompt": 5}):
             await gateway.http.post("/v1/completions", json=body)
         check("Gateway", (await gateway.http.get("/metrics")).text)
