@@ -123,7 +123,8 @@ def _metrics_table(title: str, registry: CollectorRegistry, without: frozenset[s
 
 
 def _sampled_labels(family: Metric) -> list[str]:
-    return sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+    sampled = {label for sample in family.samples for label in sample.labels} - {"le"}
+    return sorted(sampled | set(getattr(family, "_labelnames", ())))  # a family of our own names them without a sample
 
 
 def grpc_reference() -> str:
