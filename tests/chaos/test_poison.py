@@ -17,8 +17,8 @@ from tests.stack import RunningStack, running_stack
 KILLER = [7, 11, 13, 17, 19, 23]
 PLANTED = Path(__file__).parent / "planted"
 NEIGHBOURS, INNOCENTS = 40, 64
-TOKENS = 400
-pytestmark = pytest.mark.timeout(240)
+TOKENS = 250
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
