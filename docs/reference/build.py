@@ -1,7 +1,7 @@
 """Write the reference pages that are made from the code: `python docs/reference/build.py` (or `make reference`).
 
 configuration.md from the settings classes, metrics.md from what the services register, grpc.md from the contracts in
-proto/, openapi.json from the gateway.
+proto/, openapi.json from the gateway, fields.md from its schema.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 import httpx
+import msgspec
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
 from prometheus_client import CollectorRegistry
@@ -29,6 +30,8 @@ from ryzanstein.v1 import worker_pb2
 from services.common.loop_lag import LoopLag
 from services.common.metrics import new_registry
 from services.common.settings import ServiceSettings
+from services.gateway.api import schema
+from services.gateway.api.fields import advisory_fields, neutral_values
 from services.gateway.main import running_gateway
 from services.gateway.settings import GatewaySettings
 from services.gateway.telemetry import GatewayMetrics
@@ -184,6 +187,47 @@ def _short(name: str) -> str:
     return name.removeprefix(".ryzanstein.v1.")
 
 
+BODIES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
+    ("POST /v1/chat/completions", schema.ChatBody),
+    ("A message of `messages`", schema.Message),
+    ("A part of a message's `content`", schema.TextPart),
+    ("POST /v1/completions", schema.CompletionBody),
+    ("`stream_options` of both", schema.StreamOptions),
+    ("POST /v1/embeddings", schema.EmbeddingBody),
+    ("POST /tokenize", schema.TokenizeBody),
+    ("POST /detokenize", schema.DetokenizeBody),
+)
+
+
+def fields() -> str:
+    """What becomes of every field of every body."""
+    lines = [
+        "# Fields of request bodies",
+        "",
+        "Made by `make reference`. `null` is the default of every field that may be left out, in every body. A field",
+        "that is not in these tables is refused by name. The WebSocket takes the same bodies.",
+    ]
+    for title, kind in BODIES:
+        lines += ["", f"## {title}", "", "| | |", "|---|---|"]
+        advisory, refused = advisory_fields(kind), neutral_values(kind)
+        names = [name for name in kind.__struct_encode_fields__ if name not in advisory and name not in refused]
+        lines.append(f"| honoured | {_listed(names)} |")
+        if advisory:
+            lines.append(f"| accepted, without effect | {_listed(sorted(advisory))} |")
+        if refused:
+            lines.append(f"| refused | {', '.join(f'`{name}`{_but(refused[name])}' for name in sorted(refused))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _but(values: tuple[object, ...]) -> str:
+    accepted = [f"`{json.dumps(value)}`" for value in values if value is not None]
+    return f" (but not {' or '.join(accepted)})" if accepted else ""
+
+
 def openapi() -> str:
     """The document of a gateway that was started for it."""
 
@@ -195,7 +239,13 @@ def openapi() -> str:
     return json.dumps(asyncio.run(fetch()), indent=1, sort_keys=True) + "\n"
 
 
-PAGES = {"configuration.md": configuration, "metrics.md": metrics, "grpc.md": grpc_reference, "openapi.json": openapi}
+PAGES = {
+    "configuration.md": configuration,
+    "metrics.md": metrics,
+    "grpc.md": grpc_reference,
+    "fields.md": fields,
+    "openapi.json": openapi,
+}
 
 
 def main() -> int:

@@ -30,8 +30,8 @@ class ChatDialect:
     def __init__(self, request_id: str, model: ServedModel, body: ChatBody) -> None:
         options = body.stream_options
         self._common = {"id": request_id, "created": int(time.time()), "model": model.name}
-        self._with_ids = body.return_token_ids
-        self._usage_field = options is not None and options.include_usage
+        self._with_ids = bool(body.return_token_ids)
+        self._usage_field = options is not None and bool(options.include_usage)
         self._logprobs = LogprobWriter(model, body.top_logprobs or 0) if body.logprobs else None
         start = _encode({"id": request_id, "object": "chat.completion.chunk"} | self._common)[:-1]
         self._head = b"data: " + start + b',"choices":[{"index":'
@@ -93,21 +93,27 @@ class ChatDialect:
 
 def conversation_of(body: ChatBody, *, control_tokens: bool) -> Conversation:
     """What the template is to render; raises :class:`ApiError` (400)."""
-    if body.add_generation_prompt and body.continue_final_message:
+    open_turn, continued = body.add_generation_prompt is not False, bool(body.continue_final_message)
+    if open_turn and continued:
         message = "`continue_final_message` needs `add_generation_prompt` to be false."
         raise invalid(message, "continue_final_message", "invalid_value")
     variables = body.chat_template_kwargs or {}
     if reserved := {"messages", "add_generation_prompt"} & variables.keys():
         raise invalid(f"`chat_template_kwargs` may not set {', '.join(sorted(reserved))}.", "chat_template_kwargs")
+    if body.reasoning_effort is not None:
+        variables = {"reasoning_effort": body.reasoning_effort} | variables
     turns = [template_message(message) for message in body.messages]
-    return Conversation(
-        turns, body.add_generation_prompt, body.continue_final_message, variables, control_tokens=control_tokens
-    )
+    return Conversation(turns, open_turn, continued, variables, control_tokens=control_tokens)
 
 
 def template_message(message: Message) -> dict[str, Any]:
     """A message as templates expect it: `content` is one text."""
-    extra = {"name": message.name, "tool_call_id": message.tool_call_id}
+    extra = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning": message.reasoning,
+        "reasoning_content": message.reasoning_content,
+    }
     return {"role": message.role, "content": message.text()} | {k: v for k, v in extra.items() if v is not None}
 
 
@@ -147,7 +153,7 @@ class ChatEndpoint:
             generations=[self._pipeline.generate(request.choice(index)) for index in range(n)],
             dialect=ChatDialect(request_id, model, body),
             stream=bool(body.stream),
-            include_usage=body.stream_options is not None and body.stream_options.include_usage,
+            include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
             billed=lambda generation: generation.usage,
             per_prompt=n,
         )

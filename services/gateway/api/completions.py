@@ -79,8 +79,8 @@ class CompletionDialect:
         self._per_prompt = per_prompt
         self._echo = bool(body.echo)
         self._silent = body.max_tokens == 0  # only the prompt is scored: what was generated is not shown
-        self._with_ids = body.return_token_ids
-        self._usage_field = options is not None and options.include_usage
+        self._with_ids = bool(body.return_token_ids)
+        self._usage_field = options is not None and bool(options.include_usage)
         self._scored = body.logprobs is not None
         self._prompt_scored = body.prompt_logprobs is not None
         self._writer = LogprobWriter(model, max(body.logprobs or 0, body.prompt_logprobs or 0))
@@ -178,7 +178,7 @@ class CompletionEndpoint:
                 f"The request asks for {n * len(pieces)} sequences; at most {self._settings.max_choices} are allowed."
             )
             raise invalid(message, "n" if n > 1 else "prompt", "invalid_value")
-        prompts = await encode_prompts(model, pieces, "prompt", add_special_tokens=body.add_special_tokens)
+        prompts = await encode_prompts(model, pieces, "prompt", add_special_tokens=body.add_special_tokens is not False)
         request_id = new_id("cmpl")
         generations = []
         for position, prompt in enumerate(prompts):
@@ -190,7 +190,7 @@ class CompletionEndpoint:
             generations=generations,
             dialect=CompletionDialect(request_id, model, body, prompts, n),
             stream=bool(body.stream),
-            include_usage=body.stream_options is not None and body.stream_options.include_usage,
+            include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
             billed=_billed_prompt if body.max_tokens == 0 else lambda generation: generation.usage,
             per_prompt=n,
         )
@@ -217,8 +217,6 @@ def _billed_prompt(generation: Generation) -> Usage:
 
 
 def _check(body: CompletionBody, n: int) -> None:
-    if body.suffix:
-        raise invalid("`suffix` is not supported.", "suffix", "unsupported_field")
     if body.best_of is not None and body.best_of != n:
         raise invalid(f"`best_of` is only supported with the value of `n` ({n}).", "best_of", "unsupported_field")
     if body.max_tokens == 0 and not (body.echo or body.prompt_logprobs is not None):

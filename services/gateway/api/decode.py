@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from services.gateway.api.fields import check_neutral, neutral_values
 from services.gateway.errors import ApiError, invalid
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -31,6 +32,7 @@ class BodyDecoder(Generic[Body]):
     def __init__(self, kind: type[Body]) -> None:
         self._kind = kind
         self._decoder = msgspec.json.Decoder(kind)
+        self._neutral = neutral_values(kind)
         fields = [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in kind.__struct_encode_fields__]
         outline = msgspec.defstruct(f"{kind.__name__}Outline", fields, forbid_unknown_fields=True)
         self._outline = msgspec.json.Decoder(outline)
@@ -59,7 +61,7 @@ class BodyDecoder(Generic[Body]):
 
     def _explained(self, data: bytes) -> Body:
         try:
-            return self._decoder.decode(data)
+            body = self._decoder.decode(data)
         except msgspec.ValidationError as error:
             raise explain(error, self._kind) from error
         except msgspec.DecodeError as error:
@@ -68,6 +70,8 @@ class BodyDecoder(Generic[Body]):
             raise invalid(f"The body is not valid UTF-8: {error.reason}", code="invalid_utf8") from error
         except RecursionError as error:
             raise invalid("The body is nested too deeply.", code="invalid_json") from error
+        check_neutral(body, self._neutral)
+        return body
 
 
 def _check_size(field: str, value: bytes) -> None:
@@ -89,10 +93,13 @@ def explain(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> ApiEr
     text = message[: located.start()] if located else message
     if unknown := _UNKNOWN.match(text):
         param = f"{path}.{unknown['field']}" if path else unknown["field"]
-        known = "" if path else f" Known fields: {', '.join(kind.__struct_encode_fields__)}."
+        supported = (name for name in kind.__struct_encode_fields__ if name not in neutral_values(kind))
+        known = "" if path else f" Known fields: {', '.join(supported)}."
         return invalid(f"Unknown field `{param}`.{known}", param, "unknown_field")
     if missing := _MISSING.match(text):
         param = f"{path}.{missing['field']}" if path else missing["field"]
         return invalid(f"Missing required field `{param}`.", param, "missing_field")
+    if text.endswith("of length <= 0"):
+        return invalid(f"`{path}` is not supported; only `[]` or `null` is accepted.", path, "unsupported_field")
     where = f"`{path}`" if path else "the body"
     return invalid(f"Invalid value for {where}: {text[0].lower()}{text[1:]}.", path or None, "invalid_value")

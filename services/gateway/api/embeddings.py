@@ -93,7 +93,7 @@ class EmbeddingEndpoint:
         admission = await self._gate.enter(tenant)
         try:
             body = await self._decoder.decode(data)
-            model = await permitted_model(self._catalog, body.model, tenant)
+            model = await permitted_model(self._catalog, body.model or "", tenant)
             exchange.model = model.name
             if body.dimensions not in (None, model.card.hidden_size):
                 message = f"`dimensions` must be the model's own size, {model.card.hidden_size}."

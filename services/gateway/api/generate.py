@@ -89,13 +89,13 @@ class JobMaker(Generic[Body]):
 
     async def make(self, ask: Ask[Body]) -> Made:
         """A job on the model asked for, or on the fallback model when that one has no worker; raises ApiError."""
-        catalog, fallback = self._catalog, self._fallback(ask.tenant)
+        catalog, fallback, name = self._catalog, self._fallback(ask.tenant), ask.body.model or ""
         try:
-            asked = await permitted_model(catalog, ask.body.model, ask.tenant)
+            asked = await permitted_model(catalog, name, ask.tenant)
         except ApiError as error:
             if error.code != NO_WORKERS or fallback is None:
                 raise
-            return await self._make(ask, ask.body.model, fallback)
+            return await self._make(ask, name, fallback)
         # Requests for an expected model wait first: whoever starts workers must see that they are wanted.
         usable = asked in catalog.available() or catalog.expects(asked.name)
         return await self._make(ask, asked.name, asked if usable else fallback or asked)

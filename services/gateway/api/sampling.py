@@ -61,12 +61,12 @@ def sampling_options(
         seed=body.seed,
         min_tokens=min_tokens,
         stop=stop_strings(body, max_stops),
-        include_stop=body.include_stop_str_in_output,
+        include_stop=bool(body.include_stop_str_in_output),
         stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=body.ignore_eos,
+        ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        skip_special_tokens=body.skip_special_tokens,
+        skip_special_tokens=body.skip_special_tokens is not False,
     )
 
 

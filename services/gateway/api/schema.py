@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
+
+from services.gateway.api.fields import ADVISORY, neutral
 
 TokenId = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
@@ -16,14 +18,17 @@ NonEmpty = Annotated[str, Meta(min_length=1)]
 class StreamOptions(Struct, forbid_unknown_fields=True):
     """How a stream reports."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Annotated[bool | None, ADVISORY] = None
 
 
 class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that completions and chat share. null means the default everywhere."""
 
-    model: Annotated[str, Meta(description="A model of /v1/models; may be left out when there is only one")] = ""
+    model: Annotated[str, Meta(description="A model of /v1/models; may be left out when there is only one")] | None = (
+        None
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy")] | None = None
@@ -37,12 +42,12 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=1024)] | None = None
     stop: NonEmpty | list[NonEmpty] | None = None
-    include_stop_str_in_output: bool = False
+    include_stop_str_in_output: bool | None = None
     stop_token_ids: list[TokenId] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    return_token_ids: Annotated[bool, Meta(description="Adds token_ids to each choice")] = False
+    ignore_eos: bool | None = None
+    skip_special_tokens: Annotated[bool, Meta(description="Default true")] | None = None
+    return_token_ids: Annotated[bool, Meta(description="Adds token_ids to each choice")] | None = None
     user: Annotated[str, Meta(description="Keeps a user's requests on one worker when session_id is absent")] | None = (
         None
     )
@@ -50,7 +55,28 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
         None
     )
     priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
-    metadata: Annotated[dict[str, str], Meta(description="Accepted, not used")] | None = None
+    metadata: Annotated[dict[str, Any] | None, ADVISORY] = None
+    service_tier: Annotated[str | None, ADVISORY] = None
+    store: Annotated[bool | None, ADVISORY] = None
+    safety_identifier: Annotated[str | None, ADVISORY] = None
+    prompt_cache_key: Annotated[str | None, ADVISORY] = None
+    prompt_cache_retention: Annotated[str | None, ADVISORY] = None
+    allowed_token_ids: Annotated[Any, neutral()] = None
+    bad_words: Annotated[Any, neutral([])] = None
+    cache_salt: Annotated[Any, neutral()] = None
+    early_stopping: Annotated[Any, neutral(False)] = None
+    guided_choice: Annotated[Any, neutral()] = None
+    guided_grammar: Annotated[Any, neutral()] = None
+    guided_json: Annotated[Any, neutral()] = None
+    guided_regex: Annotated[Any, neutral()] = None
+    kv_transfer_params: Annotated[Any, neutral()] = None
+    length_penalty: Annotated[Any, neutral(1.0)] = None
+    logits_processors: Annotated[Any, neutral([])] = None
+    return_tokens_as_token_ids: Annotated[Any, neutral(False)] = None
+    spaces_between_special_tokens: Annotated[Any, neutral(True)] = None
+    structured_outputs: Annotated[Any, neutral()] = None
+    truncate_prompt_tokens: Annotated[Any, neutral()] = None
+    use_beam_search: Annotated[Any, neutral(False)] = None
 
 
 class CompletionBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
@@ -65,8 +91,8 @@ class CompletionBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Meta(ge=1, description="Only the value of n")] | None = None
-    suffix: Annotated[str, Meta(description="Not supported: refused unless empty")] | None = None
-    add_special_tokens: bool = True
+    suffix: Annotated[Any, neutral("")] = None
+    add_special_tokens: Annotated[bool, Meta(description="Default true")] | None = None
 
 
 class TextPart(Struct, forbid_unknown_fields=True):
@@ -74,6 +100,10 @@ class TextPart(Struct, forbid_unknown_fields=True):
 
     type: Literal["text"]
     text: str
+    cache_control: Annotated[Any, ADVISORY] = None
+
+
+_Empty = Annotated[list[Any], Meta(max_length=0)]  # of what is not supported
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -82,8 +112,15 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    refusal: str | None = None
     tool_call_id: str | None = None
+    reasoning: Annotated[str, Meta(description="Given to the chat template")] | None = None
+    reasoning_content: Annotated[str, Meta(description="Given to the chat template")] | None = None
+    refusal: Annotated[str | None, ADVISORY] = None
+    annotations: Annotated[Any, ADVISORY] = None
+    cache_control: Annotated[Any, ADVISORY] = None
+    tool_calls: Annotated[_Empty | None, neutral([])] = None
+    function_call: Annotated[None, neutral()] = None
+    audio: Annotated[None, neutral()] = None
 
     def text(self) -> str:
         """The content as one text."""
@@ -107,31 +144,49 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: Annotated[bool, Meta(description="Default true")] | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None
-    store: Annotated[bool, Meta(description="Accepted, not used")] | None = None
-    service_tier: Annotated[str, Meta(description="Accepted, not used")] | None = None
+    reasoning_effort: Annotated[str, Meta(description="A variable for the chat template")] | None = None
+    parallel_tool_calls: Annotated[bool | None, ADVISORY] = None
+    prediction: Annotated[Any, ADVISORY] = None
+    verbosity: Annotated[str | None, ADVISORY] = None
+    add_special_tokens: Annotated[Any, neutral(False)] = None
+    audio: Annotated[Any, neutral()] = None
+    best_of: Annotated[Any, neutral(1)] = None
+    chat_template: Annotated[Any, neutral()] = None
+    documents: Annotated[Any, neutral([])] = None
+    echo: Annotated[Any, neutral(False)] = None
+    function_call: Annotated[Any, neutral("none", "auto")] = None
+    functions: Annotated[Any, neutral([])] = None
+    include_reasoning: Annotated[Any, neutral(True)] = None
+    mm_processor_kwargs: Annotated[Any, neutral({})] = None
+    modalities: Annotated[Any, neutral(["text"])] = None
+    prompt_logprobs: Annotated[Any, neutral()] = None
+    tool_choice: Annotated[Any, neutral("none", "auto")] = None
+    tools: Annotated[Any, neutral([])] = None
+    web_search_options: Annotated[Any, neutral()] = None
 
 
 class EmbeddingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/embeddings."""
 
     input: str | list[str | TokenId | list[TokenId]]
-    model: str = ""
+    model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, description="Only the model's own size")] | None = None
-    user: str | None = None
+    user: Annotated[str, Meta(description="Keeps a user's requests on one worker")] | None = None
+    truncate_prompt_tokens: Annotated[Any, neutral()] = None
 
 
 class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /tokenize: a prompt or messages."""
 
-    model: str = ""
-    prompt: str | UnsetType = UNSET
-    messages: list[Message] | UnsetType = UNSET
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
 
 
@@ -139,4 +194,4 @@ class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /detokenize."""
 
     tokens: list[TokenId]
-    model: str = ""
+    model: str | None = None

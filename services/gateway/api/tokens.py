@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec import UNSET
-
 from services.gateway.api.chat import template_message
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.generate import permitted_model
@@ -35,7 +33,7 @@ class TokenizeEndpoint:
         admission = await self._gate.enter(tenant)
         try:
             body = await self._decoder.decode(data)
-            model = await permitted_model(self._catalog, body.model, tenant)
+            model = await permitted_model(self._catalog, body.model or "", tenant)
             ids = await self._encode(body, model)
             answer = {"count": len(ids), "max_model_len": model.max_len, "tokens": ids, "token_strs": None}
             if body.return_token_strs:
@@ -45,13 +43,13 @@ class TokenizeEndpoint:
             await admission.settle(Usage())
 
     async def _encode(self, body: TokenizeBody, model: ServedModel) -> list[int]:
-        if (body.prompt is UNSET) == (body.messages is UNSET):
+        if (body.prompt is None) == (body.messages is None):
             raise invalid("Exactly one of `prompt` and `messages` is needed.", "prompt", "invalid_value")
-        if isinstance(body.prompt, str):
-            special = True if body.add_special_tokens is None else body.add_special_tokens
+        if body.prompt is not None:
+            special = body.add_special_tokens is not False
             return await model.encode(body.prompt, "prompt", add_special_tokens=special)
         turns = [template_message(message) for message in body.messages or ()]
-        conversation = Conversation(turns, body.add_generation_prompt, control_tokens=self._control_tokens)
+        conversation = Conversation(turns, body.add_generation_prompt is not False, control_tokens=self._control_tokens)
         return await encode_conversation(model, conversation, add_special_tokens=bool(body.add_special_tokens))
 
 
@@ -71,7 +69,7 @@ class DetokenizeEndpoint:
         admission = await self._gate.enter(tenant)
         try:
             body = await self._decoder.decode(data)
-            model = await permitted_model(self._catalog, body.model, tenant)
+            model = await permitted_model(self._catalog, body.model or "", tenant)
             if body.tokens:
                 check_prompt(model, body.tokens, "tokens")
             await exchange.send_json(200, {"prompt": await model.text_of(body.tokens, skip_special_tokens=False)})

@@ -1,0 +1,96 @@
+"""Fields that change nothing are accepted, whatever else is not supported is refused by name, in every body."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.gateway.api.fields import neutral_values
+from services.gateway.api.schema import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
+from tests.integration.gateway.fleet import Worker
+from tests.integration.gateway.gateways import Stack, running_stack
+from tests.unit.gateway.made_tokenizers import byte_level
+
+HELLO = {"role": "user", "content": "hi"}
+CHAT = "/v1/chat/completions"
+BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
+    CHAT: (ChatBody, {"messages": [HELLO], "max_tokens": 1}),
+    "/v1/completions": (CompletionBody, {"prompt": "a", "max_tokens": 1}),
+    "/v1/embeddings": (EmbeddingBody, {"input": "a"}),
+    "/tokenize": (TokenizeBody, {"prompt": "a"}),
+    "/detokenize": (DetokenizeBody, {"tokens": [5]}),
+}
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[Stack]:
+    template = "{{ reasoning_effort }}{% for m in messages %}{{ m.reasoning_content }}{{ m.content }}{% endfor %}"
+    async with running_stack([Worker("w0", template=template)]) as running:
+        yield running
+
+
+async def test_null_is_the_default_of_every_field(stack: Stack) -> None:
+    for path, (kind, needed) in BODIES.items():
+        for field in kind.__struct_encode_fields__:
+            if field not in needed:
+                answer = await stack.http.post(path, json=needed | {field: None})
+                assert answer.status_code == 200, (path, field, answer.text)
+    nothing = {"include_usage": None, "continuous_usage_stats": None, "include_obfuscation": None}
+    answer = await stack.complete(prompt="a", stream=True, stream_options=nothing)
+    assert answer.status_code == 200
+    assert b'"usage"' not in answer.content
+
+
+async def test_what_is_not_supported_is_accepted_when_it_changes_nothing_and_else_refused_by_name(stack: Stack) -> None:
+    for path, (kind, needed) in BODIES.items():
+        for field, values in neutral_values(kind).items():
+            for value in values:
+                answer = await stack.http.post(path, json=needed | {field: value})
+                assert answer.status_code == 200, (path, field, value, answer.text)
+            answer = await stack.http.post(path, json=needed | {field: {"type": "other"}})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"], error["code"]) == (400, field, "unsupported_field")
+    tools = await stack.http.post(CHAT, json={"messages": [HELLO], "tools": [{"type": "function"}]})
+    assert tools.json()["error"]["message"] == "`tools` is not supported; only `[]` or `null` is accepted."
+
+
+async def test_fields_that_advise_are_accepted(stack: Stack) -> None:
+    advice = {
+        "safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "service_tier": "auto",
+        "store": True, "metadata": {"a": "b"}, "parallel_tool_calls": False, "verbosity": "low",
+        "prediction": {"type": "content", "content": "x"}, "stream_options": {"include_obfuscation": False},
+    }  # fmt: skip
+    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    messages = [
+        {"role": "user", "content": [part]},
+        {"role": "assistant", "content": "ho", "refusal": None, "annotations": [], "audio": None, "tool_calls": None,
+         "function_call": None, "reasoning_content": None},
+        {"role": "assistant", "content": None, "tool_calls": [], "annotations": [{"type": "url_citation"}]},
+        HELLO,
+    ]  # fmt: skip
+    answer = await stack.http.post(CHAT, json={"messages": messages, "max_tokens": 1, **advice})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("extra", "param", "message"),
+    [
+        ({"tool_calls": [{"id": "x"}]}, "messages[0].tool_calls", "only `[]` or `null`"),
+        ({"audio": {"id": "x"}}, "messages[0].audio", "expected `null`"),
+        ({"nonsense": 1}, "messages[0].nonsense", "Unknown field"),
+    ],
+)
+async def test_in_messages_too(stack: Stack, extra: dict[str, object], param: str, message: str) -> None:
+    answer = await stack.http.post(CHAT, json={"messages": [HELLO | extra]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert message in error["message"]
+
+
+async def test_templates_hear_of_reasoning(stack: Stack) -> None:
+    messages = [{"role": "assistant", "content": "b", "reasoning_content": "a"}, HELLO]
+    await stack.http.post(CHAT, json={"messages": messages, "reasoning_effort": "low", "max_tokens": 1})
+    assert byte_level().decode(list(stack.workers[0].submits[-1].prompt_ids)) == "lowabhi"
