@@ -22,7 +22,8 @@ from services.gateway.api.completions import CompletionEndpoint
 from services.gateway.api.embeddings import Embedder, EmbeddingEndpoint
 from services.gateway.api.front import Endpoint, Front
 from services.gateway.api.generate import GenerateEndpoint, JobMaker
-from services.gateway.api.http import BodyLimits
+from services.gateway.api.http import ASGIApp, BodyLimits
+from services.gateway.api.origins import OriginPolicy
 from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.api.tokens import DetokenizeEndpoint, TokenizeEndpoint
 from services.gateway.drain import LAST_WORDS_S, Drain, Phase
@@ -113,9 +114,10 @@ class _Services:
     tracer: RequestTracer
     drain: Drain
 
-    def front(self) -> Front:
+    def front(self) -> ASGIApp:
         """REST and WebSocket."""
-        catalog, gate = self.catalog, self.gate
+        catalog, gate, settings = self.catalog, self.gate, self.settings
+        origins = OriginPolicy(settings.allowed_origins, host=settings.host, keyless=not settings.tenancy)
         limits = BodyLimits(self.settings.max_body_bytes, self.settings.body_timeout_s)
         heartbeat_s = self.settings.sse_heartbeat_s
         endpoints: dict[str, Endpoint] = {
@@ -135,10 +137,11 @@ class _Services:
             self.metrics,
             self.settings.stream_max_generations,
             self.drain,
+            origins,
         )
         app = new_app(catalog, self.router, gate, self.metrics, lambda: catalog.ready and not self.drain.draining)
         observer = Observer("rest", self.metrics, self.tracer)
-        return Front(app, endpoints, {"/v1/stream": socket}, observer, self.drain)
+        return origins.share(Front(app, endpoints, {"/v1/stream": socket}, observer, self.drain, origins))
 
     def inference(self) -> InferenceService:
         """gRPC."""
@@ -216,7 +219,7 @@ async def _tasks(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _http(front: Front, settings: GatewaySettings, drain: Drain) -> AsyncIterator[HttpServer]:
+async def _http(front: ASGIApp, settings: GatewaySettings, drain: Drain) -> AsyncIterator[HttpServer]:
     listener = listen(settings)
     server = new_http_server(front, settings, drain)
     serving = asyncio.create_task(server.serve([listener]))

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from services.common.lifecycle import StartupError
-from services.gateway.api.front import ASGIApp
+from services.gateway.api.http import ASGIApp
 from services.gateway.drain import LAST_WORDS_S, Drain
 from services.gateway.settings import GatewaySettings
 

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, field_validator
 from pydantic_settings import NoDecode
 
 from services.common.settings import CommaList, ServiceSettings, peer_address
+from services.gateway.api.origins import origin
 from services.gateway.upstream.addresses import DNS
 
 
@@ -16,6 +17,7 @@ def _router_address(entry: str) -> str:
     return entry
 
 
+Origin = Annotated[str, AfterValidator(origin)]
 RouterAddress = Annotated[str, AfterValidator(_router_address)]
 
 
@@ -45,6 +47,11 @@ class GatewaySettings(ServiceSettings):
         default="", description="Model that answers when a model has no worker left; empty: none"
     )
 
+    allowed_origins: Annotated[tuple[Origin, ...], NoDecode] = Field(
+        default=(),
+        description="Origins, comma-separated, whose web pages may use the gateway (CORS, WebSocket), or *; pages "
+        "of its own address may, and clients that are no browsers",
+    )
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, description="Largest request body")
     header_timeout_s: float = Field(default=10.0, gt=0, description="A request's head must arrive within this time")
     body_timeout_s: float = Field(default=30.0, gt=0, description="A request's body must arrive within this time")
@@ -130,7 +137,7 @@ class GatewaySettings(ServiceSettings):
         default=30.0, ge=0, description="How long open requests may take after that; then they end with an error"
     )
 
-    @field_validator("router_addresses", mode="before")
+    @field_validator("router_addresses", "allowed_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from fastapi import FastAPI
 from starlette.routing import Match
 
 from services.common.logs import request_id_var
-from services.gateway.api.http import Exchange, Receive, Scope, Send
+from services.gateway.api.http import ASGIApp, Exchange, Receive, Scope, Send
+from services.gateway.api.origins import OriginPolicy
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError
 from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, new_request_id
 
 log = logging.getLogger(__name__)
-
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Endpoint(Protocol):
@@ -38,12 +37,14 @@ class Front:
         sockets: Mapping[str, ASGIApp],
         observer: Observer,
         drain: Drain,
+        origins: OriginPolicy,
     ) -> None:
         self._app = app
         self._endpoints = endpoints
         self._sockets = sockets
         self._observer = observer
         self._drain = drain
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -95,6 +96,7 @@ class Front:
                 raise ApiError(
                     405, message, "invalid_request_error", code="method_not_allowed", headers=(("allow", "POST"),)
                 )
+            self._origins.check_post(exchange.scope)
             async with self._drain.limit():
                 await endpoint.serve(exchange)
         except ApiError as error:

@@ -18,6 +18,7 @@ Scope = MutableMapping[str, Any]
 ASGIMessage = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[ASGIMessage]]
 Send = Callable[[ASGIMessage], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 DONE = b"data: [DONE]\n\n"  # the last event of OpenAI's streams
@@ -36,6 +37,14 @@ class BodyLimits:
 
     max_bytes: int
     timeout_s: float
+
+
+def header(scope: Scope, name: bytes) -> str:
+    """A header of a request (name in lower case), or the empty string."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value, "latin-1")
+    return ""
 
 
 class Exchange:
@@ -63,13 +72,11 @@ class Exchange:
 
     def header(self, name: bytes) -> str:
         """A request header (name in lower case), or the empty string."""
-        for key, value in self.scope["headers"]:
-            if key == name:
-                return str(value, "latin-1")
-        return ""
+        return header(self.scope, name)
 
     async def body(self, limits: BodyLimits) -> bytes:
         """The whole body; raises :class:`ApiError` 413, 408 or 400."""
+        self._check_type()
         declared = self.header(b"content-length")
         if declared.isdigit() and int(declared) > limits.max_bytes:
             raise _too_large(limits.max_bytes)
@@ -79,6 +86,13 @@ class Exchange:
         except TimeoutError as error:
             message = f"The request's body did not arrive within {limits.timeout_s:g} s."
             raise ApiError(408, message, "invalid_request_error", code="body_timeout") from error
+
+    def _check_type(self) -> None:
+        """Refuse what browsers send for any page without asking first; raises :class:`ApiError` 415."""
+        media = self.header(b"content-type").partition(";")[0].strip().lower()
+        if media and media != "application/json" and not media.endswith("+json"):
+            message = f"The body must be application/json, not {media} (header Content-Type)."
+            raise ApiError(415, message, "invalid_request_error", code="unsupported_media_type")
 
     async def _read(self, max_bytes: int) -> bytes:
         parts, size, more = [], 0, True

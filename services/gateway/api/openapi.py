@@ -151,7 +151,7 @@ def _operation(
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}, "example": answer}}
     if tag == "generation":
         content["text/event-stream"] = {"example": "data: {...}\n\ndata: [DONE]\n\n"}
-    codes = ("400", "401", "404", "405", "408", "413", "429", "500", "503")
+    codes = ("400", "401", "403", "404", "405", "408", "413", "415", "429", "500", "503")
     return {
         "summary": summary,
         "tags": [tag],

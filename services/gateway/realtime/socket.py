@@ -13,7 +13,8 @@ import msgspec
 
 from services.common.logs import request_id_var
 from services.gateway.api.generate import Ask, JobMaker
-from services.gateway.api.http import Receive, Scope, Send
+from services.gateway.api.http import JSON, Receive, Scope, Send
+from services.gateway.api.origins import OriginPolicy
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, interrupted, invalid, shutting_down
 from services.gateway.generation.output import Usage
@@ -58,10 +59,16 @@ class StreamSocket:
     metrics: GatewayMetrics
     max_generations: int
     drain: Drain
+    origins: OriginPolicy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         await receive()  # websocket.connect
+        try:
+            self.origins.check(scope)
+        except ApiError as error:
+            await _refuse(send, error)
+            return
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization", b"").decode("latin-1")
         session = headers.get(b"x-session-id", b"").decode("latin-1")
@@ -84,6 +91,12 @@ class StreamSocket:
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
             connection.release()
+
+
+async def _refuse(send: Send, error: ApiError) -> None:
+    """Answer the handshake with an error: its connection never becomes a WebSocket."""
+    await send({"type": "websocket.http.response.start", "status": error.status, "headers": [JSON]})
+    await send({"type": "websocket.http.response.body", "body": msgspec.json.encode(error.body())})
 
 
 class _Connection:
