@@ -94,6 +94,14 @@ class RunningStack:
                 raise AssertionError(f"{workers} workers not serving after {timeout_s} s\n{self.logs()}")
             time.sleep(0.1)
 
+    def wait_busy(self, workers: int, requests: int = 1, timeout_s: float = 60) -> None:
+        """Return once this many workers compute at least `requests` each."""
+        deadline = time.monotonic() + timeout_s
+        while sum(view.state.running >= requests for view in self.workers()) < workers:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{workers} workers not busy after {timeout_s} s\n{self.logs()}")
+            time.sleep(0.01)
+
     def wait_replaced(self, name: str, pid: int, timeout_s: float = 60) -> None:
         """Return once `name` is another process than `pid`."""
         deadline = time.monotonic() + timeout_s

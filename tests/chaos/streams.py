@@ -99,6 +99,12 @@ class SteadyLoad:
             for index in range(self.count):
                 group.create_task(self._repeat(client, index))
 
+    def assert_undisturbed(self, reference: list[Stream]) -> None:
+        """Every client has had answers, and each is what its case gives without a fault."""
+        assert {index for index, _ in self.answers} == set(range(self.count))
+        for index, stream in self.answers:
+            assert_equal(stream, reference[index], f"an answer to case {index}")
+
     async def _repeat(self, client: openai.AsyncOpenAI, index: int) -> None:
         while not self.over:
             self.answers.append((index, await read(client, index, self.tokens, Stream())))

@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.chaos.streams import Stream, assert_undisturbed, open_client, run_streams
+from tests.chaos.streams import SteadyLoad, Stream, assert_undisturbed, open_client, run_streams
 from tests.stack import RunningStack, running_stack
 
 KILLER = [7, 11, 13, 17, 19, 23]
@@ -38,20 +38,26 @@ def reference(stack: RunningStack) -> list[Stream]:
 
 
 def test_a_killer_beside_neighbours(stack: RunningStack, reference: list[Stream]) -> None:
-    async def main() -> list[Stream]:
-        started = asyncio.Event()
-        run = asyncio.create_task(run_streams(stack, NEIGHBOURS, TOKENS, started))
-        await started.wait()
-        async with open_client(stack) as client:
-            with pytest.raises(openai.InternalServerError) as failure:
-                await client.completions.create(model="ryzanstein-tiny", prompt=KILLER, max_tokens=8)
-        assert failure.value.code == "poison"
-        return await run
+    load = SteadyLoad(NEIGHBOURS, TOKENS)  # whenever the killer is computed, others are beside it
 
-    before = losses(stack)
-    assert_undisturbed(asyncio.run(main()), reference[:NEIGHBOURS])
-    assert 2 <= losses(stack) - before <= 3
-    stack.wait_serving(3)
+    async def main() -> None:
+        running = asyncio.create_task(load.run(stack))
+        try:
+            await asyncio.to_thread(stack.wait_busy, 3)
+            async with open_client(stack) as client:
+                with pytest.raises(openai.InternalServerError) as failure:
+                    await client.completions.create(model="ryzanstein-tiny", prompt=KILLER, max_tokens=8)
+        finally:
+            load.over = True
+        assert failure.value.code == "poison"
+        await running
+
+    lost, resumed = losses(stack), stack.resumes()
+    asyncio.run(main())
+    load.assert_undisturbed(reference)
+    stack.wait_serving(3)  # their logs tell of the losses by then
+    assert losses(stack) - lost == 3, "two deaths among others, one beside no other suspect"
+    assert (stack.resumes() - resumed)["ranks_lost"] > 3, "neighbours were in the plans that killed"
 
 
 def losses(stack: RunningStack) -> int:
