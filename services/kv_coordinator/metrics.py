@@ -28,6 +28,11 @@ class CoordinatorMetrics:
         self._blocks = Gauge("ryzanstein_coordinator_blocks", "Distinct blocks", registry=registry)
         self._entries = Gauge("ryzanstein_coordinator_entries", "Pairs of block and worker", registry=registry)
         self._workers = Gauge("ryzanstein_coordinator_workers", "Workers, by state", ["state"], registry=registry)
+        self._lag = Gauge(
+            "ryzanstein_coordinator_lag_seconds",
+            "How long the worker that has been out of step the longest has been so; 0: none is",
+            registry=registry,
+        )
         Totals(
             "ryzanstein_coordinator_events",
             "KV events applied, gaps found in them, full dumps taken (resyncs)",
@@ -45,6 +50,7 @@ class CoordinatorMetrics:
         """Bring the gauges up to date."""
         self._blocks.set(index.blocks())
         self._entries.set(index.entries)
-        synced = sum(s.synced and s.connected for s in subscriptions.by_worker.values())
+        synced = sum(s.in_step for s in subscriptions.by_worker.values())
         self._workers.labels("synced").set(synced)
         self._workers.labels("behind").set(len(subscriptions.by_worker) - synced)
+        self._lag.set(subscriptions.lag_s())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc.aio
 from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
@@ -42,6 +43,12 @@ class Subscription:
     next_seq: int = 0
     synced: bool = False
     connected: bool = False
+    behind_since: float = field(default_factory=time.monotonic)  # when it was last in step, or began
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all that the worker has told is known, and what it tells is heard."""
+        return self.synced and self.connected
 
 
 class Subscriptions:
@@ -68,6 +75,11 @@ class Subscriptions:
         if subscription := self.by_worker.pop(worker_id, None):
             self._index.close_slot(subscription.slot)
 
+    def lag_s(self) -> float:
+        """How long the worker that has been out of step the longest has been so; 0: none is."""
+        behind = [each.behind_since for each in self.by_worker.values() if not each.in_step]
+        return time.monotonic() - min(behind) if behind else 0.0
+
     def connected(self, worker_id: str) -> bool:
         """Whether its event stream is open."""
         subscription = self.by_worker.get(worker_id)
@@ -79,10 +91,12 @@ class Subscriptions:
         request = worker_pb2.KvSyncRequest(
             incarnation=subscription.slot.incarnation, next_seq=subscription.next_seq if subscription.synced else 0
         )
+        was_in_step = False
         try:
             async for batch in worker_pb2_grpc.WorkerStub(channel).KvSync(request):
                 subscription.connected = True
                 await self._apply(lease, subscription, batch)
+                was_in_step = True
         except grpc.aio.AioRpcError as error:
             log.debug("event stream of %s broken: %s", lease.worker_id, error.details())
         except ResyncNeeded as error:
@@ -90,6 +104,8 @@ class Subscriptions:
             self._counters.gaps += 1
             self._restart(subscription, "")
         heard, subscription.connected = subscription.connected, False
+        if was_in_step:
+            subscription.behind_since = time.monotonic()
         return heard and subscription.synced
 
     async def _apply(self, lease: Lease, subscription: Subscription, batch: worker_pb2.KvEvents) -> None:

@@ -84,7 +84,9 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         routing = Routing(
             fleet=fleet,
             policy=make_policy(settings.policy, settings.decode_weight),
-            sessions=Sessions(session_redis, keys, settings.redis, settings.redis_timeout_ms / 1000),
+            sessions=Sessions(
+                session_redis, keys, settings.redis, settings.redis_timeout_ms / 1000, metrics.redis_seconds.observe
+            ),
             prefixes=prefixes,
             queue_size=settings.queue_size,
             queue_timeout_s=settings.queue_timeout_s,

@@ -14,6 +14,7 @@ from services.router.prefixes import Prefixes
 from services.router.routing import Placement, Routing
 from services.router.snapshot import WhyNot, matched_at
 
+_REDIS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1, 5, 10)
 _RESULTS = {value: name.removeprefix("RESULT_").lower() for name, value in routing_pb2.Outcome.Result.items()}
 
@@ -63,6 +64,12 @@ class RouterMetrics:
             "ryzanstein_router_workers", "Workers by why they are not eligible", ["model", "state"], registry=registry
         )
         self.redis_up = Gauge("ryzanstein_router_redis_up", "Whether sessions are read from Redis", registry=registry)
+        self.redis_seconds = Histogram(
+            "ryzanstein_router_redis_seconds",
+            "Time of an operation on Redis, failed ones too",
+            buckets=_REDIS_S,
+            registry=registry,
+        )
         self.breakers = Gauge(
             "ryzanstein_router_breakers", "Circuit breakers of workers, by state", ["model", "state"], registry=registry
         )

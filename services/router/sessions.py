@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import redis.asyncio as redis
@@ -63,12 +64,23 @@ def decode(raw: bytes) -> Held:
 
 
 class Sessions:
-    """Bindings of all sessions. Raises :class:`SessionsAway` within the time-out, or at once while it is known."""
+    """Bindings of all sessions. Raises :class:`SessionsAway` within the time-out, or at once while it is known.
 
-    def __init__(self, client: redis.Redis, keys: RedisKeys, access: RedisAccess, timeout_s: float) -> None:
+    `observe` is told the seconds of each operation.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        keys: RedisKeys,
+        access: RedisAccess,
+        timeout_s: float,
+        observe: Callable[[float], None],
+    ) -> None:
         self._redis = Batcher(client, timeout_s)
         self._keys = keys
         self._breaker = Breaker(DEPENDENCY)
+        self._observe = observe
         self._outage = RedisOutage(log, access, "sessions go by rendezvous hashing")
 
     def available(self) -> bool:
@@ -99,6 +111,8 @@ class Sessions:
             if not self.available():  # one slow answer is no outage
                 self._outage.failed(error)
             raise SessionsAway(f"Redis: {error}") from error
+        finally:
+            self._observe(time.monotonic() - now)
         self._breaker.success(time.monotonic())
         self._outage.ended()
         return raw

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,9 +16,10 @@ from ryzanstein.v1 import kv_pb2 as pb
 from ryzanstein.v1 import kv_pb2_grpc
 
 from services.common.keys import RedisKeys
+from services.common.ports import free_port
 from services.common.rpc import open_channel
 from tests.integration.router.fake_worker import FakeWorker
-from tests.integration.router.processes import RedisServer, Service, coordinator_process, until
+from tests.integration.router.processes import RedisServer, Service, coordinator_process, running, until
 
 
 @pytest.fixture
@@ -132,6 +134,31 @@ async def test_a_short_break_is_repaired_by_a_replay(
     assert worker.syncs[-1].next_seq == 1
     assert worker.syncs[-1].incarnation == worker.incarnation
     assert (await stats(coordinator)).resyncs == 1, "the first dump only"
+
+
+async def test_the_lag_is_that_of_the_worker_that_is_away(redis_server: RedisServer, workers: Workers) -> None:
+    port = free_port()
+
+    def lag() -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            text = str(answer.read(), "utf-8")
+        return float(text.split("\nryzanstein_coordinator_lag_seconds ")[1].split("\n")[0])
+
+    async def away(seconds: float) -> bool:
+        return await asyncio.to_thread(lag) > seconds
+
+    async def in_step() -> bool:
+        return await asyncio.to_thread(lag) == 0.0
+
+    with running(coordinator_process(redis_server.url, METRICS_PORT=str(port))):
+        await workers.start("steady")
+        worker = await workers.start("w")
+        await until(in_step)
+        back = int(worker.address.rpartition(":")[2])
+        await worker.break_streams()
+        await until(lambda: away(1.0))
+        await worker.start(port=back)
+        await until(in_step)
 
 
 async def test_another_incarnation_has_an_empty_cache(

@@ -341,9 +341,12 @@ async def test_metrics_show_breakers_and_what_became_of_sessions(fleet: Fleet) -
     assert 'ryzanstein_router_breakers{model="tiny",state="closed"} 1.0' in text
     for result in ("new", "kept", "moved"):
         assert f'ryzanstein_router_session_bindings_total{{result="{result}"}} 1.0' in text
+    assert "ryzanstein_router_redis_seconds_count 5.0" in text  # three reads, two bindings
     fleet.redis_server.kill()
     await router.Route(ask(session="s"))
-    assert 'ryzanstein_router_session_bindings_total{result="unknown"} 1.0' in await asyncio.to_thread(get)
+    text = await asyncio.to_thread(get)
+    assert 'ryzanstein_router_session_bindings_total{result="unknown"} 1.0' in text
+    assert "ryzanstein_router_redis_seconds_count 6.0" in text  # what failed took its time, too
 
 
 async def test_a_router_that_has_seen_neither_redis_nor_workers_is_not_ready(fleet: Fleet) -> None:
