@@ -1,4 +1,5 @@
-"""What is made from the chart's values.yaml: its schema, the table in its README, its list of images.
+"""What is made: from the chart's values.yaml its schema, the table in its README and its list of images; dashboards;
+recording rules.
 
 ``python -m charts.tools.build`` writes them; a test compares them with what is committed.
 """
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from charts.tools import readme, schema, values
+from charts.tools import dashboards, readme, rules, schema, values
 
 CHART = Path(__file__).resolve().parents[1] / "ryzanstein"
 TARGETS = ("cli", "gateway", "kv-coordinator", "router", "worker-cpu", "worker-cuda")
@@ -23,6 +24,8 @@ def made(chart: Path = CHART) -> dict[Path, str]:
         chart / "values.schema.json": json.dumps(schema.build(root), indent=1, ensure_ascii=False) + "\n",
         chart / "README.md": readme.write((chart / "README.md").read_text(), root),
         chart / "images.txt": "".join(f"{image}\n" for image in sorted(_images(root, chart))),
+        chart / "files" / "rules" / "recording.yaml": rules.recording(),
+        **{chart / "files" / "dashboards" / f"{uid}.json": text for uid, text in dashboards.made().items()},
     }
 
 

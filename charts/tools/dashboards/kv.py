@@ -1,0 +1,136 @@
+"""Where KV blocks are, who finds them, and how they move."""
+
+from __future__ import annotations
+
+from charts.tools.dashboards.grafana import Dashboard, graph, quantiles, rate, runbook
+
+_POOL = 'ryzanstein_pool=~"$pool"'
+_HITS = rate("ryzanstein_worker_prefix_hit_tokens_total", "", _POOL)
+
+DASHBOARD = Dashboard(
+    uid="rz-kv",
+    title="KV cache",
+    filters=(("pool", "ryzanstein_pool", "ryzanstein_worker_running"),),
+    rows=(
+        (
+            "In workers",
+            (
+                graph(
+                    "Blocks",
+                    "short",
+                    (f"sum (ryzanstein_worker_kv_blocks_used{{@,{_POOL}}})", "used"),
+                    (f"sum (ryzanstein_worker_kv_blocks_cached{{@,{_POOL}}})", "cached, evictable"),
+                    (f"sum (ryzanstein_worker_kv_blocks_capacity{{@,{_POOL}}})", "there are"),
+                    about="Cached ones make room for used ones. " + runbook("kv-full"),
+                ),
+                graph(
+                    "Used share",
+                    "percentunit",
+                    (f"ryzanstein:kv_usage:ratio{{@,{_POOL}}}", "{{instance}}"),
+                    about="Held by requests. " + runbook("kv-full"),
+                ),
+                graph(
+                    "Preemptions",
+                    "ops",
+                    (rate("ryzanstein_worker_preemptions_total", "instance", _POOL), "{{instance}}"),
+                    about="Requests put back because the cache was full: they are computed again. "
+                    + runbook("kv-full"),
+                ),
+                graph(
+                    "Prefix hits",
+                    "percentunit",
+                    (
+                        f"{_HITS} / ({_HITS} + {rate('ryzanstein_worker_prefill_tokens_total', '', _POOL)})",
+                        "of known tokens",
+                    ),
+                    about="What did not have to be computed. " + runbook("affinity"),
+                ),
+                graph(
+                    "Promised and found",
+                    "short",
+                    (rate("ryzanstein_router_matched_tokens_total"), "promised tokens/s"),
+                    (rate("ryzanstein_worker_prefix_hit_tokens_total"), "found tokens/s"),
+                    about="Far more promised than found: the coordinator knows blocks that are gone. "
+                    + runbook("coordinator"),
+                ),
+            ),
+        ),
+        (
+            "Coordinator",
+            (
+                graph(
+                    "Lookups",
+                    "ops",
+                    (rate("ryzanstein_coordinator_lookups_total", "result"), "{{result}}"),
+                    about="Hit: some worker has something.",
+                ),
+                graph(
+                    "Time of a lookup",
+                    "s",
+                    *quantiles("ryzanstein_coordinator_lookup_seconds", 0.5, 0.99),
+                    about="Routers wait 5 ms. " + runbook("coordinator"),
+                ),
+                graph(
+                    "Blocks known",
+                    "short",
+                    ("sum (ryzanstein_coordinator_blocks{@})", "distinct"),
+                    ("sum (ryzanstein_coordinator_entries{@})", "with their copies"),
+                    about="Copies over distinct: how often the same prefix is kept.",
+                ),
+                graph(
+                    "Workers",
+                    "short",
+                    ("sum by (state) (ryzanstein_coordinator_workers{@})", "{{state}}"),
+                    about="Behind: their prefixes are not found. " + runbook("coordinator"),
+                ),
+                graph(
+                    "Lag",
+                    "s",
+                    ("max (ryzanstein_coordinator_lag_seconds{@})", "longest out of step"),
+                    about="A dump takes seconds. " + runbook("coordinator"),
+                ),
+                graph(
+                    "Events",
+                    "ops",
+                    (rate("ryzanstein_coordinator_events_total", "kind"), "{{kind}}"),
+                    about="Gaps and resyncs belong to starts and broken streams. " + runbook("coordinator"),
+                ),
+            ),
+        ),
+        (
+            "Between workers",
+            (
+                graph(
+                    "Blocks moved",
+                    "ops",
+                    (rate("ryzanstein_worker_pulled_blocks_total", "instance", _POOL), "to {{instance}}"),
+                    (rate("ryzanstein_worker_sent_blocks_total", "instance", _POOL), "from {{instance}}"),
+                    about="Prefixes that were fetched because that beats computing them.",
+                ),
+                graph(
+                    "Bytes moved",
+                    "Bps",
+                    (rate("ryzanstein_worker_pulled_bytes_total", "", _POOL), "pulled"),
+                    (rate("ryzanstein_worker_sent_bytes_total", "", _POOL), "sent"),
+                    about="All workers together.",
+                ),
+                graph(
+                    "Speed of a pull",
+                    "Bps",
+                    (
+                        f"{rate('ryzanstein_worker_pulled_bytes_total', 'instance', _POOL)} / "
+                        f"{rate('ryzanstein_worker_pulled_seconds_total', 'instance', _POOL)}",
+                        "{{instance}}",
+                    ),
+                    about="Failed pulls take their time, too.",
+                ),
+                graph(
+                    "Pulls that failed",
+                    "ops",
+                    (rate("ryzanstein_worker_pull_failures_total", "reason", _POOL), "{{reason}}"),
+                    about="The tokens are computed instead. " + runbook("kv-pulls"),
+                ),
+            ),
+        ),
+    ),
+)

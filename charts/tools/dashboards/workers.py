@@ -1,0 +1,170 @@
+"""What the engines do, step by step."""
+
+from __future__ import annotations
+
+from charts.tools.dashboards.grafana import INTERVAL, Dashboard, graph, quantiles, rate, runbook, stat, timeline
+
+_POOL = 'ryzanstein_pool=~"$pool"'
+_WORKER = f'component="worker",{_POOL}'
+
+DASHBOARD = Dashboard(
+    uid="rz-workers",
+    title="Workers",
+    filters=(("pool", "ryzanstein_pool", "ryzanstein_worker_running"),),
+    rows=(
+        (
+            "Their state",
+            (
+                timeline(
+                    "Serving",
+                    (f'ryzanstein_worker_phase{{@,{_POOL},phase="serving"}}', "{{instance}}"),
+                    about="The other phases are loading, recovering and draining. " + runbook("worker-down"),
+                ),
+                stat(
+                    "What they serve",
+                    "short",
+                    (
+                        f"count by (model, dtype, device, tensor_parallel, revision) (ryzanstein_worker_info{{@,{_POOL}}})",
+                        "{{model}} {{dtype}} {{device}}×{{tensor_parallel}} {{revision}}",
+                    ),
+                    about="Workers by model, number format, device and ranks.",
+                ),
+                graph(
+                    "Requests",
+                    "short",
+                    (f"sum by (instance) (ryzanstein_worker_running{{@,{_POOL}}})", "{{instance}} running"),
+                    (f"sum by (instance) (ryzanstein_worker_waiting{{@,{_POOL}}})", "{{instance}} waiting"),
+                    about=runbook("overload"),
+                ),
+                graph(
+                    "Prompt tokens not yet computed",
+                    "short",
+                    (f"sum by (instance) (ryzanstein_worker_queued_prefill_tokens{{@,{_POOL}}})", "{{instance}}"),
+                    about="Over the speed of prefill, this is the wait for the next first token. "
+                    + runbook("overload"),
+                ),
+                graph(
+                    "Waiting and first token, at the worker",
+                    "s",
+                    *quantiles("ryzanstein_worker_queue_seconds", 0.99, where=_POOL),
+                    *(
+                        (expr, f"first token {legend}")
+                        for expr, legend in quantiles("ryzanstein_worker_ttft_seconds", 0.99, where=_POOL)
+                    ),
+                    about="The first line is the wait for admission. What the gateway sees beyond these is not the worker's. "
+                    + runbook("slow-tokens"),
+                ),
+            ),
+        ),
+        (
+            "Steps",
+            (
+                graph(
+                    "Tokens",
+                    "short",
+                    (rate("ryzanstein_worker_prefill_tokens_total", "", _POOL), "prompt tokens computed/s"),
+                    (rate("ryzanstein_worker_generated_tokens_total", "", _POOL), "generated/s"),
+                    (rate("ryzanstein_worker_discarded_tokens_total", "", _POOL), "drawn after the end/s"),
+                    about="All workers together.",
+                ),
+                graph(
+                    "Time of a step",
+                    "s",
+                    *quantiles("ryzanstein_worker_step_seconds", 0.5, 0.99, by="instance", where=_POOL),
+                    about="Every running request gets a token from each. " + runbook("slow-tokens"),
+                ),
+                graph(
+                    "Tokens in a step",
+                    "short",
+                    *quantiles("ryzanstein_worker_step_rows", 0.5, 0.99, where=_POOL),
+                    about="Many: prompts are computed beside the streams.",
+                ),
+                graph(
+                    "Where a step's time goes",
+                    "s",
+                    (
+                        f"{rate('ryzanstein_worker_step_part_seconds_sum', 'part', _POOL)} / "
+                        f"scalar({rate('ryzanstein_worker_step_seconds_count', '', _POOL)})",
+                        "{{part}}",
+                    ),
+                    about="Of rank 0: waiting for work, computing, talking to the other ranks, sampling. "
+                    + runbook("slow-tokens"),
+                    stacked=True,
+                ),
+                graph(
+                    "Steps",
+                    "ops",
+                    (rate("ryzanstein_worker_step_seconds_count", "instance", _POOL), "{{instance}}"),
+                    about="None while requests run: it is stalled. " + runbook("worker-stalled"),
+                ),
+                graph(
+                    "Since the last step, while requests run",
+                    "s",
+                    (
+                        f"(time() - ryzanstein_worker_last_step_timestamp_seconds{{@,{_POOL}}}) * "
+                        f"on (instance) (ryzanstein_worker_running{{@,{_POOL}}} > bool 0)",
+                        "{{instance}}",
+                    ),
+                    about=runbook("worker-stalled"),
+                ),
+            ),
+        ),
+        (
+            "Their life",
+            (
+                graph(
+                    "Ranks lost",
+                    "short",
+                    (
+                        f"sum by (cause) (increase(ryzanstein_worker_recoveries_total{{@,{_POOL}}}[1h])) or vector(0)",
+                        "{{cause}}, last hour",
+                    ),
+                    (
+                        f"sum by (rank) (increase(ryzanstein_worker_ranks_lost_total{{@,{_POOL}}}[1h])) or vector(0)",
+                        "rank {{rank}}",
+                    ),
+                    about="A restart of the ranks follows each. " + runbook("worker-down"),
+                ),
+                graph(
+                    "Requests handed off",
+                    "ops",
+                    (f"{rate('ryzanstein_worker_handoffs_total', 'reason', _POOL)} or vector(0)", "{{reason}}"),
+                    about="Gateways go on with them elsewhere.",
+                ),
+                graph(
+                    "Start and end",
+                    "s",
+                    (f"max by (phase) (ryzanstein_worker_startup_seconds{{@,{_POOL}}})", "start: {{phase}}"),
+                    (f"max (ryzanstein_worker_drain_seconds{{@,{_POOL}}})", "draining since"),
+                    about="What the last start of the slowest rank spent its time on.",
+                ),
+                graph(
+                    "Memory of the fullest rank",
+                    "bytes",
+                    (f"max by (kind) (ryzanstein_worker_memory_bytes{{@,{_POOL}}})", "{{kind}}"),
+                    about="After its start; free is what it may still take. " + runbook("kv-full"),
+                    stacked=True,
+                ),
+                graph(
+                    "Memory of the server process",
+                    "bytes",
+                    (f"process_resident_memory_bytes{{@,{_WORKER}}}", "{{instance}}"),
+                    about="Ranks are processes of their own.",
+                ),
+                graph(
+                    "Restarts",
+                    "short",
+                    (
+                        f"sum by (instance) (changes(process_start_time_seconds{{@,{_WORKER}}}[1h]))",
+                        "{{instance}}, last hour",
+                    ),
+                    (
+                        f"rate(process_cpu_seconds_total{{@,{_WORKER}}}[{INTERVAL}])",
+                        "{{instance}}, cores of the server",
+                    ),
+                    about=runbook("worker-down"),
+                ),
+            ),
+        ),
+    ),
+)
