@@ -15,6 +15,7 @@ from charts.tools import dashboards, readme, rules, schema, values
 
 CHART = Path(__file__).resolve().parents[1] / "ryzanstein"
 TARGETS = ("cli", "gateway", "kv-coordinator", "router", "worker-cpu", "worker-cuda")
+_OF_OTHERS = (("redis",), ("monitoring", "prometheus"), ("monitoring", "grafana"), ("tracing", "jaeger"))
 
 
 def made(chart: Path = CHART) -> dict[Path, str]:
@@ -31,12 +32,13 @@ def made(chart: Path = CHART) -> dict[Path, str]:
 
 def _images(root: values.Value, chart: Path) -> list[str]:
     """Whatever can be pulled with the images of values.yaml, for mirrors."""
-    ours, redis = root.child("image").default, root.child("redis", "image").default
+    ours = root.child("image").default
     tag = ours["tag"] or yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"]
     place = f"{ours['registry']}/{ours['repository']}"
+    of_others = [root.child(*path, "image").default for path in _OF_OTHERS]
     return [
         *(f"{place}:{target}-{tag}" for target in TARGETS),
-        f"{redis['registry']}/{redis['repository']}:{redis['tag']}",
+        *(f"{image['registry']}/{image['repository']}:{image['tag']}" for image in of_others),
     ]
 
 

@@ -42,6 +42,6 @@ def _table(title: str, description: str, rows: list[tuple[str, Value]]) -> str:
 def _row(prefix: str, value: Value) -> str:
     default = value.default if isinstance(value.default, str) and value.default else json.dumps(value.default)
     choices = value.schema.get("enum", [])
-    one_of = f"one of {', '.join(choice or 'empty' for choice in choices)}" if choices else ""
+    one_of = f"one of {', '.join(str(choice) or 'empty' for choice in choices)}" if choices else ""
     meaning = " ".join(filter(None, [value.description, f"({one_of})" if one_of else ""])).replace("|", "\\|")
     return f"| `{prefix}{value.key}` | `{default}` | {meaning} |\n"

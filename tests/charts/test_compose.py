@@ -9,6 +9,7 @@ import yaml
 
 from deploy.docker.build import IMAGES, ROOT
 from tests.charts.rendering import render
+from tests.programs import CHART
 
 SERVICES = {"gateway": "gateway", "router": "router", "coordinator": "coordinator", "worker": "worker"}
 # What a pod has and a container of compose has not: a name of its own that outlives a restart, an address to be told.
@@ -33,6 +34,7 @@ def test_compose_tells_a_service_what_the_chart_tells_it(service: str) -> None:
     (pod, *_) = render().pods_of(SERVICES[service])
     of_chart = {entry["name"]: entry.get("value") for entry in pod.containers[0]["env"]}
     of_compose = {key: _default(value) for key, value in _compose()[service]["environment"].items()}
+    assert of_compose.pop("OTEL_EXPORTER_OTLP_ENDPOINT") == ""  # jaeger's, with the profile `monitoring`
     ours = {name for name in of_chart if name.startswith("RYZANSTEIN_")} - OF_REDIS_AUTH
     assert set(of_compose) == ours - OF_PODS.get(service, set())
     for name, value in of_compose.items():
@@ -45,6 +47,24 @@ def test_compose_has_the_images_of_the_chart() -> None:
     of_chart = {image for pod in render().pods if ":cli-" not in (image := pod.containers[0]["image"])}
     of_compose = {service["image"].replace("${RYZANSTEIN_VERSION:-", "").rstrip("}") for service in _compose().values()}
     assert of_compose == of_chart
+
+
+def test_compose_watches_with_the_rules_and_dashboards_of_the_chart() -> None:
+    folder = ROOT / "deploy"
+    mounted = {
+        (folder / volume.split(":")[0]).resolve()
+        for service in _compose().values()
+        for volume in service.get("volumes", ())
+    }
+    files = CHART / "files"
+    wanted = {
+        files / "rules" / "recording.yaml",
+        files / "rules" / "alerts.yaml",
+        files / "dashboards",
+        files / "jaeger.yaml",
+    }
+    assert wanted <= mounted
+    assert [path for path in mounted if not path.exists()] == []
 
 
 def test_skaffold_builds_every_image_and_gives_it_to_the_chart() -> None:

@@ -140,14 +140,34 @@ def test_only_pools_that_fetch_reach_the_internet() -> None:
     assert [port["port"] for port in rule["ports"]] == [443]
 
 
-def test_only_the_secrets_job_reaches_the_api_server() -> None:
+def test_only_the_secrets_job_and_prometheus_reach_the_api_server() -> None:
     rendered = render()
     reach = {
         pod.component
         for pod in rendered.pods
         if any(_is_outside(rule) for rule in rules(rendered.of("NetworkPolicy"), pod, "egress"))
     }
-    assert reach == {"secrets"}
+    assert reach == {"secrets", "prometheus"}
+
+
+def test_who_watches_is_let_through() -> None:
+    rendered = render()
+    found = {edge for edge in edges(rendered) if {edge.source, edge.target} & {"prometheus", "grafana", "jaeger"}}
+    services = ("gateway", "router", "coordinator", "worker")
+    assert found == {
+        *(Edge("prometheus", service, METRICS) for service in services),
+        *(Edge(service, "jaeger", 4317) for service in services),
+        Edge("grafana", "prometheus", 9090),
+        Edge("grafana", "jaeger", 16686),
+    }
+
+
+def test_people_who_may_watch_can_be_chosen() -> None:
+    rendered = render(inline="monitoring: {clientsFrom: [{namespaceSelector: {matchLabels: {team: sre}}}]}")
+    for component, port in (("prometheus", 9090), ("grafana", 3000), ("jaeger", 16686)):
+        (pod,) = rendered.pods_of(component)
+        (rule,) = [rule for rule in rules(rendered.of("NetworkPolicy"), pod, "ingress") if _is_foreign(rule, "from")]
+        assert rule["ports"] == [{"protocol": "TCP", "port": port}]
 
 
 def test_policies_can_be_off() -> None:

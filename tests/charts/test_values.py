@@ -43,11 +43,17 @@ OF_THE_SCHEMA = [
     ("ingress: {controller: apache}", "ingress.controller"),
     ("tracing: {ratio: 2}", "tracing.ratio"),
     ("tracing: {endpoint: 'jaeger:4317'}", "tracing.endpoint"),
+    ("monitoring: {mode: on}", "monitoring.mode"),
+    ("monitoring: {rules: {slo: {ttftSeconds: 3}}}", "monitoring.rules.slo.ttftSeconds"),
+    ("monitoring: {rules: {overrides: {RyzansteinRedisAway: {For: 1m}}}}", "monitoring.rules.overrides"),
 ]
 # What a schema can't say: values that contradict each other.
 OF_VALIDATION = [
     ("redis: {mode: external}", "redis.external.url"),
     ("gateway: {autoscaling: {mode: keda}}", "keda.prometheusUrl"),
+    ("tracing: {mode: otlp}", "tracing.endpoint"),
+    ("tracing: {endpoint: 'http://collector:4317'}", "tracing.endpoint"),
+    ("monitoring: {rules: {overrides: {RedisAway: {for: 1m}}}}", "monitoring.rules.overrides.RedisAway"),
     ("gateway: {autoscaling: {mode: hpa-cpu, min: 5, max: 2}}", "gateway.autoscaling.min"),
     (
         POOL % "replicas: 2, model: 'hf://a/b', storage: {type: pvc, accessModes: [ReadWriteOnce]}",

@@ -15,6 +15,22 @@ connections:
   - {from: {{ . }}, to: redis, port: 6379}
   {{- end }}
   {{- end }}
+  {{- if eq .Values.monitoring.mode "bundled" }}
+  {{- range include "ryzanstein.services" . | fromJsonArray }}
+  - {from: prometheus, to: {{ . }}, port: 9100}
+  {{- end }}
+  {{- if .Values.monitoring.grafana.enabled }}
+  - {from: grafana, to: prometheus, port: 9090}
+  {{- if eq .Values.tracing.mode "bundled" }}
+  - {from: grafana, to: jaeger, port: 16686}
+  {{- end }}
+  {{- end }}
+  {{- end }}
+  {{- if eq .Values.tracing.mode "bundled" }}
+  {{- range include "ryzanstein.services" . | fromJsonArray }}
+  - {from: {{ . }}, to: jaeger, port: 4317}
+  {{- end }}
+  {{- end }}
   {{- if .Values.tests.enabled }}
   - {from: test, to: gateway, port: 8000}
   {{- end }}
@@ -23,6 +39,16 @@ connections:
 {{/* The components that serve, and have metrics and probes. */}}
 {{- define "ryzanstein.services" -}}
 {{- toJson (without (list "gateway" "router" (ternary "coordinator" "" .Values.coordinator.enabled) "worker") "") -}}
+{{- end }}
+
+{{/* The pods that watch the others, and their ports for people: {component: port}. */}}
+{{- define "ryzanstein.watchers" -}}
+{{- $bundled := eq .Values.monitoring.mode "bundled" -}}
+{{- $watchers := dict -}}
+{{- if $bundled }}{{- $_ := set $watchers "prometheus" 9090 -}}{{ end -}}
+{{- if and $bundled .Values.monitoring.grafana.enabled }}{{- $_ := set $watchers "grafana" 3000 -}}{{ end -}}
+{{- if eq .Values.tracing.mode "bundled" }}{{- $_ := set $watchers "jaeger" 16686 -}}{{ end -}}
+{{- toJson $watchers -}}
 {{- end }}
 
 {{/* The port of a URL: given, or that of its scheme. */}}

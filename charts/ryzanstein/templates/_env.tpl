@@ -52,11 +52,10 @@ RYZANSTEIN_HOST: {{ .Values.bindAddress | quote }}
 RYZANSTEIN_ADVERTISE_HOST: {valueFrom: {fieldRef: {fieldPath: status.podIP}}}
 RYZANSTEIN_METRICS_PORT: "9100"
 {{ include "ryzanstein.redis.env" . }}
-{{- with .Values.tracing }}
-{{- if .endpoint }}
-OTEL_EXPORTER_OTLP_ENDPOINT: {{ .endpoint }}
+{{- with include "ryzanstein.tracing.endpoint" . }}
+OTEL_EXPORTER_OTLP_ENDPOINT: {{ . }}
 OTEL_TRACES_SAMPLER: parentbased_traceidratio
-OTEL_TRACES_SAMPLER_ARG: {{ .ratio | quote }}
-{{- end }}
+OTEL_TRACES_SAMPLER_ARG: {{ $.Values.tracing.ratio | quote }}
+OTEL_RESOURCE_ATTRIBUTES: k8s.namespace.name={{ $.Release.Namespace }},service.namespace={{ $.Release.Name }},service.version={{ $.Chart.AppVersion }}
 {{- end }}
 {{- end }}

@@ -2,7 +2,7 @@
 
 {{- define "ryzanstein.validate" -}}
 {{- $lines := list -}}
-{{- range $part := list "names" "owned" "pools" "redis" "exposure" "scaling" -}}
+{{- range $part := list "names" "owned" "pools" "redis" "exposure" "scaling" "monitoring" -}}
 {{- $lines = concat $lines (include (printf "ryzanstein.validate.%s" $part) $ | splitList "\n") -}}
 {{- end -}}
 {{- $lines = without $lines "" -}}
@@ -127,6 +127,23 @@ gateway.tenancy.keysSecret.name: has no effect without gateway.tenancy.enabled
 {{- if and (eq $scale.mode "keda") (not $.Values.keda.prometheusUrl) }}
 keda.prometheusUrl: {{ $where }}.autoscaling.mode keda asks a Prometheus; name its address
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "ryzanstein.validate.monitoring" -}}
+{{- $known := include "ryzanstein.rules.names" . | fromJsonArray -}}
+{{- range $alert, $_ := .Values.monitoring.rules.overrides -}}
+{{- if not (has $alert $known) }}
+monitoring.rules.overrides.{{ $alert }}: there is no such alert; the alerts are {{ join ", " $known }}
+{{- end -}}
+{{- end -}}
+{{- with .Values.tracing -}}
+{{- if and (eq .mode "otlp") (not .endpoint) }}
+tracing.endpoint: tracing.mode otlp needs the address that traces are sent to
+{{- end -}}
+{{- if and .endpoint (ne .mode "otlp") }}
+tracing.endpoint: has no effect with tracing.mode {{ .mode }}; take otlp
 {{- end -}}
 {{- end -}}
 {{- end }}
