@@ -19,6 +19,7 @@ import grpc
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 
 from services.common.ports import free_port
@@ -112,10 +113,19 @@ class RunningStack:
 
     def resumes(self) -> Counter[str]:
         """How many attempts the gateway has seen interrupted, by cause."""
+        samples = self._samples("ryzanstein_gateway_resumes_total")
+        return Counter({sample.labels["cause"]: int(sample.value) for sample in samples})
+
+    def late_resumes(self, limit_s: float) -> int:
+        """How many streams waited for longer than `limit_s`, a bucket's bound, to go on elsewhere."""
+        name = "ryzanstein_gateway_resume_seconds_bucket"
+        within = {float(sample.labels["le"]): int(sample.value) for sample in self._samples(name)}
+        return within[float("inf")] - within[limit_s]
+
+    def _samples(self, name: str) -> list[Sample]:
+        """Of the gateway's metrics."""
         metrics = text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text)
-        samples = [sample for metric in metrics for sample in metric.samples]
-        wanted = "ryzanstein_gateway_resumes_total"
-        return Counter({sample.labels["cause"]: int(sample.value) for sample in samples if sample.name == wanted})
+        return [sample for metric in metrics for sample in metric.samples if sample.name == name]
 
     def complete(self, **body: Any) -> httpx.Response:
         """POST /v1/completions for the served model."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import openai
 
@@ -31,7 +29,6 @@ class Stream:
     text: str = ""
     finish: str | None = None
     error: str = ""
-    arrivals: list[float] = field(default_factory=list)
 
 
 def open_client(stack: RunningStack) -> openai.AsyncOpenAI:
@@ -54,7 +51,6 @@ async def read(
             extra_body={"ignore_eos": True, "session_id": f"client-{index}"},  # so that all workers have some
         )
         async for event in events:
-            stream.arrivals.append(time.monotonic())
             stream.text += event.choices[0].text
             stream.finish = event.choices[0].finish_reason or stream.finish
             heard()
@@ -66,22 +62,17 @@ async def read(
 async def run_streams(
     stack: RunningStack, count: int, tokens: int, started: asyncio.Event | None = None
 ) -> list[Stream]:
-    """Open `count` streams at once and read them to their ends; set `started` when a quarter have a token."""
+    """Open `count` streams at once and read them to their ends; set `started` when a quarter have some text."""
     streams = [Stream() for _ in range(count)]
 
     def heard() -> None:
-        if started is not None and sum(bool(stream.arrivals) for stream in streams) >= count // 4:
+        if started is not None and sum(bool(stream.text) for stream in streams) >= count // 4:
             started.set()
 
     async with open_client(stack) as client, asyncio.TaskGroup() as group:
         for index, stream in enumerate(streams):
             group.create_task(read(client, index, tokens, stream, heard))
     return streams
-
-
-def longest_pause(streams: list[Stream]) -> float:
-    """The longest time that any client saw nothing new, seconds."""
-    return max(later - earlier for stream in streams for earlier, later in pairwise(stream.arrivals))
 
 
 @dataclass

@@ -31,7 +31,7 @@ def run_rank(loader: str) -> int:
         logger.error("leaving: %s", gone)
         return 1
     except BaseException as error:  # the server must never have to guess why a rank died
-        logger.exception("giving up")
+        logger.exception("the rank has failed")  # the server decides whether it is started again
         _report(link, rank, error)
         return 1
     return 0

@@ -27,7 +27,7 @@ def printed() -> list[str]:
         raised = error
     return [
         line_of_rank(logging.WARNING, "slow disk"),
-        line_of_rank(logging.ERROR, "giving up", error=raised),
+        line_of_rank(logging.ERROR, "the rank has failed", error=raised),
         "W1125 15:02:03.123456 77 torch/distributed/run.py:852] setting OMP",
         "Traceback (most recent call last):",
         '  File "x.py", line 1, in <module>',
@@ -48,7 +48,7 @@ def test_levels_survive_and_a_traceback_is_one_record(printed: list[str], caplog
     records = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert records == [
         ("WARNING", "slow disk"),
-        ("ERROR", "giving up"),
+        ("ERROR", "the rank has failed"),
         ("WARNING", "setting OMP"),
         ("ERROR", "ModuleNotFoundError: No module named 'nothing'"),
         ("INFO", '{"not": "ours"}'),
@@ -59,7 +59,7 @@ def test_levels_survive_and_a_traceback_is_one_record(printed: list[str], caplog
     assert mine["error"].splitlines()[0] == "Traceback (most recent call last):"
     assert mine["error"].splitlines()[-1] == "MemoryError: no room"
     assert caplog.records[3].error.splitlines()[1:] == printed[4:8]  # type: ignore[attr-defined]
-    assert output.tail.startswith("slow disk\ngiving up\nTraceback")
+    assert output.tail.startswith("slow disk\nthe rank has failed\nTraceback")
     assert output.tail.endswith("plain words")
 
 
