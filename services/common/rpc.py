@@ -53,9 +53,12 @@ def open_channel(address: str, *, small_messages: bool = False) -> grpc.aio.Chan
     return grpc.aio.insecure_channel(address, options=[*_CLIENT, *small, _keepalive()])
 
 
-def new_server(options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Server:
+def new_server(
+    options: Sequence[tuple[str, int]] = (), interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+) -> grpc.aio.Server:
     """A server with the project's options, or `options` instead; add servicers, bind with :func:`bind`, then start."""
-    return grpc.aio.server(options=list((dict([*_SERVER, _keepalive()]) | dict(options)).items()))
+    every = dict([*_SERVER, _keepalive()]) | dict(options)
+    return grpc.aio.server(interceptors=interceptors, options=list(every.items()))
 
 
 def _keepalive() -> tuple[str, int]:

@@ -74,6 +74,11 @@ def resumes_exhausted(retry_after_s: float) -> ApiError:
     return ApiError(503, message, "service_unavailable_error", code="resume_budget", retry_after_s=retry_after_s)
 
 
+def internal_error() -> ApiError:
+    """500: a mistake of the gateway's own; its log has more."""
+    return ApiError(500, "The gateway failed to serve the request.", "server_error", code="internal_error")
+
+
 def interrupted(message: str, code: str = "generation_failed") -> ApiError:
     """500: workers failed under the request and it may not be retried any further."""
     return ApiError(500, message, "server_error", code=code)

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from ryzanstein.v1 import inference_pb2_grpc
 
 from services.common.rpc import RECEIVE_LIMIT, Health, bind, new_server
-from services.gateway.inference import SERVICE, InferenceService
+from services.gateway.inference import SERVICE, InferenceService, Undecodable
 from services.gateway.settings import GatewaySettings
+
+
+class KeepUndecodable(grpc.aio.ServerInterceptor):
+    """Hands requests that cannot be decoded to their method, which refuses them; gRPC itself would answer UNKNOWN."""
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """The method's handler, for requests of the Inference service with another way to decode."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(f"/{SERVICE}/"):
+            return handler
+        decode = handler.request_deserializer
+
+        def decode_or_keep(data: bytes) -> object:
+            try:
+                return decode(data)
+            except DecodeError as error:
+                return Undecodable(str(error))
+
+        return handler._replace(request_deserializer=decode_or_keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +72,8 @@ async def serving_grpc(service: InferenceService, settings: GatewaySettings) -> 
     if not settings.grpc_port:
         yield GrpcServer()
         return
-    server = new_server([*_age_limit(settings), (RECEIVE_LIMIT, settings.max_body_bytes)])
+    options = [*_age_limit(settings), (RECEIVE_LIMIT, settings.max_body_bytes)]
+    server = new_server(options, [KeepUndecodable()])
     inference_pb2_grpc.add_InferenceServicer_to_server(service, server)
     health = Health(server, [SERVICE])
     port = bind(server, settings.host, settings.grpc_port)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,12 +21,14 @@ from services.gateway.api.embeddings import Embedder
 from services.gateway.api.generate import FALLBACK_HEADER, Ask, JobMaker, Made, permitted_model
 from services.gateway.api.schema import ChatBody, CompletionBody, SamplingBody
 from services.gateway.drain import Drain
-from services.gateway.errors import ApiError, invalid
+from services.gateway.errors import ApiError, internal_error, invalid
 from services.gateway.generation.output import Usage
 from services.gateway.generation.pipeline import check_prompt
 from services.gateway.observation import CLIENT_GONE, Observer, new_request_id
 from services.gateway.tenants.tenant import Admission, Gate, Tenant
 from services.gateway.upstream.catalog import Catalog
+
+log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T", bound=msgspec.Struct)
@@ -42,6 +45,13 @@ _STATUS = {
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Undecodable:
+    """What came instead of a request."""
+
+    reason: str
 
 
 @dataclass(slots=True)
@@ -84,7 +94,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Continue a text or token ids."""
-        async with self._call("Generate", context) as call:
+        async with self._call("Generate", request, context) as call:
             tenant = await self._tenant(context)
             async with self._admitted(tenant) as admitted:
                 prompt = await self._prompt(request, tenant)
@@ -97,7 +107,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Continue a conversation."""
-        async with self._call("Chat", context) as call:
+        async with self._call("Chat", request, context) as call:
             tenant = await self._tenant(context)
             async with self._admitted(tenant) as admitted:
                 await self._check_count(request.model, tenant, len(request.messages), "messages")
@@ -109,7 +119,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:  # noqa: N802
         """Vectors of texts."""
-        async with self._call("Embed", context) as call:
+        async with self._call("Embed", request, context) as call:
             tenant = await self._tenant(context)
             model = await permitted_model(self.catalog, request.model, tenant)
             call.model = model.name
@@ -127,7 +137,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
         """Ids of a text."""
-        async with self._call("Tokenize", context) as call:
+        async with self._call("Tokenize", request, context) as call:
             tenant = await self._tenant(context)
             model = await permitted_model(self.catalog, request.model, tenant)
             call.model = model.name
@@ -140,7 +150,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         """Text of ids."""
-        async with self._call("Detokenize", context) as call:
+        async with self._call("Detokenize", request, context) as call:
             tenant = await self._tenant(context)
             model = await permitted_model(self.catalog, request.model, tenant)
             call.model = model.name
@@ -156,7 +166,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
         """The models that requests may name."""
-        async with self._call("ListModels", context):
+        async with self._call("ListModels", request, context):
             tenant = await self._tenant(context)
             models = [
                 inference_pb2.Model(id=name, **({"created": m.card.created, "max_model_len": m.max_len} if m else {}))
@@ -167,7 +177,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         raise AssertionError("unreachable: errors abort the call")
 
     @asynccontextmanager
-    async def _call(self, name: str, context: Context) -> AsyncIterator[_Call]:
+    async def _call(self, name: str, request: Message | Undecodable, context: Context) -> AsyncIterator[_Call]:
         request_id = _metadata(context, "x-request-id")[:128] or new_request_id()
         observed = self.observer.begin(name, name, _metadata(context, "traceparent"), request_id)
         request_id_var.set(request_id)
@@ -176,6 +186,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         observed.attach()  # gRPC gives every call a task of its own
         call, status = _Call(context, observed.traceparent), CLIENT_GONE
         try:
+            if isinstance(request, Undecodable):
+                raise invalid(f"The request cannot be read, its texts must be UTF-8: {request.reason}")
             async with self.drain.limit():
                 yield call
             status = 200
@@ -187,8 +199,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         except asyncio.CancelledError:
             raise
         except Exception:
+            log.exception("call failed")
             status = 500
-            raise
+            await _abort(context, internal_error(), ids)
         finally:
             observed.end(status, call.model)
 

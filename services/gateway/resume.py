@@ -222,7 +222,7 @@ class ResumableStream:
         if error.code == worker_pb2.RequestError.CODE_INTERNAL:
             raise interrupted(error.message)
         code = "context_length_exceeded" if error.code == worker_pb2.RequestError.CODE_TOO_LONG else "invalid_value"
-        raise invalid(error.message, error.field or None, code)
+        raise invalid(error.message, error.field.removeprefix("sampling.") or None, code)
 
     def _interrupted(self, running: _Running, end: Interruption) -> None:
         """Prepare the next attempt, or raise when this request may not have one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Request, Response
@@ -39,7 +40,8 @@ async def _api_error(_request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    shaped = ApiError(error.status_code, message, "invalid_request_error", code="not_found")
+    code = "method_not_allowed" if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else "not_found"
+    shaped = ApiError(error.status_code, message, "invalid_request_error", code=code)
     return JSONResponse(shaped.body(), error.status_code, headers=error.headers)
 
 

@@ -143,6 +143,7 @@ class ChatEndpoint:
         asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         options = sampling_options(
             body,
+            model.card.sampling_defaults,
             max_tokens=fit_max_tokens(model, len(ids), asked, "messages", None),
             max_stops=self._settings.max_stop_strings,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,

@@ -23,6 +23,10 @@ _TEXT_FIELDS = frozenset({"prompt", "input", "tokens", "messages"})
 
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$")
+# Escaped backslashes, pairs of surrogates, and those that have no partner.
+_SURROGATES = re.compile(
+    r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")
 
 
@@ -65,7 +69,8 @@ class BodyDecoder(Generic[Body]):
         except msgspec.ValidationError as error:
             raise explain(error, self._kind) from error
         except msgspec.DecodeError as error:
-            raise invalid(f"The body is not valid JSON: {error}", code="invalid_json") from error
+            other = invalid(f"The body is not valid JSON: {error}", code="invalid_json")
+            raise lone_surrogate(data) or other from error
         except UnicodeDecodeError as error:
             raise invalid(f"The body is not valid UTF-8: {error.reason}", code="invalid_utf8") from error
         except RecursionError as error:
@@ -83,6 +88,15 @@ def _check_size(field: str, value: bytes) -> None:
     elif not value.startswith(b'"') and value.count(b",") >= _MAX_VALUES:
         message = f"`{field}` may hold at most {_MAX_VALUES} values (commas are counted)."
         raise invalid(message, field, "invalid_value")
+
+
+def lone_surrogate(data: bytes | str) -> ApiError | None:
+    """The refusal of JSON that cannot be read for an escape that stands for no character, if it has one."""
+    text = data if isinstance(data, str) else str(data, "latin-1")
+    lone = next((found["lone"] for found in _SURROGATES.finditer(text) if found["lone"]), None)
+    if lone is None:
+        return None
+    return invalid(f"The text holds the lone surrogate `{lone}`: it stands for no character.", code="invalid_unicode")
 
 
 def explain(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> ApiError:

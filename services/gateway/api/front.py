@@ -14,7 +14,7 @@ from services.common.logs import request_id_var
 from services.gateway.api.http import ASGIApp, Exchange, Receive, Scope, Send
 from services.gateway.api.origins import OriginPolicy
 from services.gateway.drain import Drain
-from services.gateway.errors import ApiError
+from services.gateway.errors import ApiError, internal_error
 from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, new_request_id
 
 log = logging.getLogger(__name__)
@@ -111,4 +111,4 @@ class Front:
                 exchange.failure = 500
                 observed.broken(None)
                 raise  # the server closes the connection: the client must not take the answer for whole
-            await exchange.send_error(ApiError(500, "The gateway failed to serve the request.", "server_error"))
+            await exchange.send_error(internal_error())

@@ -8,8 +8,8 @@ from typing import Generic, Protocol, TypeVar
 from services.gateway.api.heartbeat import Heartbeat
 from services.gateway.api.http import BodyLimits, Exchange
 from services.gateway.api.run import Job, run
-from services.gateway.api.schema import SamplingBody
-from services.gateway.errors import NO_WORKERS, ApiError, unknown_model
+from services.gateway.api.schema import MAX_SESSION_CHARS, SamplingBody
+from services.gateway.errors import NO_WORKERS, ApiError, invalid, unknown_model
 from services.gateway.generation.output import Usage
 from services.gateway.generation.request import Caller
 from services.gateway.telemetry import GatewayMetrics
@@ -89,6 +89,9 @@ class JobMaker(Generic[Body]):
 
     async def make(self, ask: Ask[Body]) -> Made:
         """A job on the model asked for, or on the fallback model when that one has no worker; raises ApiError."""
+        if len(ask.session) > MAX_SESSION_CHARS:
+            message = f"`x-session-id` may have at most {MAX_SESSION_CHARS} characters, got {len(ask.session)}."
+            raise invalid(message, "x-session-id")
         catalog, fallback, name = self._catalog, self._fallback(ask.tenant), ask.body.model or ""
         try:
             asked = await permitted_model(catalog, name, ask.tenant)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ryzanstein.v1 import worker_pb2
+
 from services.gateway.api.schema import SamplingBody
 from services.gateway.errors import invalid
 from services.gateway.generation.request import SamplingOptions
 
+_ONE_TOKEN_P = 1e-9  # the likeliest token of any vocabulary has more
 _MAX_IDS = 1024  # what a worker takes
 _MAX_STOP_CHARS = 1024  # all of a stop string is compared with the text at every token
 
@@ -37,26 +40,29 @@ def check_token_ids(body: SamplingBody, vocab_size: int) -> None:
 
 def sampling_options(
     body: SamplingBody,
+    defaults: worker_pb2.SamplingDefaults,
     *,
     max_tokens: int,
     max_stops: int,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingOptions:
-    """The options of a body; raises :class:`ApiError` (400)."""
+    """The options of a body, the model's defaults where it names none; raises :class:`ApiError` (400)."""
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         message = f"`min_tokens` ({min_tokens}) is larger than the number of tokens to generate ({max_tokens})."
         raise invalid(message, "min_tokens", "invalid_value")
+    top_p = _given(body, defaults, "top_p", 1.0)
+    alone = top_p < _ONE_TOKEN_P
     return SamplingOptions(
         max_tokens=max_tokens,
-        temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
-        top_k=max(0, body.top_k or 0),
-        min_p=_or(body.min_p, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
-        presence_penalty=_or(body.presence_penalty, 0.0),
-        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        temperature=_given(body, defaults, "temperature", 1.0),
+        top_p=1.0 if alone else top_p,
+        top_k=1 if alone else max(0, int(_given(body, defaults, "top_k", 0))),
+        min_p=_given(body, defaults, "min_p", 0.0),
+        repetition_penalty=_given(body, defaults, "repetition_penalty", 1.0),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=body.logit_bias or {},
         seed=body.seed,
         min_tokens=min_tokens,
@@ -70,5 +76,8 @@ def sampling_options(
     )
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+def _given(body: SamplingBody, defaults: worker_pb2.SamplingDefaults, field: str, neutral: float) -> float:
+    value: float | None = getattr(body, field)
+    if value is not None:
+        return value
+    return getattr(defaults, field) if defaults.HasField(field) else neutral

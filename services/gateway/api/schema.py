@@ -12,6 +12,8 @@ TokenId = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+MAX_SESSION_CHARS = 512
+Session = Annotated[str, Meta(max_length=MAX_SESSION_CHARS)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 
 
@@ -32,12 +34,12 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy")] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1, description="0 keeps the likeliest token only")] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=0xFFFFFFFF, description="0 and -1 are off")] | None = None
     min_p: Probability | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     logit_bias: dict[TokenId, Bias] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=1024)] | None = None
@@ -48,12 +50,8 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     skip_special_tokens: Annotated[bool, Meta(description="Default true")] | None = None
     return_token_ids: Annotated[bool, Meta(description="Adds token_ids to each choice")] | None = None
-    user: Annotated[str, Meta(description="Keeps a user's requests on one worker when session_id is absent")] | None = (
-        None
-    )
-    session_id: Annotated[str, Meta(max_length=512, description="Requests of a session stay on one worker")] | None = (
-        None
-    )
+    user: Annotated[Session, Meta(description="Keeps a user's requests on one worker without session_id")] | None = None
+    session_id: Annotated[Session, Meta(description="Requests of a session stay on one worker")] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
     metadata: Annotated[dict[str, Any] | None, ADVISORY] = None
     service_tier: Annotated[str | None, ADVISORY] = None
@@ -175,7 +173,7 @@ class EmbeddingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, description="Only the model's own size")] | None = None
-    user: Annotated[str, Meta(description="Keeps a user's requests on one worker")] | None = None
+    user: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
     truncate_prompt_tokens: Annotated[Any, neutral()] = None
 
 

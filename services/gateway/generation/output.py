@@ -70,6 +70,7 @@ class Generation:
         self._stops = StopBuffer(options.stop, include=options.include_stop) if options.stop else None
         self._push = self._detokenizer.push
         self._scored: list[ScoredToken] = []  # whose text is still held back
+        self._cut = False  # by a stop string: what was held back is no part of the text
         self._sent_chars = 0
         self._token_offset = 0  # where the text of the next token begins
 
@@ -133,7 +134,7 @@ class Generation:
             silent = position == last and batch.finish is Finish.STOP and not self.request.options.include_stop
             stopped = self._read_token(token_id, silent, parts)
             chunk.ids.append(token_id)
-            if batch.logprobs:
+            if batch.logprobs and not silent:
                 self._score(batch.logprobs[position], parts)
             if stopped:
                 self._source.close(complete=True)
@@ -157,7 +158,8 @@ class Generation:
             return False
         emitted = self._stops.push(text)
         parts.append(emitted.text)
-        return emitted.stopped is not None
+        self._cut = emitted.stopped is not None
+        return self._cut
 
     def _flush(self) -> str:
         """The end of the text; a stop string can still be completed by what the detokenizer held back."""
@@ -165,19 +167,18 @@ class Generation:
         if self._stops is None:
             return rest
         emitted = self._stops.push(rest)
-        return emitted.text if emitted.stopped is not None else emitted.text + self._stops.flush()
+        self._cut = emitted.stopped is not None
+        return emitted.text if self._cut else emitted.text + self._stops.flush()
 
     def _score(self, logprobs: worker_pb2.TokenLogprobs, parts: list[str]) -> None:
         self._scored.append(ScoredToken(logprobs, self._token_offset))
         self._token_offset = self._sent_chars + sum(map(len, parts)) + (self._stops.held if self._stops else 0)
 
     def _release(self, *, final: bool) -> list[ScoredToken]:
-        """Logprobs of the tokens whose text has been sent; at the end none beyond the text."""
-        if final:
-            released = [token for token in self._scored if token.offset <= self._sent_chars]
-            self._scored = []
-            return released
+        """Logprobs of the tokens whose text has been sent; at the end of all that are part of the text."""
         count = sum(token.offset < self._sent_chars for token in self._scored)
+        if final and not self._cut:
+            count = len(self._scored)
         released, self._scored = self._scored[:count], self._scored[count:]
         return released
 

@@ -37,6 +37,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct, field
 
+from services.gateway.api.decode import lone_surrogate
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.output import Usage, usage_json
 
@@ -86,7 +87,8 @@ def read(data: bytes | str) -> ClientMessage:
     try:
         message: ClientMessage = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(f"The message cannot be read: {error}", code="invalid_message") from error
+        other = invalid(f"The message cannot be read: {error}", code="invalid_message")
+        raise lone_surrogate(data) or other from error
     return message
 
 

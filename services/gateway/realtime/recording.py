@@ -12,7 +12,7 @@ from typing import Any
 
 from services.gateway.api.generate import Made
 from services.gateway.drain import Drain
-from services.gateway.errors import ApiError, interrupted
+from services.gateway.errors import ApiError, internal_error
 from services.gateway.generation.output import Chunk, Generation, usage_json
 from services.gateway.observation import CLIENT_GONE, ObservedRequest
 from services.gateway.realtime.protocol import CANCELLED
@@ -124,7 +124,7 @@ class Recording:
             self.error = error
         except Exception:
             log.exception("generation failed")
-            self.error = interrupted("The gateway failed to serve the request.")
+            self.error = internal_error()
         finally:
             if not self.ended:
                 self.finish = CANCELLED

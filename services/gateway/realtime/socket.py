@@ -16,7 +16,7 @@ from services.gateway.api.generate import Ask, JobMaker
 from services.gateway.api.http import JSON, Receive, Scope, Send
 from services.gateway.api.origins import OriginPolicy
 from services.gateway.drain import Drain
-from services.gateway.errors import ApiError, interrupted, invalid, shutting_down
+from services.gateway.errors import ApiError, internal_error, invalid, shutting_down
 from services.gateway.generation.output import Usage
 from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, new_request_id
 from services.gateway.realtime.protocol import (
@@ -193,7 +193,7 @@ class _Connection:
             self._refuse(message.id, error, observed)
         except Exception:
             log.exception("generation not begun")
-            self._refuse(message.id, interrupted("The gateway failed to serve the request."), observed)
+            self._refuse(message.id, internal_error(), observed)
         else:
             self._follow(message.id, recording, 0)
 

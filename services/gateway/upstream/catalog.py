@@ -150,6 +150,7 @@ def _identity(card: worker_pb2.ModelCard) -> tuple[object, ...]:
         card.max_model_len,
         tuple(card.eos_token_ids),
         card.add_bos_token,
+        card.sampling_defaults.SerializeToString(deterministic=True),
     )
 
 

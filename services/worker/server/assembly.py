@@ -60,7 +60,8 @@ class Assembly:
             self._settings.prefill_step_ms / 1e3,
         )
         most = scheduler.capacity.max_request_tokens
-        self.card = build_card(core.identity, self._files, config, started, most)
+        recommended = self._settings.sampling_defaults
+        self.card = build_card(core.identity, self._files, config, started, most, recommended=recommended)
         vocab_size = started.model.vocab_size
         layout = kv_layout(self._files, config, started)
         limits = ModelLimits(vocab_size, self._files.eos_token_ids, layout.hash_root, self._files.spec.generates)

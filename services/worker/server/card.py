@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 from ryzanstein.v1 import worker_pb2 as pb
 
@@ -28,10 +29,17 @@ def kv_layout(files: ModelFiles, config: RankGroupConfig, started: GroupStarted)
 
 
 def build_card(
-    identity: Identity, files: ModelFiles, config: RankGroupConfig, started: GroupStarted, max_request_tokens: int
+    identity: Identity,
+    files: ModelFiles,
+    config: RankGroupConfig,
+    started: GroupStarted,
+    max_request_tokens: int,
+    *,
+    recommended: bool,
 ) -> pb.ModelCard:
-    """Everything is known once the ranks have started."""
+    """Everything is known once the ranks have started; `recommended`: with the publisher's sampling defaults."""
     ledger = started.ledger
+    defaults = {name: value for name, value in asdict(files.sampling).items() if value is not None}
     return pb.ModelCard(
         model=identity.model,
         worker_id=identity.worker_id,
@@ -50,5 +58,6 @@ def build_card(
         created=int(time.time()),
         architecture=files.architecture,
         startup=[pb.StartupPhase(name=name, ms=seconds * 1e3) for name, seconds in started.phases.items()],
+        sampling_defaults=pb.SamplingDefaults(**defaults) if recommended else None,
         memory_bytes={"weights": ledger.weights, "workspace": ledger.workspace, "kv": ledger.kv_cache},
     )

@@ -10,6 +10,7 @@ from typing import Any
 from services.common.lifecycle import StartupError
 from services.worker.loading.files import check_safetensors, read_json
 from services.worker.loading.pooling import Pooling, read_pooling
+from services.worker.loading.sampling import SamplingDefaults, read_sampling
 from services.worker.loading.tokenizer import read_tokenizer
 from services.worker.model.registry import read_spec
 from services.worker.model.spec import ModelError, ModelSpec
@@ -30,6 +31,7 @@ class ModelFiles:
     special_tokens: dict[str, str]
     add_bos_token: bool
     eos_token_ids: tuple[int, ...]
+    sampling: SamplingDefaults
 
 
 def read_model_files(folder: Path) -> ModelFiles:
@@ -60,6 +62,7 @@ def _read(folder: Path) -> ModelFiles:
         add_bos_token=tokenizer.add_bos_token,
         # Each may know an end that the others do not: a chat ends with the tokenizer's, a text with the model's.
         eos_token_ids=tuple(dict.fromkeys(end for end in ends if end < spec.vocab_size)),
+        sampling=read_sampling(folder, generation),
     )
 
 

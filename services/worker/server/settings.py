@@ -25,6 +25,11 @@ class WorkerSettings(ServiceSettings):
     kv_tokens: int = Field(0, ge=0, description="KV cache size in tokens; 0: DEFAULT_KV_TOKENS or one full context")
     kv_block_tokens: int = Field(16, ge=16, multiple_of=16, description="Positions in a KV block")
     max_model_len: int = Field(0, ge=0, description="Longest sequence; 0: what the model was made for")
+    sampling_defaults: bool = Field(
+        True,
+        description="Requests that do not name temperature, top_p, top_k, min_p or repetition_penalty get those of the "
+        "model's generation_config.json; false: 1, 1, off, off, 1",
+    )
     max_running: int = Field(64, ge=1, le=4096, description="Requests computed in one step")
     max_waiting: int = Field(1024, ge=1, description="Requests beyond it are handed off instead of queued")
     max_batched_tokens: int = Field(2048, ge=1, description="Rows of one step: the chunk size of long prompts")

@@ -13,9 +13,11 @@ from services.worker.scheduling.plan import SamplingParams
 from services.worker.scheduling.request import Request
 
 MAX_LOGPROBS = 20
-MAX_STOP_TOKENS = 64
+MAX_STOP_TOKENS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_WEIGHT = 1000
+MIN_TEMPERATURE = 1e-5  # logits that are divided by less leave float32's range: it is greedy
+MIN_REPETITION_PENALTY = 1e-3  # the same, of those that are divided by this
 
 
 class InvalidSubmitError(ValueError):
@@ -75,7 +77,7 @@ def _to_sampling(sampling: pb.Sampling, limits: ModelLimits) -> SamplingParams:
     _check_ids("sampling.logit_bias", sampling.logit_bias, limits.vocab_size)
     stops = () if sampling.ignore_eos else limits.eos_token_ids
     return SamplingParams(
-        temperature=sampling.temperature,
+        temperature=sampling.temperature if sampling.temperature >= MIN_TEMPERATURE else 0.0,
         top_k=min(sampling.top_k, limits.vocab_size),
         top_p=sampling.top_p or 1.0,
         min_p=sampling.min_p,
@@ -105,6 +107,9 @@ def _check_ranges(sampling: pb.Sampling) -> None:
         value = getattr(sampling, field)
         if not low <= value <= high:  # also refuses NaN
             raise InvalidSubmitError(f"sampling.{field}", f"{value} is not in [{low}, {high}]")
+    if 0 < sampling.repetition_penalty < MIN_REPETITION_PENALTY:
+        message = f"{sampling.repetition_penalty} is below {MIN_REPETITION_PENALTY}"
+        raise InvalidSubmitError("sampling.repetition_penalty", message)
     if sampling.max_tokens and sampling.min_tokens > sampling.max_tokens:
         message = f"{sampling.min_tokens} is above max_tokens {sampling.max_tokens}"
         raise InvalidSubmitError("sampling.min_tokens", message)

@@ -47,6 +47,7 @@ def model_card(
     name: str = MODEL,
     tokenizer: Tokenizer | None = None,
     template: str = CHAT_TEMPLATE,
+    sampling: worker_pb2.SamplingDefaults | None = None,
 ) -> worker_pb2.ModelCard:
     tokenizer = tokenizer or byte_level()
     return worker_pb2.ModelCard(
@@ -62,6 +63,7 @@ def model_card(
         hash_root=f"{name}-root",
         hidden_size=4,
         created=1_700_000_000,
+        sampling_defaults=sampling,
     )
 
 
@@ -88,6 +90,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     tokenizer: Tokenizer | None = None
     announce_trials: bool = True  # False: a suspect waits for another one when the worker dies
     template: str = CHAT_TEMPLATE
+    sampling: worker_pb2.SamplingDefaults | None = None  # what its publisher recommends
 
     def __post_init__(self) -> None:
         self.incarnation = uuid.uuid4().hex
@@ -118,7 +121,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         await self.start()
 
     async def GetModelCard(self, request, context):  # noqa: N802
-        return model_card(self.worker_id, self.incarnation, self.model, self.tokenizer, self.template)
+        return model_card(self.worker_id, self.incarnation, self.model, self.tokenizer, self.template, self.sampling)
 
     async def Connect(self, request_iterator, context):  # noqa: N802
         self.connections += 1
@@ -248,7 +251,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
             return self._output(submit, position, [], handoff=worker_pb2.Handoff(reason=reason)), True
         if kind == "refuse":
             code = worker_pb2.RequestError.CODE_TOO_LONG
-            error = worker_pb2.RequestError(code=code, field="prompt", message="does not fit")
+            error = worker_pb2.RequestError(code=code, field="sampling.max_tokens", message="does not fit")
             return self._output(submit, position, [], error=error), True
         if kind == "gap":
             return self._tokens(submit, position + 1, 1), True

@@ -58,6 +58,51 @@ async def test_temperature_zero_and_defaults(stack: Stack) -> None:
     assert not sampling.HasField("logprobs")
 
 
+async def test_what_the_publisher_recommends_is_the_default() -> None:
+    recommended = worker_pb2.SamplingDefaults(temperature=0.5, top_p=0.25, top_k=7, repetition_penalty=1.5)
+    async with running_stack([Worker("w0", sampling=recommended)]) as stack:
+        messages = [{"role": "user", "content": "hi"}]
+        await stack.client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
+        got = last_submit(stack).sampling
+        assert (got.temperature, got.top_p, got.top_k, got.min_p, got.repetition_penalty) == (0.5, 0.25, 7, 0, 1.5)
+        await stack.complete(prompt=PROMPT, temperature=0, top_p=1, top_k=0, repetition_penalty=1)
+        got = last_submit(stack).sampling
+        assert (got.temperature, got.top_p, got.top_k, got.repetition_penalty) == (0, 1, 0, 1)
+
+
+@pytest.mark.parametrize("top_p", [0, 1e-46, 1e-30])
+async def test_a_top_p_of_nothing_keeps_the_likeliest_token(stack: Stack, top_p: float) -> None:
+    """float32 makes 0 of the smallest numbers, and workers read 0 as off."""
+    assert (await stack.complete(prompt=PROMPT, top_p=top_p, top_k=5)).status_code == 200
+    assert (last_submit(stack).sampling.top_p, last_submit(stack).sampling.top_k) == (1, 1)
+
+
+@pytest.mark.parametrize("include", [False, True])
+async def test_logprobs_are_those_of_the_text_a_stop_string_leaves(stack: Stack, include: bool) -> None:
+    ask = {"prompt": PROMPT, "seed": 3, "max_tokens": 30, "logprobs": 0, "include_stop_str_in_output": include}
+    whole = (await stack.complete(**ask)).json()["choices"][0]
+    offsets = [*whole["logprobs"]["text_offset"], len(whole["text"])]
+    for first in range(4, 20):
+        start, end = offsets[first], offsets[first + 2]
+        stop = whole["text"][start:end]  # of two tokens
+        if end - start < 3 or "\ufffd" in stop or whole["text"].find(stop) != start:
+            continue
+        cut = (await stack.complete(**ask, stop=stop)).json()["choices"][0]
+        assert cut["text"] == whole["text"][: end if include else start]
+        kept = sum(offset < len(cut["text"]) for offset in whole["logprobs"]["text_offset"])
+        assert cut["logprobs"]["tokens"] == whole["logprobs"]["tokens"][:kept]
+        return
+    raise AssertionError("no stop string of two tokens in this text")
+
+
+async def test_logprobs_have_no_token_that_is_not_in_the_text(stack: Stack) -> None:
+    stack.workers[0].end_at = 3
+    ask = {"prompt": PROMPT, "seed": 2, "max_tokens": 9, "logprobs": 0, "skip_special_tokens": False}
+    assert len((await stack.complete(**ask)).json()["choices"][0]["logprobs"]["tokens"]) == 3
+    shown = (await stack.complete(**ask, include_stop_str_in_output=True)).json()["choices"][0]
+    assert len(shown["logprobs"]["tokens"]) == 4
+
+
 async def test_chat_without_a_limit_may_fill_the_context(stack: Stack) -> None:
     await stack.client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
     submit = last_submit(stack)
@@ -161,6 +206,17 @@ async def test_the_session_comes_from_header_field_or_user(stack: Stack) -> None
         body = {"prompt": PROMPT, "max_tokens": 1, **fields}
         assert (await stack.http.post("/v1/completions", json=body, headers=headers)).status_code == 200
         assert stack.router.routes[-1].session == session
+
+
+async def test_a_session_is_bounded_in_the_header_as_in_the_body(stack: Stack) -> None:
+    long = "s" * 513
+    for headers, fields, param in (
+        ({"x-session-id": long}, {}, "x-session-id"),
+        ({}, {"session_id": long}, "session_id"),
+    ):
+        answer = await stack.http.post("/v1/completions", json={"prompt": PROMPT, **fields}, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        assert "512" in answer.json()["error"]["message"]
 
 
 async def test_the_router_hears_the_prompts_blocks(stack: Stack) -> None:

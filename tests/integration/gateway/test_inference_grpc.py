@@ -106,6 +106,20 @@ async def test_busy_is_resource_exhausted_with_retry_after() -> None:
         assert dict(failure.value.trailing_metadata())["retry-after"] == "7"
 
 
+@pytest.mark.parametrize("method", ["Generate", "Tokenize"])
+async def test_a_text_that_is_not_utf8_is_an_invalid_argument(method: str) -> None:
+    async with inference([Worker("w0")]) as (stack, stub):
+        assert stub
+        async with open_channel(f"127.0.0.1:{stack.gateway.grpc.port}") as channel:
+            kind = channel.unary_stream if method == "Generate" else channel.unary_unary
+            call = kind(f"/ryzanstein.v1.Inference/{method}", request_serializer=None, response_deserializer=None)
+            answer = call(b"\x12\x02\xff\xfe")  # field 2 of both is a text
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await (answer if method == "Tokenize" else anext(aiter(answer)))
+            assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert "UTF-8" in error.value.details()
+
+
 async def test_a_routers_mistake_over_a_request_costs_neither_it_nor_the_next_one() -> None:
     async with inference() as (stack, stub):
         stack.router.mistaken = True

@@ -167,7 +167,7 @@ async def test_a_refusal_is_final() -> None:
         answer = await stack.complete(prompt=PROMPT)
         assert answer.status_code == 400
         assert answer.json()["error"] == {
-            "message": "does not fit", "type": "invalid_request_error", "param": "prompt",
+            "message": "does not fit", "type": "invalid_request_error", "param": "max_tokens",
             "code": "context_length_exceeded",
         }  # fmt: skip
         assert sum(len(worker.submits) for worker in stack.workers) == 1

@@ -172,6 +172,7 @@ async def test_errors_end_a_generation_and_not_the_connection() -> None:
         for text, code in (
             ("{", "invalid_message"),
             ('{"type": "dance"}', "invalid_message"),
+            ('{"type": "start", "id": "x", "kind": "chat", "request": {"messages": "\\ud800"}}', "invalid_unicode"),
             ('{"type": "cancel", "id": "x"}', "unknown_generation"),
             ('{"type": "start", "id": "x", "kind": "completion", "request": {"prompt": 5}}', "invalid_value"),
             ('{"type": "start", "id": "x", "kind": "completion", "request": {"prompt": "a", "n": 2}}', "invalid_value"),

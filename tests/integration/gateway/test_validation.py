@@ -30,12 +30,15 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"prompt": "a", "nonsense": 1}, 400, "nonsense", "Known fields: "),
     ({"prompt": "a", "temperature": -1}, 400, "temperature", ">= 0"),
     ({"prompt": "a", "temperature": "hot"}, 400, "temperature", "got `str`"),
-    ({"prompt": "a", "top_p": 0}, 400, "top_p", "> 0"),
+    ({"prompt": "a", "top_p": -0.1}, 400, "top_p", ">= 0"),
     ({"prompt": "a", "top_p": 1.1}, 400, "top_p", "<= 1"),
     ({"prompt": "a", "top_k": -2}, 400, "top_k", ">= -1"),
     ({"prompt": "a", "min_p": 2}, 400, "min_p", "<= 1"),
     ({"prompt": "a", "presence_penalty": 3}, 400, "presence_penalty", "<= 2"),
-    ({"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty", "> 0"),
+    ({"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty", ">= 0.01"),
+    ({"prompt": "a", "repetition_penalty": 1e-320}, 400, "repetition_penalty", ">= 0.01"),
+    ({"prompt": "a", "user": "u" * 513}, 400, "user", "length <= 512"),
+    ({"prompt": "a", "logit_bias": {str(i): 1 for i in range(1025)}}, 400, "logit_bias", "at most 1024 tokens"),
     ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens", ">= 0"),
     ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "at least 1"),
     ({"prompt": "a", "max_tokens": 1.5}, 400, "max_tokens", "got `float`"),
@@ -83,6 +86,7 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str | None, str]] = [
 
 def assert_shape(body: dict[str, Any], param: str | None, message: str) -> None:
     assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["code"]
     assert message in body["error"]["message"], body
     assert body["error"]["param"] == param, body
 
@@ -106,6 +110,9 @@ async def test_every_bad_field_is_named(stack: Stack) -> None:
         (b'{"prompt": "\xff\xfe"}', "invalid_utf8", "UTF-8"),
         (b"[1]", "invalid_value", "expected `object`"),
         (b'{"chat_template_kwargs": {"a": ' + b"[" * 20_000, "invalid_json", ""),
+        (b'{"prompt": "\\ud800"}', "invalid_unicode", "the lone surrogate `\\ud800`"),
+        (b'{"prompt": "\\\\ud83d\\ude00\\udE00"}', "invalid_unicode", "the lone surrogate `\\ude00`"),
+        (b'{"prompt": "\\ud83d\\ude00 \\\\ud800", x}', "invalid_json", "malformed"),
         (b'{"temperature": 1e999, "prompt": "a"}', "invalid_value", "out of range"),
     ],
 )
@@ -158,6 +165,10 @@ async def test_other_methods_and_paths(stack: Stack) -> None:
     answer = await stack.http.get(CHAT)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert_shape(answer.json(), None, "use POST")
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+    beside = await stack.http.post("/health")
+    assert (beside.status_code, beside.headers["allow"]) == (405, "GET")
+    assert beside.json()["error"]["code"] == "method_not_allowed"
     unknown = await stack.http.get("/v1/nothing")
     assert unknown.status_code == 404
     assert_shape(unknown.json(), None, "/v1/nothing")

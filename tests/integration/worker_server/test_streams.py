@@ -91,6 +91,7 @@ async def test_a_broken_stream_cancels_its_requests_and_no_others(worker: Runnin
         ("sampling.logprobs", {"prompt": [1], "sampling": pb.Sampling(logprobs=1000)}),
         ("sampling.min_tokens", {"prompt": [1], "sampling": pb.Sampling(max_tokens=2, min_tokens=3)}),
         ("sampling.stop_token_ids", {"prompt": [1], "sampling": pb.Sampling(stop_token_ids=[97])}),
+        ("sampling.repetition_penalty", {"prompt": [1], "sampling": pb.Sampling(repetition_penalty=1e-38)}),
         ("weight", {"prompt": [1], "weight": 5000}),
         ("request_id", {"prompt": [1], "request_id": ""}),
     ],

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from services.common.lifecycle import StartupError
+from services.worker.loading.sampling import SamplingDefaults
 from services.worker.server.model_files import read_model_files
 
 MODEL = Path(__file__).parents[4] / "models" / "ryzanstein-tiny"
@@ -46,6 +47,17 @@ def test_broken_json(name: str, folder: Path) -> None:
     (folder / name).write_text("{")
     with pytest.raises(StartupError, match=rf"{name}: not JSON"):
         read_model_files(folder)
+
+
+def test_what_the_publisher_recommends(folder: Path) -> None:
+    file = folder / "generation_config.json"
+    file.write_text('{"temperature": 0.6, "top_p": null, "top_k": -1, "do_sample": true, "max_new_tokens": 5}')
+    assert read_model_files(folder).sampling == SamplingDefaults(temperature=0.6, top_k=0)
+    for wrong in ('"temperature": "hot"', '"top_p": 1.5', '"top_k": 2.5', '"repetition_penalty": true'):
+        file.write_text(f"{{{wrong}}}")
+        name = wrong.split('"')[1]
+        with pytest.raises(StartupError, match=rf"generation_config\.json: `{name}` must be from"):
+            read_model_files(folder)
 
 
 def test_a_sequence_ends_with_what_any_of_the_files_calls_its_end(folder: Path) -> None:

@@ -1,0 +1,39 @@
+"""How a checkpoint's publisher recommends to sample: generation_config.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.worker.model.spec import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """For requests that say nothing; None where the publisher says nothing either."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 100), "top_p": (0, 1), "top_k": (-1, 2**31), "min_p": (0, 1), "repetition_penalty": (0.01, 10),
+}  # fmt: skip
+
+
+def read_sampling(folder: Path, generation: dict[str, Any]) -> SamplingDefaults:
+    """The recommendations of a generation_config.json; raises ModelError naming what cannot be one."""
+    found: dict[str, Any] = {}
+    for name, (low, high) in _RANGES.items():
+        value = generation.get(name)
+        if value is None:
+            continue
+        number = isinstance(value, int if name == "top_k" else (int, float)) and not isinstance(value, bool)
+        if not number or not low <= value <= high:
+            raise ModelError(f"{folder}/generation_config.json: `{name}` must be from {low} to {high}, not {value!r}")
+        found[name] = max(0, value)  # a top_k of -1 is off, like 0
+    return SamplingDefaults(**found)
