@@ -86,16 +86,27 @@ def _default(field: FieldInfo) -> str:
     return f"`{value}`" if value != "" else "empty"
 
 
-def metrics() -> str:
-    """Every metric of every service."""
-    router, coordinator, process = new_registry("router"), new_registry("kv-coordinator"), new_registry("gateway")
+def process_registry() -> CollectorRegistry:
+    """What every service exports of its process."""
+    process = new_registry("gateway")
     LoopLag(process)
+    return process
+
+
+def service_registries() -> tuple[CollectorRegistry, ...]:
+    """What each of SERVICES exports, in their order."""
+    router, coordinator, worker = new_registry("router"), new_registry("kv-coordinator"), new_registry("worker")
     RouterMetrics(router, None)
     CoordinatorMetrics(coordinator, EventCounters())
-    worker = new_registry("worker")
     LifeMetrics(worker)
     WorkerMetrics(worker, SchedulerCounters(), worker_pb2.WorkerState)
     worker.register(TransferMetrics(PullTotals(), Tally()))
+    return GatewayMetrics().registry, router, coordinator, worker
+
+
+def metrics() -> str:
+    """Every metric of every service."""
+    process = process_registry()
     lines = [
         "# Metrics",
         "",
@@ -104,25 +115,29 @@ def metrics() -> str:
     ]
     common = frozenset(family.name for family in process.collect())
     lines += _metrics_table("All services", process, frozenset())
-    registries = (GatewayMetrics().registry, router, coordinator, worker)
-    for (title, _), registry in zip(SERVICES, registries, strict=True):
+    for (title, _), registry in zip(SERVICES, service_registries(), strict=True):
         lines += _metrics_table(title, registry, common)
     return "\n".join(lines) + "\n"
 
 
 def _metrics_table(title: str, registry: CollectorRegistry, without: frozenset[str]) -> Iterator[str]:
     yield from ("", f"## {title}", "", "| metric | type | labels | meaning |", "|---|---|---|---|")
-    # A metric with labels has no samples to read them from before its first value.
+    for family, names in labelled(registry):
+        if family.name not in without:
+            labels = ", ".join(f"`{label}`" for label in names)
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            yield f"| `{name}` | {family.type} | {labels} | {family.documentation} |"
+
+
+def labelled(registry: CollectorRegistry) -> Iterator[tuple[Metric, list[str]]]:
+    """Every family and the names of its labels, which are no samples' before the first value."""
     known = {
         collector._name: collector._labelnames
         for collector in registry._collector_to_names
         if isinstance(collector, MetricWrapperBase)
     }
     for family in registry.collect():
-        if family.name not in without:
-            labels = ", ".join(f"`{label}`" for label in known.get(family.name) or _sampled_labels(family))
-            name = f"{family.name}_total" if family.type == "counter" else family.name
-            yield f"| `{name}` | {family.type} | {labels} | {family.documentation} |"
+        yield family, list(known.get(family.name) or _sampled_labels(family))
 
 
 def _sampled_labels(family: Metric) -> list[str]:

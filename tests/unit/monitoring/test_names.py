@@ -1,0 +1,105 @@
+"""Every metric, label, value and bucket in a rule or panel is exported, and every exported metric is shown."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.monitoring.exported import (
+    Exported,
+    Query,
+    alerts,
+    complaints,
+    dashboards,
+    exported,
+    queries,
+    recorded,
+    rules,
+)
+
+THERE = exported()
+QUERIES = list(queries())
+RECORDED = recorded()
+MOST_PANELS = 20
+
+
+def _complaints(there: Exported) -> list[str]:
+    return [complaint for query in QUERIES for complaint in complaints(query, there, RECORDED)]
+
+
+def test_nothing_is_asked_that_nobody_exports() -> None:
+    assert len(QUERIES) > 150
+    assert _complaints(THERE) == []
+
+
+@pytest.mark.parametrize("family", sorted(THERE.families))
+def test_a_renamed_metric_is_noticed(family: str) -> None:
+    """So that no panel and no rule goes silent: each exported metric is in one."""
+    names = [name for name in THERE.labels if name.removesuffix("_total") == family or _part_of(name, family)]
+    labels = {f"{name}_renamed" if name in names else name: found for name, found in THERE.labels.items()}
+    assert names
+    assert _complaints(replace(THERE, labels=labels)), f"{family} is in no panel and no rule"
+
+
+def _part_of(name: str, family: str) -> bool:
+    return re.fullmatch(rf"{family}_(bucket|sum|count)", name) is not None
+
+
+@pytest.mark.parametrize(
+    ("expr", "complaint"),
+    [
+        ("ryzanstein_gateway_request_total", "nobody exports"),
+        ('ryzanstein_gateway_redis_up{state="x"}', "has no label state"),
+        ('ryzanstein_gateway_time_to_first_token_seconds_bucket{le="2.0"}', "has no bucket 2.0"),
+        ('ryzanstein_router_workers{state="ready"}', "is never ready"),
+        ("sum by (model) (ryzanstein_worker_running)", "can't be summed by model"),
+    ],
+)
+def test_what_is_wrong_is_found(expr: str, complaint: str) -> None:
+    found = list(complaints(Query("here", expr), THERE, RECORDED))
+    assert len(found) == 1
+    assert complaint in found[0]
+
+
+def test_a_lost_label_is_noticed() -> None:
+    labels = {**THERE.labels, "ryzanstein_gateway_requests_total": frozenset({"api", "route", "model"})}
+    assert any("has no label status" in complaint for complaint in _complaints(replace(THERE, labels=labels)))
+
+
+@pytest.mark.parametrize("dashboard", dashboards(), ids=lambda dashboard: dashboard["uid"])
+def test_dashboards_are_orderly(dashboard: dict) -> None:  # type: ignore[type-arg]
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert len(panels) <= MOST_PANELS
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    cells: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        own = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert not own & cells, panel["title"]
+        cells |= own
+    uids = {each["uid"] for each in dashboards()}
+    assert {link["url"].removeprefix("/d/") for link in dashboard["links"]} == uids - {dashboard["uid"]}
+    text = str(panels)
+    for variable in dashboard["templating"]["list"]:
+        assert f"${variable['name']}" in text or f"${{{variable['name']}}}" in text, variable["name"]
+    for panel in panels:
+        assert panel["description"], panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
+
+
+def test_rates_have_as_many_samples_as_they_need() -> None:
+    """At 15 s between scrapes."""
+    for query in QUERIES:
+        for window in re.findall(r"rate\([^\[]*\[(\w+)\]", query.expr):
+            assert window[-1] in "hd" or (window[-1] == "m" and int(window[:-1]) >= 1), query.place
+
+
+def test_alerts_say_what_is_wrong_and_where_to_read_on() -> None:
+    for name, alert in alerts().items():
+        assert re.fullmatch(r"Ryzanstein[A-Za-z]+", name)
+        assert alert["labels"]["severity"] in ("page", "ticket", "info")
+        assert {"summary", "description", "runbook_url"} == alert["annotations"].keys()
+    assert len({rule["record"] for rule in rules() if "record" in rule}) == len([r for r in rules() if "record" in r])
