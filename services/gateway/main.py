@@ -29,6 +29,7 @@ from services.gateway.api.tokens import DetokenizeEndpoint, TokenizeEndpoint
 from services.gateway.drain import LAST_WORDS_S, Drain, Phase
 from services.gateway.generation.budget import ResumeBudget
 from services.gateway.generation.pipeline import Pipeline, Wrapper
+from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.grpc_server import GrpcServer, serving_grpc
 from services.gateway.inference import InferenceService
 from services.gateway.observation import Observer
@@ -187,6 +188,7 @@ def _new_services(
     settings: GatewaySettings,
     router: RouterClient,
     pipeline: Pipeline,
+    grammars: GrammarCompiler,
     gate: Gate,
     metrics: GatewayMetrics,
     tracer: RequestTracer,
@@ -199,8 +201,8 @@ def _new_services(
         router,
         gate,
         metrics,
-        JobMaker(CompletionEndpoint(pipeline, settings), catalog, fallback, metrics),
-        JobMaker(ChatEndpoint(pipeline, settings), catalog, fallback, metrics),
+        JobMaker(CompletionEndpoint(pipeline, grammars, settings), catalog, fallback, metrics),
+        JobMaker(ChatEndpoint(pipeline, grammars, settings), catalog, fallback, metrics),
         Embedder(pipeline),
         Recordings(settings.stream_resume_window_s),
         tracer,
@@ -249,7 +251,8 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     wrap = _cache_of(settings, guard, keys, metrics)
     pipeline = Pipeline(catalog, upstream, metrics, wrap, log_prompts=settings.log_prompts)
     gate, tracer, drain = _new_gate(settings, guard, keys, metrics, peers), RequestTracer(enabled=traced), Drain()
-    services = _new_services(settings, router, pipeline, gate, metrics, tracer, drain)
+    grammars = GrammarCompiler(settings.grammar_timeout_s)
+    services = _new_services(settings, router, pipeline, grammars, gate, metrics, tracer, drain)
     metrics.watch(
         workers=lambda: len(router.fleet.workers),
         routers_up=lambda: router.answered,
@@ -264,6 +267,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
                 pool.watch(),
                 *([peers.run()] if settings.tenancy and not settings.gateway_replicas else []),
             ),
+            aclosing(grammars),
             aclosing(services.recordings),
             _http(services.front(), settings, drain) as http,
             serving_grpc(services.inference(), settings) as grpc,

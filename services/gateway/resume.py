@@ -221,6 +221,8 @@ class ResumableStream:
         self._report(running, Result.RESULT_REJECTED, error.message)
         if error.code == worker_pb2.RequestError.CODE_INTERNAL:
             raise interrupted(error.message)
+        if error.code == worker_pb2.RequestError.CODE_GRAMMAR:
+            raise invalid(f"The text could not be kept to its grammar: {error.message}", None, "grammar_failed")
         code = "context_length_exceeded" if error.code == worker_pb2.RequestError.CODE_TOO_LONG else "invalid_value"
         raise invalid(error.message, error.field.removeprefix("sampling.") or None, code)
 

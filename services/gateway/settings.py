@@ -72,6 +72,10 @@ class GatewaySettings(ServiceSettings):
     max_stop_strings: int = Field(default=16, ge=4, description="Stop strings a request may name")
     max_choices: int = Field(default=128, ge=1, description="Most sequences a request may ask for (prompts times n)")
 
+    grammar_timeout_s: float = Field(
+        default=2.0, gt=0, description="A schema or grammar for structured output must be compiled within this time"
+    )
+
     control_tokens_in_messages: bool = Field(
         default=False,
         description="Read control tokens that chat messages spell (`<|end|>`) as such, for templates that rely on it",

@@ -17,6 +17,7 @@ from services.gateway.errors import invalid
 from services.gateway.generation.output import Chunk, Generation, Usage, usage_json
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
 from services.gateway.generation.request import Caller, new_id
+from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.settings import GatewaySettings
 from services.gateway.text.codec import ServedModel
 from services.gateway.text.conversation import Conversation, encode_conversation
@@ -120,8 +121,9 @@ def template_message(message: Message) -> dict[str, Any]:
 class ChatEndpoint:
     """Turns bodies into jobs."""
 
-    def __init__(self, pipeline: Pipeline, settings: GatewaySettings) -> None:
+    def __init__(self, pipeline: Pipeline, grammars: GrammarCompiler, settings: GatewaySettings) -> None:
         self._pipeline = pipeline
+        self._grammars = grammars
         self._settings = settings
         self._decoder = BodyDecoder(ChatBody)
 
@@ -147,6 +149,7 @@ class ChatEndpoint:
             max_tokens=fit_max_tokens(model, len(ids), asked, "messages", None),
             max_stops=self._settings.max_stop_strings,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            grammar=await self._grammars.grammar_of(body, model),
         )
         request_id = new_id("chatcmpl")
         request = await self._pipeline.prepare(request_id, model, ids, options, caller)

@@ -19,6 +19,7 @@ from services.gateway.errors import invalid
 from services.gateway.generation.output import Chunk, Generation, Usage, usage_json
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
 from services.gateway.generation.request import Caller, SamplingOptions, new_id
+from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.settings import GatewaySettings
 from services.gateway.text.codec import ServedModel
 
@@ -158,8 +159,9 @@ class CompletionDialect:
 class CompletionEndpoint:
     """Turns bodies into jobs."""
 
-    def __init__(self, pipeline: Pipeline, settings: GatewaySettings) -> None:
+    def __init__(self, pipeline: Pipeline, grammars: GrammarCompiler, settings: GatewaySettings) -> None:
         self._pipeline = pipeline
+        self._grammars = grammars
         self._settings = settings
         self._decoder = BodyDecoder(CompletionBody)
 
@@ -179,10 +181,11 @@ class CompletionEndpoint:
             )
             raise invalid(message, "n" if n > 1 else "prompt", "invalid_value")
         prompts = await encode_prompts(model, pieces, "prompt", add_special_tokens=body.add_special_tokens is not False)
+        grammar = await self._grammars.grammar_of(body, model)
         request_id = new_id("cmpl")
         generations = []
         for position, prompt in enumerate(prompts):
-            options = self._options(body, model, prompt)
+            options = self._options(body, model, prompt, grammar)
             own_id = request_id if len(prompts) == 1 else f"{request_id}-p{position}"
             request = await self._pipeline.prepare(own_id, model, prompt.ids, options, caller)
             generations += [self._pipeline.generate(request.choice(index)) for index in range(n)]
@@ -195,7 +198,7 @@ class CompletionEndpoint:
             per_prompt=n,
         )
 
-    def _options(self, body: CompletionBody, model: ServedModel, prompt: Prompt) -> SamplingOptions:
+    def _options(self, body: CompletionBody, model: ServedModel, prompt: Prompt, grammar: str) -> SamplingOptions:
         asked = _DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
         if body.max_tokens is None:
             asked = fit_max_tokens(model, len(prompt.ids), None, "prompt", _DEFAULT_MAX_TOKENS)
@@ -210,6 +213,7 @@ class CompletionEndpoint:
             max_stops=self._settings.max_stop_strings,
             logprobs=body.logprobs,
             prompt_logprobs=prompt_logprobs,
+            grammar=grammar,
         )
 
 

@@ -46,6 +46,7 @@ def sampling_options(
     max_stops: int,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
+    grammar: str = "",
 ) -> SamplingOptions:
     """The options of a body, the model's defaults where it names none; raises :class:`ApiError` (400)."""
     min_tokens = body.min_tokens or 0
@@ -73,6 +74,7 @@ def sampling_options(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         skip_special_tokens=body.skip_special_tokens is not False,
+        grammar=grammar,
     )
 
 

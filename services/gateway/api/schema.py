@@ -25,6 +25,34 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: Annotated[bool | None, ADVISORY] = None
 
 
+class JsonSchemaFormat(Struct, forbid_unknown_fields=True):
+    """A named JSON Schema. Output follows it whether or not `strict` is set."""
+
+    name: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    """Plain text, any JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the text must follow; exactly one of json, regex, choice, grammar and json_object."""
+
+    json: Annotated[dict[str, Any] | bool | str | None, Meta(description="A JSON Schema, or its text")] = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(max_length=1024)] | None = None
+    grammar: Annotated[str, Meta(description="Lark, or GBNF (`root ::= ...`)")] | None = None
+    json_object: bool | None = None
+    whitespace_pattern: Annotated[str, Meta(description="Regex of the blanks between JSON tokens")] | None = None
+    disable_any_whitespace: bool | None = None
+
+
 class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that completions and chat share. null means the default everywhere."""
 
@@ -53,6 +81,13 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     user: Annotated[Session, Meta(description="Keeps a user's requests on one worker without session_id")] | None = None
     session_id: Annotated[Session, Meta(description="Requests of a session stay on one worker")] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Annotated[dict[str, Any] | bool | str, Meta(description="structured_outputs.json")] | None = None
+    guided_regex: Annotated[str, Meta(description="structured_outputs.regex")] | None = None
+    guided_choice: Annotated[list[str], Meta(max_length=1024, description="structured_outputs.choice")] | None = None
+    guided_grammar: Annotated[str, Meta(description="structured_outputs.grammar")] | None = None
+    guided_whitespace_pattern: str | None = None
     metadata: Annotated[dict[str, Any] | None, ADVISORY] = None
     service_tier: Annotated[str | None, ADVISORY] = None
     store: Annotated[bool | None, ADVISORY] = None
@@ -63,16 +98,11 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     bad_words: Annotated[Any, neutral([])] = None
     cache_salt: Annotated[Any, neutral()] = None
     early_stopping: Annotated[Any, neutral(False)] = None
-    guided_choice: Annotated[Any, neutral()] = None
-    guided_grammar: Annotated[Any, neutral()] = None
-    guided_json: Annotated[Any, neutral()] = None
-    guided_regex: Annotated[Any, neutral()] = None
     kv_transfer_params: Annotated[Any, neutral()] = None
     length_penalty: Annotated[Any, neutral(1.0)] = None
     logits_processors: Annotated[Any, neutral([])] = None
     return_tokens_as_token_ids: Annotated[Any, neutral(False)] = None
     spaces_between_special_tokens: Annotated[Any, neutral(True)] = None
-    structured_outputs: Annotated[Any, neutral()] = None
     truncate_prompt_tokens: Annotated[Any, neutral()] = None
     use_beam_search: Annotated[Any, neutral(False)] = None
 
@@ -127,12 +157,6 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         return self.content or ""
 
 
-class ResponseFormat(Struct, forbid_unknown_fields=True):
-    """Only plain text is produced."""
-
-    type: Literal["text"]
-
-
 class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions."""
 
@@ -141,7 +165,6 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
     add_generation_prompt: Annotated[bool, Meta(description="Default true")] | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None

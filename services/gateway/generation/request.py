@@ -40,6 +40,7 @@ class SamplingOptions:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    grammar: str = ""  # in llguidance's form; empty: any text
 
     def to_proto(self) -> worker_pb2.Sampling:
         """The worker's part of it."""
@@ -60,6 +61,7 @@ class SamplingOptions:
             ignore_eos=self.ignore_eos,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            grammar=self.grammar,
         )
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from services.worker.loading.vocabulary import read_vocabulary
 from services.worker.model.build import load_model
 from services.worker.model.kv_cache import KvCache
 from services.worker.parallel.communicator import Communicator
@@ -27,4 +29,5 @@ def load(config: RankGroupConfig, comm: Communicator, dtype: torch.dtype, device
         facts=ModelFacts(spec.vocab_size, spec.hidden_size, spec.n_layers, config.max_model_len),
         kv_bytes_per_token=KvCache.bytes_per_token(spec, comm.size, dtype),
         make_cache=make_cache,
+        vocabulary=partial(read_vocabulary, Path(config.model_path), spec.vocab_size, config.eos_token_ids),
     )

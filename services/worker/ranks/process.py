@@ -19,6 +19,7 @@ from services.worker.ranks.link import ServerLink
 from services.worker.ranks.memory import MemoryMeter
 from services.worker.ranks.rendezvous import join_group
 from services.worker.ranks.runner import Model, Runner
+from services.worker.sampling.grammar import Vocabulary, no_vocabulary
 from services.worker.transport.copy_codec import CopyOrder, encode_copied
 from services.worker.transport.event_codec import ModelFacts, RankStarted, encode_event
 from services.worker.transport.result_codec import encode_result
@@ -35,6 +36,7 @@ class LoadedModel:
     facts: ModelFacts
     kv_bytes_per_token: int  # on one rank
     make_cache: Callable[[int], Any]  # n_blocks -> cache
+    vocabulary: Vocabulary = no_vocabulary  # that grammars are about
 
 
 class Loader(Protocol):
@@ -84,6 +86,8 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
         max_model_len=config.max_model_len,
         pooling=Pooling(config.pooling, config.normalise_embeddings),
         device=device,
+        vocabulary=model.vocabulary,
+        eos_token_ids=config.eos_token_ids,
     )
     meter.growth()
     with phases.measure("warm_up"):

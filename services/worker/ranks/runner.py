@@ -18,6 +18,7 @@ from services.worker.ranks.batching import Layout, build_batch
 from services.worker.ranks.communication import StepCommunicator
 from services.worker.ranks.pooling import Pools
 from services.worker.ranks.slot_table import SlotTable
+from services.worker.sampling.grammar import Vocabulary, no_vocabulary
 from services.worker.sampling.sampler import Draws, Sampler
 from services.worker.scheduling.plan import (
     Admission,
@@ -71,6 +72,8 @@ class Runner(Generic[Cache]):
         max_model_len: int,
         device: torch.device,
         pooling: Pooling | None = None,
+        vocabulary: Vocabulary = no_vocabulary,
+        eos_token_ids: Sequence[int] = (),
     ) -> None:
         self._decoder, self._cache, self._comm, self._device = decoder, cache, comm, device
         self._table = SlotTable(max_slots, max_model_len, block_size, n_blocks)
@@ -83,6 +86,8 @@ class Runner(Generic[Cache]):
             max_slots=max_slots,
             device=device,
             kernels=decoder.kernels,
+            vocabulary=vocabulary,
+            eos_token_ids=eos_token_ids,
         )
 
     def execute(self, plan: StepPlan) -> StepResult | None:
@@ -149,7 +154,7 @@ class Runner(Generic[Cache]):
             sample=(time.perf_counter_ns() - computed) // 1000 - sample_comm,
         )
         slots, token_ids = tuple(layout.slots[rows].tolist()), tuple(draws.token_ids.tolist())
-        return StepResult(plan.step, slots, token_ids, draws.logprobs, scored, pooled, times)
+        return StepResult(plan.step, slots, token_ids, draws.logprobs, scored, pooled, draws.failures, times)
 
     def _apply(self, plan: PlanView) -> None:
         self._table.release(plan.released)

@@ -6,7 +6,8 @@ top-k, top-p or min-p. All ranks return the same tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from services.worker.sampling import keys
 from services.worker.sampling.bias import Biases, needs_bias
 from services.worker.sampling.columns import Columns, KernelColumns, TorchColumns, scale
 from services.worker.sampling.filters import Limits, settle
+from services.worker.sampling.grammar import Matchers, Vocabulary, no_vocabulary
 from services.worker.sampling.logprobs import token_logprobs
 from services.worker.sampling.noise import gumbel, row_keys
 from services.worker.sampling.penalties import TokenCounts
@@ -35,6 +37,7 @@ class Draws:
 
     token_ids: NDArray[np.int64]  # [n]
     logprobs: dict[int, TokenLogprobs]
+    failures: dict[int, str] = field(default_factory=dict)  # by slot: why its grammar cannot be followed
 
 
 class Sampler:
@@ -49,7 +52,10 @@ class Sampler:
         max_slots: int,
         device: torch.device,
         kernels: Bfloat16Kernels | None = None,
+        vocabulary: Vocabulary = no_vocabulary,
+        eos_token_ids: Sequence[int] = (),
     ) -> None:
+        """`vocabulary` is what grammars are about; it is asked for with the first one."""
         self._comm = comm
         self._device = device
         self._columns: Columns = (
@@ -58,6 +64,7 @@ class Sampler:
         self._params = SlotParams(max_slots)
         self._counts = TokenCounts(vocab_start, vocab_local)
         self._biases = Biases(vocab_start, vocab_local)
+        self._matchers = Matchers(vocabulary, vocab_start, vocab_local, eos_token_ids)
 
     def admit(self, admission: AdmissionView) -> None:
         """Take on a request."""
@@ -68,11 +75,14 @@ class Sampler:
             self._counts.admit(slot, admission.token_ids, n_prompt)
         if self._params.biased[slot]:
             self._biases.admit(slot, admission.sampling)
+        if self._params.constrained[slot]:
+            self._matchers.admit(slot, admission.sampling, admission.token_ids[n_prompt:])
 
     def release(self, slot: int) -> None:
         """Forget a request."""
         self._counts.release(slot)
         self._biases.release(slot)
+        self._matchers.release(slot)
 
     def draw(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> Draws:
         """Draw one token per row of `logits` [n, vocab_local] float32, which may be overwritten.
@@ -92,10 +102,12 @@ class Sampler:
                 part = logits if len(rows) == len(slots) else logits[torch.from_numpy(rows)]
                 token_ids[rows] = pick(part, slots[rows], positions[rows])
         self._count(slots, token_ids)
+        failures = self._advance(slots, token_ids)
         if raw is None:
-            return Draws(token_ids, {})
+            return Draws(token_ids, {}, failures)
         n_top = params.logprobs[slots[wanted]].tolist()
-        return Draws(token_ids, self._logprobs(raw, slots[wanted].tolist(), token_ids[wanted], n_top))
+        logprobs = self._logprobs(raw, slots[wanted].tolist(), token_ids[wanted], n_top)
+        return Draws(token_ids, logprobs, failures)
 
     def score_prompt(self, logits: Tensor, next_ids: NDArray[np.int64], n_top: int) -> list[TokenLogprobs]:
         """Return the log-probabilities of known tokens `next_ids` [n] under `logits` [n, vocab_local]."""
@@ -110,7 +122,7 @@ class Sampler:
         return dict(zip(slots, found, strict=True))
 
     def _adjust(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> Tensor:
-        """Apply penalties, bias and the ban on ending."""
+        """Apply penalties, bias, the ban on ending and grammars."""
         penalised = np.flatnonzero(self._params.penalised[slots])
         if len(penalised):
             self._counts.penalise(logits, penalised, slots[penalised], self._params)
@@ -118,6 +130,10 @@ class Sampler:
         if len(biased):
             early = positions[biased] < self._params.min_length[slots[biased]]
             self._biases.apply(logits, biased, slots[biased], early)
+        constrained = np.flatnonzero(self._params.constrained[slots])
+        if len(constrained):
+            early = positions[constrained] < self._params.min_length[slots[constrained]]
+            self._matchers.mask(logits, constrained, slots[constrained], early)
         return logits
 
     def _win(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -137,6 +153,13 @@ class Sampler:
             scores.masked_fill_(~found.kept, -torch.inf)
             token_ids[found.rows] = _to_host(keys.token_ids_of(keys.pack(scores, found.token_ids).amax(dim=-1)))
         return token_ids
+
+    def _advance(self, slots: Slots, token_ids: NDArray[np.int64]) -> dict[int, str]:
+        """Tell the matchers what was drawn; why some of them have failed, by slot."""
+        constrained = np.flatnonzero(self._params.constrained[slots])
+        if not len(constrained):
+            return {}
+        return self._matchers.advance(slots[constrained].tolist(), token_ids[constrained].tolist())
 
     def _count(self, slots: Slots, token_ids: NDArray[np.int64]) -> None:
         penalised = np.flatnonzero(self._params.penalised[slots])

@@ -24,7 +24,8 @@ class SlotParams:
         self.filtered = np.zeros(max_slots, np.bool_)
         self.penalised = np.zeros(max_slots, np.bool_)
         self.biased = np.zeros(max_slots, np.bool_)
-        self.plain = np.zeros(max_slots, np.bool_)  # none of these three, and no logprobs
+        self.constrained = np.zeros(max_slots, np.bool_)  # by a grammar
+        self.plain = np.zeros(max_slots, np.bool_)  # none of these four, and no logprobs
 
     def set(self, slot: int, params: SamplingParams, n_prompt: int) -> None:
         """Give `slot` its parameters."""
@@ -43,5 +44,6 @@ class SlotParams:
             params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         )
         self.biased[slot] = bool(params.logit_bias) or params.min_tokens > 0
-        special = self.filtered[slot] or self.penalised[slot] or self.biased[slot]
+        self.constrained[slot] = bool(params.grammar)
+        special = self.filtered[slot] or self.penalised[slot] or self.biased[slot] or self.constrained[slot]
         self.plain[slot] = not special and params.logprobs is None

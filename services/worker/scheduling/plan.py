@@ -28,6 +28,8 @@ class SamplingParams:
     end_token_ids: tuple[int, ...] = ()  # EOS (unless ignored) and stop token ids
     logprobs: int | None = None  # None: none; n: the drawn token's and the n most likely ones'
     prompt_logprobs: int | None = None
+    grammar: str = ""  # that the generated text follows; it ends only where the grammar can
+    ignore_eos: bool = False  # with a grammar: end only where nothing else can follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +100,5 @@ class StepResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by slot, where asked for
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # of this chunk's rows
     pooled: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by slot, [hidden_size]
+    failures: dict[int, str] = field(default_factory=dict)  # by slot: why its grammar cannot be followed; no token
     times: StepTimes = StepTimes()

@@ -26,6 +26,7 @@ class Finish(Enum):
     STOP = "stop"  # one of end_token_ids; it is the last token
     LENGTH = "length"
     EMBEDDED = "embedded"  # the embedding is the answer
+    FAILED = "failed"  # its grammar could not be followed
 
 
 @dataclass(slots=True, eq=False)
@@ -122,3 +123,4 @@ class Output(NamedTuple):
     first: bool = False  # carries cached_tokens and prompt logprobs
     logprobs: TokenLogprobs | None = None
     embedding: tuple[float, ...] = ()
+    failure: str = ""  # of a request that failed

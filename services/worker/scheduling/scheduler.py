@@ -344,8 +344,11 @@ class Scheduler:
         if request.pool:
             self._end(request)
             return Output(request, 0, (), Finish.EMBEDDED, first, None, result.pooled[slot])
-        token = drawn[slot]
         index = len(request.token_ids) - request.n_prompt
+        if (failure := result.failures.get(slot)) is not None:
+            self._end(request)
+            return Output(request, index, (), Finish.FAILED, first, failure=failure)
+        token = drawn[slot]
         request.token_ids.append(token)
         self.counters.generated_tokens += 1
         self._ledger.charge(request.tenant, OUTPUT_COST)

@@ -73,8 +73,12 @@ class Outbox:
             served.decode = prefilled(served.span, output.request)
         if output.embedding:
             message.embedding.extend(output.embedding)
-        if output.finish is not None:
+        if output.finish is Finish.FAILED:
+            error = pb.RequestError(code=pb.RequestError.CODE_GRAMMAR, field="grammar", message=output.failure)
+            message.error.CopyFrom(error)
+        elif output.finish is not None:
             message.finish = _FINISH[output.finish]
+        if output.finish is not None:
             self.live.pop(served.request_id, None)
             served.span.set_attribute("ryzanstein.generated_tokens", output.request.n_generated)
             served.close(output.finish.value)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.blockhash import chain_root
+from services.common.grammar import MAX_GRAMMAR_BYTES
 from services.worker.scheduling.plan import SamplingParams
 from services.worker.scheduling.request import Request
 
@@ -75,7 +76,8 @@ def _to_sampling(sampling: pb.Sampling, limits: ModelLimits) -> SamplingParams:
     _check_ranges(sampling)
     _check_ids("sampling.stop_token_ids", sampling.stop_token_ids, limits.vocab_size)
     _check_ids("sampling.logit_bias", sampling.logit_bias, limits.vocab_size)
-    stops = () if sampling.ignore_eos else limits.eos_token_ids
+    # A grammar may leave nothing but the end.
+    stops = () if sampling.ignore_eos and not sampling.grammar else limits.eos_token_ids
     return SamplingParams(
         temperature=sampling.temperature if sampling.temperature >= MIN_TEMPERATURE else 0.0,
         top_k=min(sampling.top_k, limits.vocab_size),
@@ -90,6 +92,8 @@ def _to_sampling(sampling: pb.Sampling, limits: ModelLimits) -> SamplingParams:
         end_token_ids=tuple(dict.fromkeys((*stops, *sampling.stop_token_ids))),
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
         prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
+        grammar=sampling.grammar,
+        ignore_eos=sampling.ignore_eos,
     )
 
 
@@ -119,6 +123,8 @@ def _check_ranges(sampling: pb.Sampling) -> None:
     ):
         if length > most:
             raise InvalidSubmitError(f"sampling.{field}", f"{length} entries; at most {most} are allowed")
+    if len(sampling.grammar.encode()) > MAX_GRAMMAR_BYTES:
+        raise InvalidSubmitError("sampling.grammar", f"at most {MAX_GRAMMAR_BYTES} bytes are allowed")
     if any(not math.isfinite(bias) for bias in sampling.logit_bias.values()):
         raise InvalidSubmitError("sampling.logit_bias", "every bias must be finite")
 

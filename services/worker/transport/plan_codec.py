@@ -23,11 +23,12 @@ from services.worker.transport.words import (
     float_words,
     join64,
     split64,
+    text_words,
     words_float,
 )
 
 _HEADER = 7
-_ADMISSION = 18
+_ADMISSION = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +116,18 @@ def _encode_admission(admission: Admission, words: array[int]) -> None:
     words.extend(float_words(floats))
     words.extend((s.top_k, *split64(s.seed), s.min_tokens, len(s.logit_bias), len(s.end_token_ids)))
     words.extend(-1 if count is None else count for count in (s.logprobs, s.prompt_logprobs))
+    words.append(s.ignore_eos)
     words.extend(admission.token_ids)
     words.extend(token for token, _ in s.logit_bias)
     words.extend(float_words([bias for _, bias in s.logit_bias]))
     words.extend(s.end_token_ids)
+    words.extend(text_words(s.grammar))
 
 
 def _decode_admission(cursor: WordCursor) -> AdmissionView:
     head = cursor.take(_ADMISSION)
     slot, n_prompt, pool, n_tokens = head[:4].tolist()
-    top_k, low, high, min_tokens, n_bias, n_end, logprobs, prompt_logprobs = head[10:].tolist()
+    top_k, low, high, min_tokens, n_bias, n_end, logprobs, prompt_logprobs, ignore_eos = head[10:].tolist()
     token_ids = cursor.take(n_tokens)
     bias_ids, bias = cursor.take(n_bias).tolist(), words_float(cursor.take(n_bias))
     sampling = SamplingParams(
@@ -135,6 +138,8 @@ def _decode_admission(cursor: WordCursor) -> AdmissionView:
         end_token_ids=tuple(cursor.take(n_end).tolist()),
         logprobs=None if logprobs < 0 else logprobs,
         prompt_logprobs=None if prompt_logprobs < 0 else prompt_logprobs,
+        grammar=cursor.take_text(),
+        ignore_eos=bool(ignore_eos),
     )
     return AdmissionView(slot, sampling, token_ids, n_prompt, bool(pool))
 

@@ -1,8 +1,10 @@
 """StepResult as flat int32.
 
-header    kind, step (2 words), times (4), counts of drawn tokens, logprobs, prompt logprobs, pooled vectors
+header    kind, step (2 words), times (4), counts of drawn tokens, logprobs, prompt logprobs, pooled vectors,
+          failures
 columns   slot | token id
-then      logprobs: (slot, record); prompt logprobs: (slot, n, records); pooled: (slot, n, floats)
+then      logprobs: (slot, record); prompt logprobs: (slot, n, records); pooled: (slot, n, floats); failures:
+          (slot, text)
 record    token id, logprob, rank, n, n token ids, n logprobs
 """
 
@@ -19,10 +21,11 @@ from services.worker.transport.words import (
     float_words,
     join64,
     split64,
+    text_words,
     words_float,
 )
 
-_HEADER = 11
+_HEADER = 12
 
 
 def encode_result(result: StepResult) -> memoryview:
@@ -31,6 +34,7 @@ def encode_result(result: StepResult) -> memoryview:
     words = array("i", (Kind.RESULT, *split64(result.step)))
     words.extend((times.wait, times.forward, times.communication, times.sample))
     words.extend((len(result.slots), len(result.logprobs), len(result.prompt_logprobs), len(result.pooled)))
+    words.append(len(result.failures))
     words.extend(result.slots)
     words.extend(result.token_ids)
     for slot, logprobs in result.logprobs.items():
@@ -43,6 +47,9 @@ def encode_result(result: StepResult) -> memoryview:
     for slot, vector in result.pooled.items():
         words.extend((slot, len(vector)))
         words.extend(float_words(vector))
+    for slot, failure in result.failures.items():
+        words.append(slot)
+        words.extend(text_words(failure))
     return memoryview(words).cast("B")
 
 
@@ -50,7 +57,7 @@ def decode_result(words: Words) -> StepResult:
     """Inverse of `encode_result`; floats come back as float32. Raises MalformedMessageError."""
     if len(words) < _HEADER or words[0] != Kind.RESULT:
         raise MalformedMessageError("not a result")
-    low, high, wait, forward, communication, sample, n, n_logprobs, n_prompt, n_pooled = words[1:_HEADER].tolist()
+    low, high, *times, n, n_logprobs, n_prompt, n_pooled, n_failures = words[1:_HEADER].tolist()
     cursor = WordCursor(words, _HEADER)
     slots, token_ids = cursor.take(n).tolist(), cursor.take(n).tolist()
     result = StepResult(
@@ -60,7 +67,8 @@ def decode_result(words: Words) -> StepResult:
         logprobs={int(cursor.take(1)[0]): _decode_logprobs(cursor) for _ in range(n_logprobs)},
         prompt_logprobs=dict(_decode_prompt(cursor) for _ in range(n_prompt)),
         pooled=dict(_decode_pooled(cursor) for _ in range(n_pooled)),
-        times=StepTimes(wait, forward, communication, sample),
+        failures={int(cursor.take(1)[0]): cursor.take_text() for _ in range(n_failures)},
+        times=StepTimes(*times),
     )
     cursor.finish()
     return result

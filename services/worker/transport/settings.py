@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from services.common.grammar import MAX_GRAMMAR_BYTES
 from services.worker.loading.pooling import PoolingKind
 from services.worker.transport.control import control_bytes
 from services.worker.transport.life_lock import LOCK_BYTES
@@ -33,6 +34,7 @@ class RankGroupConfig:
     max_model_len: int = 4096
     pooling: PoolingKind = "mean"
     normalise_embeddings: bool = True
+    eos_token_ids: tuple[int, ...] = ()  # that end a text where its grammar lets it end
     depth: int = 2  # plans in flight
     start_timeout_s: float = 300.0
     stall_timeout_s: float = 1.0  # no heartbeat and no CPU time used, while work is pending
@@ -79,6 +81,7 @@ class RankSettings:
     def from_json(cls, text: str) -> RankSettings:
         """Inverse of `to_json`."""
         fields = json.loads(text)
+        fields["config"]["eos_token_ids"] = tuple(fields["config"]["eos_token_ids"])
         return cls(RankGroupConfig(**fields["config"]), Endpoint(**fields["endpoint"]))
 
 
@@ -103,6 +106,7 @@ class GroupLayout:
         """Lay out the segment. Untouched pages cost nothing, so capacities are generous."""
         # A plan may admit every slot at full length; beyond 64 MiB it is refused with an error instead.
         plan_capacity = min(max(4 * _MIB, 10 * config.max_slots * config.max_model_len), 128 * _MIB)
+        plan_capacity += config.max_slots * MAX_GRAMMAR_BYTES
         outbox_capacity = 8 * _MIB
         collective = 256 << 10
         locks = control_bytes(config.ranks)

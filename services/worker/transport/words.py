@@ -53,6 +53,12 @@ def words_float(words: Words) -> list[float]:
     return values
 
 
+def text_words(text: str) -> list[int]:
+    """Return the length of `text` in bytes, then its UTF-8 in whole words."""
+    data = text.encode()
+    return [len(data), *array("i", data + bytes(-len(data) % 4))]
+
+
 def read_words(message: bytes | bytearray | memoryview) -> Words:
     """View a message as words."""
     if len(message) % 4 or len(message) < 4:
@@ -75,6 +81,11 @@ class WordCursor:
         taken = self._words[self._at : end]
         self._at = end
         return taken
+
+    def take_text(self) -> str:
+        """Return the next text, as `text_words` wrote it."""
+        size = int(self.take(1)[0])
+        return self.take(-(-size // 4)).tobytes()[:size].decode()
 
     def finish(self) -> None:
         """Raise MalformedMessageError unless everything was read."""

@@ -1,0 +1,148 @@
+"""Lets a request's grammar in: compiled once, within a time, by a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import re
+import sys
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import sha256
+
+from services.gateway.api.schema import SamplingBody
+from services.gateway.errors import ApiError, invalid
+from services.gateway.grammar.formats import Asked, asked_for, wants_grammar
+from services.gateway.text.codec import ServedModel
+
+_START_S = 20.0  # of the process and for a model's tokenizer, which take about a second
+_KEPT_VERDICTS = 1024
+_LATE_AGAIN_S = 30.0  # for so long a grammar that was too late is not tried again
+_MESSAGE_CHARS = 400
+_UNSUPPORTED = re.compile(r"Unimplemented keys: (\[.*\])")
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    error: str | None
+    until: float = math.inf  # monotonic
+
+
+class GrammarCompiler:
+    """Knows whether grammars can be followed. One at a time; who waits longer than `timeout_s` is refused."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._turn = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+        self._told: dict[str, ServedModel] = {}  # by name, as the process knows them
+        self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
+
+    async def grammar_of(self, body: SamplingBody, model: ServedModel) -> str:
+        """The grammar that a body asks for, which workers can follow, or "".
+
+        Raises :class:`ApiError` (400) naming the field and, in a schema, the keyword that is not supported.
+        """
+        if not wants_grammar(body):
+            return ""
+        asked = await asyncio.to_thread(asked_for, body)
+        if asked is None:
+            return ""
+        await self.admit(asked, model)
+        return asked.grammar
+
+    async def admit(self, asked: Asked, model: ServedModel) -> None:
+        """Return when workers can follow the grammar; raises :class:`ApiError` (400) saying why not."""
+        key = sha256(f"{model.card.hash_root}\0{asked.grammar}".encode()).digest()
+        if not self._knows(key):
+            async with self._turn:
+                if not self._knows(key):
+                    self._remember(key, await self._compile(asked.grammar, model))
+        error = self._verdicts[key].error
+        if error is not None:
+            raise _refusal(asked.field, error)
+
+    async def aclose(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        self._told.clear()
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    def _knows(self, key: bytes) -> bool:
+        found = self._verdicts.get(key)
+        if found is None or found.until < time.monotonic():
+            return False
+        self._verdicts.move_to_end(key)
+        return True
+
+    def _remember(self, key: bytes, verdict: _Verdict) -> None:
+        self._verdicts[key] = verdict
+        if len(self._verdicts) > _KEPT_VERDICTS:
+            self._verdicts.popitem(last=False)
+
+    async def _compile(self, grammar: str, model: ServedModel) -> _Verdict:
+        """Why the grammar cannot be followed. A process that is lost or late is ended; the next one is new."""
+        try:
+            async with asyncio.timeout(_START_S):
+                await self._introduce(model)
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._ask({"model": model.name, "grammar": grammar})
+        except TimeoutError:
+            await self.aclose()
+            late = f"it takes longer than {self._timeout_s:g} s to compile"
+            return _Verdict(late, time.monotonic() + _LATE_AGAIN_S)  # the machine may have been busy
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self.aclose()
+            return _Verdict("it is nested too deeply")
+        except asyncio.CancelledError:
+            await self.aclose()  # its answer would be taken for the next one's
+            raise
+        return _Verdict(answer["error"])
+
+    async def _introduce(self, model: ServedModel) -> None:
+        """Start the process if there is none, and tell it the model's tokenizer if it does not know it."""
+        if self._process is None or self._process.returncode is not None:
+            await self.aclose()
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", __name__.replace("admission", "compiler"),
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+        if self._told.get(model.name) is not model:
+            card = model.card
+            tokenizer = await asyncio.to_thread(card.tokenizer_json.decode)
+            vocabulary = {"tokenizer": tokenizer, "vocab_size": card.vocab_size, "eos": list(card.eos_token_ids)}
+            await self._send({"model": model.name, **vocabulary})
+            # Once more, so that the time for a tokenizer is not taken from the first grammar's.
+            await self._ask({"model": model.name, "grammar": 'start: "a"'})
+            self._told[model.name] = model
+
+    async def _ask(self, request: dict[str, object]) -> dict[str, str | None]:
+        await self._send(request)
+        assert self._process is not None
+        assert self._process.stdout is not None
+        head = await self._process.stdout.readexactly(4)
+        answer: dict[str, str | None] = json.loads(
+            await self._process.stdout.readexactly(int.from_bytes(head, "little"))
+        )
+        return answer
+
+    async def _send(self, request: dict[str, object]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        data = json.dumps(request).encode()
+        self._process.stdin.write(len(data).to_bytes(4, "little") + data)
+        await self._process.stdin.drain()
+
+
+def _refusal(field: str, error: str) -> ApiError:
+    if unsupported := _UNSUPPORTED.search(error):
+        keywords = ", ".join(f"`{keyword}`" for keyword in json.loads(unsupported[1]))
+        message = f"`{field}` uses {keywords}, which structured output does not support."
+        return invalid(message, field, "unsupported_keyword")
+    return invalid(f"`{field}` cannot be followed: {error[:_MESSAGE_CHARS].strip()}", field, "invalid_grammar")

@@ -1,0 +1,65 @@
+"""`python -m services.gateway.grammar.compiler`: compiles grammars for the gateway, in a process that may be lost.
+
+What clients send can overflow a stack or take minutes before any of llguidance's own bounds is reached. Here that
+harms nobody: whoever waits gives up, and ends this process. Ranks are then sent only what has passed here.
+
+Messages on stdin and stdout: 4 bytes of length, then JSON. Requests are {"model", "tokenizer": text, "vocab_size",
+"eos"} once for every model, and {"model", "grammar"}; only the latter are answered: {"error": text or null}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import Any, BinaryIO
+
+from llguidance import LLMatcher, LLTokenizer
+
+from services.common.grammar import parser_limits
+
+# A quarter of what the ranks' threads have: what fits here does not overflow theirs.
+_STACK_BYTES = 2 << 20
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    threading.stack_size(_STACK_BYTES)
+    worker = threading.Thread(target=serve, args=(sys.stdin.buffer, sys.stdout.buffer))
+    worker.start()
+    worker.join()
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer one request after the other."""
+    models: dict[str, LLTokenizer | str] = {}
+    while head := requests.read(4):
+        request = json.loads(requests.read(int.from_bytes(head, "little")))
+        model = request["model"]
+        if "tokenizer" in request:
+            models[model] = _vocabulary(request)
+            continue
+        known = models[model]
+        error = known if isinstance(known, str) else compile_error(known, request["grammar"])
+        answer = json.dumps({"error": error}).encode()
+        answers.write(len(answer).to_bytes(4, "little") + answer)
+        answers.flush()
+
+
+def _vocabulary(request: dict[str, Any]) -> LLTokenizer | str:
+    try:
+        return LLTokenizer(request["tokenizer"], n_vocab=request["vocab_size"], eos_token=request["eos"] or None)
+    except ValueError as error:
+        return f"This model's tokenizer cannot be constrained: {error}"
+
+
+def compile_error(tokenizer: LLTokenizer, grammar: str) -> str | None:
+    """Do what a rank does up to the first token; why it fails, or None."""
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return matcher.get_error() or None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""From the fields that ask for structured output to one grammar, in the form that workers follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from services.common.grammar import MAX_GRAMMAR_BYTES
+from services.gateway.api.schema import SamplingBody, StructuredOutputs
+from services.gateway.errors import ApiError, invalid
+
+# Compact, on one line or indented, as models write it; never blanks without end.
+_WHITESPACE = r"(?:\n {0,24}| )?"
+_NO_WHITESPACE = ""
+
+Schema = dict[str, Any] | bool | str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Structured output that a request asks for, and by which field."""
+
+    field: str
+    grammar: str
+
+
+def wants_grammar(body: SamplingBody) -> bool:
+    """Whether a body has any field that asks for structured output."""
+    return any(
+        value is not None
+        for value in (
+            body.response_format,
+            body.structured_outputs,
+            body.guided_json,
+            body.guided_regex,
+            body.guided_choice,
+            body.guided_grammar,
+        )
+    )
+
+
+def asked_for(body: SamplingBody) -> Asked | None:
+    """The one grammar of a body; raises :class:`ApiError` (400) naming the field when it asks for several."""
+    found = [*_response_format(body), *_structured_outputs(body), *_guided(body)]
+    if not found:
+        return None
+    fields = [field for field, _ in found]
+    if len(found) > 1:
+        message = f"Only one of {', '.join(f'`{field}`' for field in fields)} may be given."
+        raise invalid(message, fields[1], "invalid_value")
+    field, build = found[0]
+    try:
+        grammar = build()
+    except ApiError:
+        raise
+    except RecursionError as error:
+        raise invalid(f"`{field}` is nested too deeply.", field, "invalid_grammar") from error
+    except (ValueError, OverflowError) as error:
+        raise invalid(f"`{field}` cannot be followed: {error}", field, "invalid_grammar") from error
+    size = len(grammar.encode())
+    if size > MAX_GRAMMAR_BYTES:
+        message = f"`{field}` may have at most {MAX_GRAMMAR_BYTES} bytes as a grammar, got {size}."
+        raise invalid(message, field, "invalid_grammar")
+    return Asked(field, grammar)
+
+
+Build = tuple[str, Callable[[], str]]
+
+
+def _response_format(body: SamplingBody) -> list[Build]:
+    asked = body.response_format
+    if asked is None or asked.type == "text":
+        return []
+    if asked.type == "json_object":
+        return [("response_format", lambda: of_schema({"type": "object"}))]
+    if asked.json_schema is None:
+        raise invalid("Missing required field `response_format.json_schema`.", "response_format", "missing_field")
+    schema = asked.json_schema.schema
+    return [("response_format.json_schema.schema", lambda: of_schema({} if schema is None else schema))]
+
+
+def _structured_outputs(body: SamplingBody) -> list[Build]:
+    asked = body.structured_outputs
+    if asked is None:
+        return []
+    found = _kinds("structured_outputs.", asked.json, asked.regex, asked.choice, asked.grammar, _whitespace(asked))
+    if asked.json_object:
+        found.append(("structured_outputs.json_object", lambda: of_schema({"type": "object"}, _whitespace(asked))))
+    if not found:
+        message = "`structured_outputs` needs one of json, regex, choice, grammar, json_object."
+        raise invalid(message, "structured_outputs", "missing_field")
+    return found
+
+
+def _whitespace(asked: StructuredOutputs) -> str:
+    if asked.disable_any_whitespace:
+        return _NO_WHITESPACE
+    return _WHITESPACE if asked.whitespace_pattern is None else asked.whitespace_pattern
+
+
+def _guided(body: SamplingBody) -> list[Build]:
+    whitespace = _WHITESPACE if body.guided_whitespace_pattern is None else body.guided_whitespace_pattern
+    return _kinds("guided_", body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar, whitespace)
+
+
+def _kinds(
+    prefix: str,
+    schema: Schema | None,
+    regex: str | None,
+    choice: Sequence[str] | None,
+    grammar: str | None,
+    whitespace: str,
+) -> list[Build]:
+    found: list[Build] = []
+    if schema is not None:
+        found.append((f"{prefix}json", lambda: of_schema(schema, whitespace)))
+    if regex is not None:
+        found.append((f"{prefix}regex", lambda: LLMatcher.grammar_from_regex(regex)))
+    if choice is not None:
+        found.append((f"{prefix}choice", lambda: of_choice(choice)))
+    if grammar is not None:
+        found.append((f"{prefix}grammar", lambda: of_grammar(grammar)))
+    return found
+
+
+def of_schema(schema: Schema, whitespace: str = _WHITESPACE) -> str:
+    """JSON that a JSON Schema describes; the schema may be JSON text. Raises ValueError."""
+    if isinstance(schema, str):
+        schema = msgspec.json.decode(schema)
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise ValueError("a schema must be an object")
+    if whitespace == _NO_WHITESPACE:
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_flexible": False})
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": whitespace})
+
+
+def of_choice(choice: Sequence[str]) -> str:
+    """One of some texts. Raises ValueError."""
+    if not choice or "" in choice:
+        raise ValueError("at least one text is needed, and none may be empty")
+    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in choice)
+
+
+def of_grammar(text: str) -> str:
+    """A grammar in Lark's form, or in GBNF (`root ::= ...`). Raises ValueError."""
+    if "::=" not in text or len(text) > MAX_GRAMMAR_BYTES:
+        return text
+    try:
+        return any_to_lark(text)
+    except RecursionError:
+        raise
+    except Exception as error:  # the converter's own error is a bare Exception
+        raise ValueError(str(error)) from error
