@@ -22,6 +22,9 @@ PROMPTS = [
 ]
 
 
+CONSTRAINED = r"([a-z_]{2,9}( = [0-9]{1,4})?\n)*"  # what every other pair of cases must follow; it never has to end
+
+
 @dataclass
 class Stream:
     """What one client received."""
@@ -48,7 +51,11 @@ async def read(
             temperature=0.9 if index % 2 else 0.0,
             seed=index,
             stream=True,
-            extra_body={"ignore_eos": True, "session_id": f"client-{index}"},  # so that all workers have some
+            extra_body={
+                "ignore_eos": True,
+                "session_id": f"client-{index}",  # so that all workers have some
+                **({"guided_regex": CONSTRAINED} if index % 4 > 1 else {}),
+            },
         )
         async for event in events:
             stream.text += event.choices[0].text

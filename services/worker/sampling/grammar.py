@@ -125,7 +125,7 @@ class Matchers:
         ended = self._put_off(allowed, going_on)
         if len(ended):  # `early` has taken their only tokens away
             logits[torch.from_numpy(rows[ended]).to(logits.device)] = 0.0
-        banned = torch.from_numpy(self._columns(~allowed)).to(logits.device)
+        banned = torch.from_numpy(~self._columns(allowed)).to(logits.device)
         if len(rows) == len(logits):
             logits.masked_fill_(banned, -torch.inf)
         else:

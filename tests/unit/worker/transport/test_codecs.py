@@ -52,6 +52,8 @@ sampling = st.builds(
     end_token_ids=tuples(ids),
     logprobs=st.none() | ids,
     prompt_logprobs=st.none() | ids,
+    grammar=st.text(max_size=9),
+    ignore_eos=st.booleans(),
 )
 admissions = st.builds(
     Admission, slot=ids, sampling=sampling, token_ids=tuples(ids, 20), n_prompt=ids, pool=st.booleans()
@@ -86,6 +88,7 @@ def results(draw: st.DrawFn) -> StepResult:
         logprobs=draw(st.dictionaries(ids, logprobs, max_size=3)),
         prompt_logprobs=draw(st.dictionaries(ids, tuples(logprobs, 3), max_size=3)),
         pooled=draw(st.dictionaries(ids, tuples(floats, 6), max_size=3)),
+        failures=draw(st.dictionaries(ids, st.text(max_size=9), max_size=3)),
         times=draw(st.builds(StepTimes, wait=ids, forward=ids, communication=ids, sample=ids)),
     )
 
@@ -132,7 +135,8 @@ def test_event_round_trip(event: RankStarted | RankError) -> None:
 
 def test_settings_round_trip() -> None:
     settings = RankSettings(
-        RankGroupConfig("/models/x", ranks=2, kv_tokens=512), Endpoint(1234, 5, 7, 1_700_000_000.25)
+        RankGroupConfig("/models/x", ranks=2, kv_tokens=512, eos_token_ids=(1, 0)),
+        Endpoint(1234, 5, 7, 1_700_000_000.25),
     )
     assert RankSettings.from_json(settings.to_json()) == settings
 

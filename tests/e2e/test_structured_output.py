@@ -1,0 +1,186 @@
+"""Structured output end to end: whatever the bundled model is asked, its text follows; wrong asks are named."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import msgspec
+import openai
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from websockets.sync.client import connect
+
+from tests.stack import RunningStack
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+CODE = r"[a-f]{2,5}-[0-9]{3}"
+
+
+@pytest.fixture(scope="module")
+def client(stack: RunningStack) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=stack.url, timeout=60) as client:
+        yield client
+
+
+def choices(client: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
+    body = {"prompt": "x = ", "max_tokens": 200, "temperature": 0.9, "seed": 5, **fields}
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["choices"])
+
+
+def complete(client: httpx.Client, **fields: Any) -> str:
+    (choice,) = choices(client, **fields)
+    assert choice["finish_reason"] == "stop"
+    return str(choice["text"])
+
+
+small = st.integers(0, 4)
+leaves = st.one_of(
+    st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"const": "x"}, {"enum": ["a", 1, None]}]),
+    st.builds(lambda low, n: {"type": "integer", "minimum": low, "maximum": low + n}, st.integers(-50, 50), small),
+    st.builds(lambda low, n: {"type": "number", "minimum": low, "exclusiveMaximum": low + n + 1}, small, small),
+    st.builds(lambda low, n: {"type": "string", "minLength": low, "maxLength": low + n}, small, small),
+    st.sampled_from(["^[a-c]{1,3}$", "^x+y?$", "^(on|off)$"]).map(
+        lambda pattern: {"type": "string", "pattern": pattern, "maxLength": 8}
+    ),
+    st.sampled_from(["date", "time", "ipv4", "uuid"]).map(lambda kind: {"type": "string", "format": kind}),
+)
+
+
+def objects(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(["a", "b", "long name", "é"]), inner, max_size=3).flatmap(
+        lambda properties: st.sets(st.sampled_from([*properties, "_"])).map(
+            lambda required: {
+                "type": "object",
+                "properties": properties,
+                "required": sorted(required - {"_"}),
+                "additionalProperties": False,
+            }
+        )
+    )
+
+
+schemas = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        objects(inner),
+        st.builds(lambda items, low, n: {"type": "array", "items": items, "minItems": low, "maxItems": low + n},
+                  inner, st.integers(0, 2), st.integers(0, 2)),
+        st.lists(inner, min_size=1, max_size=2).map(lambda parts: {"anyOf": parts}),
+        st.lists(inner, min_size=1, max_size=2).map(
+            lambda parts: {"type": "array", "prefixItems": parts, "items": False, "minItems": len(parts)}
+        ),
+    ),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(schema=schemas, seed=st.integers(0, 99))
+def test_any_schema_gives_json_that_is_valid_by_it(client: httpx.Client, schema: dict[str, Any], seed: int) -> None:
+    for choice in choices(client, guided_json=schema, seed=seed, n=2, max_tokens=1500):
+        assert choice["finish_reason"] == "stop"
+        jsonschema.validate(json.loads(choice["text"]), schema, jsonschema.Draft202012Validator)
+
+
+def test_regex_choice_grammar_and_objects_by_all_their_names(client: httpx.Client) -> None:
+    for ask in ({"guided_regex": CODE}, {"structured_outputs": {"regex": CODE}}):
+        assert re.fullmatch(CODE, complete(client, **ask))
+    for ask in ({"guided_choice": ['a "b"', "é\n"]}, {"structured_outputs": {"choice": ['a "b"', "é\n"]}}):
+        assert complete(client, **ask) in ('a "b"', "é\n")
+    lark, gbnf = 'start: "a" b\nb: /[xy]{2}/', 'root ::= "a" b\nb ::= [xy] [xy]'
+    for grammar in (lark, gbnf):
+        assert re.fullmatch("a[xy]{2}", complete(client, guided_grammar=grammar))
+    assert re.fullmatch("a[xy]{2}", complete(client, structured_outputs={"grammar": lark}))
+    for ask in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}):
+        assert isinstance(json.loads(complete(client, **ask)), dict)
+    text = complete(client, structured_outputs={"json": json.dumps(PERSON), "disable_any_whitespace": True})
+    assert msgspec.json.encode(json.loads(text)).decode() == text
+
+
+def test_it_goes_together_with_n_seeds_stops_logprobs_and_limits(client: httpx.Client) -> None:
+    one, two = choices(client, guided_regex=CODE, n=2, logprobs=3)
+    assert one["text"] != two["text"]
+    assert all(re.fullmatch(CODE, choice["text"]) for choice in (one, two))
+    assert len(one["logprobs"]["tokens"]) == len(one["logprobs"]["token_logprobs"])
+    assert choices(client, guided_regex=CODE)[0]["text"] == one["text"]
+    assert complete(client, guided_regex=CODE, stop="-") == one["text"].split("-")[0]
+    (cut,) = choices(client, guided_regex="[ab]{50}", max_tokens=4)
+    assert cut["finish_reason"] == "length"
+    assert re.fullmatch("[ab]+", cut["text"])
+
+
+def test_streams_are_the_whole_answer_in_rest_and_websocket(client: httpx.Client, stack: RunningStack) -> None:
+    whole = complete(client, guided_json=PERSON)
+    body = {"prompt": "x = ", "max_tokens": 200, "temperature": 0.9, "seed": 5, "guided_json": PERSON}
+    with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as events:
+        lines = [line.removeprefix("data: ") for line in events.iter_lines() if line.startswith("data: {")]
+    assert "".join(json.loads(line)["choices"][0]["text"] for line in lines) == whole
+    with connect(f"ws://127.0.0.1:{stack.port}/v1/stream") as socket:
+        socket.send(json.dumps({"type": "start", "id": "g", "kind": "completion", "request": body}))
+        texts = []
+        while (message := json.loads(socket.recv(30)))["type"] != "done":
+            texts.append(message.get("text", ""))
+    assert "".join(texts) == whole
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def test_the_official_client_parses(stack: RunningStack) -> None:
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0) as official:
+        answer = official.chat.completions.parse(
+            model="ryzanstein-tiny",
+            messages=[{"role": "user", "content": "Who?"}],
+            response_format=Person,
+            max_completion_tokens=1500,
+            seed=3,
+        )
+    assert isinstance(answer.choices[0].message.parsed, Person)
+
+
+@pytest.mark.parametrize(
+    ("ask", "param", "words"),
+    [
+        ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "`uniqueItems`"),
+        ({"guided_json": {"type": "strin"}}, "guided_json", "strin"),
+        ({"guided_json": "{"}, "guided_json", "cannot be followed"),
+        ({"guided_json": {"type": "integer", "multipleOf": 999983}}, "guided_json", "longer than"),
+        ({"guided_regex": "["}, "guided_regex", "unclosed"),
+        ({"guided_choice": []}, "guided_choice", "at least one"),
+        ({"guided_grammar": "start: x"}, "guided_grammar", "unknown name"),
+        ({"guided_grammar": "\n".join(["start: x0", *(f"x{i}: x{i + 1}" for i in range(4000)), 'x4000: "a"'])},
+         "guided_grammar", "nested too deeply"),
+        ({"guided_regex": "a" * 70_000}, "guided_regex", "at most 65536 bytes"),
+        ({"structured_outputs": {}}, "structured_outputs", "needs one of"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "Only one of"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_followed_is_refused_by_field(
+    client: httpx.Client, ask: dict[str, Any], param: str, words: str
+) -> None:
+    answer = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 5, **ask})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param), error
+    assert words in error["message"]
+    assert complete(client, guided_choice=["fine"]) == "fine"

@@ -1,0 +1,128 @@
+"""Drawn text follows its grammar, whatever the ranks, filters and interruptions; who cannot be followed fails alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from llguidance import LLMatcher, LLTokenizer
+
+from services.worker.loading.vocabulary import read_vocabulary
+from services.worker.parallel.communicator import Communicator
+from services.worker.sampling.sampler import Sampler
+from services.worker.scheduling.plan import SamplingParams
+from tests.integration.worker_server.conftest import BUNDLED_MODEL
+from tests.unit.worker.sampling.drawing import admission, part_of
+from tests.unit.worker.sampling.thread_group import on_ranks
+
+VOCAB, EOS = 4096, (1, 0)
+PADDED = VOCAB + 32  # as where a vocabulary does not divide by the ranks
+WORDS = r"([a-z]{1,6} ){2,4}[0-9]{2}"
+
+
+def vocabulary() -> LLTokenizer:
+    return read_vocabulary(BUNDLED_MODEL, VOCAB, EOS)
+
+
+def params(regex: str, **fields: object) -> SamplingParams:
+    grammar = LLMatcher.grammar_from_regex(regex)
+    return replace(SamplingParams(temperature=1.0, grammar=grammar, end_token_ids=EOS), **fields)  # type: ignore[arg-type]
+
+
+def generate(
+    rows: list[SamplingParams], steps: int, *, ranks: int = 1, known: list[list[int]] | None = None
+) -> tuple[list[list[int]], dict[int, str]]:
+    """Tokens by row, from logits that depend on row and position alone, up to an end token; and the failures."""
+    known = known or [[] for _ in rows]
+    tokens = [list(part) for part in known]
+    failed: dict[int, str] = {}
+
+    def body(comm: Communicator) -> tuple[list[list[int]], dict[int, str]]:
+        width = PADDED // comm.size
+        sampler = Sampler(
+            comm, vocab_start=comm.rank * width, vocab_local=width, max_slots=len(rows), device=torch.device("cpu"),
+            vocabulary=vocabulary, eos_token_ids=EOS,
+        )  # fmt: skip
+        mine, failures = [list(part) for part in tokens], dict(failed)
+        for slot, row in enumerate(rows):
+            sampler.admit(admission(slot, row, [5, 6, *mine[slot]], 2))
+        for _ in range(steps):
+            running = [i for i in range(len(rows)) if i not in failures and not set(mine[i]) & set(EOS)]
+            if not running:
+                break
+            positions = np.array([2 + len(mine[i]) for i in running])
+            seeds = [1000 * i + int(at) for i, at in zip(running, positions, strict=True)]
+            logits = torch.stack([torch.randn(PADDED, generator=torch.Generator().manual_seed(s)) for s in seeds])
+            logits[:, VOCAB:] = -torch.inf
+            draws = sampler.draw(part_of(logits, comm), np.array(running), positions)
+            failures |= draws.failures
+            for i, token in zip(running, draws.token_ids.tolist(), strict=True):
+                mine[i].append(token)
+        return mine, failures
+
+    first, *others = on_ranks(ranks, body)
+    assert all(other == first for other in others)
+    return first
+
+
+def text(tokens: list[int]) -> str:
+    return vocabulary().decode_str([token for token in tokens if token not in EOS])
+
+
+VARIETY = [
+    params(WORDS),
+    params(WORDS, temperature=0.0),
+    params(WORDS, top_k=20, seed=3),
+    params(WORDS, top_p=0.5, min_p=0.01, seed=4),
+    params(WORDS, repetition_penalty=1.3, frequency_penalty=0.5, logit_bias=((90, 50.0),)),
+    params(WORDS, min_tokens=3, logprobs=2),
+]
+
+
+def test_text_follows_its_grammar_on_any_number_of_ranks() -> None:
+    rows = [*VARIETY, SamplingParams(temperature=1.0, end_token_ids=EOS)]
+    alone, failures = generate(rows, 60)
+    assert not failures
+    for row in alone[:-1]:
+        assert row[-1] in EOS
+        assert re.fullmatch(WORDS, text(row))
+    assert generate(rows, 60, ranks=2) == (alone, {})
+
+
+@pytest.mark.parametrize("kept", [1, 4, 9])
+def test_a_resumed_request_goes_on_as_if_uninterrupted(kept: int) -> None:
+    whole, _ = generate(VARIETY, 60)
+    assert generate(VARIETY, 60, known=[row[:kept] for row in whole]) == (whole, {})
+
+
+def test_the_end_comes_only_where_the_grammar_ends() -> None:
+    until_told = [params("a?", min_tokens=5), params("ab{0,9}", ignore_eos=True), params("ab{0,9}", min_tokens=4)]
+    likely_end = [replace(row, logit_bias=((EOS[0], 90.0),)) for row in until_told]
+    (optional, ignored, least), failures = generate(likely_end, 40)
+    assert not failures
+    assert (text(optional), optional[-1] in EOS) == ("a", True)  # nothing else can follow
+    assert text(ignored) == "abbbbbbbbb"
+    assert len(least) >= 4
+    (at_once,), _ = generate([params("ab{0,9}", logit_bias=((EOS[0], 90.0),))], 40)
+    assert len(text(at_once)) < len("abbbbbbbbb")  # what the others had to be kept from
+
+
+def test_who_cannot_be_followed_fails_alone() -> None:
+    fine = [params(WORDS, seed=7), SamplingParams(temperature=1.0, seed=8)]
+    alone, _ = generate(fine, 20)
+    strayed = vocabulary().tokenize_str("123")
+    tokens, failures = generate([*fine, params(WORDS), params("[")], 20, known=[[], [], strayed, []])
+    assert tokens[:2] == alone
+    assert failures.keys() == {2, 3}
+    assert "regex" in failures[3]
+
+
+def test_a_model_without_a_usable_tokenizer_fails_such_requests_only() -> None:
+    sampler = Sampler(
+        on_ranks(1, lambda comm: comm)[0], vocab_start=0, vocab_local=VOCAB, max_slots=1, device=torch.device("cpu")
+    )
+    sampler.admit(admission(0, params(WORDS), [5], 1))
+    assert "cannot be constrained" in sampler.draw(torch.zeros(1, VOCAB), np.array([0]), np.array([1])).failures[0]
