@@ -16,6 +16,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from ryzanstein.v1 import routing_pb2, worker_pb2
@@ -81,6 +82,7 @@ class ResumableStream:
         self._generated: list[int] = []
         self._last_token_at = 0.0  # event-loop time
         self._running: _Running | None = None
+        self._placed = False  # as its parts have been told
         self._attempts = 0
         self._faults = 0
         self._handoffs = 0
@@ -111,7 +113,7 @@ class ResumableStream:
 
     def close(self, *, complete: bool = False) -> None:
         """See :class:`TokenSource`."""
-        running, self._running = self._running, None
+        running = self._leave()
         if running is not None and not self._done:
             running.connection.cancel(self._request.request_id)
             self._report(running, Result.RESULT_OK if complete else Result.RESULT_CANCELLED)
@@ -124,7 +126,7 @@ class ResumableStream:
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                placement = await self._upstream.router.route(self._route_request())
+                placement = await self._route()
                 connection = await self._upstream.pool.get(placement.ref)
                 if self._attempts:
                     patience_s = self._resume_by - asyncio.get_running_loop().time()
@@ -132,6 +134,7 @@ class ResumableStream:
                 self._running = self._submit(placement, connection)
                 return self._running
             except WorkerUnreachableError as error:
+                self._leave()
                 self._unreachable(placement, error)
             except BudgetExhaustedError as error:
                 raise self._failed(resumes_exhausted(error.retry_after_s)) from error
@@ -141,6 +144,16 @@ class ResumableStream:
                 self._excluded.clear()
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    async def _route(self) -> Placement:
+        parts, route = self._request.parts, self._upstream.router.route
+        if parts is None:
+            return await route(self._route_request())
+        async with nullcontext() if self._attempts else parts.looking:
+            placement = await route(self._route_request())
+        self._placed = True
+        parts.placed()
+        return placement
 
     def _submit(self, placement: Placement, connection: WorkerConnection) -> _Running:
         request, policy = self._request, self._upstream.policy
@@ -196,6 +209,14 @@ class ResumableStream:
     def _prefill_tokens(self) -> int:
         return len(self._request.prompt_ids) + len(self._generated)
 
+    def _leave(self) -> _Running | None:
+        """The worker that was found is ours no more; returns the attempt that ran there."""
+        running, self._running = self._running, None
+        if self._placed and self._request.parts is not None:
+            self._placed = False
+            self._request.parts.left(asyncio.get_running_loop().time())
+        return running
+
     # --- how it goes on --------------------------------------------------------------------------------------------
 
     def _accept(self, running: _Running, batch: TokenBatch) -> None:
@@ -212,12 +233,14 @@ class ResumableStream:
                 self.cached_tokens = running.attempt.cached_tokens
 
     def _finish(self, running: _Running) -> None:
-        self._done, self._running = True, None
+        self._leave()
+        self._done = True
         self.cached_tokens = self.cached_tokens or running.attempt.cached_tokens
         self._report(running, Result.RESULT_OK)
 
     def _reject(self, running: _Running, error: worker_pb2.RequestError) -> None:
-        self._done, self._running = True, None
+        self._leave()
+        self._done = True
         self._report(running, Result.RESULT_REJECTED, error.message)
         if error.code == worker_pb2.RequestError.CODE_INTERNAL:
             raise interrupted(error.message)
@@ -228,7 +251,7 @@ class ResumableStream:
 
     def _interrupted(self, running: _Running, end: Interruption) -> None:
         """Prepare the next attempt, or raise when this request may not have one."""
-        self._running = None
+        self._leave()
         ref = running.connection.ref
         if end.cause is Cause.PROTOCOL:
             running.connection.cancel(self._request.request_id)
@@ -273,8 +296,9 @@ class ResumableStream:
             raise self._failed(interrupted(f"The request was interrupted too often, last by {cause}: {detail}"))
 
     def _may_wait(self, error: NoWorkerError) -> None:
-        """Return if a worker may still turn up for a request that had one; raise otherwise."""
-        if self._resume_by and asyncio.get_running_loop().time() < self._resume_by:
+        """Return if a worker may still turn up for a request that had one, or whose parts have; raise otherwise."""
+        now, parts = asyncio.get_running_loop().time(), self._request.parts
+        if now < self._resume_by or (parts is not None and parts.going_on(now, self._upstream.policy.deadline_s)):
             return
         if error.pool_empty:
             message = f"No worker serves the model `{self._request.model.name}` at the moment."

@@ -15,6 +15,7 @@ from services.gateway.api.sampling import check_token_ids, sampling_options
 from services.gateway.api.schema import ChatBody, Message
 from services.gateway.errors import invalid
 from services.gateway.generation.output import Chunk, Generation, Usage, usage_json
+from services.gateway.generation.parts import Parts
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
 from services.gateway.generation.request import Caller, new_id
 from services.gateway.grammar.admission import GrammarCompiler
@@ -152,7 +153,8 @@ class ChatEndpoint:
             grammar=await self._grammars.grammar_of(body, model),
         )
         request_id = new_id("chatcmpl")
-        request = await self._pipeline.prepare(request_id, model, ids, options, caller)
+        parts = Parts() if n > 1 else None
+        request = await self._pipeline.prepare(request_id, model, ids, options, caller, parts=parts)
         return Job(
             generations=[self._pipeline.generate(request.choice(index)) for index in range(n)],
             dialect=ChatDialect(request_id, model, body),

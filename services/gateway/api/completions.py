@@ -17,6 +17,7 @@ from services.gateway.api.sampling import check_token_ids, sampling_options
 from services.gateway.api.schema import CompletionBody
 from services.gateway.errors import invalid
 from services.gateway.generation.output import Chunk, Generation, Usage, usage_json
+from services.gateway.generation.parts import Parts
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
 from services.gateway.generation.request import Caller, SamplingOptions, new_id
 from services.gateway.grammar.admission import GrammarCompiler
@@ -183,11 +184,11 @@ class CompletionEndpoint:
         prompts = await encode_prompts(model, pieces, "prompt", add_special_tokens=body.add_special_tokens is not False)
         grammar = await self._grammars.grammar_of(body, model)
         request_id = new_id("cmpl")
-        generations = []
+        generations, parts = [], Parts() if n * len(prompts) > 1 else None
         for position, prompt in enumerate(prompts):
             options = self._options(body, model, prompt, grammar)
             own_id = request_id if len(prompts) == 1 else f"{request_id}-p{position}"
-            request = await self._pipeline.prepare(own_id, model, prompt.ids, options, caller)
+            request = await self._pipeline.prepare(own_id, model, prompt.ids, options, caller, parts=parts)
             generations += [self._pipeline.generate(request.choice(index)) for index in range(n)]
         return Job(
             generations=generations,

@@ -17,6 +17,7 @@ from services.gateway.api.http import JSON, BodyLimits, Exchange, UntilDisconnec
 from services.gateway.api.schema import EmbeddingBody
 from services.gateway.errors import interrupted, invalid, too_long
 from services.gateway.generation.output import Generation, Usage
+from services.gateway.generation.parts import Parts
 from services.gateway.generation.pipeline import Pipeline
 from services.gateway.generation.request import Caller, SamplingOptions, new_id
 from services.gateway.tenants.tenant import Admission, Gate, Tenant
@@ -60,12 +61,14 @@ class Embedder:
         return await self._embed(model, inputs, caller_of(tenant, session, None, traceparent))
 
     async def _embed(self, model: ServedModel, inputs: Sequence[list[int]], caller: Caller) -> list[list[float]]:
-        request_id, slots = new_id("embd"), asyncio.Semaphore(_AT_ONCE)
+        request_id, slots, parts = new_id("embd"), asyncio.Semaphore(_AT_ONCE), Parts()
 
         async def one(index: int, ids: list[int]) -> list[float]:
             options = SamplingOptions(max_tokens=1, temperature=0)
             async with slots:
-                request = await self._pipeline.prepare(f"{request_id}-{index}", model, ids, options, caller, embed=True)
+                request = await self._pipeline.prepare(
+                    f"{request_id}-{index}", model, ids, options, caller, embed=True, parts=parts
+                )
                 return await _vector(self._pipeline.generate(request))
 
         tasks = [asyncio.create_task(one(index, ids)) for index, ids in enumerate(inputs)]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from services.common.blockhash import wire_chain
 from services.gateway.errors import invalid, too_long
 from services.gateway.generation.output import Generation
+from services.gateway.generation.parts import Parts
 from services.gateway.generation.request import Caller, GenerationRequest, SamplingOptions
 from services.gateway.generation.tokens import TokenSource
 from services.gateway.resume import ResumableStream, Upstream
@@ -53,6 +54,7 @@ class Pipeline:
         caller: Caller,
         *,
         embed: bool = False,
+        parts: Parts | None = None,
     ) -> GenerationRequest:
         """Check the prompt against the model and hash its blocks."""
         if self._log_prompts:
@@ -62,7 +64,7 @@ class Pipeline:
             hashes = wire_chain(model.card.hash_root, caller.tenant, prompt_ids)
         else:
             hashes = await asyncio.to_thread(wire_chain, model.card.hash_root, caller.tenant, prompt_ids)
-        return GenerationRequest(request_id, model, prompt_ids, options, caller, hashes, embed)
+        return GenerationRequest(request_id, model, prompt_ids, options, caller, hashes, embed, parts)
 
     def generate(self, request: GenerationRequest) -> Generation:
         """Start a sequence; nothing runs before its first `next`."""

@@ -274,6 +274,7 @@ class Router(routing_pb2_grpc.RouterServicer):
 
     workers: list[Worker]
     busy: bool = False
+    places: int = 0  # requests that run at once; 0: any number
     retry_after_s: int = 7
     mistaken: bool = False
     empty: bool = False
@@ -346,7 +347,7 @@ class Router(routing_pb2_grpc.RouterServicer):
         self.routes.append(request)
         if self.mistaken:
             return _refusal(grpc.StatusCode.INTERNAL, "a mistake of the router")
-        if self.busy:
+        if self.busy or (self.places and self._turn - len(self.outcomes) >= self.places):
             return _refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "no worker became free in time", self.retry_after_s)
         able = [
             w

@@ -189,6 +189,37 @@ async def test_busy_workers_are_429_with_retry_after() -> None:
         assert answer.headers["retry-after"] == "7"
 
 
+async def test_the_parts_of_a_request_wait_for_each_other_and_for_nobody_else() -> None:
+    """A batch that is too large to run at once is no reason to refuse it."""
+    async with running_stack([Worker("w0", step_s=0.01)]) as stack:
+        stack.router.places = 2
+        prompts = [f"{PROMPT} {index}" for index in range(12)]
+        batch = await stack.complete(prompt=prompts, max_tokens=3, seed=1)
+        assert batch.status_code == 200, batch.text
+        assert [choice["index"] for choice in batch.json()["choices"]] == list(range(12))
+        hello = [{"role": "user", "content": "hi"}]
+        choices = await stack.http.post("/v1/chat/completions", json={"messages": hello, "n": 5, "max_tokens": 2})
+        assert choices.status_code == 200, choices.text
+        embedded = await stack.http.post("/v1/embeddings", json={"input": prompts})
+        assert len(embedded.json()["data"]) == 12
+
+        stack.router.busy = True
+        for body in ({"prompt": prompts}, {"prompt": PROMPT}):
+            assert (await stack.complete(**body)).status_code == 429
+
+
+async def test_few_parts_of_a_request_are_in_the_routers_queue() -> None:
+    async with running_stack([Worker("w0")], max_choices=64) as stack:
+        stack.router.queue_s = 0.3
+        stack.router.hidden.add("w0")
+        asked = asyncio.create_task(stack.complete(prompt=[PROMPT] * 64, max_tokens=1))
+        await eventually(lambda: stack.router.queued)
+        await asyncio.sleep(0.1)
+        assert stack.router.queued == 8
+        stack.router.hidden.clear()
+        assert (await asked).status_code == 200
+
+
 async def test_an_empty_pool_is_503_and_not_404() -> None:
     async with running_stack() as stack:
         stack.router.hidden = {"w0", "w1", "w2"}
