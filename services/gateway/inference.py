@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 import msgspec
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
@@ -287,10 +288,13 @@ def _fields(message: Message) -> dict[str, Any]:
         if descriptor.is_repeated and len(value) > _MAX_ENTRIES:
             name = descriptor.name
             raise invalid(f"`{name}` may hold at most {_MAX_ENTRIES} entries, got {len(value)}.", name)
-    return {
-        field.name: dict(value) if field.message_type else list(value) if field.is_repeated else value
-        for field, value in message.ListFields()
-    }
+    return {field.name: _value(field, value) for field, value in message.ListFields()}
+
+
+def _value(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is None:
+        return list(value) if field.is_repeated else value
+    return dict(value) if field.message_type.GetOptions().map_entry else _fields(value)
 
 
 def _body(fields: dict[str, Any], options: inference_pb2.GenerationOptions, kind: type[T]) -> T:

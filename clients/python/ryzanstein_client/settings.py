@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ssl import SSLContext
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from ryzanstein_client.retries import RetryPolicy
+
+
+class StructuredOutputs(TypedDict, total=False):
+    """What a text must follow: exactly one of json, regex, choice, grammar and json_object."""
+
+    json: Mapping[str, Any] | str  # a JSON Schema
+    regex: str  # of the whole text
+    choice: Sequence[str]
+    grammar: str  # Lark, or GBNF
+    json_object: bool
+    whitespace_pattern: str  # a regex of the blanks between JSON tokens
+    disable_any_whitespace: bool
 
 
 class Options(TypedDict, total=False):
@@ -30,6 +42,7 @@ class Options(TypedDict, total=False):
     logprobs: int  # how many likeliest tokens are reported beside each token; 0: only the token itself
     session_id: str  # calls of a session go to one worker, which has their prefix in its cache
     priority: int  # lower runs first
+    structured_outputs: StructuredOutputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,23 @@ async def test_whole_and_streamed_generations_are_the_tokens(gateway: Served, ki
 
 
 @every_client
+async def test_every_client_asks_for_structured_output(gateway: Served, kind: str) -> None:
+    async with gateway.client(kind) as client:
+        for asked in (
+            {"json": {"type": "integer"}},
+            {"regex": "[a-f]+"},
+            {"choice": ["a", "b"]},
+            {"json_object": True},
+        ):
+            await call(client, "complete", PROMPT, max_tokens=2, structured_outputs=asked)
+            submit = [submit for worker in gateway.stack.workers for submit in worker.submits][-1]
+            assert submit.sampling.grammar, asked
+        with pytest.raises(BadRequest, match="uniqueItems") as refused:
+            await call(client, "chat", TALK, structured_outputs={"json": {"uniqueItems": True}})
+        assert refused.value.param == "structured_outputs.json"
+
+
+@every_client
 async def test_logprobs_are_the_same_whole_and_streamed(gateway: Served, kind: str) -> None:
     async with gateway.client(kind) as client:
         for whole_call, stream_call, asked in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from ryzanstein.v1 import inference_pb2, worker_pb2
@@ -53,6 +54,10 @@ class Messages:
             fields["stop"] = [stop]
         if (seed := options.get("seed")) is not None:
             fields["seed"] = seed & _SEED_MASK  # the contract's seeds have no sign; the bits are the same
+        if (structured := options.get("structured_outputs")) is not None:
+            schema = structured.get("json")
+            text = {} if schema is None or isinstance(schema, str) else {"json": json.dumps(schema)}
+            fields["structured_outputs"] = {**structured, **text}
         return inference_pb2.GenerationOptions(**fields)  # type: ignore[arg-type]  # Options has the contract's names
 
     def _model(self, model: str | None) -> str:
