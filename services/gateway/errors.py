@@ -52,6 +52,12 @@ def too_long(limit: int, prompt_tokens: int, max_tokens: int, param: str, *, at_
     return invalid(message, param, "context_length_exceeded")
 
 
+def too_large(limit: int) -> ApiError:
+    """413: the body, as it came or as it is encoded, has more bytes than a gateway takes."""
+    message = f"The request's body is larger than {limit} bytes."
+    return ApiError(413, message, "invalid_request_error", code="body_too_large")
+
+
 def overloaded(message: str, retry_after_s: float = 1.0) -> ApiError:
     """429: no worker could take the request in time."""
     return ApiError(429, message, "overloaded_error", code="overloaded", retry_after_s=retry_after_s)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from services.common.lifecycle import StartupError
@@ -18,6 +19,8 @@ from services.gateway.drain import LAST_WORDS_S, Drain
 from services.gateway.settings import GatewaySettings
 
 _BACKLOG = 4096
+_OLD = "1.0"
+_FIRST_WATCH_S, _LONGEST_WATCH_S = 0.02, 1.0  # of connections whose clients send nothing more
 
 
 class HeadTimeoutProtocol(HttpToolsProtocol):
@@ -101,7 +104,59 @@ class SendTimeout(asyncio.Protocol):
             self._send_timer = None
 
 
-class HttpProtocol(SendTimeout, HeadTimeoutProtocol):
+class HalfClosed(HeadTimeoutProtocol):
+    """A client may close its sending side after its request and still gets the answer.
+
+    One that has gone altogether looks the same, until something is sent: its machine then answers with a reset. So an
+    interim response is sent that means nothing, and the connection is watched.
+    """
+
+    _watch_s = 0.0
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's closes always
+        """The client sends nothing more; returns whether it still gets something."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        if not self._watch_s:
+            cycle.keep_alive = False  # it is the last one
+            if not (cycle.response_started or self.pipeline or cycle.scope["http_version"] == _OLD):
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._watch_s = _FIRST_WATCH_S
+            self._watch()
+        return True
+
+    def _watch(self) -> None:
+        """Look again and again: nobody reads from the connection any more, and would notice a reset."""
+        if self.transport.is_closing():
+            return
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), 0)  # errors are always told
+        if poll.poll(0):
+            self.transport.abort()
+        else:
+            self.loop.call_later(self._watch_s, self._watch)
+            self._watch_s = min(2 * self._watch_s, _LONGEST_WATCH_S)
+
+
+def _end_with_connection(cycle: RequestResponseCycle) -> None:
+    """HTTP/1.0 knows no chunks: an answer without a length lasts until its connection is closed."""
+    pass_on, unknown = cycle.send, False
+
+    async def send(message: Any) -> None:
+        nonlocal unknown
+        if message["type"] == "http.response.start":
+            unknown = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if unknown:
+                cycle.chunked_encoding, cycle.keep_alive = False, False
+        elif unknown and message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))
+        await pass_on(message)
+
+    cycle.send = send  # type: ignore[method-assign]  # uvicorn chunks whatever it is told
+
+
+class HttpProtocol(SendTimeout, HalfClosed):
     """HTTP with both limits. While the gateway drains, answers say that their connection ends with them.
 
     Clients then open their next one elsewhere. An answer that has begun can't say it any more: its connection stays
@@ -113,6 +168,8 @@ class HttpProtocol(SendTimeout, HeadTimeoutProtocol):
     def on_headers_complete(self) -> None:
         """The head is complete."""
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope and self.scope["http_version"] == _OLD:
+            _end_with_connection(self.cycle)
         if self.drain.draining:
             self.announce_close()
 

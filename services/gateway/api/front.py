@@ -48,6 +48,8 @@ class Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
+        if scope["path"].endswith("/"):
+            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
         if scope["type"] == "http":
             endpoint = self._endpoints.get(scope["path"])
             if endpoint is not None:
@@ -63,6 +65,8 @@ class Front:
     async def _pass_on(self, exchange: Exchange) -> None:
         """Everything but the hot routes; paths that do not exist are one route."""
         scope = exchange.scope
+        if scope["method"] == "HEAD":  # the server leaves the body away
+            scope = {**scope, "method": "GET"}
         matching = (getattr(r, "path", "") for r in self._app.routes if r.matches(scope)[0] is not Match.NONE)
         observed = self._observer.begin(next(matching, "other"))
         try:

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.errors import ApiError, invalid
+from services.gateway.api.encoding import inflate
+from services.gateway.errors import ApiError, invalid, too_large
 
 Scope = MutableMapping[str, Any]
 ASGIMessage = MutableMapping[str, Any]
@@ -54,6 +55,7 @@ class Exchange:
         self.scope = scope
         self.receive = receive
         self._send = send
+        self._received = False  # the whole body
         self.status = 0  # once the answer has started
         self.failure = 0  # the status that would have told what went wrong after that
         self.streaming = False  # once it has started as server-sent events
@@ -79,13 +81,16 @@ class Exchange:
         self._check_type()
         declared = self.header(b"content-length")
         if declared.isdigit() and int(declared) > limits.max_bytes:
-            raise _too_large(limits.max_bytes)
+            raise too_large(limits.max_bytes)
         try:
             async with asyncio.timeout(limits.timeout_s):
-                return await self._read(limits.max_bytes)
+                data = await self._read(limits.max_bytes)
         except TimeoutError as error:
             message = f"The request's body did not arrive within {limits.timeout_s:g} s."
             raise ApiError(408, message, "invalid_request_error", code="body_timeout") from error
+        self._received = True
+        encoding = self.header(b"content-encoding").strip().lower()
+        return data if encoding in ("", "identity") else await inflate(data, encoding, limits.max_bytes)
 
     def _check_type(self) -> None:
         """Refuse what browsers send for any page without asking first; raises :class:`ApiError` 415."""
@@ -103,7 +108,7 @@ class Exchange:
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > max_bytes:
-                raise _too_large(max_bytes)
+                raise too_large(max_bytes)
             more = message.get("more_body", False)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -131,8 +136,8 @@ class Exchange:
 
     async def _discard_body(self) -> None:
         """Read on for a moment: closing on a client that still sends would destroy the answer on its way."""
-        if self.header(b"expect"):
-            return  # the client waits for leave to send
+        if self._received or self.header(b"expect"):
+            return  # nothing is left, or the client waits for leave to send
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DISCARD_S):
                 while (await self.receive()).get("more_body", False):
@@ -165,11 +170,6 @@ class Exchange:
     async def _start(self, status: int, headers: Headers) -> None:
         whole = [*headers, *self.response_headers, *self.answer_headers]
         await self.send({"type": "http.response.start", "status": status, "headers": whole})
-
-
-def _too_large(limit: int) -> ApiError:
-    message = f"The request's body is larger than {limit} bytes."
-    return ApiError(413, message, "invalid_request_error", code="body_too_large")
 
 
 class UntilDisconnect:

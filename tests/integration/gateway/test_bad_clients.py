@@ -95,14 +95,24 @@ async def test_a_client_that_stops_reading_is_dropped_and_its_place_is_free(stac
     assert not (await rest_of(client)).endswith(b"0\r\n\r\n"), "what was on its way, and no end"
 
 
-async def test_a_client_that_closes_its_side_is_gone(stack: Stack) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_closes_its_side_gets_its_answer_while_it_listens(stack: Stack, stream: bool) -> None:
     worker = stack.workers[0]
     async with neighbour(stack):
-        client = await raw(stack, post({"prompt": "a", "max_tokens": 250, "stream": True}))
-        await eventually(lambda: len(worker.submits) == 2)
+        client = await raw(stack, post({"prompt": "a", "max_tokens": 20, "stream": stream}))
         client.shutdown(socket.SHUT_WR)
-        await eventually(lambda: worker.cancelled == [worker.submits[1].request_id])
+        answer = (await rest_of(client)).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
         client.close()
+
+        client = await raw(stack, post({"prompt": "a", "max_tokens": 250, "stream": stream}))
+        await eventually(lambda: len(worker.submits) == 3)
+        client.shutdown(socket.SHUT_WR)
+        await asyncio.sleep(0.1)
+        assert not worker.cancelled
+        client.close()
+        await eventually(lambda: worker.cancelled == [worker.submits[2].request_id])
 
 
 async def test_a_websocket_that_stops_reading_is_dropped(stack: Stack) -> None:

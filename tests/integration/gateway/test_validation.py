@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -155,6 +157,48 @@ async def test_a_slow_body_is_408(stack: Stack) -> None:
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in answer
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "body_timeout"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_http_1_0_gets_no_chunks(stack: Stack, stream: bool) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 3, "stream": stream}).encode()
+    head = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body)
+    headers, _, answer = (await _raw(stack, head + body)).partition(b"\r\n\r\n")
+    assert b"chunked" not in headers
+    if stream:
+        assert all(line.startswith(b"data: ") for line in answer.split(b"\n\n")[:-1])
+        assert answer.endswith(b"data: [DONE]\n\n")
+    else:
+        assert json.loads(answer)["usage"]["completion_tokens"] == 3
+
+
+async def test_compressed_bodies(stack: Stack) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    bomb = gzip.compress(body + b" " * 60_000)
+    for encoding, data, status, code in (
+        ("gzip", gzip.compress(body), 200, None),
+        ("deflate", zlib.compress(body), 200, None),
+        ("identity", body, 200, None),
+        ("gzip", body, 400, "invalid_encoding"),
+        ("gzip", gzip.compress(body)[:-9], 400, "invalid_encoding"),
+        ("gzip", bomb, 413, "body_too_large"),
+        ("br", body, 415, "unsupported_content_encoding"),
+    ):
+        headers = {"content-encoding": encoding, "content-type": "application/json"}
+        answer = await stack.http.post(COMPLETIONS, content=data, headers=headers)
+        assert answer.status_code == status, answer.text
+        if code is not None:
+            assert answer.json()["error"]["code"] == code
+    assert answer.headers["accept-encoding"] == "gzip, deflate"
+
+
+async def test_head_and_a_slash_at_the_end(stack: Stack) -> None:
+    for path in ("/health", "/livez", "/readyz", "/metrics", "/v1/models"):
+        head, get = await stack.http.head(path), await stack.http.get(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == get.headers["content-type"]
+    assert (await stack.http.get("/v1/models/")).json() == (await stack.http.get("/v1/models")).json()
+    assert (await stack.http.post("/v1/completions/", json={"prompt": "a"})).status_code == 200
 
 
 async def test_a_slow_head_is_cut_off(stack: Stack) -> None:
