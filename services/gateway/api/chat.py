@@ -14,7 +14,7 @@ from services.gateway.api.run import Choice, Job
 from services.gateway.api.sampling import check_token_ids, sampling_options
 from services.gateway.api.schema import ChatBody, Message
 from services.gateway.errors import invalid
-from services.gateway.generation.output import Chunk, Generation, Usage, usage_json
+from services.gateway.generation.output import Chunk, Generation, ScoredToken, Usage, usage_json
 from services.gateway.generation.parts import Parts
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
 from services.gateway.generation.request import Caller, new_id
@@ -34,7 +34,8 @@ class ChatDialect:
         self._common = {"id": request_id, "created": int(time.time()), "model": model.name}
         self._with_ids = bool(body.return_token_ids)
         self._usage_field = options is not None and bool(options.include_usage)
-        self._logprobs = LogprobWriter(model, body.top_logprobs or 0) if body.logprobs else None
+        self._running_usage = options is not None and bool(options.continuous_usage_stats)
+        self._writer = LogprobWriter(model, body.top_logprobs or 0) if body.logprobs else None
         start = _encode({"id": request_id, "object": "chat.completion.chunk"} | self._common)[:-1]
         self._head = b"data: " + start + b',"choices":[{"index":'
         self._delta = b',"delta":{"content":'
@@ -46,24 +47,36 @@ class ChatDialect:
 
     def opening(self, index: int, generation: Generation) -> bytes:
         """See :class:`Dialect`."""
-        return self._frame(index, {"role": "assistant", "content": ""}, None, None, {})
+        return self._frame(index, {"role": "assistant", "content": ""}, None, None, {}, generation)
 
-    def frame(self, index: int, chunk: Chunk) -> bytes:
+    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
         """See :class:`Dialect`."""
-        if chunk.finish is None and not self._with_ids and not chunk.tokens:
+        return self._writer.chat(tokens) if self._writer else None
+
+    def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
+        """See :class:`Dialect`."""
+        if chunk.finish is None and not self._with_ids and not chunk.tokens and not self._running_usage:
             if not chunk.ids:
                 return b""
             return b"%b%d%b%b%b" % (self._head, index, self._delta, _encode(chunk.text), self._tail)
         extra: dict[str, Any] = {"token_ids": chunk.ids} if self._with_ids else {}
-        logprobs = self._logprobs.chat(chunk.tokens) if self._logprobs and chunk.tokens else None
+        logprobs = self.logprobs(index, chunk.tokens) if chunk.tokens else None
         delta = {"content": chunk.text} if chunk.text or chunk.finish is None else {}
-        return self._frame(index, delta, logprobs, chunk.finish, extra)
+        return self._frame(index, delta, logprobs, chunk.finish, extra, generation)
 
     def _frame(
-        self, index: int, delta: dict[str, Any], logprobs: object, finish: str | None, extra: dict[str, Any]
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: object,
+        finish: str | None,
+        extra: dict[str, Any],
+        generation: Generation,
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **extra}
-        usage = {"usage": None} if self._usage_field else {}
+        usage: dict[str, Any] = {"usage": None} if self._usage_field else {}
+        if self._running_usage:
+            usage = {"usage": usage_json(generation.usage)}
         return (
             b"data: "
             + _encode({"object": "chat.completion.chunk", **self._common, "choices": [choice], **usage})
@@ -88,7 +101,7 @@ class ChatDialect:
         return {
             "index": index,
             "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": self._logprobs.chat(choice.tokens) if self._logprobs else None,
+            "logprobs": self.logprobs(index, choice.tokens),
             "finish_reason": choice.finish,
         } | ({"token_ids": choice.ids} if self._with_ids else {})
 

@@ -16,7 +16,7 @@ from services.gateway.api.run import Choice, Job
 from services.gateway.api.sampling import check_token_ids, sampling_options
 from services.gateway.api.schema import CompletionBody
 from services.gateway.errors import invalid
-from services.gateway.generation.output import Chunk, Generation, Usage, usage_json
+from services.gateway.generation.output import Chunk, Generation, ScoredToken, Usage, usage_json
 from services.gateway.generation.parts import Parts
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
 from services.gateway.generation.request import Caller, SamplingOptions, new_id
@@ -83,6 +83,7 @@ class CompletionDialect:
         self._silent = body.max_tokens == 0  # only the prompt is scored: what was generated is not shown
         self._with_ids = bool(body.return_token_ids)
         self._usage_field = options is not None and bool(options.include_usage)
+        self._running_usage = options is not None and bool(options.continuous_usage_stats)
         self._scored = body.logprobs is not None
         self._prompt_scored = body.prompt_logprobs is not None
         self._writer = LogprobWriter(model, max(body.logprobs or 0, body.prompt_logprobs or 0))
@@ -92,26 +93,44 @@ class CompletionDialect:
 
     def opening(self, index: int, generation: Generation) -> bytes:
         """See :class:`Dialect`."""
-        if not self._echo:
+        if not self._echo and not self._with_ids:
             return b""
-        logprobs = self._echo_logprobs(index, generation) if self._scored else None
-        return self._frame(index, self._prompt_text(index), logprobs, None, {})
+        logprobs = self._echo_logprobs(index, generation) if self._echo and self._scored else None
+        text = self._prompt_text(index) if self._echo else ""
+        extra: dict[str, Any] = {}
+        if self._with_ids:
+            extra = {"token_ids": [], "prompt_token_ids": self._prompts[index // self._per_prompt].ids}
+        return self._frame(index, text, logprobs, None, extra, generation)
 
-    def frame(self, index: int, chunk: Chunk) -> bytes:
+    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
+        """See :class:`Dialect`."""
+        return self._writer.completion(tokens, self._shift(index)) if self._scored else None
+
+    def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
         """See :class:`Dialect`."""
         if self._silent:
-            return b"" if chunk.finish is None else self._frame(index, "", None, "length", {})
-        if chunk.finish is None and not self._with_ids and not chunk.tokens:
+            return b"" if chunk.finish is None else self._frame(index, "", None, "length", {}, generation)
+        if chunk.finish is None and not self._with_ids and not chunk.tokens and not self._running_usage:
             if not chunk.ids:
                 return b""
             return b'%b%d,"text":%b%b' % (self._head, index, _encode(chunk.text), self._tail)
         extra: dict[str, Any] = {"token_ids": chunk.ids} if self._with_ids else {}
-        logprobs = self._writer.completion(chunk.tokens, self._shift(index)) if chunk.tokens else None
-        return self._frame(index, chunk.text, logprobs, chunk.finish, extra)
+        logprobs = self.logprobs(index, chunk.tokens) if chunk.tokens else None
+        return self._frame(index, chunk.text, logprobs, chunk.finish, extra, generation)
 
-    def _frame(self, index: int, text: str, logprobs: object, finish: str | None, extra: dict[str, Any]) -> bytes:
+    def _frame(
+        self,
+        index: int,
+        text: str,
+        logprobs: object,
+        finish: str | None,
+        extra: dict[str, Any],
+        generation: Generation,
+    ) -> bytes:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish, **extra}
-        usage = {"usage": None} if self._usage_field else {}
+        usage: dict[str, Any] = {"usage": None} if self._usage_field else {}
+        if self._running_usage:
+            usage = {"usage": usage_json(_billed_prompt(generation) if self._silent else generation.usage)}
         return b"data: " + _encode({**self._common, "choices": [choice], **usage}) + b"\n\n"
 
     def usage_frame(self, usage: Usage) -> bytes:
@@ -128,8 +147,7 @@ class CompletionDialect:
 
     def _choice(self, index: int, choice: Choice, generation: Generation) -> dict[str, Any]:
         text = "" if self._silent else choice.text
-        tokens = [] if self._silent else choice.tokens
-        logprobs = self._writer.completion(tokens, self._shift(index)) if self._scored else None
+        logprobs = self.logprobs(index, [] if self._silent else choice.tokens)
         if self._echo:
             text = self._prompt_text(index) + text
             if logprobs is not None:
@@ -225,6 +243,9 @@ def _billed_prompt(generation: Generation) -> Usage:
 def _check(body: CompletionBody, n: int) -> None:
     if body.best_of is not None and body.best_of != n:
         raise invalid(f"`best_of` is only supported with the value of `n` ({n}).", "best_of", "unsupported_field")
+    if body.stream and body.prompt_logprobs is not None:
+        message = "`prompt_logprobs` are not available with `stream`; use `echo` with `logprobs`."
+        raise invalid(message, "prompt_logprobs", "unsupported_field")
     if body.max_tokens == 0 and not (body.echo or body.prompt_logprobs is not None):
         message = "`max_tokens` must be at least 1, or 0 together with `echo` or `prompt_logprobs`."
         raise invalid(message, "max_tokens", "invalid_value")

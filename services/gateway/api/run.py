@@ -30,11 +30,14 @@ class Dialect(Protocol):
     def opening(self, index: int, generation: Generation) -> bytes:
         """Frames before a choice's first chunk; may be empty."""
 
-    def frame(self, index: int, chunk: Chunk) -> bytes:
+    def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
         """The frame of a chunk; empty when it has no token.
 
         A token whose text is not certain yet has a frame, too: clients see the pace, and that their stream lives.
         """
+
+    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
+        """The logprobs of some tokens; None when they were not asked for."""
 
     def usage_frame(self, usage: Usage) -> bytes:
         """The last frame, when the client asked for usage."""
@@ -105,7 +108,7 @@ async def _stream(exchange: Exchange, job: Job) -> None:
     unopened, running, tail = set(range(len(job.generations))), len(job.generations), b""
     async with aclosing(_chunks(job.generations)) as chunks:
         async for index, chunk in chunks:
-            frame = job.dialect.frame(index, chunk)
+            frame = job.dialect.frame(index, chunk, job.generations[index])
             if index in unopened:
                 unopened.discard(index)
                 frame = job.dialect.opening(index, job.generations[index]) + frame

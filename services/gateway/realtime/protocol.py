@@ -4,8 +4,8 @@ Client to server, told apart by ``type``:
 
 * ``auth``: ``{"type": "auth", "key": "..."}``, first, where the client cannot set an Authorization header (browsers).
 * ``start``: ``{"type": "start", "id": "a", "kind": "chat", "request": {...}}`` where ``request`` is the body of
-  ``/v1/chat/completions`` (``kind: chat``) or ``/v1/completions`` (``kind: completion``) for one sequence. ``id`` is
-  the client's own name for the generation on this connection.
+  ``/v1/chat/completions`` (``kind: chat``) or ``/v1/completions`` (``kind: completion``) for one sequence, without
+  ``echo`` and ``prompt_logprobs``. ``id`` is the client's own name for the generation on this connection.
 * ``cancel``: ``{"type": "cancel", "id": "a"}``; answered by ``done`` with ``finish_reason: cancelled``.
 * ``resume``: ``{"type": "resume", "id": "a", "token": "...", "from": 17}`` on a new connection: go on after a lost
   one, from token index 17. ``token`` is the one of ``started``. The gateway keeps generating and remembers everything
@@ -21,7 +21,7 @@ Server to client:
 * ``token``: ``{"type": "token", "id", "index", "text", "ids"}``: tokens ``index`` to ``index + len(ids) - 1`` and the
   text they add. Tokens that are ready together travel together: a slow reader gets larger messages, never fewer
   tokens. Joined texts are the whole text; text can lag behind its ids (an unfinished character, a possible stop
-  string).
+  string). ``logprobs``, where they were asked for, come in the shape of the kind, with the text they belong to.
 * ``done``: ``{"type": "done", "id", "finish_reason", "usage"}``.
 * ``error``: ``{"type": "error", "id", "error": {...}}`` with OpenAI's error object; ``id`` is empty when the message
   itself could not be read. An error ends its generation, not the connection.
@@ -38,6 +38,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct, field
 
 from services.gateway.api.decode import lone_surrogate
+from services.gateway.api.schema import SamplingBody
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.output import Usage, usage_json
 
@@ -90,6 +91,18 @@ def read(data: bytes | str) -> ClientMessage:
         other = invalid(f"The message cannot be read: {error}", code="invalid_message")
         raise lone_surrogate(data) or other from error
     return message
+
+
+def check_body(body: SamplingBody) -> None:
+    """Refuse what these messages have no place for; raises :class:`ApiError` (400)."""
+    options = body.stream_options
+    for name, asked in (
+        ("echo", getattr(body, "echo", None)),
+        ("prompt_logprobs", getattr(body, "prompt_logprobs", None) is not None),
+        ("stream_options.continuous_usage_stats", options is not None and options.continuous_usage_stats),
+    ):
+        if asked:
+            raise invalid(f"`{name}` is not supported on a WebSocket.", name, "unsupported_field")
 
 
 def failure(name: str, error: ApiError) -> dict[str, object]:

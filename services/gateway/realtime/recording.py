@@ -89,7 +89,11 @@ class Recording:
         chunks = self.chunks[position:]
         ids = [token_id for chunk in chunks for token_id in chunk.ids]
         text = "".join(chunk.text for chunk in chunks)
-        return {"type": "token", "id": name, "index": self._starts[position], "text": text, "ids": ids}
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        message = {"type": "token", "id": name, "index": self._starts[position], "text": text, "ids": ids}
+        if tokens:
+            message["logprobs"] = self._running.made.job.dialect.logprobs(0, tokens)
+        return message
 
     def beginning(self, name: str) -> dict[str, Any]:
         """The message before the first token."""

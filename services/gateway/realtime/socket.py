@@ -27,6 +27,7 @@ from services.gateway.realtime.protocol import (
     Resume,
     Start,
     cancelled,
+    check_body,
     failure,
     read,
 )
@@ -206,7 +207,9 @@ class _Connection:
         socket = self._socket
         admission, made = await socket.gate.enter(tenant), None
         try:
-            ask = Ask(await maker.decode(bytes(message.request)), tenant, self._session, observed.traceparent)
+            body = await maker.decode(bytes(message.request))
+            check_body(body)
+            ask = Ask(body, tenant, self._session, observed.traceparent)
             made = await maker.make(ask)
             if len(made.job.generations) != 1:
                 raise invalid("A generation is one sequence: one prompt, and `n` of 1.", "n", "invalid_value")

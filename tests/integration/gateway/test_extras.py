@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 from collections.abc import AsyncIterator
 
@@ -169,6 +170,35 @@ async def test_echo_streams_the_prompt_first(stack: Stack) -> None:
     chunks = [c.choices[0].text async for c in await stack.client.completions.create(**ask, stream=True)]
     assert chunks[0] == PROMPT
     assert "".join(chunks) == whole
+
+
+async def test_a_stream_may_carry_its_usage_all_along(stack: Stack) -> None:
+    options = {"continuous_usage_stats": True}
+    ask = {"model": MODEL, "max_tokens": 4, "seed": 1, "stream": True, "stream_options": options}
+    hello = [{"role": "user", "content": "hi"}]
+    for chunks in (
+        [c async for c in await stack.client.completions.create(prompt=PROMPT, **ask)],
+        [c async for c in await stack.client.chat.completions.create(messages=hello, **ask)],
+    ):
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert all(chunk.usage.prompt_tokens for chunk in chunks)
+        assert counts == sorted(counts)
+        assert counts[-1] == 4
+        assert chunks[-1].choices, "the whole usage was not asked for"
+
+
+async def test_streamed_token_ids_begin_with_the_prompts(stack: Stack) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 3, "seed": 1, "return_token_ids": True}
+    whole = (await stack.complete(**body)).json()["choices"][0]
+    lines = (await stack.complete(**body, stream=True)).text.split("\n\n")[:-2]
+    choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    assert choices[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert [token_id for choice in choices for token_id in choice["token_ids"]] == whole["token_ids"]
+
+
+async def test_prompt_logprobs_are_refused_where_a_stream_has_no_place_for_them(stack: Stack) -> None:
+    answer = await stack.complete(prompt=PROMPT, prompt_logprobs=1, stream=True)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
 
 
 async def test_prompt_logprobs_in_vllms_shape(stack: Stack) -> None:

@@ -90,6 +90,39 @@ async def test_chat_and_ping() -> None:
         assert len(client.ids["c"]) == 4
 
 
+async def test_logprobs_come_with_their_tokens() -> None:
+    async with running_stack([Worker("w0")]) as stack, connect(stack) as socket:
+        for kind, body in (
+            ("completion", {"prompt": PROMPT, "logprobs": 1}),
+            ("chat", {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 1}),
+        ):
+            body |= {"max_tokens": 6, "seed": 1}
+            path = "/v1/completions" if kind == "completion" else "/v1/chat/completions"
+            whole = (await stack.http.post(path, json=body)).json()["choices"][0]["logprobs"]
+            client = Client(socket)
+            await client.send(type="start", id=kind, kind=kind, request=body)
+            got: list[dict[str, Any]] = []
+            while (message := await client.receive())["type"] != "done":
+                got += [message["logprobs"]] if "logprobs" in message else []
+            for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content"):
+                if field in whole:
+                    assert [value for part in got for value in part[field]] == whole[field]
+
+
+async def test_what_a_socket_cannot_carry_is_refused_by_name() -> None:
+    async with running_stack([Worker("w0")]) as stack, connect(stack) as socket:
+        client = Client(socket)
+        for field, fields in (
+            ("echo", {"echo": True, "max_tokens": 0}),
+            ("prompt_logprobs", {"prompt_logprobs": 0}),
+            ("stream_options.continuous_usage_stats", {"stream_options": {"continuous_usage_stats": True}}),
+        ):
+            await client.send(type="start", id="a", kind="completion", request={"prompt": PROMPT, **fields})
+            error = (await client.until("error", "a"))["error"]
+            assert (error["param"], error["code"]) == (field, "unsupported_field")
+        assert not stack.workers[0].submits
+
+
 async def test_a_worker_may_die_under_a_socket() -> None:
     workers = [Worker("w0", faults=[Fault("break", 5)]), Worker("w1")]
     async with running_stack(workers) as stack, connect(stack) as socket:
