@@ -36,6 +36,7 @@ class Case:
     temperature: float
     seed: int
     tokens: int
+    model: str = "ryzanstein-tiny"
 
 
 @dataclass
@@ -78,6 +79,7 @@ def make_cases(count: int, tokens: int, seed: int) -> list[Case]:
 async def ask(client: httpx.AsyncClient, index: int, case: Case) -> Served:
     """Stream one answer; what goes wrong is in `error`."""
     body = {
+        "model": case.model,
         "prompt": case.prompt,
         "max_tokens": case.tokens,
         "temperature": case.temperature,

@@ -1,6 +1,6 @@
 """Builds the images with docker, podman or buildah, whichever is there, from ``wheelhouse/`` and the tree; no network.
 
-``python -m deploy.docker.build [--arch amd64] [--archives FOLDER] [--repository NAME] IMAGE...`` prints each image's
+``python -m deploy.docker.build [--arch amd64] [--archives FOLDER] [--repository NAME] [--tag TAG] IMAGE...`` prints each image's
 size and time. ``--name NAME --push true TARGET`` builds one under another name, as skaffold asks for it.
 """
 
@@ -101,7 +101,8 @@ def main() -> None:
     parser.add_argument("--repository", default=REPOSITORY)
     parser.add_argument("--archives", type=Path, help="a folder to write docker archives to")
     parser.add_argument("--base", default=BASE, help="an image with Python 3.11, pip and venv")
-    parser.add_argument("--name", help="instead of REPOSITORY:TARGET-VERSION, for a single image")
+    parser.add_argument("--tag", help="instead of the version, in REPOSITORY:TARGET-TAG")
+    parser.add_argument("--name", help="instead of REPOSITORY:TARGET-TAG, for a single image")
     parser.add_argument("--push", choices=("true", "false"), default="false", help="to the registry in its name")
     options = parser.parse_args()
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -111,7 +112,7 @@ def main() -> None:
     build_project(options.arch)
     for target in options.images:
         started = time.monotonic()
-        name = options.name or f"{options.repository}:{target}-{version}"
+        name = options.name or f"{options.repository}:{target}-{options.tag or version}"
         arguments = {"BASE": options.base, "VERSION": version, "REVISION": _revision()}
         build_image(builder, target, name, options.arch, arguments)
         if options.archives:

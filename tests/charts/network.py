@@ -16,6 +16,22 @@ class Edge:
     port: int
 
 
+HTTP, GRPC, ROUTER, COORDINATOR, WORKER, METRICS, REDIS = 8000, 50051, 50052, 50053, 50054, 9100, 6379
+# What the services call: addresses from the environment, and those that they learn from leases in Redis.
+CALLS = {
+    Edge("gateway", "router", ROUTER),
+    Edge("gateway", "worker", WORKER),
+    Edge("gateway", "redis", REDIS),
+    Edge("router", "coordinator", COORDINATOR),
+    Edge("router", "worker", WORKER),
+    Edge("router", "redis", REDIS),
+    Edge("coordinator", "worker", WORKER),
+    Edge("coordinator", "redis", REDIS),
+    Edge("worker", "worker", WORKER),
+    Edge("worker", "redis", REDIS),
+}
+
+
 def edges(rendered: Rendered) -> set[Edge]:
     """Every connection between pods of the release that both sides' policies let through."""
     policies = rendered.of("NetworkPolicy")

@@ -5,23 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tests.charts.network import Edge, allowed, edges, policed, rules
+from tests.charts.network import CALLS, GRPC, HTTP, allowed, edges, policed, rules
 from tests.charts.rendering import NAMESPACE, Object, Pod, Rendered, environment, render
 
-HTTP, GRPC, ROUTER, COORDINATOR, WORKER, METRICS, REDIS = 8000, 50051, 50052, 50053, 50054, 9100, 6379
-# What the services call: addresses from the environment, and those that they learn from leases in Redis.
-CALLS = {
-    Edge("gateway", "router", ROUTER),
-    Edge("gateway", "worker", WORKER),
-    Edge("gateway", "redis", REDIS),
-    Edge("router", "coordinator", COORDINATOR),
-    Edge("router", "worker", WORKER),
-    Edge("router", "redis", REDIS),
-    Edge("coordinator", "worker", WORKER),
-    Edge("coordinator", "redis", REDIS),
-    Edge("worker", "worker", WORKER),
-    Edge("worker", "redis", REDIS),
-}
 SERVICES = {"gateway", "router", "coordinator", "worker", "redis", "secrets"}
 FETCHED = "workers: {pools: {default: {model: 'hf://org/name'}}}"
 

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.installation import Installation
 from tests.cluster.kube import Kube
+from tests.cluster.load import Load, Traffic
 from tests.cluster.rig import Rig
+from tests.programs import required
 
 KUBECONFIG = os.environ.get("RYZANSTEIN_TEST_KUBECONFIG", "")
 LEFT_OUT = "tests/cluster is left out: RYZANSTEIN_TEST_KUBECONFIG names no cluster (`make test-cluster` starts one)"
@@ -26,6 +30,20 @@ FIGURES: pytest.StashKey[dict[str, object]] = pytest.StashKey()
 collect_ignore_glob = [] if KUBECONFIG else ["*test_*.py"]
 
 Namespaces = Callable[..., Kube]
+Disturb = Callable[..., Load]
+Restarts = Callable[[], dict[str, int]]
+
+# Every component twice or more, so that each has a survivor; small requests, so that two nodes of one machine hold it.
+SHARED = {
+    "workers.defaults.replicas": 3,
+    "workers.defaults.resources.requests.cpu": "100m",
+    "gateway.replicas": 2,
+    "router.replicas": 2,
+    "ingress.enabled": "true",
+    "ingress.className": "traefik",
+    "ingress.controller": "traefik",
+}
+SETTLE_S = 5.0
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -89,3 +107,61 @@ def rig() -> Rig:
     if not script:
         pytest.skip("RYZANSTEIN_TEST_RIG names no script: power, cables and processes are out of reach")
     return Rig(Path(script))
+
+
+@pytest.fixture(scope="session")
+def ingress() -> str:
+    """Where the ingress controller listens."""
+    url = os.environ.get("RYZANSTEIN_TEST_INGRESS", "")
+    if not url:
+        assert not required(), "RYZANSTEIN_TEST_INGRESS names no ingress controller"
+        pytest.skip("RYZANSTEIN_TEST_INGRESS names no ingress controller")
+    return url
+
+
+@pytest.fixture(scope="session")
+def installed(namespaces: Namespaces) -> Installation:
+    """The installation that most tests share; each leaves it as it found it."""
+    installation = Installation(namespaces("shared"))
+    installation.install(*settings(SHARED))
+    return installation
+
+
+def settings(values: dict[str, object]) -> list[str]:
+    """As arguments of Helm."""
+    return [arg for name, value in values.items() for arg in ("--set", f"{name}={value}")]
+
+
+@pytest.fixture(scope="session")
+def traffic(installed: Installation) -> Traffic:
+    return Traffic.undisturbed(installed.url)
+
+
+@pytest.fixture
+def restarts(installed: Installation) -> Iterator[Restarts]:
+    """Which containers were restarted since the test began."""
+    before = installed.kube.restarts()
+
+    def since() -> dict[str, int]:
+        return {n: c - before.get(n, 0) for n, c in installed.kube.restarts().items() if c > before.get(n, 0)}
+
+    return since
+
+
+@pytest.fixture
+def disturbed(
+    installed: Installation, traffic: Traffic, figures: dict[str, object], request: pytest.FixtureRequest
+) -> Disturb:
+    """The load with faults in its middle; everything is ready again at the end, and nobody was harmed."""
+
+    def run(*faults: Callable[[], object], load: Traffic = traffic) -> Load:
+        with Load(load) as clients:
+            for fault in faults:
+                fault()
+                time.sleep(SETTLE_S)
+                installed.wait_ready()
+        figures[request.node.name] = clients.figures()
+        clients.assert_unharmed()
+        return clients
+
+    return run

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.cluster.kube import Kube, Object
 from tests.programs import CHART
@@ -24,11 +26,17 @@ class Installation:
         """Where clients of the tests reach the gateway: its Service's address."""
         return f"http://{self.kube.get('service', f'{self.release}-gateway')['spec']['clusterIP']}"
 
-    def install(self, *args: str, major: int = 3) -> float:
-        """`helm upgrade --install`; returns the seconds until every pod is ready."""
+    def begin(self, *args: str, major: int = 3, chart: Path = CHART) -> None:
+        """`helm upgrade --install`; without Grafana, whose image no node of the rig has."""
+        without = (
+            ["--set=monitoring.grafana.enabled=false"] if "\n  grafana:" in (chart / "values.yaml").read_text() else []
+        )
+        self.kube.helm("upgrade", "--install", self.release, str(chart), *without, *args, major=major)
+
+    def install(self, *args: str, major: int = 3, chart: Path = CHART) -> float:
+        """The same; returns the seconds until every pod is ready."""
         began = time.monotonic()
-        without = "--set=monitoring.grafana.enabled=false"  # no node of the rig has its image
-        self.kube.helm("upgrade", "--install", self.release, str(CHART), without, *args, major=major)
+        self.begin(*args, major=major, chart=chart)
         self.wait_ready()
         return time.monotonic() - began
 
@@ -56,5 +64,13 @@ class Installation:
 
     def restart(self, component: str) -> None:
         """Begin a rollout of the component's workload."""
+        self.kube.kubectl("rollout", "restart", self.workload(component))
+
+    def patch(self, component: str, change: Object) -> None:
+        """Change a component's workload behind Helm's back."""
+        self.kube.kubectl("patch", self.workload(component), "--type=strategic", "--patch", json.dumps(change))
+
+    def workload(self, component: str) -> str:
+        """As `kubectl rollout` names it."""
         (workload,) = [name for name in self.workloads() if f"-{component}" in name]
-        self.kube.kubectl("rollout", "restart", workload)
+        return workload

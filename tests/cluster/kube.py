@@ -13,16 +13,35 @@ from typing import Any
 
 import yaml
 
-from tests.programs import helm, missing, program, search_path
+from tests.programs import CHART, helm, missing, program, search_path
 
 Object = dict[str, Any]
 
+REPOSITORY = "ghcr.io/ryzanstein/ryzanstein"
 NAME = "app.kubernetes.io/name=ryzanstein"
 LOG_LINES = 40
 
 
 class CommandError(AssertionError):
     """A command ended with another status than 0; the text is what it wrote."""
+
+
+def client_pod(name: str, target: str, command: tuple[str, ...], labels: dict[str, str]) -> Object:
+    """A pod that any namespace takes, with the image that the chart's default values name for a target."""
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    container = {
+        "name": "main",
+        "image": f"{REPOSITORY}:{target}-{version}",
+        "command": list(command),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 0,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
 @dataclass(frozen=True)
@@ -65,6 +84,20 @@ class Kube:
         """Run a command in a container; the pod's first one by default."""
         chosen = ("-c", container) if container else ()
         return self.kubectl("exec", pod, *chosen, "--", *command, timeout_s=timeout_s)
+
+    def run(self, name: str, target: str, *command: str, labels: dict[str, str] | None = None) -> str:
+        """Run a command to its end in a pod of its own, from the image of one of our targets; what it printed."""
+        self.apply(client_pod(name, target, command, labels or {}))
+        try:
+            self.until(f"pod {name} has ended", lambda: self._ended(name), timeout_s=90)
+            output = self.logs(name, "main")
+            assert self.get("pod", name)["status"]["phase"] == "Succeeded", output
+            return output
+        finally:
+            self.kubectl("delete", "pod", name, "--force", "--grace-period=0")
+
+    def _ended(self, pod: str) -> bool:
+        return self.get("pod", pod)["status"]["phase"] in ("Succeeded", "Failed")
 
     def logs(self, pod: str, container: str = "", previous: bool = False) -> str:
         """A container's log, or that of the container that ran before its last restart."""

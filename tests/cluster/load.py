@@ -7,7 +7,7 @@ import itertools
 import statistics
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
@@ -30,9 +30,21 @@ class Traffic:
     expected: list[Answer]  # of `streams`, then of `shorts`
 
     @classmethod
-    def undisturbed(cls, url: str, *, streams: int = 16, tokens: int = 200, shorts: int = 4, seed: int = 0) -> Self:
+    def undisturbed(
+        cls,
+        url: str,
+        *,
+        streams: int = 16,
+        tokens: int = 200,
+        shorts: int = 4,
+        seed: int = 0,
+        model: str = "ryzanstein-tiny",
+    ) -> Self:
         """Ask everything once while nothing happens."""
-        long, short = make_cases(streams, tokens, seed), make_cases(shorts, SHORT_TOKENS, seed + 1)
+        long, short = (
+            [replace(case, model=model) for case in make_cases(count, length, start)]
+            for count, length, start in ((streams, tokens, seed), (shorts, SHORT_TOKENS, seed + 1))
+        )
 
         async def run() -> list[Answer]:
             async with open_client(url, 8) as client:

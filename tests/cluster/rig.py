@@ -34,16 +34,13 @@ class Rig:
         self._run("node-join", node)
 
     def pids(self, pod: Object, module: str) -> list[int]:
-        """This machine's processes in a pod that run a Python module."""
+        """This machine's processes in a pod that run a Python module: those whose first `-m` names it."""
         uid = pod["metadata"]["uid"]
-        return [
-            pid for pid in _processes() if uid in _read(pid, "cgroup") and module in _read(pid, "cmdline").split("\0")
-        ]
+        return [pid for pid in _processes() if uid in _read(pid, "cgroup") and _module(pid) == module]
 
     def signal(self, pod: Object, module: str, signum: signal.Signals) -> None:
-        """Send a signal to a process of a pod; raises AssertionError unless there is exactly one."""
-        (pid,) = self.pids(pod, module)
-        os.kill(pid, signum)
+        """Send a signal to the first process of a pod that runs the module; it must be there."""
+        os.kill(min(self.pids(pod, module)), signum)
 
     def _run(self, *args: str) -> None:
         subprocess.run([str(self.script), *args], check=True, capture_output=True, timeout=120)
@@ -51,6 +48,11 @@ class Rig:
 
 def _processes() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _module(pid: int) -> str:
+    words = _read(pid, "cmdline").split("\0")
+    return words[words.index("-m") + 1] if "-m" in words else ""
 
 
 def _read(pid: int, name: str) -> str:

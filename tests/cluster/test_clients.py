@@ -1,0 +1,131 @@
+"""Clients reach the installation through the ingress and from other pods."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+import websockets
+
+from tests.cluster.installation import Installation
+from tests.cluster.kube import Kube
+
+pytestmark = pytest.mark.timeout(200)
+MODEL = "ryzanstein-tiny"
+IDLE_S = 90
+SESSIONS, TURNS, BLOCK = 40, 5, 16
+
+GRPC_CLIENT = """
+import json, sys, grpc
+from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
+with grpc.insecure_channel(sys.argv[1]) as channel:
+    options = inference_pb2.GenerationOptions(max_tokens=40, temperature=0.9, seed=7, ignore_eos=True)
+    request = inference_pb2.GenerateRequest(prompt="def ", options=options)
+    stub = inference_pb2_grpc.InferenceStub(channel)
+    print(json.dumps("".join(part.text for part in stub.Generate(request, timeout=60))))
+"""
+METRICS = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
+
+
+@pytest.fixture(scope="module")
+def client(installed: Installation, ingress: str) -> openai.OpenAI:
+    """Through the ingress, once it has seen the route."""
+    installed.kube.until("the ingress knows the route", lambda: httpx.get(f"{ingress}/v1/models").is_success)
+    return openai.OpenAI(base_url=f"{ingress}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.smoke
+def test_chat_through_the_ingress(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=8)
+    assert answer.usage
+    assert answer.usage.completion_tokens > 0
+
+
+@pytest.mark.smoke
+def test_a_stream_arrives_as_it_is_generated(client: openai.OpenAI) -> None:
+    """A proxy that buffers would hand over everything at the end."""
+    began, extra = time.monotonic(), {"ignore_eos": True}
+    stream = client.completions.create(model=MODEL, prompt="def ", max_tokens=400, stream=True, extra_body=extra)
+    arrivals = [time.monotonic() - began for _ in stream]
+    assert len(arrivals) > 40
+    assert arrivals[len(arrivals) // 10] < 0.5 * arrivals[-1], "the first tenth came in the first half"
+
+
+@pytest.mark.smoke
+def test_a_large_upload(client: openai.OpenAI) -> None:
+    """4 MB reach the gateway, which has words of its own about them."""
+    with pytest.raises(openai.BadRequestError) as refusal:
+        client.completions.create(model=MODEL, prompt="x " * 2_000_000, max_tokens=1)
+    assert refusal.value.code == "context_length_exceeded"
+
+
+@pytest.mark.smoke
+def test_a_websocket_through_the_ingress(client: openai.OpenAI, ingress: str) -> None:
+    assert asyncio.run(_websocket(ingress, idle_s=0)) == "length"
+
+
+def test_an_idle_websocket_stays_open(client: openai.OpenAI, ingress: str) -> None:
+    assert asyncio.run(_websocket(ingress, idle_s=IDLE_S)) == "length"
+
+
+async def _websocket(ingress: str, idle_s: float) -> str:
+    """One generation after a time without a message; why it ended."""
+    url = ingress.replace("http", "ws", 1)
+    async with websockets.connect(f"{url}/v1/stream", ping_interval=None) as socket:
+        await asyncio.sleep(idle_s)
+        request = {"model": MODEL, "prompt": "def ", "max_tokens": 20, "ignore_eos": True}
+        await socket.send(json.dumps({"type": "start", "id": "a", "kind": "completion", "request": request}))
+        while (message := json.loads(await socket.recv()))["type"] not in ("done", "error"):
+            pass
+        return str(message.get("finish_reason"))
+
+
+@pytest.mark.smoke
+def test_grpc_from_another_pod(installed: Installation) -> None:
+    """Same seed, same bytes as REST; many calls meet all workers."""
+    host = f"{installed.release}-gateway-grpc.{installed.kube.namespace}:50051"
+    text = json.loads(installed.kube.run("grpc-client", "gateway", "python", "-c", GRPC_CLIENT, f"dns:///{host}"))
+    body = {"prompt": "def ", "max_tokens": 40, "temperature": 0.9, "seed": 7, "ignore_eos": True}
+    answer = httpx.post(f"{installed.url}/v1/completions", json=body).raise_for_status().json()
+    assert text == answer["choices"][0]["text"]
+
+
+def test_sessions_stay_with_their_worker(installed: Installation, figures: dict[str, object]) -> None:
+    """Each turn finds all blocks of the turn before in its worker's cache, and the workers share the sessions."""
+    before = _generated(installed)
+    with httpx.Client(base_url=installed.url, timeout=120) as client, ThreadPoolExecutor(8) as pool:
+        misses = sum(pool.map(lambda session: _converse(client, session), range(SESSIONS)))
+    work = [after - earlier for after, earlier in zip(_generated(installed), before, strict=True)]
+    imbalance = max(work) * len(work) / sum(work)
+    figures["sessions"] = {"turns": SESSIONS * TURNS, "misses": misses, "imbalance": round(imbalance, 2)}
+    assert misses == 0
+    assert imbalance <= 1.3
+
+
+def _converse(client: httpx.Client, session: int) -> int:
+    """How many turns did not find what the turn before had left."""
+    messages: list[dict[str, str]] = []
+    known, misses = 0, 0
+    for turn in range(TURNS):
+        messages.append({"role": "user", "content": f"Session {session}, question {turn}: what is a list of {turn}?"})
+        body = {"model": MODEL, "messages": messages, "max_tokens": 20, "session_id": f"session-{session}"}
+        answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+        usage = answer["usage"]
+        misses += usage["prompt_tokens_details"]["cached_tokens"] < known // BLOCK * BLOCK
+        known = usage["prompt_tokens"]
+        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+    return misses
+
+
+def _generated(installed: Installation) -> list[float]:
+    return [_metric(installed.kube, pod["metadata"]["name"]) for pod in installed.pods("worker")]
+
+
+def _metric(kube: Kube, pod: str, name: str = "ryzanstein_worker_generated_tokens_total") -> float:
+    lines = kube.exec(pod, "python", "-c", METRICS).splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))

@@ -1,0 +1,82 @@
+"""A node is drained, loses its power, loses its cable, under load: no request fails, no byte changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.conftest import Disturb
+from tests.cluster.installation import Installation
+from tests.cluster.rig import Rig
+
+pytestmark = pytest.mark.timeout(600)
+# Nothing is heard of a node for so long before its pods count as lost.
+LOST_S, BACK_S = 40.0, 180.0
+LONGEST_PAUSE_S = 4.0
+
+
+@pytest.fixture(scope="module")
+def nodes(installed: Installation) -> list[str]:
+    names = [node["metadata"]["name"] for node in installed.kube.items("nodes")]
+    if len(names) < 2:
+        pytest.skip("needs two nodes")
+    return names
+
+
+@pytest.fixture
+def victim(installed: Installation, nodes: list[str]) -> Iterator[str]:
+    """The last node; the ingress controller and what the clients' addresses lead to are on the first one."""
+    gateways_on(installed, nodes[0])
+    yield nodes[-1]
+    installed.kube.kubectl("uncordon", *nodes)
+    installed.kube.until("all nodes are ready", lambda: ready(installed) == len(nodes), timeout_s=BACK_S)
+    installed.wait_ready(BACK_S)
+    spread(installed)
+
+
+def ready(installed: Installation) -> int:
+    conditions = [c for node in installed.kube.items("nodes") for c in node["status"]["conditions"]]
+    return sum(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+
+
+def gateways_on(installed: Installation, node: str) -> None:
+    """Clients' connections end where a gateway ends: what is shown here is the loss of everything behind it."""
+    pin = {"spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/hostname": node}}}}}
+    installed.patch("gateway", pin)
+    installed.wait_ready()
+
+
+def spread(installed: Installation) -> None:
+    installed.patch("gateway", {"spec": {"template": {"spec": {"nodeSelector": None}}}})
+    installed.wait_ready()
+
+
+def test_a_drained_node(installed: Installation, disturbed: Disturb, nodes: list[str]) -> None:
+    """Gateways included: they finish what they have, and budgets keep the last of each component."""
+    arguments = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=170s")
+    try:
+        disturbed(lambda: installed.kube.kubectl("drain", nodes[-1], *arguments, timeout_s=180))
+    finally:
+        installed.kube.kubectl("uncordon", *nodes)
+
+
+def test_power_is_lost(installed: Installation, disturbed: Disturb, rig: Rig, victim: str) -> None:
+    def fault() -> None:
+        rig.power_off(victim)
+        time.sleep(LOST_S)
+        rig.power_on(victim)
+
+    load = disturbed(fault)
+    assert load.figures()["pause_worst"] < LONGEST_PAUSE_S
+
+
+def test_a_cable_is_pulled(installed: Installation, disturbed: Disturb, rig: Rig, victim: str) -> None:
+    def fault() -> None:
+        rig.unplug(victim)
+        time.sleep(LOST_S)
+        rig.plug_in(victim)
+
+    load = disturbed(fault)
+    assert load.figures()["pause_worst"] < LONGEST_PAUSE_S

@@ -1,0 +1,90 @@
+"""Several models in a release, several releases side by side, and what is left when they go."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import httpx
+import pytest
+
+from tests.cluster.conftest import Namespaces, settings
+from tests.cluster.installation import Installation
+from tests.cluster.load import Load, Traffic
+from tests.cluster.rig import Rig
+
+pytestmark = pytest.mark.timeout(300)
+SMALL = {"workers.defaults.resources.requests.cpu": "50m", "gateway.resources.requests.cpu": "20m"}
+PAIRS = {
+    **SMALL,
+    "workers.pools.pair.servedName": "tiny-pair",
+    "workers.pools.pair.tensorParallel": 2,
+    "workers.pools.pair.replicas": 2,
+}
+KEPT = {**SMALL, "redis.persistence.enabled": "true"}
+KINDS = "deployments,statefulsets,jobs,services,configmaps,serviceaccounts,roles,rolebindings,networkpolicies,pods"
+MARK = 'printf "auth %s\\n%s\\n" "$(cat /etc/ryzanstein/redis/current/password)" "{command}" | redis-cli'
+
+
+@pytest.fixture(scope="module")
+def pools(namespaces: Namespaces) -> Installation:
+    installation = Installation(namespaces("pools"))
+    installation.install(*settings(PAIRS))
+    return installation
+
+
+def models(installation: Installation) -> set[str]:
+    return {model["id"] for model in httpx.get(f"{installation.url}/v1/models").raise_for_status().json()["data"]}
+
+
+def test_a_pool_for_each_model(pools: Installation) -> None:
+    assert models(pools) == {"ryzanstein-tiny", "tiny-pair"}
+    for model in models(pools):
+        body = {"model": model, "prompt": "def ", "max_tokens": 4}
+        assert httpx.post(f"{pools.url}/v1/completions", json=body).raise_for_status().json()["model"] == model
+
+
+def test_one_of_two_ranks_killed(pools: Installation, rig: Rig, figures: dict[str, object]) -> None:
+    """Its worker starts both anew by itself; the streams go on elsewhere."""
+    before = pools.kube.restarts()
+    pair = [pod for pod in pools.pods("worker") if "-pair-" in pod["metadata"]["name"]]
+    traffic = Traffic.undisturbed(pools.url, streams=8, tokens=150, shorts=2, model="tiny-pair")
+    with Load(traffic) as load:
+        rig.signal(pair[0], "services.worker.ranks", signal.SIGKILL)
+        time.sleep(5)
+        pools.wait_ready()
+    figures["one of two ranks killed"] = load.figures()
+    load.assert_unharmed()
+    assert pools.kube.restarts() == before
+
+
+def test_releases_know_nothing_of_each_other(pools: Installation, namespaces: Namespaces) -> None:
+    """One more in the same namespace and one in another; each has its own workers, and lists its own models."""
+    neighbour = Installation(pools.kube, "neighbour")
+    abroad = Installation(namespaces("abroad"))
+    for installation in (neighbour, abroad):
+        installation.install(*settings(SMALL))
+        assert models(installation) == {"ryzanstein-tiny"}
+    assert models(pools) == {"ryzanstein-tiny", "tiny-pair"}
+    pools.kube.helm("uninstall", "neighbour", "--wait")
+    assert models(pools) == {"ryzanstein-tiny", "tiny-pair"}
+    assert pools.kube.items(KINDS, "app.kubernetes.io/instance=neighbour") == []
+
+
+def test_what_stays_is_taken_up_again(namespaces: Namespaces) -> None:
+    """Only the password and Redis's claim stay; a release of the same name finds in them what it had."""
+    installation = Installation(namespaces("again"))
+    installation.install(*settings(KEPT))
+    in_redis(installation, "set kept yes")
+    installation.kube.helm("uninstall", installation.release, "--wait")
+    installation.kube.until("every pod is gone", lambda: not installation.kube.items("pods"))
+    assert installation.kube.items(KINDS, "app.kubernetes.io/instance=ryzanstein") == []
+    left = installation.kube.items("secrets,persistentvolumeclaims")
+    assert {item["metadata"]["name"] for item in left} == {"ryzanstein-redis-auth-1", "data-ryzanstein-redis-0"}
+    installation.install(*settings(KEPT))
+    assert "yes" in in_redis(installation, "get kept")
+
+
+def in_redis(installation: Installation, command: str) -> str:
+    pod = installation.pod("redis")["metadata"]["name"]
+    return installation.kube.exec(pod, "sh", "-c", MARK.format(command=command))

@@ -1,0 +1,63 @@
+"""A restricted namespace that gives pods a user of its own choice, and the password of Redis there."""
+
+from __future__ import annotations
+
+import base64
+import time
+
+import pytest
+
+from tests.cluster.conftest import Namespaces, settings
+from tests.cluster.installation import Installation
+from tests.cluster.load import Load, Traffic
+
+pytestmark = pytest.mark.timeout(300)
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+UID = 1000650000
+# As OpenShift's admission would set it.
+VALUES = {
+    "openshift": "true",
+    "podDefaults.securityContext.runAsUser": UID,
+    "podDefaults.securityContext.fsGroup": UID,
+    "workers.defaults.replicas": 2,
+    "workers.defaults.resources.requests.cpu": "100m",
+}
+
+
+@pytest.fixture(scope="module")
+def anyones(namespaces: Namespaces) -> Installation:
+    installation = Installation(namespaces("arbitrary-uid", labels=RESTRICTED))
+    installation.install(*settings(VALUES))
+    return installation
+
+
+def password(installation: Installation, generation: int) -> bytes:
+    secret = installation.kube.get("secret", f"{installation.release}-redis-auth-{generation}")
+    return base64.b64decode(secret["data"]["password"])
+
+
+def test_any_user_may_run_it(anyones: Installation) -> None:
+    traffic = Traffic.undisturbed(anyones.url, streams=4, tokens=20)
+    assert all(answer.ids for answer in traffic.expected)
+    for component in ("gateway", "router", "coordinator", "worker"):
+        name = anyones.pod(component)["metadata"]["name"]
+        assert anyones.kube.exec(name, "id", "-u").strip() == str(UID)
+    assert not any(count for name, count in anyones.kube.restarts().items() if "-secrets-" not in name)
+
+
+def test_the_password_is_made_once(anyones: Installation) -> None:
+    before = password(anyones, 1)
+    assert len(before) >= 32
+    anyones.kube.kubectl("delete", "job", "-l", "app.kubernetes.io/component=secrets")
+    anyones.install(*settings(VALUES))
+    anyones.kube.wait("job", "-l", "app.kubernetes.io/component=secrets", condition="condition=Complete")
+    assert password(anyones, 1) == before
+
+
+def test_another_password_without_downtime(anyones: Installation) -> None:
+    traffic = Traffic.undisturbed(anyones.url, streams=6, tokens=100, shorts=2)
+    with Load(traffic) as load:
+        anyones.install(*settings({**VALUES, "redis.auth.generation": 2}))
+        time.sleep(2)
+    load.assert_unharmed()
+    assert password(anyones, 2) != password(anyones, 1)
