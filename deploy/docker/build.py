@@ -1,7 +1,7 @@
 """Builds the images with docker, podman or buildah, whichever is there, from ``wheelhouse/`` and the tree; no network.
 
-``python -m deploy.docker.build [--arch amd64] [--archives FOLDER] [--repository NAME] [--tag TAG] IMAGE...`` prints each image's
-size and time. ``--name NAME --push true TARGET`` builds one under another name, as skaffold asks for it.
+``python -m deploy.docker.build [--arch amd64] [--archives FOLDER] [--repository NAME] [--tag TAG] IMAGE...`` prints
+each image's size and time. ``--name NAME --push true TARGET`` builds one under another name, as skaffold asks for it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tests.charts.network import CALLS, GRPC, HTTP, allowed, edges, policed, rules
+from tests.charts.network import CALLS, GRPC, HTTP, METRICS, Edge, allowed, edges, policed, rules
 from tests.charts.rendering import NAMESPACE, Object, Pod, Rendered, environment, render
 
 SERVICES = {"gateway", "router", "coordinator", "worker", "redis", "secrets"}
