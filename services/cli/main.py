@@ -134,6 +134,18 @@ def status(
 
 
 @app.command()
+def trace(
+    request: Annotated[str, typer.Argument(metavar="REQUEST_ID", help="The answer's x-request-id, or a trace id.")],
+    jaeger: Annotated[str, typer.Option(envvar="RYZANSTEIN_JAEGER", help="URL of Jaeger.")] = "http://127.0.0.1:16686",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show where the time of a request went."""
+    from services.cli import trace as command
+
+    command.show(request, jaeger, as_json=as_json)
+
+
+@app.command()
 def chat(
     url: Annotated[str, typer.Option(help="Base URL of a gateway.")] = "http://127.0.0.1:8000",
     model: Annotated[str, typer.Option(help="Default: the first one served.")] = "",

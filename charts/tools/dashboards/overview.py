@@ -99,7 +99,7 @@ DASHBOARD = Dashboard(
                 graph(
                     "Interruptions survived",
                     "ops",
-                    (rate("ryzanstein_gateway_resumes_total", "cause"), "{{cause}}"),
+                    (f"{rate('ryzanstein_gateway_resumes_total', 'cause')} or vector(0)", "{{cause}}"),
                     about="Streams moved to another worker; drain, overload and loading are ordinary. "
                     + runbook("worker-down"),
                 ),

@@ -35,6 +35,56 @@ def ensure_secrets(
         Console().print(f"secret {where}/{secret} {'made' if made else 'is there already'}", highlight=False)
 
 
+Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Default: that of the kubeconfig.")]
+Release = Annotated[str, typer.Option(help="The name given to `helm install`.")]
+Context = Annotated[str, typer.Option(help="Context of the kubeconfig; default: the current one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+@kube.command()
+def doctor(
+    namespace: Namespace = "", release: Release = "ryzanstein", context: Context = "", as_json: AsJson = False
+) -> None:
+    """Say why an installation is Pending, not ready, restarting, unscraped or unreachable, and what to type.
+
+    Reads only. Exit status 1 when something is wrong.
+    """
+    from services.cli.kube import cluster
+    from services.cli.kube import doctor as command
+
+    cluster.connect(context)
+    snapshot = cluster.read(namespace or cluster.current_namespace(context), release)
+    if command.report(snapshot, as_json=as_json):
+        raise typer.Exit(1)
+
+
+@kube.command()
+def status(
+    namespace: Namespace = "", release: Release = "ryzanstein", context: Context = "", as_json: AsJson = False
+) -> None:
+    """Show workers, load and KV use, as the router sees them, through a port-forward."""
+    from services.cli.kube import cluster, workers
+
+    cluster.connect(context)
+    workers.show_status(namespace or cluster.current_namespace(context), release, as_json=as_json)
+
+
+@kube.command("drain-worker")
+def drain_worker(
+    pod: Annotated[str, typer.Argument(metavar="POD", help="The worker's pod.")],
+    grace: Annotated[float, typer.Option(min=0, help="Seconds that running requests may go on.")] = 30.0,
+    keep: Annotated[bool, typer.Option("--keep", help="Do not delete the pod then.")] = False,
+    namespace: Namespace = "",
+    release: Release = "ryzanstein",
+    context: Context = "",
+) -> None:
+    """Empty a worker, for work on its node or GPU, and delete its pod: streams go on elsewhere."""
+    from services.cli.kube import cluster, workers
+
+    cluster.connect(context)
+    workers.drain(namespace or cluster.current_namespace(context), release, pod, grace, keep=keep)
+
+
 def _split(pair: str) -> tuple[str, str]:
     name, equals, value = pair.partition("=")
     if not (name and equals):

@@ -1,0 +1,114 @@
+"""What the API server says of a release: read only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kubernetes import client, config
+from urllib3.exceptions import HTTPError
+
+from services.cli.errors import CommandError
+from services.cli.kube.diagnosis.snapshot import COMPONENT, INSTANCE, Object, Snapshot, is_ready, name
+
+_TIMEOUT_S = 15
+_UNREADABLE = (401, 403, 404, 405)  # not allowed, or the cluster has no such kind
+# Kinds of others: (group, version), each in the namespace or, for the last, in the whole cluster.
+_OF_OTHERS = {
+    "podmonitors": ("monitoring.coreos.com", "v1"),
+    "httproutes": ("gateway.networking.k8s.io", "v1"),
+}
+_OF_OTHERS_ANYWHERE = {"prometheuses": ("monitoring.coreos.com", "v1")}
+
+
+def connect(context: str = "") -> None:
+    """Use the cluster of the kubeconfig (or of this pod, without one); raises CommandError when there is none."""
+    try:
+        config.load_config(**({"context": context} if context else {}))  # type: ignore[no-untyped-call]
+    except (config.ConfigException, OSError) as error:
+        raise CommandError(f"no Kubernetes cluster: {error}") from error
+
+
+def current_namespace(context: str = "") -> str:
+    """That of the kubeconfig's context."""
+    try:
+        contexts, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
+    except config.ConfigException:
+        return "default"
+    chosen = next((each for each in contexts if each["name"] == context), active)
+    return str(chosen["context"].get("namespace", "default"))
+
+
+def read(namespace: str, release: str) -> Snapshot:
+    """Everything that a diagnosis needs, with as many requests as kinds; raises CommandError when nothing answers."""
+    unread: set[str] = set()
+    objects = {kind: _listed(kind, listing, unread) for kind, listing in _listings(namespace).items()}
+    if "pods" in unread:
+        raise CommandError(f"pods of namespace {namespace} can't be listed: does it exist, and may you read it?")
+    return Snapshot(namespace, release, objects, frozenset(unread), time.time())
+
+
+def ready_pods(namespace: str, release: str, component: str) -> list[str]:
+    """The names of a component's pods that are ready."""
+    unread: set[str] = set()
+    selector = f"{INSTANCE}={release},{COMPONENT}={component}"
+    core = client.CoreV1Api()
+    pods = _listed("pods", lambda: core.list_namespaced_pod(namespace, label_selector=selector), unread)
+    if unread:
+        raise CommandError(f"pods of namespace {namespace} can't be listed: does it exist, and may you read it?")
+    return [name(pod) for pod in pods if is_ready(pod)]
+
+
+def _listings(namespace: str) -> dict[str, Callable[[], Any]]:
+    core, apps, batch = client.CoreV1Api(), client.AppsV1Api(), client.BatchV1Api()
+    network, custom = client.NetworkingV1Api(), client.CustomObjectsApi()
+    scaling, storage = client.AutoscalingV2Api(), client.StorageV1Api()
+
+    def here(call: Callable[..., Any]) -> Callable[[], Any]:
+        return lambda: call(namespace, _request_timeout=_TIMEOUT_S)
+
+    def anywhere(call: Callable[..., Any]) -> Callable[[], Any]:
+        return lambda: call(_request_timeout=_TIMEOUT_S)
+
+    def of_others(kind: str, group: str, version: str) -> Callable[[], Any]:
+        return lambda: custom.list_namespaced_custom_object(
+            group, version, namespace, kind, _request_timeout=_TIMEOUT_S
+        )
+
+    def of_others_anywhere(kind: str, group: str, version: str) -> Callable[[], Any]:
+        return lambda: custom.list_cluster_custom_object(group, version, kind, _request_timeout=_TIMEOUT_S)
+
+    return {
+        "pods": here(core.list_namespaced_pod),
+        "events": here(core.list_namespaced_event),
+        "services": here(core.list_namespaced_service),
+        "persistentvolumeclaims": here(core.list_namespaced_persistent_volume_claim),
+        "deployments": here(apps.list_namespaced_deployment),
+        "replicasets": here(apps.list_namespaced_replica_set),
+        "statefulsets": here(apps.list_namespaced_stateful_set),
+        "jobs": here(batch.list_namespaced_job),
+        "networkpolicies": here(network.list_namespaced_network_policy),
+        "ingresses": here(network.list_namespaced_ingress),
+        "horizontalpodautoscalers": here(scaling.list_namespaced_horizontal_pod_autoscaler),
+        "nodes": anywhere(core.list_node),
+        "ingressclasses": anywhere(network.list_ingress_class),
+        "storageclasses": anywhere(storage.list_storage_class),
+        **{kind: of_others(kind, *version) for kind, version in _OF_OTHERS.items()},
+        **{kind: of_others_anywhere(kind, *version) for kind, version in _OF_OTHERS_ANYWHERE.items()},
+    }
+
+
+def _listed(kind: str, listing: Callable[[], Any], unread: set[str]) -> list[Object]:
+    """The objects of a kind in the API's own spelling; of one that can't be read none, and its name is noted."""
+    try:
+        found = listing()
+    except client.ApiException as error:
+        if error.status not in _UNREADABLE:
+            raise CommandError(f"{kind} can't be listed: {error.reason} ({error.status})") from error
+        unread.add(kind)
+        return []
+    except HTTPError as error:
+        raise CommandError(f"the API server does not answer: {error}") from error
+    plain: dict[str, Any] = client.ApiClient().sanitize_for_serialization(found)  # type: ignore[no-untyped-call]
+    return list(plain["items"])

@@ -1,0 +1,22 @@
+"""Why an installation is not well: pure functions from what the API server says to findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from services.cli.kube.diagnosis import exposure, pods, scraping, workloads
+from services.cli.kube.diagnosis.finding import Finding
+from services.cli.kube.diagnosis.snapshot import Snapshot
+
+_CHECKS: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
+    workloads.findings,
+    pods.findings,
+    exposure.findings,
+    scraping.findings,
+)
+
+
+def diagnose(snapshot: Snapshot) -> list[Finding]:
+    """Everything that is wrong, each cause once."""
+    found = dict.fromkeys(finding for check in _CHECKS for finding in check(snapshot))
+    return list(found)

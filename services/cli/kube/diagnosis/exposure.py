@@ -1,0 +1,87 @@
+"""Services without pods behind them, ways in that lead nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.cli.kube.diagnosis.finding import Finding
+from services.cli.kube.diagnosis.snapshot import Object, Snapshot, is_ready, labels, name
+
+
+def findings(snapshot: Snapshot) -> Iterator[Finding]:
+    """Of Services, Ingresses and routes of the release."""
+    for service in snapshot.own("services"):
+        yield from _of_service(snapshot, service)
+    for ingress in snapshot.own("ingresses"):
+        yield from _of_ingress(snapshot, ingress)
+    for route in snapshot.own("httproutes"):
+        yield from _of_route(snapshot, route)
+
+
+def _of_service(snapshot: Snapshot, service: Object) -> Iterator[Finding]:
+    selector = service["spec"].get("selector") or {}
+    chosen = [pod for pod in snapshot.all("pods") if selector.items() <= labels(pod).items()]
+    where = f"service/{name(service)}"
+    if not chosen:
+        why = "no pod has the labels that it selects: scaled to zero, or its labels were changed"
+        yield Finding(where, "unreachable", why, (snapshot.kubectl(f"get pods -l {_joined(selector)}"),))
+    elif not any(is_ready(pod) for pod in chosen):
+        why = f"none of its {len(chosen)} pods is ready"
+        yield Finding(where, "unreachable", why, (snapshot.kubectl(f"get pods -l {_joined(selector)}"),))
+    if service["spec"].get("type") == "LoadBalancer" and not (service.get("status", {}).get("loadBalancer") or {}).get(
+        "ingress"
+    ):
+        why = "its load balancer has no address: nothing in this cluster gives any, or it has not done so yet"
+        do = (
+            snapshot.kubectl(f"describe service {name(service)}"),
+            snapshot.upgrade("--set gateway.service.type=ClusterIP"),
+        )
+        yield Finding(where, "unreachable", why, do)
+
+
+def _of_ingress(snapshot: Snapshot, ingress: Object) -> Iterator[Finding]:
+    wanted, classes = ingress["spec"].get("ingressClassName"), snapshot.all("ingressclasses")
+    names = ", ".join(map(name, classes)) or "none"
+    where = f"ingress/{name(ingress)}"
+    if "ingressclasses" not in snapshot.unread:
+        if wanted and wanted not in map(name, classes):
+            why = f"there is no IngressClass {wanted}; there are: {names}"
+            yield Finding(where, "unreachable", why, (snapshot.upgrade("--set ingress.className=CLASS"),))
+            return
+        default = "ingressclass.kubernetes.io/is-default-class"
+        if not wanted and not any(
+            (each["metadata"].get("annotations") or {}).get(default) == "true" for each in classes
+        ):
+            why = f"it names no class and the cluster has no default one; there are: {names}"
+            yield Finding(where, "unreachable", why, (snapshot.upgrade("--set ingress.className=CLASS"),))
+            return
+    if not (ingress.get("status", {}).get("loadBalancer") or {}).get("ingress"):
+        why = "its controller has given it no address: is the controller running?"
+        yield Finding(
+            where,
+            "unreachable",
+            why,
+            ("kubectl get pods -A | grep -i ingress", snapshot.kubectl(f"describe ingress {name(ingress)}")),
+        )
+
+
+def _of_route(snapshot: Snapshot, route: Object) -> Iterator[Finding]:
+    parents = route.get("status", {}).get("parents") or ()
+    if not parents:
+        why = "no Gateway has taken it: is there one of that name, and a controller of its class?"
+        yield Finding(f"httproute/{name(route)}", "unreachable", why, ("kubectl get gateways -A",))
+    for parent in parents:
+        for condition in parent.get("conditions") or ():
+            if condition["type"] in ("Accepted", "ResolvedRefs") and condition["status"] == "False":
+                said = condition.get("message") or condition.get("reason")
+                why = f"{parent['parentRef']['name']} does not accept it: {said}"
+                yield Finding(
+                    f"httproute/{name(route)}",
+                    "unreachable",
+                    why,
+                    (snapshot.kubectl(f"describe httproute {name(route)}"),),
+                )
+
+
+def _joined(selector: dict[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in sorted(selector.items()))

@@ -1,0 +1,202 @@
+"""Pods that are Pending, wait, restart, or run without being ready."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from services.cli.kube.diagnosis.finding import Finding
+from services.cli.kube.diagnosis.scheduling import unschedulable
+from services.cli.kube.diagnosis.snapshot import COMPONENT, Object, Snapshot, is_ready, labels, name
+
+_PULL = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
+_OOM, _KILLED = "OOMKilled", 137
+# What each service waits for before it is ready.
+_READY_WHEN = {
+    "gateway": "a router has answered, and a worker of those that serve",
+    "router": "Redis has been read once",
+    "coordinator": "Redis has been read once",
+    "worker": "the model is loaded and Redis has been written once",
+    "redis": "it answers a ping",
+}
+
+
+def findings(snapshot: Snapshot) -> Iterator[Finding]:
+    """Of every pod of the release that is neither ready nor done."""
+    for pod in snapshot.own("pods"):
+        status = pod.get("status", {})
+        if status.get("phase") == "Succeeded":
+            continue
+        if status.get("phase") == "Failed":
+            yield _failed(snapshot, pod)
+        elif pod["metadata"].get("deletionTimestamp"):
+            continue
+        elif not _scheduled(pod):
+            yield from unschedulable(snapshot, pod)
+        else:
+            yield from _of_containers(snapshot, pod)
+
+
+def _scheduled(pod: Object) -> bool:
+    return bool(pod["spec"].get("nodeName")) or "False" not in [
+        condition["status"]
+        for condition in pod["status"].get("conditions") or ()
+        if condition["type"] == "PodScheduled"
+    ]
+
+
+def _failed(snapshot: Snapshot, pod: Object) -> Finding:
+    status = pod["status"]
+    reason = status.get("reason") or "it ended with an error"
+    return Finding(
+        f"pod/{name(pod)}",
+        "failed",
+        f"{reason}: {status.get('message', 'see its log')}",
+        (snapshot.kubectl(f"logs {name(pod)}"), snapshot.kubectl(f"delete pod {name(pod)}")),
+    )
+
+
+def _of_containers(snapshot: Snapshot, pod: Object) -> Iterator[Finding]:
+    status = pod["status"]
+    found = False
+    for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
+        for finding in _of_container(snapshot, pod, container):
+            found = True
+            yield finding
+    if found or is_ready(pod):
+        return
+    mounts = [
+        event
+        for event in snapshot.events("Pod", name(pod))
+        if event.get("reason") in ("FailedMount", "FailedAttachVolume")
+    ]
+    if mounts and not any(each.get("started") for each in status.get("containerStatuses") or ()):
+        yield _not_mounted(snapshot, pod, mounts[-1]["message"])
+    elif _all_run(status):
+        yield _not_ready(snapshot, pod)
+
+
+def _all_run(status: Object) -> bool:
+    containers: list[Object] = status.get("containerStatuses") or []
+    return bool(containers) and all("running" in each.get("state", {}) for each in containers)
+
+
+def _of_container(snapshot: Snapshot, pod: Object, container: Object) -> Iterator[Finding]:
+    waiting = container.get("state", {}).get("waiting", {})
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in _PULL:
+        yield _not_pulled(snapshot, pod, container, message)
+    elif reason == "CreateContainerConfigError":
+        yield _not_configured(snapshot, pod, message)
+    elif reason == "CrashLoopBackOff" or container.get("restartCount", 0) > 0:
+        yield _restarting(snapshot, pod, container)
+    elif container["name"] == "fetch" and "running" in container.get("state", {}):
+        yield Finding(
+            f"pod/{name(pod)}",
+            "not ready",
+            "its model is being fetched; that takes as long as its size over the network's speed",
+            (snapshot.kubectl(f"logs {name(pod)} -c fetch --tail=3"),),
+        )
+
+
+def _not_pulled(snapshot: Snapshot, pod: Object, container: Object, message: str) -> Finding:
+    image = container["image"]
+    events = [
+        event["message"] for event in snapshot.events("Pod", name(pod)) if "pull" in event.get("message", "").lower()
+    ]
+    said = next((text for text in reversed(events) if "Back-off" not in text), message)
+    if re.search(r"401|403|unauthorized|denied|authentication", said, re.IGNORECASE):
+        why, do = (
+            "the registry wants a password",
+            snapshot.upgrade('--set-json \'global.imagePullSecrets=[{"name":"SECRET"}]\''),
+        )
+    elif re.search(r"not found|manifest unknown|404", said, re.IGNORECASE):
+        why, do = "the registry has no such image", snapshot.upgrade("--set image.tag=TAG")
+    else:
+        why, do = "the registry is not reached", snapshot.upgrade("--set global.imageRegistry=MIRROR")
+    return Finding(f"pod/{name(pod)}", "Pending", f"the image {image} can't be pulled, {why}: {said}", (do,))
+
+
+def _not_configured(snapshot: Snapshot, pod: Object, message: str) -> Finding:
+    return Finding(
+        f"pod/{name(pod)}",
+        "Pending",
+        f"its container can't be made: {message}",
+        (*_for_missing(snapshot, message), snapshot.kubectl(f"describe pod {name(pod)}")),
+    )
+
+
+def _not_mounted(snapshot: Snapshot, pod: Object, message: str) -> Finding:
+    if "Multi-Attach" in message:
+        do = ("ReadWriteOnce serves one node: set storage.accessModes to [ReadWriteMany], or storage.type to perPod",)
+        return Finding(f"pod/{name(pod)}", "Pending", f"its volume is used on another node: {message}", do)
+    return Finding(
+        f"pod/{name(pod)}", "Pending", f"a volume can't be mounted: {message}", _for_missing(snapshot, message)
+    )
+
+
+def _for_missing(snapshot: Snapshot, message: str) -> tuple[str, ...]:
+    """How to make the Secret or ConfigMap that a message misses."""
+    secret = re.search(r'secret "([^"]+)" not found', message)
+    if not secret:
+        return ()
+    if "redis-auth" in secret[1]:
+        return (
+            snapshot.kubectl("get jobs,pods -l app.kubernetes.io/component=secrets"),
+            snapshot.kubectl(f'create secret generic {secret[1]} --from-literal=password="$(openssl rand -hex 32)"'),
+        )
+    return (snapshot.kubectl(f"create secret generic {secret[1]} --from-literal=KEY=VALUE"),)
+
+
+def _restarting(snapshot: Snapshot, pod: Object, container: Object) -> Finding:
+    last = container.get("lastState", {}).get("terminated") or container.get("state", {}).get("terminated") or {}
+    times, which = container.get("restartCount", 0), f"pod/{name(pod)}"
+    logs = snapshot.kubectl(f"logs {name(pod)} -c {container['name']} --previous --tail=20")
+    killed = [
+        event["message"]
+        for event in snapshot.events("Pod", name(pod))
+        if re.search(r"failed (liveness|startup) probe", event.get("message", ""))
+    ]
+    if last.get("reason") == _OOM:
+        limit = _limit(pod, container["name"])
+        why, do = f"killed for memory at its limit of {limit}", _raise_memory(snapshot, pod)
+        return Finding(which, "restarting", f"{why} ({times} times)", (do, logs))
+    if killed and "startup" in killed[-1]:
+        do = _value(pod, "startupBudgetSeconds=SECONDS") if labels(pod).get(COMPONENT) == "worker" else logs
+        why = "it did not start within its budget"
+        return Finding(
+            which, "restarting", f"{why} ({times} times)", (snapshot.upgrade(f"--set {do}") if "=" in do else do, logs)
+        )
+    if killed:
+        return Finding(which, "restarting", f"it did not answer its liveness probe for 30 s ({times} times)", (logs,))
+    code = last.get("exitCode", "unknown")
+    why = f"its process ends with status {code}" + (", killed from outside" if code == _KILLED else "")
+    return Finding(which, "restarting", f"{why} ({times} times); its last lines say why", (logs,))
+
+
+def _limit(pod: Object, container: str) -> str:
+    (found,) = [each for each in pod["spec"]["containers"] if each["name"] == container] or [{}]
+    return str(found.get("resources", {}).get("limits", {}).get("memory", "the node"))
+
+
+def _raise_memory(snapshot: Snapshot, pod: Object) -> str:
+    return snapshot.upgrade(f"--set {_value(pod, 'resources.limits.memory=SIZE')}")
+
+
+def _value(pod: Object, value: str) -> str:
+    """The path of a component's value."""
+    component = labels(pod).get(COMPONENT, "")
+    place = f"workers.pools.{labels(pod).get('ryzanstein.dev/pool', 'default')}" if component == "worker" else component
+    return f"{place}.{value}"
+
+
+def _not_ready(snapshot: Snapshot, pod: Object) -> Finding:
+    component = labels(pod).get(COMPONENT, "")
+    waits = f"it is ready when {_READY_WHEN[component]}" if component in _READY_WHEN else "its readiness probe fails"
+    events = [event["message"] for event in snapshot.events("Pod", name(pod)) if event.get("reason") == "Unhealthy"]
+    said = f"; the kubelet says: {events[-1]}" if events else ""
+    others = [each for each in ("redis", "router") if not any(map(is_ready, snapshot.own("pods", each)))]
+    missing = f"; not ready itself: {', '.join(others)}" if others and component not in others else ""
+    return Finding(
+        f"pod/{name(pod)}", "not ready", f"{waits}{missing}{said}", (snapshot.kubectl(f"logs {name(pod)} --tail=20"),)
+    )

@@ -1,0 +1,84 @@
+"""What the API server says of one release, as plain objects in its own spelling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Object = dict[str, Any]
+
+INSTANCE, COMPONENT = "app.kubernetes.io/instance", "app.kubernetes.io/component"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Objects by plural kind, e.g. `pods`; a kind that could not be read is in `unread` and has none."""
+
+    namespace: str
+    release: str
+    objects: dict[str, list[Object]]
+    unread: frozenset[str] = frozenset()
+    now: float = field(default=0.0)  # Unix time
+
+    def all(self, kind: str) -> list[Object]:
+        """Every object of the kind that was read: of the namespace, or of the cluster."""
+        return self.objects.get(kind, [])
+
+    def own(self, kind: str, component: str = "") -> list[Object]:
+        """Those of the release, perhaps of one component."""
+        found = [each for each in self.all(kind) if labels(each).get(INSTANCE) == self.release]
+        return [each for each in found if not component or labels(each).get(COMPONENT) == component]
+
+    def events(self, kind: str, name: str) -> list[Object]:
+        """What happened to an object, newest last."""
+        found = [
+            event
+            for event in self.all("events")
+            if event["involvedObject"].get("kind") == kind and event["involvedObject"].get("name") == name
+        ]
+        return sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+
+    def kubectl(self, command: str) -> str:
+        """A command for this namespace."""
+        return f"kubectl -n {self.namespace} {command}"
+
+    def upgrade(self, values: str) -> str:
+        """The command that sets values of this release."""
+        return f"helm -n {self.namespace} upgrade {self.release} CHART --reuse-values {values}"
+
+
+def name(found: Object) -> str:
+    """Its name."""
+    return str(found["metadata"]["name"])
+
+
+def labels(found: Object) -> dict[str, str]:
+    """Its labels."""
+    return found["metadata"].get("labels") or {}
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether a pod takes connections."""
+    conditions = pod["status"].get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def selects(selector: Object | None, of: dict[str, str]) -> bool:
+    """Whether a label selector takes these labels; an empty one takes all, none takes none."""
+    if selector is None:
+        return False
+    equal = (selector.get("matchLabels") or {}).items() <= of.items()
+    return equal and all(_holds(each, of) for each in selector.get("matchExpressions") or ())
+
+
+def _holds(expression: Object, of: dict[str, str]) -> bool:
+    value = of.get(expression["key"])
+    match expression["operator"]:
+        case "In":
+            return value in expression["values"]
+        case "NotIn":
+            return value not in expression["values"]
+        case "Exists":
+            return value is not None
+        case _:
+            return value is None

@@ -1,0 +1,96 @@
+"""Controllers that can't make pods, rollouts that stand still, jobs that failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from services.cli.kube.diagnosis.finding import Finding
+from services.cli.kube.diagnosis.snapshot import INSTANCE, Object, Snapshot, is_ready, labels, name
+
+_MAKERS = (("statefulsets", "StatefulSet"), ("replicasets", "ReplicaSet"), ("jobs", "Job"))
+
+
+def findings(snapshot: Snapshot) -> Iterator[Finding]:
+    """Of the release's controllers."""
+    if not snapshot.own("pods") and not snapshot.own("deployments") and not snapshot.own("statefulsets"):
+        yield _nothing(snapshot)
+        return
+    for plural, kind in _MAKERS:
+        for maker in snapshot.own(plural):
+            yield from _not_made(snapshot, kind, maker)
+    for wanted in snapshot.own("statefulsets"):
+        yield from _stuck(snapshot, wanted)
+    for job in snapshot.own("jobs"):
+        if any(each["type"] == "Failed" and each["status"] == "True" for each in job["status"].get("conditions") or ()):
+            do = (
+                snapshot.kubectl(f"logs job/{name(job)}"),
+                snapshot.kubectl(f"delete job {name(job)}"),
+                "then the same helm upgrade again",
+            )
+            yield Finding(f"job/{name(job)}", "failed", "it did not make the secrets in ten attempts", do)
+    for scaler in snapshot.own("horizontalpodautoscalers"):
+        yield from _blind(snapshot, scaler)
+
+
+def _nothing(snapshot: Snapshot) -> Finding:
+    others = sorted(
+        {
+            labels(pod)[INSTANCE]
+            for pod in snapshot.all("pods")
+            if labels(pod).get("app.kubernetes.io/name") == "ryzanstein" and INSTANCE in labels(pod)
+        }
+    )
+    there = f"; releases here: {', '.join(others)}" if others else ""
+    return Finding(
+        f"release/{snapshot.release}",
+        "not there",
+        f"namespace {snapshot.namespace} has nothing of a release {snapshot.release}{there}",
+        ("helm list -A", "ryzanstein kube doctor --namespace NAMESPACE --release RELEASE"),
+    )
+
+
+def _not_made(snapshot: Snapshot, kind: str, maker: Object) -> Iterator[Finding]:
+    """Quotas, Pod Security and webhooks refuse pods: nothing is Pending, there is just nothing."""
+    wanted = maker["spec"].get("replicas", maker["spec"].get("completions", 1))
+    if wanted <= maker["status"].get("replicas", maker["status"].get("succeeded", 0)):
+        return
+    failures = [each for each in snapshot.events(kind, name(maker)) if each.get("reason") == "FailedCreate"]
+    if not failures:
+        return
+    said = failures[-1]["message"]
+    do: tuple[str, ...] = (snapshot.kubectl(f"describe {kind.lower()} {name(maker)}"),)
+    why = "its pods are refused"
+    if "exceeded quota" in said:
+        why, do = "the namespace's quota is used up", (snapshot.kubectl("describe resourcequota"), *do)
+    elif "violates PodSecurity" in said:
+        why = "the namespace's Pod Security refuses its pods"
+        do = (f"kubectl get namespace {snapshot.namespace} --show-labels", *do)
+    yield Finding(f"{kind.lower()}/{name(maker)}", "no pods", f"{why}: {said}", do)
+
+
+def _stuck(snapshot: Snapshot, wanted: Object) -> Iterator[Finding]:
+    """A set never replaces a pod that is not ready with a newer one: a template that was mended needs a hand."""
+    status = wanted["status"]
+    newest = status.get("updateRevision")
+    if not newest or newest == status.get("currentRevision"):
+        return
+    for pod in snapshot.own("pods"):
+        owners = [owner["name"] for owner in pod["metadata"].get("ownerReferences") or ()]
+        if name(wanted) in owners and labels(pod).get("controller-revision-hash") != newest and not is_ready(pod):
+            why = "it is not ready and of an old revision: its set waits for it before it goes on"
+            yield Finding(f"pod/{name(pod)}", "stuck in a rollout", why, (snapshot.kubectl(f"delete pod {name(pod)}"),))
+
+
+def _blind(snapshot: Snapshot, scaler: Object) -> Iterator[Finding]:
+    for condition in scaler["status"].get("conditions") or ():
+        if (
+            condition["type"] == "ScalingActive"
+            and condition["status"] == "False"
+            and condition.get("reason") != "ScalingDisabled"
+        ):
+            said = condition.get("message", "")
+            do = "kubectl top pods" if re.search("resource metric", said) else "see keda.prometheusUrl"
+            yield Finding(
+                f"hpa/{name(scaler)}", "does not scale", said, (snapshot.kubectl(f"describe hpa {name(scaler)}"), do)
+            )

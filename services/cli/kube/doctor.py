@@ -1,0 +1,38 @@
+"""`ryzanstein kube doctor`: prints what is wrong with an installation, and what to type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+
+from services.cli.kube.diagnosis import diagnose
+from services.cli.kube.diagnosis.finding import Finding
+from services.cli.kube.diagnosis.snapshot import Snapshot
+
+
+def report(snapshot: Snapshot, *, as_json: bool) -> bool:
+    """Print the findings; whether there are any."""
+    found = diagnose(snapshot)
+    if as_json:
+        body = {"findings": [asdict(finding) for finding in found], "unread": sorted(snapshot.unread)}
+        print(json.dumps(body, indent=2))  # noqa: T201
+    else:
+        _print(Console(), snapshot, found)
+    return bool(found)
+
+
+def _print(console: Console, snapshot: Snapshot, found: Sequence[Finding]) -> None:
+    for finding in found:
+        console.print(f"[red]{finding.where}[/] is {finding.what}:", highlight=False, soft_wrap=True)
+        console.print(f"  {finding.why}", highlight=False, markup=False, soft_wrap=True)
+        for step in finding.do:
+            console.print(f"    {step}", style="bold", highlight=False, markup=False, soft_wrap=True)
+    if not found:
+        pods = len(snapshot.own("pods"))
+        console.print(f"{snapshot.namespace}/{snapshot.release} is well: {pods} pods", highlight=False)
+    asked = sorted(snapshot.unread - {"podmonitors", "prometheuses", "httproutes"})
+    if asked:
+        console.print(f"not looked at, since it may not be read: {', '.join(asked)}", style="dim", highlight=False)

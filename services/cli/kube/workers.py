@@ -1,0 +1,78 @@
+"""Workers of an installation in a cluster, by its router: their state, and the drain of one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import grpc
+from kubernetes import client
+from rich.console import Console
+from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
+
+from services.cli import status
+from services.cli.errors import CommandError
+from services.cli.kube.cluster import ready_pods
+from services.cli.kube.forward import forwarded
+from services.common.rpc import open_channel
+
+_ROUTER, _COORDINATOR = 50052, 50053
+_RPC_S = 10.0
+_POLL_S = 0.5
+
+
+def show_status(namespace: str, release: str, *, as_json: bool) -> None:
+    """What `ryzanstein status` shows, through port-forwards."""
+    with ExitStack() as stack:
+        router = stack.enter_context(_component(namespace, release, "router", _ROUTER))
+        coordinators = ready_pods(namespace, release, "coordinator")
+        coordinator = stack.enter_context(forwarded(namespace, coordinators[0], _COORDINATOR)) if coordinators else ""
+        status.show(router, coordinator, as_json=as_json)
+
+
+def drain(namespace: str, release: str, pod: str, grace_s: float, *, keep: bool) -> None:
+    """Let a worker finish or hand over what it has, then delete its pod unless `keep`."""
+    with _component(namespace, release, "router", _ROUTER) as router:
+        asyncio.run(_drain(router, pod, grace_s))
+    Console().print(f"{pod} has no requests any more", highlight=False)
+    if keep:
+        return
+    try:
+        client.CoreV1Api().delete_namespaced_pod(pod, namespace)
+    except client.ApiException as error:
+        raise CommandError(f"pod {namespace}/{pod}: {error.reason} ({error.status})") from error
+    Console().print(f"pod {namespace}/{pod} is deleted; its set makes it anew", highlight=False)
+
+
+async def _drain(router: str, pod: str, grace_s: float) -> None:
+    """The chart names workers after their pods."""
+    async with open_channel(router) as channel:
+        stub = routing_pb2_grpc.RouterStub(channel)
+        try:
+            names = {view.worker_id for view in (await _list(stub)).workers}
+            if pod not in names:
+                raise CommandError(f"the router knows no worker {pod}, only {', '.join(sorted(names)) or 'none'}")
+            asked = routing_pb2.DrainWorkerRequest(worker_id=pod, grace_ms=int(grace_s * 1000))
+            await stub.DrainWorker(asked, timeout=grace_s + _RPC_S)
+            deadline = time.monotonic() + grace_s + _RPC_S
+            while any(view.worker_id == pod and view.state.running for view in (await _list(stub)).workers):
+                if time.monotonic() > deadline:
+                    raise CommandError(f"{pod} still has requests after {grace_s + _RPC_S:.0f} s")
+                await asyncio.sleep(_POLL_S)
+        except grpc.aio.AioRpcError as error:
+            raise CommandError(f"the router refuses: {error.details()}") from error
+
+
+async def _list(stub: routing_pb2_grpc.RouterAsyncStub) -> routing_pb2.ListWorkersResponse:
+    return await stub.ListWorkers(routing_pb2.ListWorkersRequest(), timeout=_RPC_S)
+
+
+@contextmanager
+def _component(namespace: str, release: str, component: str, port: int) -> Iterator[str]:
+    pods = ready_pods(namespace, release, component)
+    if not pods:
+        raise CommandError(f"no {component} of {release} in {namespace} is ready; see: ryzanstein kube doctor")
+    with forwarded(namespace, pods[0], port) as address:
+        yield address

@@ -1,0 +1,241 @@
+"""A real Prometheus scrapes real services: every rule is evaluated, every panel shows something; Jaeger has traces."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from services.common.ports import free_port
+from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running
+from tests.programs import CHART, missing, program
+from tests.stack import ryzanstein
+from tests.unit.monitoring.exported import dashboards, rules
+
+pytestmark = pytest.mark.timeout(240)
+MODEL = str(Path(__file__).parents[2] / "models" / "ryzanstein-tiny")
+COMPONENTS = ("gateway", "router", "coordinator", "worker")
+OF_OTHERS = {"rz-k8s"}
+# Panels of what does not happen here: a stream that loses its worker, a queue, a second worker to pull from, limits.
+EVENTS = {
+    "rz-overview: Pauses that clients saw",
+    "rz-gateway: Time at Redis",
+    "rz-router: Wait in the queue",
+    "rz-kv: Speed of a pull",
+}
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Where they listen."""
+
+    gateway: str
+    prometheus: str
+    jaeger: str
+    redis: RedisServer
+
+    def query(self, expr: str) -> list[dict[str, Any]]:
+        answer = httpx.get(f"{self.prometheus}/api/v1/query", params={"query": expr}, timeout=10).json()
+        assert answer["status"] == "success", f"{expr}: {answer}"
+        found: list[dict[str, Any]] = answer["data"]["result"]
+        return found
+
+
+def wait(what: str, true: Any, within_s: float = 60.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+@contextmanager
+def process(name: str, *command: str, folder: Path, **environment: str) -> Iterator[None]:
+    with (folder / f"{name}.log").open("w") as log:
+        variables = {**os.environ, **{f"RYZANSTEIN_{key}": value for key, value in environment.items()}}
+        started = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=variables)
+        try:
+            yield
+        finally:
+            started.terminate()
+            started.wait(20)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+@contextmanager
+def _jaeger(folder: Path, otlp: int, query: int) -> Iterator[None]:
+    """With the configuration of the chart, on other ports."""
+    text = (CHART / "files" / "jaeger.yaml").read_text()
+    health = free_port()
+    for old, new in ((4317, otlp), (16686, query), (13133, health), (16685, free_port())):
+        text = text.replace(f":{old}", f":{new}").replace("0.0.0.0", "127.0.0.1")
+    (folder / "jaeger.yaml").write_text(text)
+    jaeger = program("jaeger") or missing("jaeger")
+    with process("jaeger", jaeger, "--config", str(folder / "jaeger.yaml"), folder=folder):
+        wait("Jaeger", lambda: _answers(f"http://127.0.0.1:{health}/status"))
+        yield
+
+
+@contextmanager
+def _prometheus(folder: Path, port: int, targets: dict[str, int]) -> Iterator[None]:
+    """With the rules of the chart, scraping and evaluating every second; what waits for minutes waits for seconds."""
+    alerts = (CHART / "files" / "rules" / "alerts.yaml").read_text()
+    (folder / "alerts.yaml").write_text(alerts.replace("for: 2m", "for: 2s"))
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s", "scrape_timeout": "1s"},
+        "rule_files": [str(CHART / "files" / "rules" / "recording.yaml"), str(folder / "alerts.yaml")],
+        "scrape_configs": [
+            {
+                "job_name": "ryzanstein",
+                "static_configs": [
+                    {"targets": [f"127.0.0.1:{metrics}"], "labels": {"component": component}}
+                    for component, metrics in targets.items()
+                ],
+            }
+        ],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    listen = f"127.0.0.1:{port}"
+    args = (
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/tsdb",
+        f"--web.listen-address={listen}",
+    )
+    prometheus = program("prometheus") or missing("prometheus")
+    with process("prometheus", prometheus, *args, folder=folder):
+        wait("Prometheus", lambda: _answers(f"http://{listen}/-/ready"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("monitoring")
+    metrics = {component: free_port() for component in COMPONENTS}
+    ports = {name: free_port() for name in ("gateway", "otlp", "jaeger", "prometheus")}
+    redis = RedisServer(folder)
+    with ExitStack() as stack:
+        stack.enter_context(_jaeger(folder, ports["otlp"], ports["jaeger"]))
+        environment = stack.enter_context(pytest.MonkeyPatch.context())
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{ports['otlp']}")
+        environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+        redis.start()
+        stack.callback(redis.kill)
+        coordinator = stack.enter_context(
+            running(coordinator_process(redis.url, METRICS_PORT=str(metrics["coordinator"])))
+        )
+        router = stack.enter_context(
+            running(
+                router_process(redis.url, COORDINATOR_ADDRESS=coordinator.address, METRICS_PORT=str(metrics["router"]))
+            )
+        )
+        worker = {
+            "MODEL": MODEL,
+            "WORKER_ID": "w0",
+            "WORKER_PORT": str(free_port()),
+            "METRICS_PORT": str(metrics["worker"]),
+            "DRAIN_S": "0",
+        }
+        gateway = {
+            "ROUTER_ADDRESSES": router.address,
+            "GATEWAY_PORT": str(ports["gateway"]),
+            "METRICS_PORT": str(metrics["gateway"]),
+        }
+        for module, settings in (("worker.server", worker), ("gateway", gateway)):
+            command = (sys.executable, "-m", f"services.{module}")
+            stack.enter_context(process(module, *command, folder=folder, REDIS_URL=redis.url, **settings))
+        stack.enter_context(_prometheus(folder, ports["prometheus"], metrics))
+        url = f"http://127.0.0.1:{ports['gateway']}"
+        wait("the installation", lambda: _answers(f"{url}/health"), 90)
+        yield Watched(url, f"http://127.0.0.1:{ports['prometheus']}", f"http://127.0.0.1:{ports['jaeger']}", redis)
+
+
+def ask(watched: Watched, session: str = "", **headers: str) -> httpx.Response:
+    body = {"prompt": "def fibonacci(n):\n    " * 8, "max_tokens": 12, **({"user": session} if session else {})}
+    answer = httpx.post(f"{watched.gateway}/v1/completions", json=body, headers=headers, timeout=60)
+    assert answer.status_code == httpx.codes.OK, answer.text
+    return answer
+
+
+def test_every_panel_shows_something_and_every_rule_is_evaluated(watched: Watched) -> None:
+    deadline = time.monotonic() + 6
+    while time.monotonic() < deadline:  # rates over a window of a few scrapes
+        ask(watched, session="s")
+        time.sleep(0.3)
+    wait("recorded series", lambda: watched.query("ryzanstein:affinity:ratio_rate10m"))
+    groups = httpx.get(f"{watched.prometheus}/api/v1/rules", timeout=10).json()["data"]["groups"]
+    evaluated = [rule for group in groups for rule in group["rules"]]
+    assert len(evaluated) == len(rules())
+    assert [rule["name"] for rule in evaluated if rule["health"] != "ok"] == []
+    assert {title for title, panel in _panels() if not _shows(watched, panel)} <= EVENTS
+
+
+def _panels() -> Iterator[tuple[str, dict[str, Any]]]:
+    for dashboard in dashboards():
+        for panel in dashboard["panels"]:
+            if panel["type"] != "row" and dashboard["uid"] not in OF_OTHERS:
+                yield f"{dashboard['uid']}: {panel['title']}", panel
+
+
+def _shows(watched: Watched, panel: dict[str, Any]) -> bool:
+    """Whether any of its queries has a number."""
+    for target in panel["targets"]:
+        expr = target["expr"].replace("$__rate_interval", "10s")
+        for name in ("namespace", "release", "model", "pool", "component"):
+            expr = expr.replace(f'"${name}"', '".*"')
+        if any(not math.isnan(float(series["value"][1])) for series in watched.query(expr)):
+            return True
+    return False
+
+
+def test_a_trace_is_found_by_the_id_of_the_request_and_says_where_time_went(watched: Watched, tmp_path: Path) -> None:
+    request_id = f"slow-{os.getpid()}"
+    ask(watched, **{"x-request-id": request_id, "traceparent": f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-01"})
+
+    def trace(*options: str) -> subprocess.CompletedProcess[str]:
+        return ryzanstein("trace", request_id, "--jaeger", watched.jaeger, *options, runtime_dir=tmp_path)
+
+    def spans() -> list[dict[str, Any]]:
+        found = trace("--json")
+        return json.loads(found.stdout) if found.returncode == 0 else []
+
+    wait(
+        "all spans", lambda: {span["service"] for span in spans()} >= {"gateway", "router", "kv-coordinator", "worker"}
+    )
+    by_name = {span["name"]: span for span in spans()}
+    assert by_name["worker.request"]["duration"] <= by_name["POST /v1/completions"]["duration"]
+    assert sum(span["own"] for span in by_name.values()) > 0
+    text = trace().stdout
+    assert "worker.request" in text
+    assert " ms in " in text
+    missing_one = ryzanstein("trace", "nobody-sent-this", "--jaeger", watched.jaeger, runtime_dir=tmp_path)
+    assert missing_one.returncode == 1
+    assert "no trace of nobody-sent-this" in missing_one.stderr
+
+
+def test_an_alert_fires_on_a_planted_fault_and_resolves(watched: Watched) -> None:
+    def firing() -> bool:
+        ask(watched, session="s")  # routers learn of it by what they want of Redis; clients see nothing
+        return bool(watched.query('ALERTS{alertname="RyzansteinRedisAway",alertstate="firing"}'))
+
+    assert not firing()
+    watched.redis.kill()
+    wait("the alert", firing)
+    watched.redis.start()
+    wait("its end", lambda: not firing())

@@ -1,0 +1,327 @@
+"""`ryzanstein kube doctor` names the cause of what is wrong, and a command that mends it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from services.cli.kube.diagnosis import diagnose
+from services.cli.kube.diagnosis.finding import Finding
+from services.cli.kube.doctor import report
+from tests.unit.cli.kube.objects import Broken, event, healthy, labels, pod, snapshot
+
+
+def one(broken: Broken) -> Finding:
+    """The only finding that is not merely a Service whose pods are not ready."""
+    found = [each for each in diagnose(broken.snapshot) if not each.where.startswith("service/")]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_nothing_is_wrong_with_what_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert diagnose(snapshot(healthy())) == []
+    assert not report(snapshot(healthy()), as_json=False)
+    assert "is well: 6 pods" in capsys.readouterr().out
+
+
+def test_findings_are_for_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
+    broken = Broken()
+    broken.pending("worker", "0/1 nodes are available: 1 Insufficient memory.")
+    assert report(broken.snapshot, as_json=True)
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert found["where"] == "pod/ryzanstein-workers-default-0"
+
+
+def test_a_release_that_is_not_there_names_those_that_are() -> None:
+    objects = healthy()
+    for each in objects["pods"]:
+        each["metadata"]["labels"]["app.kubernetes.io/instance"] = "other"
+    objects["services"] = objects["networkpolicies"] = []
+    (found,) = diagnose(snapshot(objects))
+    assert "releases here: other" in found.why
+
+
+@pytest.mark.parametrize(
+    ("message", "why", "do"),
+    [
+        (
+            "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. preemption: 0/1 nodes are available.",
+            "no node offers nvidia.com/gpu",
+            "device-plugin",
+        ),
+        ("0/1 nodes are available: 1 Insufficient cpu.", "nodes have as much, but not free", "requests.cpu"),
+        (
+            "0/1 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}.",
+            "taint nvidia.com/gpu",
+            "workers.pools.default.tolerations",
+        ),
+        (
+            "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",
+            "no node has the labels",
+            "--show-labels",
+        ),
+        (
+            "0/1 nodes are available: 1 node(s) didn't match pod topology spread constraints.",
+            "every node has one",
+            "topologySpread=soft",
+        ),
+        ("0/1 nodes are available: 1 node(s) were unschedulable.", "were unschedulable", "describe pod"),
+    ],
+)
+def test_pending_for_want_of_a_node(message: str, why: str, do: str) -> None:
+    broken = Broken()
+    broken.pending("worker", message)
+    found = one(broken)
+    assert (found.where, found.what) == ("pod/ryzanstein-workers-default-0", "Pending")
+    assert why in found.why
+    assert any(do in step for step in found.do)
+
+
+def test_a_pod_that_no_node_could_ever_take() -> None:
+    broken = Broken()
+    resources = broken.pending("worker", "0/1 nodes are available: 1 Insufficient memory.")["spec"]["containers"][0][
+        "resources"
+    ]
+    resources["requests"]["memory"] = "64Gi"
+    assert "asks for 64.0 GiB memory, and the largest node has 4.0 GiB" in one(broken).why
+
+
+def test_each_reason_of_the_scheduler_is_named() -> None:
+    broken = Broken()
+    broken.pending("worker", "0/3 nodes are available: 1 Insufficient cpu, 2 Insufficient memory. preemption: none")
+    found = [each.why for each in diagnose(broken.snapshot)]
+    assert len(found) == 2
+    assert "cpu" in found[0]
+    assert "memory" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("storage_class", "why"),
+    [("fast", "no StorageClass fast; there are: standard"), (None, "no default one")],
+)
+def test_a_claim_that_is_not_bound(storage_class: str | None, why: str) -> None:
+    broken = Broken()
+    pending = broken.pending("worker", "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
+    pending["spec"]["volumes"] = [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}]
+    claim = {
+        "metadata": {"name": "models"},
+        "spec": {"storageClassName": storage_class},
+        "status": {"phase": "Pending"},
+    }
+    broken.objects["persistentvolumeclaims"] = [claim]
+    found = one(broken)
+    assert found.where == "pvc/models"
+    assert why in found.why
+
+
+@pytest.mark.parametrize(
+    ("said", "why", "do"),
+    [
+        ("failed to resolve reference: ghcr.io/x: not found", "no such image", "image.tag"),
+        ("unexpected status: 401 Unauthorized", "wants a password", "imagePullSecrets"),
+        ("dial tcp: i/o timeout", "is not reached", "imageRegistry"),
+    ],
+)
+def test_an_image_that_is_not_pulled(said: str, why: str, do: str) -> None:
+    broken = Broken()
+    broken.waiting("gateway", "ImagePullBackOff", 'Back-off pulling image "x"')
+    broken.event("gateway", "Failed", f'Failed to pull image "x": {said}')
+    found = one(broken)
+    assert why in found.why
+    assert "gateway-0.1.0" in found.why
+    assert any(do in step for step in found.do)
+
+
+def test_the_secret_that_nobody_made() -> None:
+    broken = Broken()
+    broken.not_ready("router")["status"]["containerStatuses"][0] |= {
+        "started": False,
+        "state": {"waiting": {"reason": "ContainerCreating"}},
+    }
+    message = 'MountVolume.SetUp failed for volume "redis-auth" : secret "ryzanstein-redis-auth-1" not found'
+    broken.event("router", "FailedMount", message)
+    found = one(broken)
+    assert found.what == "Pending"
+    assert any("component=secrets" in step for step in found.do)
+    assert any("create secret generic ryzanstein-redis-auth-1" in step for step in found.do)
+
+
+def test_a_container_killed_for_memory() -> None:
+    broken = Broken()
+    broken.pod("worker")["status"]["containerStatuses"][0] |= {
+        "restartCount": 3,
+        "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}},
+    }
+    found = one(broken)
+    assert (found.what, found.why) == ("restarting", "killed for memory at its limit of 2Gi (3 times)")
+    assert "workers.pools.default.resources.limits.memory" in found.do[0]
+
+
+@pytest.mark.parametrize(
+    ("probe", "why", "do"),
+    [
+        ("startup", "did not start within its budget", "startupBudgetSeconds"),
+        ("liveness", "did not answer its liveness probe", "--previous"),
+    ],
+)
+def test_a_container_killed_by_a_probe(probe: str, why: str, do: str) -> None:
+    broken = Broken()
+    broken.pod("worker")["status"]["containerStatuses"][0] |= {
+        "restartCount": 1,
+        "lastState": {"terminated": {"reason": "Error", "exitCode": 137}},
+    }
+    broken.event("worker", "Killing", f"Container worker failed {probe} probe, will be restarted")
+    found = one(broken)
+    assert why in found.why
+    assert do in found.do[0]
+
+
+def test_a_process_that_ends_by_itself() -> None:
+    broken = Broken()
+    waits = broken.waiting("router", "CrashLoopBackOff", "back-off 5m0s restarting failed container")
+    waits["status"]["containerStatuses"][0] |= {
+        "restartCount": 7,
+        "lastState": {"terminated": {"reason": "Error", "exitCode": 1}},
+    }
+    found = one(broken)
+    assert "ends with status 1 (7 times)" in found.why
+    assert "logs ryzanstein-router-0 -c router --previous" in found.do[0]
+
+
+def test_a_pod_that_runs_and_is_not_ready_waits_for_others() -> None:
+    broken = Broken()
+    broken.not_ready("gateway")
+    broken.not_ready("router")
+    broken.event("gateway", "Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 503")
+    found = {each.where: each for each in diagnose(broken.snapshot)}
+    gateway = found["pod/ryzanstein-gateway-6d5f-x"]
+    assert "a router has answered" in gateway.why
+    assert "not ready itself: router" in gateway.why
+    assert "statuscode: 503" in gateway.why
+    assert "Redis" in found["pod/ryzanstein-router-0"].why
+    assert "none of its 1 pods is ready" in found["service/ryzanstein-gateway"].why
+
+
+def test_a_model_that_is_being_fetched_is_said_to_be() -> None:
+    broken = Broken()
+    worker = broken.not_ready("worker")
+    worker["status"]["initContainerStatuses"] = [{"name": "fetch", "image": "cli", "state": {"running": {}}}]
+    worker["status"]["containerStatuses"][0] |= {"started": False, "state": {"waiting": {"reason": "PodInitializing"}}}
+    assert "being fetched" in one(broken).why
+
+
+def test_pods_that_are_refused_before_they_exist() -> None:
+    for said, why in (
+        ('pods "x" is forbidden: exceeded quota: team, requested: cpu=1', "quota is used up"),
+        ('pods "x" is forbidden: violates PodSecurity "restricted:latest"', "Pod Security refuses"),
+    ):
+        broken = Broken()
+        broken.objects["pods"].remove(broken.pod("worker"))
+        broken.objects["statefulsets"] = [
+            {
+                "metadata": {"name": "ryzanstein-workers-default", "labels": labels("worker")},
+                "spec": {"replicas": 1},
+                "status": {"replicas": 0},
+            }
+        ]
+        broken.objects["events"].append(event("StatefulSet", "ryzanstein-workers-default", "FailedCreate", said))
+        assert why in one(broken).why
+
+
+def test_a_rollout_that_waits_for_a_pod_of_the_old_template() -> None:
+    broken = Broken()
+    worker = broken.not_ready("worker")
+    worker["metadata"]["ownerReferences"] = [{"kind": "StatefulSet", "name": "ryzanstein-workers-default"}]
+    worker["metadata"]["labels"]["controller-revision-hash"] = "ryzanstein-workers-default-old"
+    broken.objects["statefulsets"] = [
+        {
+            "metadata": {"name": "ryzanstein-workers-default", "labels": labels("worker")},
+            "spec": {"replicas": 1},
+            "status": {"replicas": 1, "currentRevision": "a-old", "updateRevision": "ryzanstein-workers-default-new"},
+        }
+    ]
+    steps = [step for each in diagnose(broken.snapshot) for step in each.do]
+    assert "kubectl -n serving delete pod ryzanstein-workers-default-0" in steps
+
+
+def test_a_policy_that_lets_no_prometheus_in() -> None:
+    broken = Broken()
+    broken.objects["pods"].remove(broken.pod("prometheus"))
+    broken.objects["networkpolicies"][0]["spec"]["ingress"] = [{"ports": [{"port": 8000}]}]
+    found = diagnose(broken.snapshot)
+    assert {each.what for each in found} == {"unscraped"}
+    assert len(found) == 4
+    assert any("networkPolicy.metricsFrom" in step for step in found[0].do)
+
+
+def test_a_monitor_that_no_prometheus_selects() -> None:
+    broken = Broken()
+    broken.objects["podmonitors"] = [{"metadata": {"name": "ryzanstein", "labels": labels("monitoring")}}]
+    broken.objects["prometheuses"] = [
+        {
+            "metadata": {"name": "k"},
+            "spec": {"podMonitorSelector": {"matchLabels": {"release": "kube-prometheus-stack"}}},
+        }
+    ]
+    found = one(broken)
+    assert found.what == "unscraped"
+    assert "monitoring.operator.labels.release=kube-prometheus-stack" in found.do[0]
+    broken.objects["podmonitors"][0]["metadata"]["labels"]["release"] = "kube-prometheus-stack"
+    assert diagnose(broken.snapshot) == []
+
+
+def test_ways_in_that_lead_nowhere() -> None:
+    broken = Broken()
+    broken.objects["services"][0]["spec"]["type"] = "LoadBalancer"
+    broken.objects["ingresses"] = [
+        {
+            "metadata": {"name": "ryzanstein", "labels": labels("gateway")},
+            "spec": {"ingressClassName": "nginx"},
+            "status": {},
+        }
+    ]
+    broken.objects["ingressclasses"] = [{"metadata": {"name": "traefik"}}]
+    broken.objects["httproutes"] = [
+        {
+            "metadata": {"name": "ryzanstein", "labels": labels("gateway")},
+            "status": {
+                "parents": [
+                    {
+                        "parentRef": {"name": "public"},
+                        "conditions": [
+                            {"type": "Accepted", "status": "False", "reason": "NotAllowedByListeners", "message": ""}
+                        ],
+                    }
+                ]
+            },
+        }
+    ]
+    found = {each.where: each.why for each in diagnose(broken.snapshot)}
+    assert "load balancer has no address" in found["service/ryzanstein-gateway"]
+    assert "no IngressClass nginx; there are: traefik" in found["ingress/ryzanstein"]
+    assert "public does not accept it: NotAllowedByListeners" in found["httproute/ryzanstein"]
+
+
+def test_what_ends_or_is_done_is_not_ill() -> None:
+    broken = Broken()
+    broken.not_ready("gateway")["metadata"]["deletionTimestamp"] = "2026-11-25T10:00:00Z"
+    broken.objects["pods"].append(pod("ryzanstein-gateway-6d5f-new", "gateway"))
+    job = pod("ryzanstein-secrets-1", "secrets")
+    job["status"] = {"phase": "Succeeded"}
+    broken.objects["pods"].append(job)
+    assert diagnose(broken.snapshot) == []
+
+
+def test_what_may_not_be_read_is_told_and_not_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    objects = healthy()
+    objects["ingresses"] = [
+        {
+            "metadata": {"name": "ryzanstein", "labels": labels("gateway")},
+            "spec": {"ingressClassName": "nginx"},
+            "status": {"loadBalancer": {"ingress": [{"ip": "10.0.0.1"}]}},
+        }
+    ]
+    unread = snapshot(objects, "ingressclasses", "nodes")
+    assert not report(unread, as_json=False)
+    assert "ingressclasses, nodes" in capsys.readouterr().out
