@@ -27,7 +27,7 @@ from rich.table import Table
 from bench.gguf import write_gguf
 from bench.make_checkpoint import SHAPES, write_checkpoint
 from bench.serve import Load, Workload, drive, first_model
-from bench.servers import Server, read_peers, start
+from bench.servers import Peer, Server, read_peers, started
 from bench.standstill import Watch, watch
 from bench.stats import median
 
@@ -78,6 +78,7 @@ async def measure(server: Server, loads: dict[str, Load], machine: Watch) -> dic
 
 
 async def compare(
+    peers: dict[str, Peer],
     homes: dict[str, str],
     models: dict[str, str],
     wanted: tuple[Scenario, ...],
@@ -87,27 +88,35 @@ async def compare(
     machine: Watch,
     settle_s: float,
 ) -> dict:
-    """Measure every scenario on every server, `rounds` times in turns."""
-    peers, names = read_peers(), list(homes)
+    """Measure every scenario on every server, `rounds` times in turns.
+
+    A server that does not start, or does not answer, costs nobody else's results: what it said is under `failed`.
+    """
+    names = list(homes)
+    failed: dict[str, list[str]] = {}
     start_s: dict[str, list[float]] = {name: [] for name in names}
     memory_mib: dict[str, list[float]] = {name: [] for name in names}
     runs: dict[str, dict[str, list[dict]]] = {s.name: {name: [] for name in names} for s in wanted}
     for turn in range(rounds):
         loads = {s.name: with_seed(s.load, 100 * turn + len(s.name)) for s in wanted}
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            server = await start(peers[name], homes[name], models[peers[name].format], ranks, logs / f"{name}.log")
             try:
-                for scenario, run in (await measure(server, loads, machine)).items():
-                    runs[scenario][name].append(run)
-                start_s[name].append(server.start_s)
-                memory_mib[name].append(server.memory_mib())
-            finally:
-                await server.stop()
+                model = models[peers[name].format]
+                async with started(peers[name], homes[name], model, ranks, logs / f"{name}.log") as server:
+                    for scenario, run in (await measure(server, loads, machine)).items():
+                        runs[scenario][name].append(run)
+                    start_s[name].append(server.start_s)
+                    memory_mib[name].append(server.memory_mib())
+            except (RuntimeError, OSError, EOFError, ValueError, LookupError) as error:
+                failed.setdefault(name, []).append(f"round {turn + 1}: {type(error).__name__}: {error}")
             await asyncio.sleep(settle_s)
     return {
-        "start_s": {name: median(values) for name, values in start_s.items()},
-        "memory_mib": {name: median(values) for name, values in memory_mib.items()},
-        "scenarios": runs,
+        "start_s": {name: median(values) for name, values in start_s.items() if values},
+        "memory_mib": {name: median(values) for name, values in memory_mib.items() if values},
+        "scenarios": {
+            scenario: {name: found for name, found in by_peer.items() if found} for scenario, by_peer in runs.items()
+        },
+        "failed": failed,
     }
 
 
@@ -125,6 +134,9 @@ def show(results: dict, console: Console) -> None:
     for name, unit in (("start_s", "s"), ("memory_mib", "MiB")):
         table.add_row(name, *(f"{results[name][peer]:.1f} {unit}" for peer in peers), "")
     console.print(table)
+    for peer, reasons in results["failed"].items():
+        for reason in reasons:
+            console.print(f"[red]{peer}[/] {reason}")
 
 
 def _cell(runs: list[dict], rate: float) -> str:
@@ -159,11 +171,12 @@ def main(
             models["gguf"] = str(write_gguf(checkpoint, Path(folder) / f"llama-{shape}.gguf"))
         logs = Path(tempfile.mkdtemp(prefix="compare-logs-"))
         with watch(os.sched_getaffinity(0)) as machine:
-            results = asyncio.run(compare(homes, models, loads, rounds, ranks, logs, machine, settle))
+            results = asyncio.run(compare(read_peers(), homes, models, loads, rounds, ranks, logs, machine, settle))
     results |= {"shape": shape, "ranks": ranks, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     show(results, Console())
     if out:
         out.write_text(json.dumps(results, indent=1))
+    raise typer.Exit(bool(results["failed"]))
 
 
 if __name__ == "__main__":

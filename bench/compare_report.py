@@ -29,9 +29,10 @@ def rates(results: dict, scenario: str) -> dict[str, float]:
     return {peer: median([run["output_tokens_per_s"] for run in runs]) for peer, runs in by_peer.items()}
 
 
-def ratio(found: dict[str, float]) -> float:
-    """Ours over the best of the others."""
-    return found[OURS] / max(rate for peer, rate in found.items() if peer != OURS)
+def ratio(found: dict[str, float]) -> float | None:
+    """Ours over the best of the others; None when one of the two is missing: a server may not have started."""
+    others = [rate for peer, rate in found.items() if peer != OURS]
+    return found[OURS] / max(others) if others and OURS in found else None
 
 
 def markdown(results: dict) -> str:
@@ -44,7 +45,8 @@ def markdown(results: dict) -> str:
     for scenario, by_peer in results["scenarios"].items():
         found = rates(results, scenario)
         cells = [_cell(by_peer[peer], found[peer]) for peer in peers]
-        lines.append(f"| {scenario} | {' | '.join(cells)} | {ratio(found):.2f} |")
+        over = ratio(found)
+        lines.append(f"| {scenario} | {' | '.join(cells)} | {'' if over is None else f'{over:.2f}'} |")
     for name, title, unit in (("start_s", "start", "s"), ("memory_mib", "memory", "MiB")):
         cells = [
             f"{results[name][peer]:,.1f} {unit}" if unit == "s" else f"{results[name][peer]:,.0f} {unit}"
@@ -82,7 +84,7 @@ def _draw_panel(panel: plt.Axes, results: dict) -> None:
         heights = []
         for scenario in scenarios:
             found = rates(results, scenario)
-            heights.append(found[peer] / found[OURS] * ratio(found))
+            heights.append(found[peer] / max(rate for other, rate in found.items() if other != OURS))
         places = [place + (index - (len(peers) - 1) / 2) * width for place in range(len(scenarios))]
         panel.bar(places, heights, width, label=peer, color=_COLOURS.get(peer) or next(others))
     panel.axhline(1, color="#444444", linewidth=0.6)

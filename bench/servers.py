@@ -9,6 +9,8 @@ import shlex
 import signal
 import time
 import tomllib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,7 +58,8 @@ class Server:
     async def stop(self) -> None:
         """SIGINT, then SIGKILL to whatever is left of the tree."""
         tree = self._tree()
-        self.process.send_signal(signal.SIGINT)
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGINT)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(30):
                 await self.process.wait()
@@ -70,6 +73,16 @@ class Server:
         except psutil.NoSuchProcess:
             return []
         return [root, *root.children(recursive=True)]
+
+
+@asynccontextmanager
+async def started(peer: Peer, home: str, model: str, ranks: int, log: Path) -> AsyncIterator[Server]:
+    """A peer that runs while the block does; raises RuntimeError or OSError when it does not start."""
+    server = await start(peer, home, model, ranks, log)
+    try:
+        yield server
+    finally:
+        await server.stop()
 
 
 async def start(peer: Peer, home: str, model: str, ranks: int, log: Path, timeout_s: float = 300) -> Server:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.lifecycle import StartupError
+from services.common.templates import compile_template
 from services.worker.loading.files import check_safetensors, read_json
 from services.worker.loading.pooling import Pooling, read_pooling
 from services.worker.loading.sampling import SamplingDefaults, read_sampling
@@ -67,18 +68,33 @@ def _read(folder: Path) -> ModelFiles:
 
 
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str:
-    """Newer repositories keep the template in a file of its own, older ones inside tokenizer_config.json."""
+    """Newer repositories keep the template in a file of its own, older ones inside tokenizer_config.json.
+
+    Raises ModelError naming the file when it is none: gateways could only refuse the whole model.
+    """
     file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"{file}: {error}") from error
-    template = tokenizer_config.get("chat_template") or ""
-    if isinstance(template, list):  # named templates
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default", "")
-    return str(template)
+    try:
+        if file.is_file():
+            template = file.read_text()
+        else:
+            file = folder / "tokenizer_config.json"
+            template = _configured(tokenizer_config.get("chat_template") or "")
+        if template:
+            compile_template(template)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file}: {error}") from error
+    return template
+
+
+def _configured(value: object) -> str:
+    """The template of a tokenizer_config.json, the default one of several; raises ValueError when there is none."""
+    if isinstance(value, list):
+        if not all(isinstance(entry, dict) and isinstance(entry.get("template"), str) for entry in value):
+            raise ValueError("chat_template: each of several must be an object with `name` and `template`")
+        value = next((entry["template"] for entry in value if entry.get("name") == "default"), "")
+    if not isinstance(value, str):
+        raise ValueError(f"chat_template must be a text or a list of named ones, not {type(value).__name__}")
+    return value
 
 
 def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -47,6 +48,31 @@ def test_broken_json(name: str, folder: Path) -> None:
     (folder / name).write_text("{")
     with pytest.raises(StartupError, match=rf"{name}: not JSON"):
         read_model_files(folder)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for m in messages %}\n{{ m.content }", "line 2: unexpected '}'"),
+        ("{{ messages | nonsense }}", "line 1: No filter named 'nonsense'"),
+        ([{"name": "default"}], "each of several must be an object"),
+        ({"default": "x"}, "must be a text or a list"),
+    ],
+)
+def test_a_chat_template_that_is_none(template: object, reason: str, folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"chat_template": template}))
+    with pytest.raises(StartupError, match=rf"tokenizer_config\.json: .*{re.escape(reason)}"):
+        read_model_files(folder)
+    if isinstance(template, str):
+        (folder / "chat_template.jinja").write_text(template)
+        with pytest.raises(StartupError, match=rf"chat_template\.jinja: .*{re.escape(reason)}"):
+            read_model_files(folder)
+    file.write_text(json.dumps(config | {"chat_template": [{"name": "default", "template": "a"}]}))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    assert read_model_files(folder).chat_template == "a"
 
 
 def test_what_the_publisher_recommends(folder: Path) -> None:
