@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from services.common.ports import free_port
 from tests.programs import CHART, helm, missing, program, search_path
 
 Object = dict[str, Any]
@@ -95,6 +97,21 @@ class Kube:
             return output
         finally:
             self.kubectl("delete", "pod", name, "--force", "--grace-period=0")
+
+    @contextmanager
+    def forward(self, service: str, port: int) -> Iterator[str]:
+        """`kubectl port-forward` to a Service; yields the URL."""
+        kubectl = program("kubectl") or missing("kubectl")
+        command = [kubectl, "--kubeconfig", str(self.kubeconfig), "-n", self.namespace]
+        local = free_port()
+        command += ["port-forward", f"service/{service}", f"{local}:{port}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout
+                assert "Forwarding" in process.stdout.readline()
+                yield f"http://127.0.0.1:{local}"
+            finally:
+                process.terminate()
 
     def _ended(self, pod: str) -> bool:
         return self.get("pod", pod)["status"]["phase"] in ("Succeeded", "Failed")

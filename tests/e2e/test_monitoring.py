@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -22,7 +21,8 @@ from services.common.ports import free_port
 from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running
 from tests.programs import CHART, missing, program
 from tests.stack import ryzanstein
-from tests.unit.monitoring.exported import dashboards, rules
+from tests.unit.monitoring.exported import rules
+from tests.unit.monitoring.panels import panels, shows
 
 pytestmark = pytest.mark.timeout(240)
 MODEL = str(Path(__file__).parents[2] / "models" / "ryzanstein-tiny")
@@ -183,25 +183,7 @@ def test_every_panel_shows_something_and_every_rule_is_evaluated(watched: Watche
     evaluated = [rule for group in groups for rule in group["rules"]]
     assert len(evaluated) == len(rules())
     assert [rule["name"] for rule in evaluated if rule["health"] != "ok"] == []
-    assert {title for title, panel in _panels() if not _shows(watched, panel)} <= EVENTS
-
-
-def _panels() -> Iterator[tuple[str, dict[str, Any]]]:
-    for dashboard in dashboards():
-        for panel in dashboard["panels"]:
-            if panel["type"] != "row" and dashboard["uid"] not in OF_OTHERS:
-                yield f"{dashboard['uid']}: {panel['title']}", panel
-
-
-def _shows(watched: Watched, panel: dict[str, Any]) -> bool:
-    """Whether any of its queries has a number."""
-    for target in panel["targets"]:
-        expr = target["expr"].replace("$__rate_interval", "10s")
-        for name in ("namespace", "release", "model", "pool", "component"):
-            expr = expr.replace(f'"${name}"', '".*"')
-        if any(not math.isnan(float(series["value"][1])) for series in watched.query(expr)):
-            return True
-    return False
+    assert {title for title, panel in panels(OF_OTHERS) if not shows(panel, watched.query)} <= EVENTS
 
 
 def test_a_trace_is_found_by_the_id_of_the_request_and_says_where_time_went(watched: Watched, tmp_path: Path) -> None:
