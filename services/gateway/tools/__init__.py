@@ -1,0 +1,1 @@
+"""Tool calls in what models write: one parser a format."""

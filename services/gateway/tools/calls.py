@@ -1,0 +1,171 @@
+"""What a parser finds in a text: content, and calls piece by piece."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+
+class MalformedCallError(ValueError):
+    """What looked like a call is none: it is content."""
+
+
+@dataclass(slots=True)
+class CallDelta:
+    """A piece of a call: its beginning has the name, later ones more of the arguments' JSON."""
+
+    index: int
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Found:
+    """What a piece of text has added, and how many calls there were before."""
+
+    n_calls: int = 0
+    content: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+    def begin(self, name: str) -> None:
+        """Another call."""
+        self.calls.append(CallDelta(self.n_calls, name))
+        self.n_calls += 1
+
+    def arguments(self, text: str) -> None:
+        """More of the last call's arguments."""
+        if not self.calls:
+            self.calls.append(CallDelta(self.n_calls - 1))
+        self.calls[-1].arguments += text
+
+
+class JsonCall:
+    """Reads one `{"name": ..., "arguments": {...}}`, character by character, and passes the arguments on as they come.
+
+    Arguments that are written before the name wait for it; arguments in a string are taken out of it.
+    """
+
+    def __init__(self, names: frozenset[str] | None = None) -> None:
+        """`names`: a call of any other one is content."""
+        self.begun = False
+        self.complete = False
+        self._names = names
+        self._depth = 0
+        self._in_string = self._escaped = False
+        self._key: str | None = None
+        self._value = ""
+        self._arguments = ""
+
+    def feed(self, char: str, found: Found) -> None:
+        """Read a character. Raises MalformedCallError."""
+        if self._depth == 0:
+            self._open(char)
+        elif self._in_string or char == '"':
+            self._read_string(char, found)
+        elif char in "{[":
+            self._depth += 1
+            self._take(char, found)
+        elif char in "}]":
+            self._close(char, found)
+        elif self._depth > 1:
+            self._take(char, found)
+        elif char == ":":
+            self._key, self._value = str(_decoded(self._value)), ""
+        elif char == ",":
+            self._end_value(found)
+        elif not char.isspace():
+            self._take(char, found)
+
+    def _open(self, char: str) -> None:
+        if char == "{":
+            self._depth = 1
+        elif not char.isspace():
+            raise MalformedCallError(f"a call begins with {char!r}")
+
+    def _read_string(self, char: str, found: Found) -> None:
+        self._take(char, found)
+        if not self._in_string:
+            self._in_string = True
+        elif self._escaped:
+            self._escaped = False
+        elif char == "\\":
+            self._escaped = True
+        elif char == '"':
+            self._in_string = False
+
+    def _close(self, char: str, found: Found) -> None:
+        self._depth -= 1
+        if self._depth:
+            self._take(char, found)
+            return
+        self._end_value(found)
+        if not self.begun:
+            raise MalformedCallError("a call has no name")
+        if not self._arguments:
+            found.arguments("{}")
+        self.complete = True
+
+    @property
+    def _passes_on(self) -> bool:
+        return self.begun and self._key in ("arguments", "parameters") and self._value.startswith("{")
+
+    def _take(self, char: str, found: Found) -> None:
+        self._value += char
+        if self._passes_on:
+            found.arguments(char)
+
+    def _end_value(self, found: Found) -> None:
+        if self._key == "name":
+            name = _decoded(self._value)
+            if not isinstance(name, str) or (self._names is not None and name not in self._names):
+                raise MalformedCallError(f"{name!r} is no tool")
+            self.begun = True
+            found.begin(name)
+            found.arguments(self._arguments)
+        elif self._key in ("arguments", "parameters"):
+            passed_on, self._arguments = self._passes_on, _as_object(self._value)
+            if self.begun and not passed_on:
+                found.arguments(self._arguments)
+        self._key, self._value = None, ""
+
+
+class JsonCalls:
+    """Reads one call, or an array of them."""
+
+    def __init__(self, names: frozenset[str] | None = None) -> None:
+        self.begun = False
+        self.complete = False
+        self._names = names
+        self._in_array = False
+        self._call: JsonCall | None = None
+
+    def feed(self, char: str, found: Found) -> None:
+        """Read a character. Raises MalformedCallError."""
+        if self._call is not None:
+            self._call.feed(char, found)
+            self.begun = self.begun or self._call.begun
+            if self._call.complete:
+                self._call, self.complete = None, not self._in_array
+        elif char == "[" and not self._in_array:
+            self._in_array = True
+        elif char == "]" and self._in_array:
+            self.complete = True
+        elif char == "{":
+            self._call = JsonCall(self._names)
+            self._call.feed(char, found)
+        elif not (char.isspace() or (char == "," and self._in_array)):
+            raise MalformedCallError(f"a call begins with {char!r}")
+
+
+def _decoded(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise MalformedCallError(str(error)) from error
+
+
+def _as_object(text: str) -> str:
+    """The arguments' JSON: some models write it into a string, or null for none."""
+    if text.startswith('"'):
+        return str(_decoded(text))
+    return "{}" if text == "null" else text

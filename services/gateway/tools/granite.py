@@ -1,0 +1,12 @@
+"""Granite 3: `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]`, in some versions with `<tool_call>`."""
+
+from __future__ import annotations
+
+from services.gateway.tools.parser import ToolParser
+
+
+class GraniteParser(ToolParser):
+    """See the module."""
+
+    begins = ("<|tool_call|>", "<tool_call>")
+    ends = ("</tool_call>",)

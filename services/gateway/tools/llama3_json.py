@@ -1,0 +1,13 @@
+"""Llama 3.1 and later: the whole answer is `{"name": ..., "parameters": {...}}`, several with `;` between them."""
+
+from __future__ import annotations
+
+from services.gateway.tools.parser import ToolParser
+
+
+class Llama3JsonParser(ToolParser):
+    """See the module."""
+
+    begins = ("<|python_tag|>",)
+    bare = "{"
+    between = ";"

@@ -1,0 +1,135 @@
+"""The part that all formats share: where content ends and calls begin."""
+
+from __future__ import annotations
+
+import string
+from typing import Protocol
+
+from services.gateway.tools.calls import Found, JsonCalls, MalformedCallError
+
+
+class Body(Protocol):
+    """What stands between the marks of a call."""
+
+    begun: bool  # a name was found: it is a call
+    complete: bool
+
+    def feed(self, char: str, found: Found) -> None:
+        """Read a character. Raises MalformedCallError."""
+        ...
+
+
+class ToolParser:
+    """Splits a text into content and calls, however it is cut into pieces. A format says what its marks are.
+
+    Nothing that may be the beginning of a mark is passed on before it is known not to be; blanks before a call belong
+    to neither. What begins as a call and turns out to be none, before a name was found, is content.
+    """
+
+    begins: tuple[str, ...] = ()  # marks before a call
+    ends: tuple[str, ...] = ()  # marks after it; models may leave them out
+    bare = ""  # characters that begin a call without a mark, at the beginning of the text or after another call
+    between = ""  # characters beside blanks that may stand between calls
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._n_calls = 0
+        self._held = ""
+        self._body: Body | None = None
+        self._raw = ""  # of the body, as long as it may be content
+        self._open = True  # a bare call may begin
+        self._after = False  # a call: its end, and what may stand between calls
+
+    def body(self, *, bare: bool) -> Body:
+        """A reader for the next call."""
+        return JsonCalls(self._names if bare else None)
+
+    def push(self, text: str) -> Found:
+        """Read a piece."""
+        found = Found(self._n_calls)
+        pending = self._held + text
+        self._held = ""
+        while pending:
+            rest = self._read_body(pending, found) if self._body is not None else self._read_text(pending, found)
+            if rest is None:
+                self._held = pending
+                break
+            pending = rest
+        self._n_calls = found.n_calls
+        return found
+
+    def finish(self) -> Found:
+        """The text has ended."""
+        found = Found(self._n_calls)
+        if self._body is not None and not self._body.begun:
+            found.content = self._raw
+        elif self._body is None and not self._after:
+            found.content = self._held
+        self._body, self._held = None, ""
+        return found
+
+    def _read_body(self, text: str, found: Found) -> str:
+        """Feed the body until it is complete; what is left of the text."""
+        assert self._body is not None
+        for at, char in enumerate(text):
+            if not self._body.begun:
+                self._raw += char
+            try:
+                self._body.feed(char, found)
+            except MalformedCallError:
+                if not self._body.begun:
+                    found.content += self._raw
+                self._body, self._open = None, False
+                return text[at + 1 :]
+            if self._body.complete:
+                self._body, self._after, self._open = None, True, True
+                return text[at + 1 :]
+        return ""
+
+    def _read_text(self, text: str, found: Found) -> str | None:
+        """Pass content on up to the next call; what is left of the text, or None when more of it is needed."""
+        if self._after and (rest := self._skip_after(text)) != text:
+            return rest or None
+        if self._open and (stripped := text.lstrip()) == "":
+            return None  # what follows the blanks says what they are
+        if self._open and stripped[0] in self.bare:
+            self._begin(text[: len(text) - len(stripped)], bare=True)
+            return stripped
+        start, mark = min(((text.find(mark), mark) for mark in self.begins if mark in text), default=(-1, ""))
+        if start >= 0:
+            self._pass_on(text[:start].rstrip(), found)
+            self._begin(text[len(text[:start].rstrip()) : start + len(mark)], bare=False)
+            return text[start + len(mark) :]
+        kept = self._may_begin(text)
+        if kept == len(text):
+            return None
+        self._pass_on(text[: len(text) - kept], found)
+        return text[len(text) - kept :]
+
+    def _pass_on(self, text: str, found: Found) -> None:
+        if text:
+            found.content += text
+            self._open = self._after = False
+
+    def _begin(self, raw: str, *, bare: bool) -> None:
+        self._raw, self._after = raw, False
+        self._body = self.body(bare=bare)
+
+    def _skip_after(self, text: str) -> str:
+        """Leave out an end mark, and what may stand between calls; nothing when more is needed to know."""
+        stripped = text.lstrip(string.whitespace + self.between)
+        for mark in self.ends:
+            if stripped.startswith(mark):
+                return stripped[len(mark) :]
+        return "" if any(mark.startswith(stripped) for mark in self.ends) else stripped
+
+    def _may_begin(self, text: str) -> int:
+        """How many characters at the end may belong to a mark, or to the blanks before it."""
+        longest = 0
+        for mark in (*self.begins, *(self.ends if self._after else ())):
+            for length in range(min(len(mark) - 1, len(text)), longest, -1):
+                if text.endswith(mark[:length]):
+                    longest = length
+                    break
+        head = text[: len(text) - longest]
+        return longest + len(head) - len(head.rstrip())

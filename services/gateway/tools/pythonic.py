@@ -1,0 +1,80 @@
+"""Llama 3.2 and 4: the whole answer is a list of Python calls, `[get_weather(city="Oslo"), now()]`.
+
+A call is passed on as a whole, when its closing bracket is there: only then are its values known.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+
+from services.gateway.tools.calls import Found, MalformedCallError
+from services.gateway.tools.parser import Body, ToolParser
+
+
+class _Calls:
+    def __init__(self, names: frozenset[str] | None) -> None:
+        self.begun = False
+        self.complete = False
+        self._names = names
+        self._text = ""
+        self._depth = 0  # of brackets, the list's included
+        self._quote = ""
+        self._escaped = False
+
+    def feed(self, char: str, found: Found) -> None:
+        """Read a character. Raises MalformedCallError."""
+        self._text += char
+        if self._quote:
+            self._quote = self._quote if self._escaped or char != self._quote else ""
+            self._escaped = char == "\\" and not self._escaped
+        elif char in "'\"":
+            self._quote = char
+        elif char in "[({":
+            self._depth += 1
+        elif char in "])}":
+            self._close(found)
+
+    def _close(self, found: Found) -> None:
+        self._depth -= 1
+        if self._depth == 1 and self._text.endswith(")"):
+            name, arguments = read_call(self._text.lstrip("[, \n\t"))
+            if self._names is not None and name not in self._names:
+                raise MalformedCallError(f"{name!r} is no tool")
+            self.begun, self._text = True, ""
+            found.begin(name)
+            found.arguments(arguments)
+        elif self._depth == 0:
+            if not self.begun:
+                raise MalformedCallError("a list without calls")
+            self.complete = True
+
+
+def read_call(text: str) -> tuple[str, str]:
+    """Name and arguments, as JSON, of a Python call with literal keywords. Raises MalformedCallError."""
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise MalformedCallError("not a call with keywords")
+        values = {keyword.arg: _value(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+        return ast.unparse(call.func), json.dumps(values, ensure_ascii=False)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise MalformedCallError(str(error)) from error
+
+
+def _value(node: ast.expr) -> object:
+    """A literal; JSON's true, false and null are known, too."""
+    if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
+        return {"true": True, "false": False, "null": None}[node.id]
+    return ast.literal_eval(node)
+
+
+class PythonicParser(ToolParser):
+    """See the module."""
+
+    begins = ("<|python_tag|>",)
+    bare = "["
+
+    def body(self, *, bare: bool) -> Body:
+        """A list of calls."""
+        return _Calls(self._names if bare else None)
