@@ -25,6 +25,7 @@ from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid
 from services.gateway.generation.output import Usage
 from services.gateway.generation.pipeline import check_prompt
+from services.gateway.grpc_chat import call_delta, chat_fields
 from services.gateway.observation import CLIENT_GONE, Observer, new_request_id
 from services.gateway.tenants.tenant import Admission, Gate, Tenant
 from services.gateway.upstream.catalog import Catalog
@@ -112,8 +113,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             tenant = await self._tenant(context)
             async with self._admitted(tenant) as admitted:
                 await self._check_count(request.model, tenant, len(request.messages), "messages")
-                messages = [{"role": turn.role, "content": turn.content} for turn in request.messages]
-                body = _chat_body({"model": request.model, "messages": messages}, request.options)
+                body = _chat_body(chat_fields(request), request.options)
                 ask = Ask(body, tenant, request.options.session_id, call.traceparent)
                 async for response in self._answer(self.chat, ask, call, admitted):
                     yield response
@@ -264,6 +264,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     ids=chunk.ids,
                     logprobs=[token.logprobs for token in chunk.tokens],
                     finish_reason=finish or "",
+                    reasoning=chunk.reasoning,
+                    tool_calls=map(call_delta, chunk.calls),
                 )
                 if finish is not None:
                     response.usage.CopyFrom(_usage(job.usage()))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 from pydantic_settings import NoDecode
 
 from services.common.settings import CommaList, ServiceSettings, peer_address
 from services.gateway.api.origins import origin
+from services.gateway.tools.formats import PARSERS
 from services.gateway.upstream.addresses import DNS
 
 
@@ -72,6 +73,15 @@ class GatewaySettings(ServiceSettings):
     max_stop_strings: int = Field(default=16, ge=4, description="Stop strings a request may name")
     max_choices: int = Field(default=128, ge=1, description="Most sequences a request may ask for (prompts times n)")
 
+    tool_parser: str = Field(
+        default="auto",
+        description=f"How models write tool calls: {', '.join(PARSERS)}; auto: as their chat templates show",
+    )
+    reasoning: Literal["auto", "off"] = Field(
+        default="auto",
+        description="auto: what models write between the thinking tags of their templates is "
+        "`reasoning_content`; off: it is content",
+    )
     grammar_timeout_s: float = Field(
         default=2.0, gt=0, description="A schema or grammar for structured output must be compiled within this time"
     )
@@ -140,6 +150,13 @@ class GatewaySettings(ServiceSettings):
     drain_timeout_s: float = Field(
         default=30.0, ge=0, description="How long open requests may take after that; then they end with an error"
     )
+
+    @field_validator("tool_parser")
+    @classmethod
+    def _check_parser(cls, value: str) -> str:
+        if value not in ("auto", *PARSERS):
+            raise ValueError(f"must be auto or one of {', '.join(PARSERS)}")
+        return value
 
     @field_validator("router_addresses", "allowed_origins", mode="before")
     @classmethod

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.logprobs import LogprobWriter
+from services.gateway.api.reading import reading_of
 from services.gateway.api.run import Choice, Job
 from services.gateway.api.sampling import check_token_ids, sampling_options
-from services.gateway.api.schema import ChatBody, Message
+from services.gateway.api.schema import ChatBody, Message, ToolCall
 from services.gateway.errors import invalid
 from services.gateway.generation.output import Chunk, Generation, ScoredToken, Usage, usage_json
 from services.gateway.generation.parts import Parts
@@ -22,6 +24,9 @@ from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.settings import GatewaySettings
 from services.gateway.text.codec import ServedModel
 from services.gateway.text.conversation import Conversation, encode_conversation
+from services.gateway.tools.calls import CallDelta, call_deltas, function_json, join_calls
+from services.gateway.tools.formats import parser_for
+from services.gateway.tools.use import ToolUse, tool_use
 
 _encode = msgspec.json.encode
 
@@ -30,6 +35,7 @@ class ChatDialect:
     """Writes chat completions. The frames of plain text are built once, around the text."""
 
     def __init__(self, request_id: str, model: ServedModel, body: ChatBody) -> None:
+        self._legacy = bool(body.functions)
         options = body.stream_options
         self._common = {"id": request_id, "created": int(time.time()), "model": model.name}
         self._with_ids = bool(body.return_token_ids)
@@ -55,14 +61,27 @@ class ChatDialect:
 
     def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
         """See :class:`Dialect`."""
-        if chunk.finish is None and not self._with_ids and not chunk.tokens and not self._running_usage:
+        plain = not (chunk.calls or chunk.reasoning)
+        quick = plain and chunk.finish is None and not self._with_ids
+        if quick and not chunk.tokens and not self._running_usage:
             if not chunk.ids:
                 return b""
             return b"%b%d%b%b%b" % (self._head, index, self._delta, _encode(chunk.text), self._tail)
         extra: dict[str, Any] = {"token_ids": chunk.ids} if self._with_ids else {}
         logprobs = self.logprobs(index, chunk.tokens) if chunk.tokens else None
-        delta = {"content": chunk.text} if chunk.text or chunk.finish is None else {}
+        delta: dict[str, Any] = {"content": chunk.text} if chunk.text or (plain and chunk.finish is None) else {}
+        if chunk.reasoning:
+            delta["reasoning_content"] = chunk.reasoning
+        if chunk.calls:
+            delta |= self._calls_delta(chunk.calls)
         return self._frame(index, delta, logprobs, chunk.finish, extra, generation)
+
+    def _calls_delta(self, calls: Sequence[CallDelta]) -> dict[str, Any]:
+        if self._legacy:
+            first = CallDelta(0)
+            join_calls([first], (call for call in calls if call.index == 0))
+            return {"function_call": function_json(first)}
+        return {"tool_calls": call_deltas(calls)}
 
     def _frame(
         self,
@@ -100,25 +119,39 @@ class ChatDialect:
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         return {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": self._message(choice),
             "logprobs": self.logprobs(index, choice.tokens),
             "finish_reason": choice.finish,
         } | ({"token_ids": choice.ids} if self._with_ids else {})
 
+    def _message(self, choice: Choice) -> dict[str, Any]:
+        content = None if choice.calls and not choice.text else choice.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if choice.calls and self._legacy:
+            message["function_call"] = function_json(choice.calls[0])
+        elif choice.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": function_json(call)} for call in choice.calls
+            ]
+        return message
 
-def conversation_of(body: ChatBody, *, control_tokens: bool) -> Conversation:
+
+def conversation_of(body: ChatBody, tools: ToolUse | None, *, control_tokens: bool) -> Conversation:
     """What the template is to render; raises :class:`ApiError` (400)."""
     open_turn, continued = body.add_generation_prompt is not False, bool(body.continue_final_message)
     if open_turn and continued:
         message = "`continue_final_message` needs `add_generation_prompt` to be false."
         raise invalid(message, "continue_final_message", "invalid_value")
     variables = body.chat_template_kwargs or {}
-    if reserved := {"messages", "add_generation_prompt"} & variables.keys():
+    if reserved := {"messages", "add_generation_prompt", "tools"} & variables.keys():
         raise invalid(f"`chat_template_kwargs` may not set {', '.join(sorted(reserved))}.", "chat_template_kwargs")
     if body.reasoning_effort is not None:
         variables = {"reasoning_effort": body.reasoning_effort} | variables
     turns = [template_message(message) for message in body.messages]
-    return Conversation(turns, open_turn, continued, variables, control_tokens=control_tokens)
+    definitions = tools.definitions() if tools else ()
+    return Conversation(turns, open_turn, continued, variables, control_tokens=control_tokens, tools=definitions)
 
 
 def template_message(message: Message) -> dict[str, Any]:
@@ -129,7 +162,23 @@ def template_message(message: Message) -> dict[str, Any]:
         "reasoning": message.reasoning,
         "reasoning_content": message.reasoning_content,
     }
-    return {"role": message.role, "content": message.text()} | {k: v for k, v in extra.items() if v is not None}
+    role = "tool" if message.role == "function" else message.role
+    turn: dict[str, Any] = {"role": role, "content": message.text()} | {k: v for k, v in extra.items() if v is not None}
+    made = message.tool_calls or ([ToolCall(function=message.function_call)] if message.function_call else [])
+    if made:
+        turn["tool_calls"] = [_template_call(call) for call in made]
+    return turn
+
+
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    """Arguments as the object that they are, if they are one."""
+    text = call.function.arguments or "{}"
+    try:
+        arguments: dict[str, Any] | str = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        arguments = text  # what the model wrote was cut off, or is no JSON: it is shown as it is
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"type": "function", "function": function} | ({} if call.id is None else {"id": call.id})
 
 
 class ChatEndpoint:
@@ -154,22 +203,33 @@ class ChatEndpoint:
         if n > self._settings.max_choices:
             raise invalid(f"`n` may be at most {self._settings.max_choices}.", "n", "invalid_value")
         allowed = self._settings.control_tokens_in_messages
-        ids = await encode_conversation(model, conversation_of(body, control_tokens=allowed))
+        template = model.template.source if model.template else ""
+        tools = tool_use(body, parser_for(template, self._settings.tool_parser))
+        ids = await encode_conversation(model, conversation_of(body, tools, control_tokens=allowed))
         check_prompt(model, ids, "messages")
         asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+        asked_grammar, new_calls = await self._grammars.asked(body), None
+        if tools is not None:
+            asked_grammar, new_calls = tools.plan(asked_grammar)
+        grammar = await self._grammars.admit(asked_grammar, model) if asked_grammar else ""
+        reasons = self._settings.reasoning == "auto"
+        reads = reading_of(model, ids, tools, new_calls, constrained=bool(grammar), reasoning=reasons)
         options = sampling_options(
             body,
             model.card.sampling_defaults,
             max_tokens=fit_max_tokens(model, len(ids), asked, "messages", None),
             max_stops=self._settings.max_stop_strings,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            grammar=await self._grammars.grammar_of(body, model),
+            grammar=grammar,
         )
+        if reads and reads.special and body.skip_special_tokens is None:
+            options = replace(options, skip_special_tokens=False)
         request_id = new_id("chatcmpl")
         parts = Parts() if n > 1 else None
         request = await self._pipeline.prepare(request_id, model, ids, options, caller, parts=parts)
+        readers = [reads.new() if reads else None for _ in range(n)]
         return Job(
-            generations=[self._pipeline.generate(request.choice(index)) for index in range(n)],
+            generations=[self._pipeline.generate(request.choice(i), reader) for i, reader in enumerate(readers)],
             dialect=ChatDialect(request_id, model, body),
             stream=bool(body.stream),
             include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),

@@ -12,6 +12,7 @@ from services.gateway.api.http import DONE, Exchange, UntilDisconnect
 from services.gateway.errors import ApiError
 from services.gateway.generation.output import Chunk, Generation, ScoredToken, Usage
 from services.gateway.generation.tokens import Finish
+from services.gateway.tools.calls import CallDelta, join_calls
 
 
 @dataclass(slots=True)
@@ -22,6 +23,8 @@ class Choice:
     ids: list[int] = field(default_factory=list)
     tokens: list[ScoredToken] = field(default_factory=list)
     finish: Finish = Finish.STOP
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list)  # whole ones
 
 
 class Dialect(Protocol):
@@ -97,6 +100,8 @@ async def _collect(job: Job) -> list[Choice]:
         async for index, chunk in chunks:
             choice = choices[index]
             choice.text += chunk.text
+            choice.reasoning += chunk.reasoning
+            join_calls(choice.calls, chunk.calls)
             choice.ids += chunk.ids
             choice.tokens += chunk.tokens
             if chunk.finish is not None:

@@ -131,7 +131,52 @@ class TextPart(Struct, forbid_unknown_fields=True):
     cache_control: Annotated[Any, ADVISORY] = None
 
 
-_Empty = Annotated[list[Any], Meta(max_length=0)]  # of what is not supported
+FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class FunctionDefinition(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, Meta(description="A JSON Schema of the arguments")] = None
+    strict: Annotated[bool | None, Meta(description="Calls follow the schema whatever the model would write")] = None
+
+
+class Tool(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool of the model."""
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
+class ChosenFunction(Struct, forbid_unknown_fields=True):
+    """A function by its name."""
+
+    name: str
+
+
+class ChosenTool(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool that must be called."""
+
+    type: Literal["function"] = "function"
+    function: ChosenFunction
+
+
+class FunctionCall(Struct, forbid_unknown_fields=True):
+    """A function and its arguments' JSON."""
+
+    name: str
+    arguments: str | None = None
+
+
+class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A call that the assistant made."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: Annotated[Any, ADVISORY] = None
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -146,8 +191,8 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     refusal: Annotated[str | None, ADVISORY] = None
     annotations: Annotated[Any, ADVISORY] = None
     cache_control: Annotated[Any, ADVISORY] = None
-    tool_calls: Annotated[_Empty | None, neutral([])] = None
-    function_call: Annotated[None, neutral()] = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
     audio: Annotated[None, neutral()] = None
 
     def text(self) -> str:
@@ -169,7 +214,13 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None
     reasoning_effort: Annotated[str, Meta(description="A variable for the chat template")] | None = None
-    parallel_tool_calls: Annotated[bool | None, ADVISORY] = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[list[FunctionDefinition], Meta(max_length=128, description="Older form of tools")] | None = (
+        None
+    )
+    function_call: Literal["none", "auto"] | ChosenFunction | None = None
     prediction: Annotated[Any, ADVISORY] = None
     verbosity: Annotated[str | None, ADVISORY] = None
     add_special_tokens: Annotated[Any, neutral(False)] = None
@@ -178,14 +229,10 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     chat_template: Annotated[Any, neutral()] = None
     documents: Annotated[Any, neutral([])] = None
     echo: Annotated[Any, neutral(False)] = None
-    function_call: Annotated[Any, neutral("none", "auto")] = None
-    functions: Annotated[Any, neutral([])] = None
     include_reasoning: Annotated[Any, neutral(True)] = None
     mm_processor_kwargs: Annotated[Any, neutral({})] = None
     modalities: Annotated[Any, neutral(["text"])] = None
     prompt_logprobs: Annotated[Any, neutral()] = None
-    tool_choice: Annotated[Any, neutral("none", "auto")] = None
-    tools: Annotated[Any, neutral([])] = None
     web_search_options: Annotated[Any, neutral()] = None
 
 

@@ -8,10 +8,12 @@ from time import perf_counter
 from ryzanstein.v1 import worker_pb2
 
 from services.gateway.errors import ApiError
+from services.gateway.generation.message import MessageReader
 from services.gateway.generation.request import GenerationRequest
 from services.gateway.generation.tokens import Finish, TokenBatch, TokenSource
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.text.stops import StopBuffer
+from services.gateway.tools.calls import CallDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Chunk:
     tokens: list[ScoredToken] = field(default_factory=list)
     finish: Finish | None = None
     embedding: list[float] = field(default_factory=list)
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,16 @@ class Usage:
 class Generation:
     """One sequence. `next` until a chunk with `finish`; `close` in any case."""
 
-    def __init__(self, request: GenerationRequest, source: TokenSource, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        source: TokenSource,
+        metrics: GatewayMetrics,
+        reader: MessageReader | None = None,
+    ) -> None:
+        """`reader` takes reasoning and calls out of the text."""
         options = request.options
+        self._reader = reader
         self.request = request
         self.completion_tokens = 0
         self.prompt_logprobs: list[worker_pb2.TokenLogprobs] = []
@@ -92,7 +104,12 @@ class Generation:
         self._measure()
         if batch.prompt_logprobs:
             self.prompt_logprobs = list(batch.prompt_logprobs)
-        return self._read(batch)
+        chunk = self._read(batch)
+        if self._reader is not None:
+            part = self._reader.read(chunk.text, final=chunk.finish is not None)
+            chunk.text, chunk.reasoning, chunk.calls = part.content, part.reasoning, part.calls
+            chunk.finish = chunk.finish and self._reader.finish_of(chunk.finish)
+        return chunk
 
     def close(self) -> None:
         """Stop the work if it is not done; count what it used."""

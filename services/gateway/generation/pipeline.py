@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from services.common.blockhash import wire_chain
 from services.gateway.errors import invalid, too_long
+from services.gateway.generation.message import MessageReader
 from services.gateway.generation.output import Generation
 from services.gateway.generation.parts import Parts
 from services.gateway.generation.request import Caller, GenerationRequest, SamplingOptions
@@ -66,9 +67,10 @@ class Pipeline:
             hashes = await asyncio.to_thread(wire_chain, model.card.hash_root, caller.tenant, prompt_ids)
         return GenerationRequest(request_id, model, prompt_ids, options, caller, hashes, embed, parts)
 
-    def generate(self, request: GenerationRequest) -> Generation:
-        """Start a sequence; nothing runs before its first `next`."""
-        return Generation(request, self._wrap(request, ResumableStream(request, self._upstream)), self._metrics)
+    def generate(self, request: GenerationRequest, reader: MessageReader | None = None) -> Generation:
+        """Start a sequence, read by `reader`; nothing runs before its first `next`."""
+        source = self._wrap(request, ResumableStream(request, self._upstream))
+        return Generation(request, source, self._metrics, reader)
 
 
 def check_prompt(model: ServedModel, prompt_ids: list[int], param: str) -> None:

@@ -15,6 +15,8 @@ class Finish(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    FUNCTION_CALL = "function_call"
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import sha256
 
+from services.common.grammar import MAX_GRAMMAR_BYTES
 from services.gateway.api.schema import SamplingBody
 from services.gateway.errors import ApiError, invalid
 from services.gateway.grammar.formats import Asked, asked_for, wants_grammar
@@ -46,16 +47,19 @@ class GrammarCompiler:
 
         Raises :class:`ApiError` (400) naming the field and, in a schema, the keyword that is not supported.
         """
-        if not wants_grammar(body):
-            return ""
-        asked = await asyncio.to_thread(asked_for, body)
-        if asked is None:
-            return ""
-        await self.admit(asked, model)
-        return asked.grammar
+        asked = await self.asked(body)
+        return "" if asked is None else await self.admit(asked, model)
 
-    async def admit(self, asked: Asked, model: ServedModel) -> None:
-        """Return when workers can follow the grammar; raises :class:`ApiError` (400) saying why not."""
+    async def asked(self, body: SamplingBody) -> Asked | None:
+        """What a body asks for; raises :class:`ApiError` (400)."""
+        return await asyncio.to_thread(asked_for, body) if wants_grammar(body) else None
+
+    async def admit(self, asked: Asked, model: ServedModel) -> str:
+        """The grammar, when workers can follow it; raises :class:`ApiError` (400) saying why not."""
+        size = len(asked.grammar.encode())
+        if size > MAX_GRAMMAR_BYTES:
+            message = f"`{asked.field}` may have at most {MAX_GRAMMAR_BYTES} bytes as a grammar, got {size}."
+            raise invalid(message, asked.field, "invalid_grammar")
         key = sha256(f"{model.card.hash_root}\0{asked.grammar}".encode()).digest()
         if not self._knows(key):
             async with self._turn:
@@ -64,6 +68,7 @@ class GrammarCompiler:
         error = self._verdicts[key].error
         if error is not None:
             raise _refusal(asked.field, error)
+        return asked.grammar
 
     async def aclose(self) -> None:
         """End the process."""

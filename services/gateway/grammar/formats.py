@@ -63,10 +63,6 @@ def asked_for(body: SamplingBody) -> Asked | None:
         raise invalid(f"`{field}` is nested too deeply.", field, "invalid_grammar") from error
     except (ValueError, OverflowError) as error:
         raise invalid(f"`{field}` cannot be followed: {error}", field, "invalid_grammar") from error
-    size = len(grammar.encode())
-    if size > MAX_GRAMMAR_BYTES:
-        message = f"`{field}` may have at most {MAX_GRAMMAR_BYTES} bytes as a grammar, got {size}."
-        raise invalid(message, field, "invalid_grammar")
     return Asked(field, grammar)
 
 

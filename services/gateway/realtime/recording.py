@@ -17,6 +17,7 @@ from services.gateway.generation.output import Chunk, Generation, usage_json
 from services.gateway.observation import CLIENT_GONE, ObservedRequest
 from services.gateway.realtime.protocol import CANCELLED
 from services.gateway.tenants.tenant import Admission, Tenant
+from services.gateway.tools.calls import call_deltas
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,10 @@ class Recording:
         message = {"type": "token", "id": name, "index": self._starts[position], "text": text, "ids": ids}
         if tokens:
             message["logprobs"] = self._running.made.job.dialect.logprobs(0, tokens)
+        if reasoning := "".join(chunk.reasoning for chunk in chunks):
+            message["reasoning_content"] = reasoning
+        if calls := call_deltas(call for chunk in chunks for call in chunk.calls):
+            message["tool_calls"] = calls
         return message
 
     def beginning(self, name: str) -> dict[str, Any]:

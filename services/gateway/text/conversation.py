@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.gateway.errors import invalid
+from services.gateway.errors import ApiError, invalid
 from services.gateway.text.codec import ServedModel
 from services.gateway.text.guard import Marks, Part
 from services.gateway.text.template import ChatTemplate
+from services.gateway.tools.prompting import with_text_arguments, without_tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,21 @@ class Conversation:
     continue_final_message: bool = False
     variables: dict[str, Any] = field(default_factory=dict)
     control_tokens: bool = False  # whether messages may spell control tokens
+    tools: Sequence[dict[str, Any]] = ()  # as templates expect them
 
     @property
     def size(self) -> int:
         """Characters that clients wrote."""
-        return sum(len(text) for turn in self.turns for text in turn.values())
+        return sum(_size(turn) for turn in self.turns) + _size(self.tools)
+
+
+def _size(value: Any) -> int:
+    """Characters of all texts in a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(len(key) + _size(inner) for key, inner in value.items())
+    return sum(map(_size, value)) if isinstance(value, (list, tuple)) else 0
 
 
 async def encode_conversation(
@@ -54,6 +65,10 @@ def _render(model: ServedModel, template: ChatTemplate, conversation: Conversati
     """The text, cut where clients spelled control tokens."""
     marks, control = Marks(), model.control_tokens
     turns, variables = list(conversation.turns), conversation.variables
+    if not template.knows_tools:
+        turns = without_tools(turns, conversation.tools)
+    elif conversation.tools:
+        variables = variables | {"tools": list(conversation.tools)}
     if not conversation.control_tokens:
         turns = [control.wrap(turn, marks) for turn in turns]
         variables = control.wrap(variables, marks)
@@ -61,7 +76,7 @@ def _render(model: ServedModel, template: ChatTemplate, conversation: Conversati
         turns = [turn | {"role": "system"} if turn["role"] == "developer" else turn for turn in turns]
     if conversation.continue_final_message:
         turns[-1] = turns[-1] | {"content": turns[-1]["content"] + marks.end}
-    text = template.render(turns, add_generation_prompt=conversation.add_generation_prompt, **variables)
+    text = _rendered(template, turns, variables | {"add_generation_prompt": conversation.add_generation_prompt})
     if conversation.continue_final_message:
         kept = marks.cut(text)
         if kept is None:
@@ -69,3 +84,13 @@ def _render(model: ServedModel, template: ChatTemplate, conversation: Conversati
             raise invalid(message, "continue_final_message", "chat_template_error")
         text = kept
     return control.parts(text, marks)
+
+
+def _rendered(template: ChatTemplate, turns: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+    """The text; arguments of calls are objects for most templates, text for a few, which refuse objects."""
+    try:
+        return template.render(turns, **variables)
+    except ApiError:
+        if not any(turn.get("tool_calls") for turn in turns):
+            raise
+        return template.render(with_text_arguments(turns), **variables)

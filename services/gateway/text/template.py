@@ -17,6 +17,8 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._template = compile_template(source)
         self._special_tokens = dict(special_tokens)
+        self.source = source
+        self.knows_tools = "tools" in source  # others are told of them in a message
         self.knows_developers = "developer" in source  # others refuse the role: it is the newer name of `system`
 
     def render(

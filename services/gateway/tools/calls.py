@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 
 class MalformedCallError(ValueError):
@@ -17,6 +19,35 @@ class CallDelta:
     index: int
     name: str | None = None
     arguments: str = ""
+    id: str | None = None  # with the name
+
+
+def join_calls(calls: list[CallDelta], deltas: Iterable[CallDelta]) -> None:
+    """Add pieces to the calls that they belong to."""
+    for delta in deltas:
+        if delta.index == len(calls):
+            calls.append(CallDelta(delta.index, delta.name, delta.arguments, delta.id))
+        else:
+            call = calls[delta.index]
+            call.name, call.id = call.name or delta.name, call.id or delta.id
+            call.arguments += delta.arguments
+
+
+def call_deltas(calls: Iterable[CallDelta]) -> list[dict[str, Any]]:
+    """Pieces of calls as OpenAI's streams have them."""
+    return [
+        {
+            "index": call.index,
+            **({} if call.id is None else {"id": call.id, "type": "function"}),
+            "function": function_json(call),
+        }
+        for call in calls
+    ]
+
+
+def function_json(call: CallDelta) -> dict[str, str]:
+    """A call's function; a later piece has no name."""
+    return ({} if call.name is None else {"name": call.name}) | {"arguments": call.arguments}
 
 
 @dataclass(slots=True)

@@ -39,6 +39,7 @@ class _Call:
 class DeepSeekParser(ToolParser):
     """See the module."""
 
+    special = True
     begins = ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁begin｜>")
     ends = ("```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 

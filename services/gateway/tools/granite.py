@@ -8,5 +8,6 @@ from services.gateway.tools.parser import ToolParser
 class GraniteParser(ToolParser):
     """See the module."""
 
+    special = True
     begins = ("<|tool_call|>", "<tool_call>")
     ends = ("</tool_call>",)

@@ -8,6 +8,7 @@ from services.gateway.tools.parser import ToolParser
 class Llama3JsonParser(ToolParser):
     """See the module."""
 
+    special = True
     begins = ("<|python_tag|>",)
     bare = "{"
     between = ";"

@@ -49,6 +49,7 @@ class _Named:
 class MistralParser(ToolParser):
     """See the module."""
 
+    special = True
     begins = ("[TOOL_CALLS]",)
 
     def body(self, *, bare: bool) -> Body:

@@ -19,6 +19,18 @@ class Body(Protocol):
         ...
 
 
+class CallReader(Protocol):
+    """Finds calls in a text that comes in pieces."""
+
+    def push(self, text: str) -> Found:
+        """Read a piece."""
+        ...
+
+    def finish(self) -> Found:
+        """The text has ended."""
+        ...
+
+
 class ToolParser:
     """Splits a text into content and calls, however it is cut into pieces. A format says what its marks are.
 
@@ -29,6 +41,7 @@ class ToolParser:
     begins: tuple[str, ...] = ()  # marks before a call
     ends: tuple[str, ...] = ()  # marks after it; models may leave them out
     bare = ""  # characters that begin a call without a mark, at the beginning of the text or after another call
+    special = False  # the marks are control tokens
     between = ""  # characters beside blanks that may stand between calls
 
     def __init__(self, names: frozenset[str]) -> None:

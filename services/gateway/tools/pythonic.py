@@ -72,6 +72,7 @@ def _value(node: ast.expr) -> object:
 class PythonicParser(ToolParser):
     """See the module."""
 
+    special = True
     begins = ("<|python_tag|>",)
     bare = "["
 

@@ -53,8 +53,8 @@ async def test_what_is_not_supported_is_accepted_when_it_changes_nothing_and_els
             answer = await stack.http.post(path, json=needed | {field: {"type": "other"}})
             error = answer.json()["error"]
             assert (answer.status_code, error["param"], error["code"]) == (400, field, "unsupported_field")
-    tools = await stack.http.post(CHAT, json={"messages": [HELLO], "tools": [{"type": "function"}]})
-    assert tools.json()["error"]["message"] == "`tools` is not supported; only `[]` or `null` is accepted."
+    other = await stack.http.post(CHAT, json={"messages": [HELLO], "documents": [{"text": "a"}]})
+    assert other.json()["error"]["message"] == "`documents` is not supported; only `[]` or `null` is accepted."
 
 
 async def test_fields_that_advise_are_accepted(stack: Stack) -> None:
@@ -78,7 +78,7 @@ async def test_fields_that_advise_are_accepted(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("extra", "param", "message"),
     [
-        ({"tool_calls": [{"id": "x"}]}, "messages[0].tool_calls", "only `[]` or `null`"),
+        ({"tool_calls": [{"id": "x"}]}, "messages[0].tool_calls[0].function", "Missing"),
         ({"audio": {"id": "x"}}, "messages[0].audio", "expected `null`"),
         ({"nonsense": 1}, "messages[0].nonsense", "Unknown field"),
     ],

@@ -1,0 +1,62 @@
+"""How the text of a chat's choices is read: which reasoning and calls it may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from services.gateway.generation.message import MessageReader
+from services.gateway.generation.tokens import Finish
+from services.gateway.reasoning.think import ReasoningParser, tags_of
+from services.gateway.text.codec import ServedModel
+from services.gateway.tools.parser import CallReader
+from services.gateway.tools.use import ToolUse
+
+_PROMPT_END = 16  # tokens that show whether a template has opened the reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Makes a reader for each choice."""
+
+    tags: tuple[str, str] | None  # of reasoning
+    inside: bool  # the prompt has opened it
+    new_calls: Callable[[], CallReader] | None
+    finish: Finish  # of a message with calls
+    special: bool  # control tokens must be seen
+
+    def new(self) -> MessageReader:
+        """A reader."""
+        reasoning = ReasoningParser(self.tags, inside=self.inside) if self.tags else None
+        return MessageReader(reasoning, self.new_calls() if self.new_calls else None, self.finish)
+
+
+def reading_of(
+    model: ServedModel,
+    prompt_ids: Sequence[int],
+    tools: ToolUse | None,
+    new_calls: Callable[[], CallReader] | None,
+    *,
+    constrained: bool,
+    reasoning: bool,
+) -> Reading | None:
+    """How to read answers to a prompt; None when their text is all there is. A grammar leaves no room for reasoning."""
+    template = model.template.source if model.template else ""
+    tags = tags_of(template) if reasoning and not constrained else None
+    if tags is None and new_calls is None:
+        return None
+    inside = False
+    if tags is not None:
+        end = model.decode(list(prompt_ids[-_PROMPT_END:]), skip_special_tokens=False)
+        inside = end.rstrip().endswith(tags[0])
+    control = model.control_tokens
+    native = tools.native.special if tools is not None and not constrained else False
+    special = native or (tags is not None and any(control.in_text(tag) for tag in tags))
+    return Reading(tags, inside, new_calls, _finish(tools), special)
+
+
+def _finish(tools: ToolUse | None) -> Finish:
+    if tools is not None and tools.legacy:
+        return Finish.FUNCTION_CALL
+    named = tools is not None and tools.choice not in ("auto", "required")
+    return Finish.STOP if named else Finish.TOOL_CALLS

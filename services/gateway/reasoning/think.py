@@ -1,0 +1,68 @@
+"""Reasoning between a pair of tags at the beginning of an answer."""
+
+from __future__ import annotations
+
+# The first pair whose beginning a chat template contains is its model's.
+TAGS = (
+    ("<think>", "</think>"),  # DeepSeek R1, Qwen 3 and many others
+    ("[THINK]", "[/THINK]"),  # Magistral
+    ("<seed:think>", "</seed:think>"),
+    ("<reasoning>", "</reasoning>"),
+)
+
+
+def tags_of(template: str) -> tuple[str, str] | None:
+    """The tags that the model of a chat template reasons between, if it does."""
+    return next((tags for tags in TAGS if tags[0] in template), None)
+
+
+class ReasoningParser:
+    """Splits a text into reasoning and answer, however it is cut into pieces."""
+
+    def __init__(self, tags: tuple[str, str], *, inside: bool) -> None:
+        """`inside`: the prompt has opened the reasoning already."""
+        self._begin, self._end = tags
+        self._inside = inside
+        self._begun = inside  # else the text may still begin with the tag
+        self._done = False
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """What a piece adds to reasoning and answer."""
+        if self._done:
+            return "", self._answer(text)
+        text, self._held = self._held + text, ""
+        if not self._begun:
+            stripped = text.lstrip()
+            if self._begin.startswith(stripped):
+                self._held = text
+                if stripped != self._begin:
+                    return "", ""
+            if not stripped.startswith(self._begin):
+                self._done = self._answering = True
+                return "", text
+            self._begun = self._inside = True
+            text, self._held = stripped[len(self._begin) :], ""
+        return self._reason(text)
+
+    def _reason(self, text: str) -> tuple[str, str]:
+        before, end, after = text.partition(self._end)
+        if end:
+            self._done = True
+            return before, self._answer(after)
+        kept = next((n for n in range(min(len(self._end) - 1, len(text)), 0, -1) if self._end.startswith(text[-n:])), 0)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept], ""
+
+    _answering = False  # blanks between reasoning and answer belong to neither
+
+    def _answer(self, text: str) -> str:
+        if not self._answering:
+            text = text.lstrip()
+            self._answering = bool(text)
+        return text
+
+    def finish(self) -> tuple[str, str]:
+        """The text has ended."""
+        held, self._held = self._held, ""
+        return (held, "") if self._inside and not self._done else ("", held)

@@ -1,0 +1,123 @@
+"""Tools with the official client against the real system: choices, streams, round trips, history, wrong asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from tests.stack import RunningStack
+
+MODEL = "ryzanstein-tiny"
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 16}, "unit": {"$ref": "#/$defs/unit"}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+    "$defs": {"unit": {"enum": ["C", "F"]}},
+}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "get_weather", "description": "Of a city", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "now"}},
+]
+ASK: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How warm is it?"}]
+COMMON: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_tokens": 400, "seed": 4}
+UNSUPPORTED: Any = [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]
+NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.fixture(scope="module")
+def client(stack: RunningStack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def check(name: str, arguments: str) -> None:
+    assert name in ("get_weather", "now")
+    value = json.loads(arguments)
+    jsonschema.validate(value, WEATHER if name == "get_weather" else {"type": "object"})
+
+
+def test_required_calls_follow_their_schemas_and_streams_are_the_whole(client: openai.OpenAI) -> None:
+    for seed in range(4):
+        ask = {**COMMON, "tools": TOOLS[:1], "tool_choice": "required", "parallel_tool_calls": False, "seed": seed}
+        choice = client.chat.completions.create(**ask).choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        (call,) = choice.message.tool_calls or []
+        check(call.function.name, call.function.arguments)
+        with client.chat.completions.stream(**ask) as events:
+            pieces = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
+            final = events.get_final_completion().choices[0]
+        (streamed,) = final.message.tool_calls or []
+        assert (streamed.function.name, streamed.function.arguments) == (call.function.name, call.function.arguments)
+        assert len(pieces) > 3
+        assert streamed.id != call.id
+
+
+def test_a_named_function_is_called_and_its_result_goes_on(client: openai.OpenAI) -> None:
+    first = client.chat.completions.create(**COMMON, tools=TOOLS, tool_choice=NAMED).choices[0]
+    (call,) = first.message.tool_calls or []
+    assert call.function.name == "get_weather"
+    check(call.function.name, call.function.arguments)
+    history = [
+        *ASK,
+        first.message,
+        {"role": "tool", "tool_call_id": call.id, "content": '{"degrees": 21}'},
+    ]
+    answer = client.chat.completions.create(**{**COMMON, "messages": history}, tools=TOOLS)
+    assert answer.choices[0].finish_reason in ("stop", "length", "tool_calls")
+    bare = client.chat.completions.create(**{**COMMON, "messages": history[:2]})
+    assert answer.usage.prompt_tokens > bare.usage.prompt_tokens + 60  # tools, call and result are in the prompt
+
+
+def test_several_choices_and_older_functions(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**COMMON, n=3, tools=TOOLS, tool_choice="required", temperature=1.2)
+    calls = [call for choice in answer.choices for call in choice.message.tool_calls or []]
+    assert len(calls) >= 2
+    assert len({call.id for call in calls}) == len(calls)
+    functions = [TOOLS[0]["function"]]
+    older = client.chat.completions.create(**COMMON, functions=functions, function_call={"name": "get_weather"})
+    assert older.choices[0].finish_reason == "function_call"
+    called = older.choices[0].message.function_call
+    assert called
+    check(called.name, called.arguments)
+    client.chat.completions.create(
+        **{**COMMON, "messages": [*ASK, older.choices[0].message, {"role": "function", "name": "x", "content": "1"}]}
+    )
+
+
+def test_no_choice_no_call_and_strict_tools_beside_text(client: openai.OpenAI) -> None:
+    plain = client.chat.completions.create(**COMMON).choices[0].message
+    assert client.chat.completions.create(**COMMON, tools=TOOLS, tool_choice="none").choices[0].message == plain
+    assert client.chat.completions.create(**COMMON, tools=[]).choices[0].message == plain
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    pushed = [*ASK, {"role": "assistant", "content": "<tool_call>\n"}]
+    ask = {**COMMON, "messages": pushed, "tools": strict}
+    client.chat.completions.create(**ask)
+    beside: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "boolean"}}}
+    message = client.chat.completions.create(**COMMON, tools=strict, response_format=beside).choices[0].message
+    for call in message.tool_calls or []:
+        check(call.function.name, call.function.arguments)
+    assert message.tool_calls or isinstance(json.loads(message.content or ""), bool)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
+        ({"tools": TOOLS, "functions": [{"name": "f"}]}, "functions"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": UNSUPPORTED, "tool_choice": "required"}, "tools"),
+    ],
+)
+def test_what_cannot_be_asked_is_named(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**COMMON, **fields)
+    assert refused.value.param == param, refused.value
