@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from services.worker.loading.files import read_json, refuse_pointer
+from services.worker.loading.sentencepiece import read_sentencepiece
 from services.worker.model.spec import ModelError
 
 log = logging.getLogger(__name__)
@@ -32,16 +33,9 @@ class TokenizerFiles:
 
 def read_tokenizer(folder: Path, config: dict[str, Any], vocab_size: int) -> TokenizerFiles:
     """Read the tokenizer of `folder`, whose tokenizer_config.json is `config`. Raises ModelError naming the file."""
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        raise ModelError(f"{file}: missing: gateways need the tokenizers file of the model{_other_formats(folder)}")
-    refuse_pointer(file)
-    text = file.read_bytes()
-    try:
-        tokenizer = Tokenizer.from_buffer(text)
-    except Exception as error:  # the tokenizers library raises bare Exception
-        raise ModelError(f"{file}: not a tokenizer: {error}") from error
-    settings = _merged(config, read_json(folder / "special_tokens_map.json"))
+    text, implied = _whole(folder, config)
+    tokenizer = Tokenizer.from_buffer(text)
+    settings = implied | _merged(config, read_json(folder / "special_tokens_map.json"))
     special = _special_tokens(settings)
     before = len(tokenizer.get_added_tokens_decoder())
     _add_listed(tokenizer, folder, config, set(special.values()), vocab_size)
@@ -57,10 +51,26 @@ def read_tokenizer(folder: Path, config: dict[str, Any], vocab_size: int) -> Tok
     )
 
 
+def _whole(folder: Path, config: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
+    """A tokenizers file, and the special tokens that one of another format names."""
+    file, older = folder / "tokenizer.json", folder / "tokenizer.model"
+    if not file.is_file() and older.is_file():
+        legacy, bos = config.get("legacy") is not False, config.get("add_bos_token") is not False
+        made, special = read_sentencepiece(older, legacy=legacy, add_bos=bos, add_eos=bool(config.get("add_eos_token")))
+        return made.to_str().encode(), special
+    if not file.is_file():
+        raise ModelError(f"{file}: missing: gateways need the tokenizers file of the model{_other_formats(folder)}")
+    refuse_pointer(file)
+    text = file.read_bytes()
+    try:
+        Tokenizer.from_buffer(text)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise ModelError(f"{file}: not a tokenizer: {error}") from error
+    return text, {}
+
+
 def _other_formats(folder: Path) -> str:
-    found = [
-        name for name in ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt") if (folder / name).is_file()
-    ]
+    found = [name for name in ("tekken.json", "vocab.json", "vocab.txt") if (folder / name).is_file()]
     return f" ({found[0]} alone has to be converted, see docs/serving.md)" if found else ""
 
 

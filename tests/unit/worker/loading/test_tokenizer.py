@@ -105,8 +105,8 @@ def test_ids_that_cannot_be_kept_are_refused(files: dict[str, Any], message: str
 def test_what_is_no_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json: missing"):
         _read(tmp_path)
-    (tmp_path / "tokenizer.model").write_bytes(b"")
-    with pytest.raises(ModelError, match=r"missing.*tokenizer\.model alone"):
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"missing.*vocab\.json alone"):
         _read(tmp_path)
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
     for text, message in ((pointer, "git-lfs pointer"), ("{}", "not a tokenizer"), ("", "not a tokenizer")):
