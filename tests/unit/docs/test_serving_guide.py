@@ -10,6 +10,7 @@ import typer
 
 from services.cli.main import app
 from services.cli.stack.options import BUNDLED_MODEL
+from services.worker.model.registry import FAMILIES
 
 GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text()
 ROW = re.compile(r"^\| (?P<options>`--.+?) \| (?P<default>[^|]+) \| [^|]+ \|$", re.MULTILINE)
@@ -23,6 +24,12 @@ WORDS = {
     "cost": "cost",
     "auto": "auto",
 }
+
+
+def test_every_architecture_is_listed() -> None:
+    row = re.search(r"^\| architectures \| (.+?);", GUIDE, re.MULTILINE)
+    assert row is not None
+    assert re.findall(r"`(\w+)`", row[1]) == list(FAMILIES)
 
 
 def documented() -> dict[str, object]:
