@@ -46,6 +46,8 @@ class TokenizeEndpoint:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("Exactly one of `prompt` and `messages` is needed.", "prompt", "invalid_value")
         if body.prompt is not None:
+            if body.add_generation_prompt is not None:
+                raise invalid("`add_generation_prompt` needs `messages`.", "add_generation_prompt")
             special = body.add_special_tokens is not False
             return await model.encode(body.prompt, "prompt", add_special_tokens=special)
         turns = [template_message(message) for message in body.messages or ()]

@@ -296,6 +296,8 @@ async def test_tokenize_and_detokenize(stack: Stack) -> None:
     text = (await stack.http.post("/detokenize", json={"tokens": chat.json()["tokens"]})).json()["prompt"]
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert (await stack.http.post("/tokenize", json={})).status_code == 400
+    useless = await stack.http.post("/tokenize", json={"prompt": PROMPT, "add_generation_prompt": True})
+    assert (useless.status_code, useless.json()["error"]["param"]) == (400, "add_generation_prompt")
 
 
 async def test_a_stop_token_is_not_text_unless_asked_for(stack: Stack) -> None:

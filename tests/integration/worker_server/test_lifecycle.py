@@ -168,6 +168,9 @@ async def test_the_card_says_what_a_gateway_needs(worker: RunningWorker) -> None
         await gateway.wait_serving()
         card = await gateway.stub.GetModelCard(pb.GetModelCardRequest())
         assert card.model == "ryzanstein-tiny"
+        recommended = card.sampling_defaults  # by the model's generation_config.json
+        assert (round(recommended.temperature, 3), round(recommended.top_p, 3)) == (0.7, 0.95)
+        assert not recommended.HasField("top_k")
         assert json.loads(card.tokenizer_json)["model"]
         assert "add_generation_prompt" in card.chat_template
         assert card.special_tokens["eos_token"]
