@@ -83,6 +83,12 @@ def test_workers_keep_their_name_over_restarts(rendered: Rendered, monkeypatch: 
     ("values", "component", "name", "expected"),
     [
         ("gateway: {settings: {maxBodyBytes: 33554432}}", "gateway", "max_body_bytes", 33554432),
+        (
+            "gateway: {settings: {allowedOrigins: ['https://a.example', 'https://b.example']}}",
+            "gateway",
+            "allowed_origins",
+            ("https://a.example", "https://b.example"),
+        ),
         ("router: {settings: {queueTimeoutS: 7.5}}", "router", "queue_timeout_s", 7.5),
         ("coordinator: {settings: {hotPrefixes: 64}}", "coordinator", "hot_prefixes", 64),
         (POOL % "settings: {maxRunning: 8}", "worker", "max_running", 8),

@@ -34,10 +34,12 @@
 RYZANSTEIN_{{ snakecase . | upper }}
 {{- end }}
 
-{{/* Helm reads whole numbers as floats and prints large ones as 1.6e+07. */}}
+{{/* Helm reads whole numbers as floats and prints large ones as 1.6e+07; services read lists with commas. */}}
 {{- define "ryzanstein.env.value" -}}
 {{- if and (kindIs "float64" .) (eq . (floor .)) -}}
 {{- int64 . -}}
+{{- else if kindIs "slice" . -}}
+{{- join "," . -}}
 {{- else -}}
 {{- toString . -}}
 {{- end -}}
