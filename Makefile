@@ -38,7 +38,7 @@ kernels: $(STAMPS)/dev ## Compile the worker's kernels
 	$(BIN)/python services/worker/kernels/build.py
 
 test: $(STAMPS)/dev ## Set up and run the whole test suite with coverage
-	$(BIN)/pytest --cov $(PYTEST_ARGS)
+	$(BIN)/pytest --cov -n 2 $(PYTEST_ARGS)
 
 test-charts: $(STAMPS)/dev ## Render the chart with Helm 3 and 4 and hold it to its rules; `make test` does where Helm is
 	$(BIN)/pytest tests/charts $(PYTEST_ARGS)

@@ -47,9 +47,7 @@ def url() -> Iterator[str]:
 
 
 @schema.parametrize()
-@settings(
-    max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=EXAMPLES, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 def test_no_request_is_answered_5xx_or_otherwise_than_documented(case: Case, url: str) -> None:
     # A valid request may ask for a token that the model does not have: which ones it has, no schema can say.
     case.call_and_validate(base_url=url, excluded_checks=[positive_data_acceptance])

@@ -20,7 +20,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int], *, after: list[int] | None = No
 
 
 @pytest.mark.parametrize("family", EXACT)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=st.data())
 def test_any_ids_give_the_full_decoding(family: str, data: st.DataObject) -> None:
     tokenizer = EXACT[family]()
@@ -30,7 +30,7 @@ def test_any_ids_give_the_full_decoding(family: str, data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("family", [*EXACT, *WINDOWED])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(max_size=60))
 def test_any_text_comes_back_in_pieces(family: str, text: str) -> None:
     tokenizer = (EXACT | WINDOWED)[family]()
@@ -64,7 +64,7 @@ def test_a_continuation_keeps_its_leading_space() -> None:
 
 
 @pytest.mark.parametrize("family", ["sentencepiece", "metaspace", *WINDOWED])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_continuation_is_what_the_whole_adds_to_the_prompt(family: str, data: st.DataObject) -> None:
     tokenizer = (EXACT | WINDOWED)[family]()

@@ -105,7 +105,7 @@ async def test_a_caller_that_goes_away_leaves_the_queue() -> None:
     assert gate.served == [("a", 1)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 2)), max_size=30), st.integers(0, 30))
 def test_within_a_priority_nobody_is_served_twice_before_another_once(
     waiters: list[tuple[str, int]], places: int

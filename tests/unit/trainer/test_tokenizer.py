@@ -15,7 +15,7 @@ from tests.unit.trainer.conftest import BUNDLED
 TOKENIZER = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_round_trips(text: str) -> None:
     ids = TOKENIZER.encode(text, add_special_tokens=False).ids

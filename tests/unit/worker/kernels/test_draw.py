@@ -33,7 +33,7 @@ def _run(columns: Columns, logits: torch.Tensor, temperature: float, seed: int) 
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     n=st.integers(1, 20),
     sixteens=st.integers(1, 40),

@@ -15,7 +15,7 @@ from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.sampling.drawing import draw
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     n=st.integers(1, 9),
     sixteens=st.integers(1, 40),
@@ -43,7 +43,7 @@ def _logits(seed: int, n: int, columns: int, quantum: float) -> torch.Tensor:
     return logits
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     n=st.integers(1, 9), sixteens=st.integers(1, 300), spread=st.sampled_from([0.1, 3.0, 40.0]), seed=st.integers(0, 99)
 )

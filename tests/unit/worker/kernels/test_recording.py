@@ -132,7 +132,7 @@ def make_pair(kernels: Bfloat16Kernels, tmp_path: Path, monkeypatch: pytest.Monk
 def test_replayed_steps_are_the_computed_ones_in_any_order(make_pair: MakePair, name: str) -> None:
     pair = make_pair(REPLAYED[name])
 
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=8)
     @given(st.data())
     def serve(data: st.DataObject) -> None:
         lengths = data.draw(st.lists(st.integers(2, 60), min_size=1, max_size=6))

@@ -13,7 +13,7 @@ from tests.unit.worker.kernels.numbers import FLOAT32, assert_rounded, normal
 
 # Up to four pieces of 32 rows, which the threads share.
 N, SIZE = st.integers(1, 100), st.integers(1, 200)
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = settings(max_examples=60)
 
 
 @EXAMPLES
