@@ -91,7 +91,7 @@ schemas = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schema=schemas, seed=st.integers(0, 99))
 def test_any_schema_gives_json_that_is_valid_by_it(client: httpx.Client, schema: dict[str, Any], seed: int) -> None:
     for choice in choices(client, guided_json=schema, seed=seed, n=2, max_tokens=1500):
