@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +47,7 @@ class Watched:
     prometheus: str
     jaeger: str
     redis: RedisServer
+    worker: int  # its process
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         answer = httpx.get(f"{self.prometheus}/api/v1/query", params={"query": expr}, timeout=10).json()
@@ -61,12 +64,12 @@ def wait(what: str, true: Any, within_s: float = 60.0) -> None:
 
 
 @contextmanager
-def process(name: str, *command: str, folder: Path, **environment: str) -> Iterator[None]:
+def process(name: str, *command: str, folder: Path, **environment: str) -> Iterator[int]:
     with (folder / f"{name}.log").open("w") as log:
         variables = {**os.environ, **{f"RYZANSTEIN_{key}": value for key, value in environment.items()}}
         started = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=variables)
         try:
-            yield
+            yield started.pid
         finally:
             started.terminate()
             started.wait(20)
@@ -157,13 +160,24 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             "GATEWAY_PORT": str(ports["gateway"]),
             "METRICS_PORT": str(metrics["gateway"]),
         }
-        for module, settings in (("worker.server", worker), ("gateway", gateway)):
-            command = (sys.executable, "-m", f"services.{module}")
-            stack.enter_context(process(module, *command, folder=folder, REDIS_URL=redis.url, **settings))
+        pids = {
+            module: stack.enter_context(
+                process(
+                    module, sys.executable, "-m", f"services.{module}", folder=folder, REDIS_URL=redis.url, **settings
+                )
+            )
+            for module, settings in (("worker.server", worker), ("gateway", gateway))
+        }
         stack.enter_context(_prometheus(folder, ports["prometheus"], metrics))
         url = f"http://127.0.0.1:{ports['gateway']}"
         wait("the installation", lambda: _answers(f"{url}/health"), 90)
-        yield Watched(url, f"http://127.0.0.1:{ports['prometheus']}", f"http://127.0.0.1:{ports['jaeger']}", redis)
+        yield Watched(
+            url,
+            f"http://127.0.0.1:{ports['prometheus']}",
+            f"http://127.0.0.1:{ports['jaeger']}",
+            redis,
+            pids["worker.server"],
+        )
 
 
 def ask(watched: Watched, session: str = "", **headers: str) -> httpx.Response:
@@ -209,6 +223,30 @@ def test_a_trace_is_found_by_the_id_of_the_request_and_says_where_time_went(watc
     missing_one = ryzanstein("trace", "nobody-sent-this", "--jaeger", watched.jaeger, runtime_dir=tmp_path)
     assert missing_one.returncode == 1
     assert "no trace of nobody-sent-this" in missing_one.stderr
+
+
+def test_a_planted_fault_is_found_by_the_trace(watched: Watched, tmp_path: Path) -> None:
+    """The worker stands still for a moment: the gateway asks for a place again and again, the work itself is quick."""
+    trace_id = os.urandom(16).hex()
+    headers = {"traceparent": f"00-{trace_id}-{os.urandom(8).hex()}-01"}
+    with ThreadPoolExecutor(1) as pool:
+        os.kill(watched.worker, signal.SIGSTOP)
+        try:
+            slow = pool.submit(ask, watched, **headers)
+            time.sleep(0.8)
+        finally:
+            os.kill(watched.worker, signal.SIGCONT)
+        slow.result()
+
+    def spans() -> list[dict[str, Any]]:
+        found = ryzanstein("trace", trace_id, "--jaeger", watched.jaeger, "--json", runtime_dir=tmp_path)
+        return json.loads(found.stdout) if found.returncode == 0 else []
+
+    wait("the worker's spans", lambda: any(span["service"] == "worker" for span in spans()))
+    (work,) = [span for span in spans() if span["name"] == "worker.request"]
+    assert work["start"] > 500
+    longest = max(spans(), key=lambda span: span["own"])
+    assert longest["service"] == "gateway", "it waited"
 
 
 def test_an_alert_fires_on_a_planted_fault_and_resolves(watched: Watched) -> None:

@@ -35,7 +35,7 @@ def show_status(namespace: str, release: str, *, as_json: bool) -> None:
 def drain(namespace: str, release: str, pod: str, grace_s: float, *, keep: bool) -> None:
     """Let a worker finish or hand over what it has, then delete its pod unless `keep`."""
     with _component(namespace, release, "router", _ROUTER) as router:
-        asyncio.run(_drain(router, pod, grace_s))
+        asyncio.run(empty(router, pod, grace_s))
     Console().print(f"{pod} has no requests any more", highlight=False)
     if keep:
         return
@@ -46,8 +46,11 @@ def drain(namespace: str, release: str, pod: str, grace_s: float, *, keep: bool)
     Console().print(f"pod {namespace}/{pod} is deleted; its set makes it anew", highlight=False)
 
 
-async def _drain(router: str, pod: str, grace_s: float) -> None:
-    """The chart names workers after their pods."""
+async def empty(router: str, pod: str, grace_s: float) -> None:
+    """Return once the worker runs nothing; the chart names workers after their pods.
+
+    Raises CommandError when the router does not know it, or it still has requests after the grace and some seconds.
+    """
     async with open_channel(router) as channel:
         stub = routing_pb2_grpc.RouterStub(channel)
         try:

@@ -1,0 +1,53 @@
+"""`ryzanstein kube drain-worker` as far as the router: it waits until the worker has nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+from ryzanstein.v1 import routing_pb2_grpc
+
+from services.cli.errors import CommandError
+from services.cli.kube.workers import empty
+from services.common.keys import RedisKeys
+from services.common.rpc import open_channel
+from tests.integration.router.conftest import eligible
+from tests.integration.router.fake_worker import FakeWorker
+from tests.integration.router.processes import RedisServer, router_process, running, until
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def worker(redis_server: RedisServer) -> AsyncIterator[FakeWorker]:
+    client = redis.from_url(redis_server.url)
+    found = FakeWorker("ryzanstein-workers-default-0")
+    found.update(running=2)
+    await found.start(client, RedisKeys("default"))
+    yield found
+    await found.stop()
+    await client.aclose()
+
+
+async def test_it_waits_for_the_last_request(redis_server: RedisServer, worker: FakeWorker) -> None:
+    with running(router_process(redis_server.url, REDIS_TIMEOUT_MS="5000")) as router:
+        async with open_channel(router.address) as channel:
+            stub = routing_pb2_grpc.RouterStub(channel)
+            await until(lambda: eligible(stub, 1))
+        draining = asyncio.create_task(empty(router.address, "ryzanstein-workers-default-0", 20))
+        await asyncio.sleep(1.5)
+        assert worker.drains == [20_000]
+        assert not draining.done(), "two requests are running"
+        worker.update(running=0)
+        await draining
+        with pytest.raises(CommandError, match="knows no worker other, only ryzanstein-workers-default-0"):
+            await empty(router.address, "other", 1)
