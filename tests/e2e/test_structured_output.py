@@ -184,3 +184,39 @@ def test_what_cannot_be_followed_is_refused_by_field(
     assert (answer.status_code, error["param"]) == (400, param), error
     assert words in error["message"]
     assert complete(client, guided_choice=["fine"]) == "fine"
+
+
+texts = st.one_of(st.text(max_size=40), st.text('()[]{}|*+?.\\ab1,^$&~/" :=\n', max_size=60))
+KEYWORDS = [
+    *("type", "items", "anyOf", "allOf", "oneOf", "properties", "enum", "$ref", "pattern", "minItems", "maxLength"),
+    *("format", "required", "const", "multipleOf", "minimum", "additionalProperties"),
+]
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | texts | st.just({"$ref": "#"}),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(KEYWORDS),
+        inner | st.sampled_from(["object", "array", "string", "integer", "#", "date"]),
+        max_size=4,
+    ),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(ask=st.one_of(
+    junk.filter(lambda value: isinstance(value, dict)).map(lambda schema: {"guided_json": schema}),
+    texts.map(lambda text: {"guided_regex": text}),
+    texts.map(lambda text: {"guided_grammar": f"start: {text}"}),
+    texts.map(lambda text: {"guided_grammar": f"root ::= {text}"}),
+    st.lists(texts, max_size=3).map(lambda choice: {"guided_choice": choice}),
+))  # fmt: skip
+def test_junk_is_followed_or_refused_and_harms_nobody(client: httpx.Client, ask: dict[str, Any]) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 12, "temperature": 1.5, "seed": 1, **ask}, allow_nan=True)
+    answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in (200, 400), (ask, answer.text)
+
+
+def test_nobody_was_harmed(stack: RunningStack, client: httpx.Client) -> None:
+    assert not stack.resumes(), "no rank was lost"
+    assert complete(client, guided_choice=["fine"]) == "fine"

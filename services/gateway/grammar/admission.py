@@ -117,6 +117,7 @@ class GrammarCompiler:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", __name__.replace("admission", "compiler"),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for the gateway: it ends this one, or stdin does
             )  # fmt: skip
         if self._told.get(model.name) is not model:
             card = model.card

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from llguidance import LLMatcher
 from ryzanstein.v1 import worker_pb2 as pb
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
@@ -75,6 +76,28 @@ async def test_company_chunks_hits_and_resumes_change_no_token(
         await asyncio.gather(*(answer.end.wait() for answer in [*noise, *whole, *resumed]))
         assert [answer.ids for answer in whole] == [tokens for _, tokens in expected]
         assert [answer.ids for answer in resumed] == [tokens[17:] for _, tokens in expected]
+
+
+async def test_who_leaves_the_grammar_fails_alone(
+    server: ServerProcess, greedy: dict[str, tuple[list[int], list[int]]]
+) -> None:
+    """Generated tokens that its grammar does not allow: a matcher that cannot go on, whatever the reason."""
+    ids, expected = greedy[PROMPTS[0]]
+    bound = pb.Sampling(max_tokens=9, grammar=LLMatcher.grammar_from_regex("[0-9]+"), ignore_eos=True)
+    async with Gateway(server.address) as gateway:
+        await gateway.wait_serving()
+        neighbour = await gateway.submit(ids, max_tokens=40)
+        alone, fails = (
+            await gateway.submit(ids, sampling=bound),
+            await gateway.submit(ids, sampling=bound, generated_ids=expected[:3]),
+        )
+        await asyncio.gather(*(answer.end.wait() for answer in (neighbour, alone, fails)))
+        assert fails.last.error.code == pb.RequestError.CODE_GRAMMAR
+        assert not fails.ids
+        assert neighbour.ids == expected
+        assert alone.last.finish == pb.FINISH_REASON_LENGTH
+        text = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json")).decode(alone.ids)
+        assert text.isdecimal()
 
 
 async def test_malformed_neighbours_and_cancels_change_no_token(
