@@ -27,13 +27,18 @@ def nodes(installed: Installation) -> list[str]:
 
 @pytest.fixture
 def victim(installed: Installation, nodes: list[str]) -> Iterator[str]:
-    """The last node; the ingress controller and what the clients' addresses lead to are on the first one."""
-    gateways_on(installed, nodes[0])
-    yield nodes[-1]
-    installed.kube.kubectl("uncordon", *nodes)
-    installed.kube.until("all nodes are ready", lambda: ready(installed) == len(nodes), timeout_s=BACK_S)
-    installed.wait_ready(BACK_S)
+    """The last node: workers and routers are on it, gateways are not.
+
+    Clients' connections end where a gateway ends: what is shown here is the loss of everything behind it.
+    """
+    pinned = {"kubernetes.io/hostname": nodes[0]}
+    place(installed, "gateway", pinned)
     spread(installed)
+    for component in ("router", "worker"):
+        assert nodes[-1] in {pod["spec"]["nodeName"] for pod in installed.pods(component)}, f"no {component} there"
+    yield nodes[-1]
+    installed.kube.until("all nodes are ready", lambda: ready(installed) == len(nodes), timeout_s=BACK_S)
+    place(installed, "gateway", None)
 
 
 def ready(installed: Installation) -> int:
@@ -41,16 +46,16 @@ def ready(installed: Installation) -> int:
     return sum(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
-def gateways_on(installed: Installation, node: str) -> None:
-    """Clients' connections end where a gateway ends: what is shown here is the loss of everything behind it."""
-    pin = {"spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/hostname": node}}}}}
-    installed.patch("gateway", pin)
-    installed.wait_ready()
+def place(installed: Installation, component: str, where: dict[str, str] | None) -> None:
+    installed.patch(component, {"spec": {"template": {"spec": {"nodeSelector": where}}}})
+    installed.wait_ready(BACK_S)
 
 
 def spread(installed: Installation) -> None:
-    installed.patch("gateway", {"spec": {"template": {"spec": {"nodeSelector": None}}}})
-    installed.wait_ready()
+    """Over the nodes again: pods stay where a drain has put them."""
+    for component in ("router", "workers"):
+        installed.restart(component)
+    installed.wait_ready(BACK_S)
 
 
 def test_a_drained_node(installed: Installation, disturbed: Disturb, nodes: list[str]) -> None:
