@@ -43,6 +43,7 @@ SHARED = {
     "ingress.className": "traefik",
     "ingress.controller": "traefik",
 }
+SHARED_NAMESPACE = "shared"
 SETTLE_S = 5.0
 
 
@@ -84,6 +85,16 @@ def namespaces(kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[Nam
         kube.kubectl("delete", "namespace", kube.namespace, "--wait=false", "--ignore-not-found")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _leave_room(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every file's own installations go before the next one's come: a laptop's cluster holds two or three at a time."""
+    yield
+    in_use = request.session.stash.get(IN_USE, [])
+    for kube in [kube for kube in in_use if kube.namespace != SHARED_NAMESPACE]:
+        kube.kubectl("delete", "namespace", kube.namespace, "--wait=false", "--ignore-not-found")
+        in_use.remove(kube)
+
+
 @pytest.fixture
 def namespace(namespaces: Namespaces, request: pytest.FixtureRequest) -> Iterator[Kube]:
     """A namespace of the test's own, named like it, removed after it."""
@@ -122,7 +133,7 @@ def ingress() -> str:
 @pytest.fixture(scope="session")
 def installed(namespaces: Namespaces) -> Installation:
     """The installation that most tests share; each leaves it as it found it."""
-    installation = Installation(namespaces("shared"))
+    installation = Installation(namespaces(SHARED_NAMESPACE))
     installation.install(*settings(SHARED))
     return installation
 
