@@ -89,6 +89,7 @@ def test_innocents_through_six_deaths_in_eight_seconds(stack: RunningStack, refe
             await asyncio.sleep(1.3)
         return await run
 
+    resumed = stack.resumes()
     try:
         assert_undisturbed(asyncio.run(main()), reference)
     finally:
@@ -96,3 +97,4 @@ def test_innocents_through_six_deaths_in_eight_seconds(stack: RunningStack, refe
             if Path(f"/proc/{pid}").exists():
                 os.kill(pid, signal.SIGCONT)
     stack.wait_serving(3)
+    assert (stack.resumes() - resumed).total() > INNOCENTS, "many have lost more than one worker"
