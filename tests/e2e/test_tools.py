@@ -55,7 +55,7 @@ def test_required_calls_follow_their_schemas_and_streams_are_the_whole(client: o
             final = events.get_final_completion().choices[0]
         (streamed,) = final.message.tool_calls or []
         assert (streamed.function.name, streamed.function.arguments) == (call.function.name, call.function.arguments)
-        assert len(pieces) > 3
+        assert len(pieces) > 1
         assert streamed.id != call.id
 
 
