@@ -1,4 +1,4 @@
-"""Whether a request can be served here at all, and which of the waiting ones is next."""
+"""Whether a request can be served here at all, and which of the waiting ones is next, in what room."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from services.worker.scheduling.block_pool import BlockPool
 from services.worker.scheduling.fairness import TenantLedger
+from services.worker.scheduling.preemption import is_protected
 from services.worker.scheduling.request import Request, Status
 
 
@@ -71,6 +73,19 @@ class _Lane:
                 return request
             heapq.heappop(self.heap)
         return None
+
+
+def fresh_blocks(pool: BlockPool, request: Request, hits: list[int], n_running: int) -> int | None:
+    """Blocks to allocate beside the cached `hits` for an admission now; None when there is no room.
+
+    All known tokens get their blocks at once, a protected request all it can ever need. Running requests
+    keep one block each in reserve, so that an admission does not cause a preemption in the next steps.
+    """
+    n_tokens = request.limit - 1 if is_protected(request) else len(request.token_ids)
+    n_fresh = pool.blocks_for(n_tokens) - len(hits)
+    free = pool.available - pool.idle(hits)
+    reserve = min(n_running, pool.total // 8)
+    return n_fresh if n_fresh + reserve <= free else None
 
 
 class WaitingQueue:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from services.worker.scheduling.admission import Capacity, WaitingQueue
+from services.worker.scheduling.admission import Capacity, WaitingQueue, fresh_blocks
 from services.worker.scheduling.block_pool import BlockPool
 from services.worker.scheduling.config import Counters, SchedulerConfig
 from services.worker.scheduling.draft import Draft, Slots, Work
@@ -20,7 +20,7 @@ from services.worker.scheduling.fairness import CACHED_COST, OUTPUT_COST, PREFIL
 from services.worker.scheduling.kv_events import KvEventLog
 from services.worker.scheduling.pace import Pace
 from services.worker.scheduling.plan import Admission, StepPlan, StepResult
-from services.worker.scheduling.preemption import choose_victim, is_protected
+from services.worker.scheduling.preemption import choose_victim
 from services.worker.scheduling.prefix_cache import PrefixCache
 from services.worker.scheduling.request import Finish, Output, Request, Status
 from services.worker.scheduling.transfers import Arrival, Transfers
@@ -250,7 +250,7 @@ class Scheduler:
             if self._prefixes.park(head, len(hits), worth_tokens=self.share_min_tokens, step=self._next_step):
                 self._park(head)
                 continue
-            n_fresh = self._fresh_blocks(head, hits)
+            n_fresh = fresh_blocks(self._pool, head, hits, len(self._running))
             if n_fresh is not None and self._slots.free:
                 head.admitted_at = head.admitted_at or now
                 self._admit(draft, head, hits, n_fresh)
@@ -266,18 +266,6 @@ class Scheduler:
             follower.patient = patient
             del self._parked[follower]
             self._queue.push(follower)
-
-    def _fresh_blocks(self, request: Request, hits: list[int]) -> int | None:
-        """Blocks to allocate for an admission now; None when there is no room.
-
-        All known tokens get their blocks at once, a protected request all it can ever need. Running requests
-        keep one block each in reserve, so that an admission does not cause a preemption in the next steps.
-        """
-        n_tokens = request.limit - 1 if is_protected(request) else len(request.token_ids)
-        n_fresh = self._pool.blocks_for(n_tokens) - len(hits)
-        free = self._pool.available - self._pool.idle(hits)
-        reserve = min(len(self._running), self._pool.total // 8)
-        return n_fresh if n_fresh + reserve <= free else None
 
     def _admit(self, draft: Draft, request: Request, hits: list[int], n_fresh: int) -> None:
         self._queue.take(request, Status.RUNNING)

@@ -13,7 +13,8 @@ import openai
 
 from services.gateway.main import Gateway, running_gateway
 from services.gateway.settings import GatewaySettings
-from tests.integration.gateway.fleet import Router, Worker, running_fleet
+from tests.integration.gateway.fleet import Worker
+from tests.integration.gateway.placing import Router, running_fleet
 
 
 @dataclass

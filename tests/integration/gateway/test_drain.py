@@ -20,8 +20,9 @@ from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc
 
 from services.common.rpc import open_channel
-from tests.integration.gateway.fleet import Worker, running_fleet
+from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import eventually, running_stack
+from tests.integration.gateway.placing import running_fleet
 from tests.integration.gateway.process import GatewayProcess, gateway_process
 from tests.integration.gateway.test_bad_clients import post, raw, rest_of
 from tests.integration.gateway.test_stream_socket import PROMPT, Client, expected_ids

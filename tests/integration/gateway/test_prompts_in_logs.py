@@ -14,7 +14,8 @@ from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc
 
 from services.common.rpc import open_channel
-from tests.integration.gateway.fleet import Fault, Worker, running_fleet
+from tests.integration.gateway.fleet import Fault, Worker
+from tests.integration.gateway.placing import running_fleet
 from tests.integration.gateway.process import GatewayProcess, gateway_process
 
 SECRET = "xylophone"

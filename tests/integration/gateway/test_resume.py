@@ -9,8 +9,9 @@ import openai
 import pytest
 from ryzanstein.v1 import routing_pb2
 
-from tests.integration.gateway.fleet import MODEL, Fault, Router, Worker, scripted_token
+from tests.integration.gateway.fleet import MODEL, Fault, Worker, scripted_token
 from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.placing import Router
 from tests.unit.gateway.made_tokenizers import byte_level
 
 PROMPT = "User: What is a list?"

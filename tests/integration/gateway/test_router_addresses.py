@@ -13,8 +13,9 @@ from ryzanstein.v1 import routing_pb2
 from services.gateway.settings import GatewaySettings
 from services.gateway.upstream.addresses import RouterAddresses
 from services.gateway.upstream.router import RouterClient
-from tests.integration.gateway.fleet import Router, Worker
+from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import eventually, running_stack
+from tests.integration.gateway.placing import Router
 
 PORT = 50052
 

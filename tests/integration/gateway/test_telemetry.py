@@ -15,8 +15,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 from ryzanstein.v1 import inference_pb2 as pb
 
-from tests.integration.gateway.fleet import MODEL, Fault, Worker, running_fleet
+from tests.integration.gateway.fleet import MODEL, Fault, Worker
 from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.placing import running_fleet
 from tests.integration.gateway.process import gateway_process
 from tests.integration.gateway.test_inference_grpc import inference
 from tests.integration.gateway.test_stream_socket import Client, connect

@@ -1,0 +1,154 @@
+"""A real gRPC router in the test process, which places requests on the workers of :mod:`fleet` in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2
+
+from services.common.ports import free_port
+from services.common.rpc import bind, new_server
+from tests.integration.gateway.fleet import Worker
+
+
+@dataclass
+class Router(routing_pb2_grpc.RouterServicer):
+    """Places requests on its workers in turn."""
+
+    workers: list[Worker]
+    busy: bool = False
+    places: int = 0  # requests that run at once; 0: any number
+    retry_after_s: int = 7
+    mistaken: bool = False
+    empty: bool = False
+    queue_s: float = 0.0  # how long requests wait for a worker of their model
+    queued: int = 0
+
+    def __post_init__(self) -> None:
+        self.routes: list[routing_pb2.RouteRequest] = []
+        self.traceparents: list[str] = []  # of the routes
+        self.outcomes: list[routing_pb2.Outcome] = []
+        self.hidden: set[str] = set()  # not listed, not chosen
+        self.away: set[str] = set()  # listed still, not chosen any more
+        self.pull: worker_pb2.PullHint | None = None
+        self.port = free_port()
+        self._turn = 0
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._server = new_server()
+        routing_pb2_grpc.add_RouterServicer_to_server(self, self._server)
+        bind(self._server, "127.0.0.1", self.port)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+    async def RouteMany(self, messages, context):  # noqa: N802
+        answers: asyncio.Queue[routing_pb2.RouteAnswer] = asyncio.Queue()
+
+        async def decide(frame: routing_pb2.RouteFrame) -> None:
+            answers.put_nowait(await self._answer(frame))
+
+        async def read() -> None:
+            async with asyncio.TaskGroup() as group:
+                async for message in messages:
+                    for frame in (frame for frame in message.frames if frame.HasField("route")):
+                        group.create_task(decide(frame))
+
+        reader = asyncio.create_task(read())
+        try:
+            while True:
+                yield routing_pb2.RouteAnswers(answers=[await answers.get()])
+        finally:
+            reader.cancel()
+
+    async def _answer(self, frame: routing_pb2.RouteFrame) -> routing_pb2.RouteAnswer:
+        self.traceparents.append(frame.traceparent)
+        if self.queue_s:
+            await self._queue(frame.route.model)
+        answer = self._route(frame.route)
+        field = "placed" if isinstance(answer, routing_pb2.RouteResponse) else "refused"
+        return routing_pb2.RouteAnswer(tag=frame.tag, **{field: answer})
+
+    async def _queue(self, model: str) -> None:
+        """Until somebody serves the model, or the time is over."""
+        self.queued += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.queue_s):
+                while not any(w.model == model and w.worker_id not in self.hidden for w in self.workers):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        self.queued -= 1
+
+    def _route(self, request: routing_pb2.RouteRequest) -> routing_pb2.RouteResponse | routing_pb2.RouteRefusal:
+        self.routes.append(request)
+        if self.mistaken:
+            return _refusal(grpc.StatusCode.INTERNAL, "a mistake of the router")
+        if self.busy or (self.places and self._turn - len(self.outcomes) >= self.places):
+            return _refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "no worker became free in time", self.retry_after_s)
+        able = [
+            w
+            for w in self.workers
+            if w.worker_id not in request.excluded_workers
+            and w.model == request.model
+            and w.worker_id not in self.hidden | self.away
+        ]
+        if self.empty or not able:
+            return _refusal(grpc.StatusCode.UNAVAILABLE, "the pool is empty")
+        self._turn += 1
+        chosen = able[self._turn % len(able)]
+        return routing_pb2.RouteResponse(
+            worker_id=chosen.worker_id,
+            incarnation=chosen.incarnation,
+            address=chosen.address,
+            ticket=worker_pb2.DispatchTicket(router_id="r", seq=self._turn),
+            pull=self.pull,
+        )
+
+    async def Report(self, request_iterator, context):  # noqa: N802
+        async for message in request_iterator:
+            self.outcomes.extend(message.outcomes)
+        return routing_pb2.ReportResponse()
+
+    async def ListWorkers(self, request, context):  # noqa: N802
+        views = [
+            routing_pb2.WorkerView(
+                worker_id=w.worker_id,
+                address=w.address,
+                model=w.model,
+                state=worker_pb2.WorkerState(
+                    worker_id=w.worker_id, incarnation=w.incarnation, phase=worker_pb2.PHASE_SERVING
+                ),
+                eligible=True,
+            )
+            for w in self.workers
+            if w.worker_id not in self.hidden
+        ]
+        return routing_pb2.ListWorkersResponse(workers=views, router_id="r", policy="round_robin")
+
+
+def _refusal(code: grpc.StatusCode, message: str, retry_after_s: int = 0) -> routing_pb2.RouteRefusal:
+    return routing_pb2.RouteRefusal(code=code.value[0], message=message, retry_after_s=retry_after_s)
+
+
+@asynccontextmanager
+async def running_fleet(workers: Sequence[Worker]) -> AsyncIterator[Router]:
+    """Workers and their router."""
+    router = Router(list(workers))
+    async with contextlib.AsyncExitStack() as stack:
+        for server in [*workers, router]:
+            await server.start()
+            stack.push_async_callback(server.stop)
+        yield router
