@@ -11,7 +11,7 @@ from tests.cluster.installation import Installation
 from tests.cluster.rig import Rig
 
 pytestmark = pytest.mark.timeout(300)
-# What a silent peer may cost; more where the machine is too slow for its own load.
+# What a silent peer may cost.
 LONGEST_PAUSE_S = 4.0
 
 
