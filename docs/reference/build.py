@@ -209,6 +209,8 @@ BODIES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("POST /v1/completions", schema.CompletionBody),
     ("`stream_options` of both", schema.StreamOptions),
     ("POST /v1/embeddings", schema.EmbeddingBody),
+    ("POST /v1/score", schema.ScoreBody),
+    ("POST /v1/rerank", schema.RerankBody),
     ("POST /tokenize", schema.TokenizeBody),
     ("POST /detokenize", schema.DetokenizeBody),
 )

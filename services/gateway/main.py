@@ -18,6 +18,7 @@ from services.common.tasks import end_tasks
 from services.common.tracing import tracing
 from services.gateway.api.app import new_app
 from services.gateway.api.chat import ChatEndpoint
+from services.gateway.api.comparison import ComparisonEndpoint, RerankForm, ScoreForm
 from services.gateway.api.completions import CompletionEndpoint
 from services.gateway.api.embeddings import Embedder, EmbeddingEndpoint
 from services.gateway.api.front import Endpoint, Front
@@ -121,10 +122,14 @@ class _Services:
         origins = OriginPolicy(settings.allowed_origins, host=settings.host, keyless=not settings.tenancy)
         limits = BodyLimits(self.settings.max_body_bytes, self.settings.body_timeout_s)
         heartbeat_s = self.settings.sse_heartbeat_s
+        score: Endpoint = ComparisonEndpoint(ScoreForm(), self.embedder, catalog, gate, limits)
+        rerank: Endpoint = ComparisonEndpoint(RerankForm(), self.embedder, catalog, gate, limits)
         endpoints: dict[str, Endpoint] = {
             "/v1/chat/completions": GenerateEndpoint(self.chat, gate, limits, heartbeat_s),
             "/v1/completions": GenerateEndpoint(self.completions, gate, limits, heartbeat_s),
             "/v1/embeddings": EmbeddingEndpoint(self.embedder, catalog, gate, limits),
+            **dict.fromkeys(("/v1/score", "/score"), score),
+            **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), rerank),
             "/tokenize": TokenizeEndpoint(
                 catalog, gate, limits, control_tokens=self.settings.control_tokens_in_messages
             ),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Header, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.telemetry import TelemetryConfig
 from google.protobuf.json_format import MessageToDict
@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from services.gateway.api.generate import check_permission
+from services.gateway.api.http import authorization
 from services.gateway.api.openapi import document
 from services.gateway.errors import ApiError
 from services.gateway.telemetry import GatewayMetrics
@@ -45,9 +46,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return JSONResponse(shaped.body(), error.status_code, headers=error.headers)
 
 
-async def _tenant(request: Request, authorization: Annotated[str, Header(include_in_schema=False)] = "") -> Tenant:
+async def _tenant(request: Request) -> Tenant:
     gate: Gate = request.app.state.gate
-    return await gate.identify(authorization)
+    return await gate.identify(authorization(request.scope))
 
 
 Caller = Annotated[Tenant, Depends(_tenant)]

@@ -14,7 +14,7 @@ from services.gateway.api.completions import encode_prompts, split_prompts
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.generate import caller_of, permitted_model
 from services.gateway.api.http import JSON, BodyLimits, Exchange, UntilDisconnect
-from services.gateway.api.schema import EmbeddingBody
+from services.gateway.api.schema import MAX_TEXTS, EmbeddingBody
 from services.gateway.errors import interrupted, invalid, too_long
 from services.gateway.generation.output import Generation, Usage
 from services.gateway.generation.parts import Parts
@@ -24,7 +24,6 @@ from services.gateway.tenants.tenant import Admission, Gate, Tenant
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
 
-_MAX_INPUTS = 2048  # OpenAI's
 _INLINE_FLOATS = 8_192  # written within a millisecond
 _AT_ONCE = 64  # more would only queue at the workers and hold memory here
 
@@ -38,8 +37,8 @@ class Embedder:
     async def inputs(self, value: str | Sequence[str | int | list[int]], model: ServedModel) -> list[list[int]]:
         """Token ids of each input; raises :class:`ApiError` (400)."""
         pieces = split_prompts(value, "input")
-        if len(pieces) > _MAX_INPUTS:
-            raise invalid(f"`input` may hold at most {_MAX_INPUTS} entries.", "input", "invalid_value")
+        if len(pieces) > MAX_TEXTS:
+            raise invalid(f"`input` may hold at most {MAX_TEXTS} entries.", "input", "invalid_value")
         inputs = [prompt.ids for prompt in await encode_prompts(model, pieces, "input")]
         longest = max(map(len, inputs))
         if longest > model.max_len:
@@ -54,11 +53,12 @@ class Embedder:
         inputs: Sequence[list[int]],
         *,
         session: str = "",
+        priority: int | None = None,
         traceparent: str = "",
     ) -> list[list[float]]:
         """One vector per input, for a request that was let in; raises :class:`ApiError`."""
         await admission.reserve(sum(map(len, inputs)))
-        return await self._embed(model, inputs, caller_of(tenant, session, None, traceparent))
+        return await self._embed(model, inputs, caller_of(tenant, session, priority, traceparent))
 
     async def _embed(self, model: ServedModel, inputs: Sequence[list[int]], caller: Caller) -> list[list[float]]:
         request_id, slots, parts = new_id("embd"), asyncio.Semaphore(_AT_ONCE), Parts()
@@ -91,7 +91,7 @@ class EmbeddingEndpoint:
 
     async def serve(self, exchange: Exchange) -> None:
         """See :class:`Endpoint`."""
-        tenant = await self._gate.identify(exchange.header(b"authorization"))
+        tenant = await self._gate.identify(exchange.authorization)
         data, tokens = await exchange.body(self._limits), 0
         admission = await self._gate.enter(tenant)
         try:

@@ -162,7 +162,7 @@ class GenerateEndpoint(Generic[Body]):
 
     async def serve(self, exchange: Exchange) -> None:
         """Answer; raises :class:`ApiError`, also after a stream has begun."""
-        tenant = await self._gate.identify(exchange.header(b"authorization"))
+        tenant = await self._gate.identify(exchange.authorization)
         data = await exchange.body(self._limits)
         admission = await self._gate.enter(tenant)
         running = _Run(exchange, admission)

@@ -48,6 +48,12 @@ def header(scope: Scope, name: bytes) -> str:
     return ""
 
 
+def authorization(scope: Scope) -> str:
+    """The Authorization header of a request; a key in `x-api-key`, as Anthropic's clients send it, counts as one."""
+    key = header(scope, b"x-api-key")
+    return header(scope, b"authorization") or (f"Bearer {key}" if key else "")
+
+
 class Exchange:
     """A request and its answer."""
 
@@ -75,6 +81,11 @@ class Exchange:
     def header(self, name: bytes) -> str:
         """A request header (name in lower case), or the empty string."""
         return header(self.scope, name)
+
+    @property
+    def authorization(self) -> str:
+        """See :func:`authorization`."""
+        return authorization(self.scope)
 
     async def body(self, limits: BodyLimits) -> bytes:
         """The whole body; raises :class:`ApiError` 413, 408 or 400."""

@@ -8,7 +8,15 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from services.gateway.api.schema import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
+from services.gateway.api.schema import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    RerankBody,
+    ScoreBody,
+    TokenizeBody,
+)
 
 _MODEL = "ryzanstein-tiny"
 _ERROR = {
@@ -90,7 +98,7 @@ _ROUTES: dict[str, tuple[str, str, type[msgspec.Struct], dict[str, Any], dict[st
     ),
     "/v1/embeddings": (
         "Embed texts or token ids",
-        "generation",
+        "embeddings",
         EmbeddingBody,
         {"model": _MODEL, "input": ["first text", "second text"]},
         {
@@ -98,6 +106,34 @@ _ROUTES: dict[str, tuple[str, str, type[msgspec.Struct], dict[str, Any], dict[st
             "model": _MODEL,
             "data": [{"object": "embedding", "index": 0, "embedding": [0.01, -0.02]}],
             "usage": {"prompt_tokens": 5, "total_tokens": 5},
+        },
+    ),
+    "/v1/score": (
+        "Likeness of texts, one with many or pair by pair; also at /score",
+        "embeddings",
+        ScoreBody,
+        {"model": _MODEL, "text_1": "a list", "text_2": ["a tuple", "a file"]},
+        {
+            "id": "score-0d6f8f2c9b1e4a57a3c1d2e4",
+            "object": "list",
+            "created": 1767225600,
+            "model": _MODEL,
+            "data": [{"index": 0, "object": "score", "score": 0.9}, {"index": 1, "object": "score", "score": 0.4}],
+            "usage": {"prompt_tokens": 6, "total_tokens": 6},
+        },
+    ),
+    "/v1/rerank": (
+        "Documents in the order of their likeness to a query; also at /rerank and /v2/rerank",
+        "embeddings",
+        RerankBody,
+        {"model": _MODEL, "query": "a list", "documents": ["a file", "a tuple"], "top_n": 1},
+        {
+            "id": "rerank-0d6f8f2c9b1e4a57a3c1d2e4",
+            "object": "list",
+            "model": _MODEL,
+            "results": [{"index": 1, "relevance_score": 0.9, "document": {"text": "a tuple"}}],
+            "usage": {"prompt_tokens": 6, "total_tokens": 6},
+            "meta": {"tokens": {"input_tokens": 6, "output_tokens": 0}},
         },
     ),
     "/tokenize": (

@@ -13,6 +13,7 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 MAX_SESSION_CHARS = 512
+MAX_TEXTS = 2048  # of an embedding request, as OpenAI has it
 Session = Annotated[str, Meta(max_length=MAX_SESSION_CHARS)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 
@@ -245,6 +246,47 @@ class EmbeddingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     dimensions: Annotated[int, Meta(ge=1, description="Only the model's own size")] | None = None
     user: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
     truncate_prompt_tokens: Annotated[Any, neutral()] = None
+
+
+class ComparisonBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields that score and rerank share."""
+
+    model: str | None = None
+    truncate_prompt_tokens: (
+        Annotated[int, Meta(ge=-1, description="Longer texts keep their first tokens; -1: as many as the model takes")]
+        | None
+    ) = None
+    user: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
+
+
+Texts = Annotated[list[str], Meta(min_length=1, max_length=MAX_TEXTS)]
+
+
+class ScoreBody(ComparisonBody, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/score: one text and many, or pairs."""
+
+    text_1: Annotated[str | Texts, Meta(description="A text, or as many as text_2 holds")]
+    text_2: str | Texts
+    mm_processor_kwargs: Annotated[Any, neutral({})] = None
+
+
+class Document(Struct, forbid_unknown_fields=True):
+    """A document to rank."""
+
+    text: str
+
+
+class RerankBody(ComparisonBody, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/rerank."""
+
+    query: str
+    documents: Annotated[list[str | Document], Meta(min_length=1, max_length=MAX_TEXTS)]
+    top_n: Annotated[int, Meta(ge=0, description="Default and 0: all")] | None = None
+    return_documents: Annotated[bool, Meta(description="Default true")] | None = None
+    max_tokens_per_doc: Annotated[int, Meta(ge=1, description="Longer documents keep their first tokens")] | None = None
+    rank_fields: Annotated[Any, neutral(["text"])] = None
+    mm_processor_kwargs: Annotated[Any, neutral({})] = None
 
 
 class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):

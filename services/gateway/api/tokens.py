@@ -28,7 +28,7 @@ class TokenizeEndpoint:
 
     async def serve(self, exchange: Exchange) -> None:
         """See :class:`Endpoint`."""
-        tenant = await self._gate.identify(exchange.header(b"authorization"))
+        tenant = await self._gate.identify(exchange.authorization)
         data = await exchange.body(self._limits)
         admission = await self._gate.enter(tenant)
         try:
@@ -66,7 +66,7 @@ class DetokenizeEndpoint:
 
     async def serve(self, exchange: Exchange) -> None:
         """See :class:`Endpoint`."""
-        tenant = await self._gate.identify(exchange.header(b"authorization"))
+        tenant = await self._gate.identify(exchange.authorization)
         data = await exchange.body(self._limits)
         admission = await self._gate.enter(tenant)
         try:

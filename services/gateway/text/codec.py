@@ -117,14 +117,33 @@ class ServedModel:
         """Token ids of a text, on the calling thread."""
         self._probe(text, param)
         ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return self._with_bos(ids, text) if add_special_tokens else ids
+
+    def _with_bos(self, ids: list[int], text: str) -> list[int]:
+        """Ids of a text that begin with one BOS token, if the model wants any."""
         bos = self._bos_id
-        if not add_special_tokens or bos is None:
+        if bos is None:
             return ids
         # Some tokenizer files leave the BOS token to the configuration instead of their post-processor.
         if self.card.add_bos_token and ids[:1] != [bos]:
             return [bos, *ids]
         # A text that begins with the token's own spelling has it already.
         return ids[1:] if ids[:2] == [bos, bos] and text.startswith(self._bos_text) else ids
+
+    async def encode_start(self, text: str, limit: int) -> list[int]:
+        """At most the first `limit` tokens of a text, those around it included; off the event loop if it is long."""
+        return await self.off_loop(len(text), lambda: self._encode_start(text, limit))
+
+    def _encode_start(self, text: str, limit: int) -> list[int]:
+        tokenizer, around = self.tokenizer, self.tokenizer.num_special_tokens_to_add(is_pair=False)
+        add_bos = self.card.add_bos_token and self._bos_id is not None
+        kept = max(0, limit - max(around, int(add_bos)))
+        enough = _INLINE_CHARS + _CHARS_PER_TOKEN * limit
+        start = tokenizer.encode(text[:enough], add_special_tokens=False)
+        if len(start) <= kept and len(text) > enough:
+            start = tokenizer.encode(text[: limit * self._longest_token], add_special_tokens=False)
+        start.truncate(kept)
+        return self._with_bos(tokenizer.post_process(start).ids, text)[:limit]
 
     def encode_parts(self, parts: Sequence[Part], param: str) -> list[int]:
         """Token ids of a rendered conversation, on the calling thread."""

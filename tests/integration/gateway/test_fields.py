@@ -9,7 +9,15 @@ import msgspec
 import pytest
 
 from services.gateway.api.fields import neutral_values
-from services.gateway.api.schema import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
+from services.gateway.api.schema import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    RerankBody,
+    ScoreBody,
+    TokenizeBody,
+)
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import Stack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
@@ -20,6 +28,8 @@ BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     CHAT: (ChatBody, {"messages": [HELLO], "max_tokens": 1}),
     "/v1/completions": (CompletionBody, {"prompt": "a", "max_tokens": 1}),
     "/v1/embeddings": (EmbeddingBody, {"input": "a"}),
+    "/v1/score": (ScoreBody, {"text_1": "a", "text_2": ["a"]}),
+    "/v1/rerank": (RerankBody, {"query": "a", "documents": ["a"]}),
     "/tokenize": (TokenizeBody, {"prompt": "a"}),
     "/detokenize": (DetokenizeBody, {"tokens": [5]}),
 }

@@ -150,3 +150,13 @@ async def test_a_token_whose_text_is_not_certain_yet_is_seen_as_an_empty_piece()
         chat = await stack.client.chat.completions.create(messages=messages, **ask)
         pieces = [chunk.choices[0].delta.content async for chunk in chat]
     assert pieces[1:] == ["", "é", "", "é"]  # the first one says who speaks
+
+
+async def test_a_models_name_may_have_slashes() -> None:
+    async with running_stack([Worker("w0", model="lab/models/tiny")]) as stack:
+        (listed,) = (await stack.client.models.list()).data
+        assert await stack.client.models.retrieve(listed.id) == listed
+        assert listed.id == "lab/models/tiny"
+        with pytest.raises(openai.NotFoundError) as missing:
+            await stack.client.models.retrieve("lab/other")
+        assert (missing.value.code, missing.value.param) == ("model_not_found", "model")

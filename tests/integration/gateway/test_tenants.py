@@ -74,12 +74,15 @@ async def ask(stack: Stack, key: str = "secret", path: str = COMPLETIONS, **fiel
 
 async def test_keys_are_needed_everywhere(server: RedisServer) -> None:
     async with tenancy(server, entry("secret")) as stack:
-        for path in (COMPLETIONS, "/v1/chat/completions", "/v1/embeddings", "/tokenize"):
+        for path in (COMPLETIONS, "/v1/chat/completions", "/v1/embeddings", "/v1/score", "/tokenize"):
             answer = await stack.http.post(path, json={"prompt": PROMPT})
             assert answer.status_code == 401
             assert answer.json()["error"]["code"] == "invalid_api_key"
             assert answer.headers["www-authenticate"] == "Bearer"
+            keyed = await stack.http.post(path, json={}, headers={"x-api-key": "secret"})
+            assert keyed.status_code == 400, "the header of Anthropic's clients is as good"
         assert (await stack.http.get("/v1/models")).status_code == 401
+        assert (await stack.http.get("/v1/models", headers={"x-api-key": "secret"})).status_code == 200
         assert (await ask(stack, "wrong")).status_code == 401
         assert (await ask(stack)).status_code == 200
         assert (await stack.http.get("/health")).status_code == 200
