@@ -7,10 +7,10 @@ from pathlib import Path
 _CPUINFO = Path("/proc/cpuinfo")
 # oneDNN's bfloat16 needs one of these sets; without it torch takes seven times as long as in float32 (16 rows, Zen 3).
 _BFLOAT16 = ({"avx512bw", "avx512vl", "avx512dq"}, {"avx_ne_convert"}, {"bf16"})  # the last: 64-bit ARM
-_VECTORS = {"avx2", "fma", "f16c", "bmi2"}
-_WIDE = _VECTORS | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_PAIRS = _WIDE | {"avx512_vnni", "avx512_bf16"}
-_TILES = {"amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl", "avx512_bf16"}
+_AVX2 = {"avx2", "fma", "f16c", "bmi2"}
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_AVX512_BF16 = _AVX512 | {"avx512_vnni", "avx512_bf16"}
+_AMX = {"amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl", "avx512_bf16"}
 
 
 def has_bfloat16() -> bool:
@@ -18,24 +18,24 @@ def has_bfloat16() -> bool:
     return any(flags <= _flags() for flags in _BFLOAT16)
 
 
-def has_tiles() -> bool:
-    """Whether the CPU has the tile registers (AMX) that our kernels are made for."""
-    return _flags() >= _TILES
+def has_amx() -> bool:
+    """Whether the CPU has the tile registers of AMX."""
+    return _flags() >= _AMX
 
 
-def has_pairs() -> bool:
-    """Whether the CPU multiplies pairs of bfloat16 (AVX-512), for our kernels where there are no tiles."""
-    return _flags() >= _PAIRS
+def has_avx512_bf16() -> bool:
+    """Whether the CPU multiplies pairs of bfloat16 (AVX-512), for our kernels where there is no AMX."""
+    return _flags() >= _AVX512_BF16
 
 
-def has_wide() -> bool:
+def has_avx512() -> bool:
     """Whether the CPU has vectors of 16 floats (AVX-512), for our kernels where it does not multiply pairs."""
-    return _flags() >= _WIDE
+    return _flags() >= _AVX512
 
 
-def has_vectors() -> bool:
+def has_avx2() -> bool:
     """Whether the CPU has the vector instructions (AVX2) for our kernels where there is nothing better."""
-    return _flags() >= _VECTORS
+    return _flags() >= _AVX2
 
 
 def _flags() -> set[str]:

@@ -1,4 +1,4 @@
-"""Our attention kernels for vectors, by themselves: for float32, and for bfloat16 where tiles do not serve.
+"""Our attention kernels for AVX registers, by themselves: for float32, and for bfloat16 where AMX does not serve.
 
 A row's bits depend on that row alone, whatever the number of rows.
 """
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from services.worker.cpu import has_pairs, has_vectors, has_wide
-from services.worker.kernels.bfloat16 import HEAD_MULTIPLE, MAX_HEAD_DIM, PAIRS, VECTORS, WIDE
+from services.worker.cpu import has_avx2, has_avx512, has_avx512_bf16
+from services.worker.kernels.bfloat16 import AVX2, AVX512, AVX512_BF16, HEAD_MULTIPLE, MAX_HEAD_DIM
 from services.worker.kernels.library import ATTENTION, AttentionShape, Sequences, call_attention, open_library
 
 _FUNCTIONS = {torch.bfloat16: "rz_attend", torch.float32: "rz_attend_float"}
 
 
-class VectorAttention:
+class AvxAttention:
     """The compiled kernel for one dtype, called with tensors."""
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
@@ -30,22 +30,22 @@ class VectorAttention:
         call_attention(self._attend, q, out, cache, shape, sequences)
 
 
-def open_attention(dtype: torch.dtype, device: torch.device, head_dim: int) -> VectorAttention | None:
+def open_attention(dtype: torch.dtype, device: torch.device, head_dim: int) -> AvxAttention | None:
     """Return the kernel, or None where it does not apply.
 
     Raises RuntimeError when this machine should have it and it is missing, or when there are no threads.
     """
     fits = head_dim % HEAD_MULTIPLE == 0 and head_dim <= MAX_HEAD_DIM
-    if device.type != "cpu" or dtype not in _FUNCTIONS or not fits or not has_vectors():
+    if device.type != "cpu" or dtype not in _FUNCTIONS or not fits or not has_avx2():
         return None
-    library = PAIRS if dtype is torch.bfloat16 and has_pairs() else WIDE if has_wide() else VECTORS
+    library = AVX512_BF16 if dtype is torch.bfloat16 and has_avx512_bf16() else AVX512 if has_avx512() else AVX2
     return load_library(library, torch.get_num_threads(), dtype)
 
 
-def load_library(path: Path, threads: int, dtype: torch.dtype) -> VectorAttention | None:
+def load_library(path: Path, threads: int, dtype: torch.dtype) -> AvxAttention | None:
     """Load the kernel to run on `threads` threads; None: the operating system refuses.
 
     Raises RuntimeError when it is missing, or when there are no threads.
     """
     library = open_library(path, {_FUNCTIONS[dtype]: ATTENTION}, threads)
-    return None if library is None else VectorAttention(library, dtype)
+    return None if library is None else AvxAttention(library, dtype)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.worker.cpu import has_pairs, has_tiles, has_vectors, has_wide
+from services.worker.cpu import has_amx, has_avx2, has_avx512, has_avx512_bf16
 from services.worker.kernels.library import (
     ATTENTION,
     AttentionShape,
@@ -32,16 +32,16 @@ from services.worker.kernels.library import (
 
 logger = logging.getLogger(__name__)
 
-TILES, PAIRS, WIDE, VECTORS = (
-    Path(__file__).with_name(f"librz_{name}.so") for name in ("tiles", "pairs", "wide", "vectors")
+AMX, AVX512_BF16, AVX512, AVX2 = (
+    Path(__file__).with_name(f"librz_{name}.so") for name in ("amx", "avx512_bf16", "avx512", "avx2")
 )
 _MADE_FOR = {
-    TILES.stem: "AMX tiles",
-    PAIRS.stem: "AVX-512 bfloat16",
-    WIDE.stem: "AVX-512",
-    VECTORS.stem: "AVX2",
+    AMX.stem: "AMX tiles",
+    AVX512_BF16.stem: "AVX-512 bfloat16",
+    AVX512.stem: "AVX-512",
+    AVX2.stem: "AVX2",
 }
-TILE_K = 32  # linear layers are multiples of it, and heads for tiles
+TILE_K = 32  # linear layers are multiples of it, and heads for AMX
 HEAD_MULTIPLE, MAX_HEAD_DIM = 8, 256  # of head_dim
 _STRIP = 64  # outputs of a packed weight are padded to a multiple of it
 _TILE_ROWS = 16
@@ -105,8 +105,8 @@ class Bfloat16Kernels:
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         self.made_for = _MADE_FOR[name]
-        self.tiles = name == TILES.stem  # whose blocks are multiples of 16 positions
-        self.head_multiple = TILE_K if self.tiles else HEAD_MULTIPLE
+        self.amx = name == AMX.stem  # whose blocks are multiples of 16 positions
+        self.head_multiple = TILE_K if self.amx else HEAD_MULTIPLE
         library.rz_all_reduce.argtypes, library.rz_all_reduce.restype = (pointer, pointer, long), int_
         library.rz_replay.argtypes, library.rz_replay.restype = (pointer, long, long, pointer), long
         self._library: ctypes.CDLL | _NotingLibrary = library
@@ -252,7 +252,7 @@ def open_kernels(dtype: torch.dtype, device: torch.device) -> Bfloat16Kernels | 
     """
     if _why_not(dtype, device) is not None:
         return None
-    best = TILES if has_tiles() else PAIRS if has_pairs() else WIDE if has_wide() else VECTORS
+    best = AMX if has_amx() else AVX512_BF16 if has_avx512_bf16() else AVX512 if has_avx512() else AVX2
     kernels = load_library(best, torch.get_num_threads())
     if kernels is None:
         logger.warning("%s: torch's kernels serve, at a fraction of the speed", _REFUSED)
@@ -282,4 +282,4 @@ def _why_not(dtype: torch.dtype, device: torch.device) -> str | None:
         return f"the device is {device.type}"
     if dtype is not torch.bfloat16:
         return f"the dtype is {str(dtype).removeprefix('torch.')}"
-    return None if has_tiles() or has_vectors() else "this CPU has neither AMX tiles nor AVX2"
+    return None if has_amx() or has_avx2() else "this CPU has neither AMX tiles nor AVX2"

@@ -21,10 +21,10 @@ FOLDER = Path(__file__).resolve().parent
 COMPILER = "ziglang==0.17.0"  # a C compiler from the package registry, where the machine has none
 # Each gets what is in source/ and in a folder of it, for the CPUs that a compiler knows by this name.
 TARGETS = {
-    "tiles": ("tiles", "sapphirerapids"),  # the first with tile registers
-    "pairs": ("pairs", "cooperlake"),  # the first with AVX-512 for bfloat16
-    "wide": ("vectors", "x86-64-v4"),  # with AVX-512: Intel's servers since 2017
-    "vectors": ("vectors", "x86-64-v3"),  # with AVX2: Intel's since 2013, AMD's since 2015
+    "amx": ("amx", "sapphirerapids"),  # the first with tile registers
+    "avx512_bf16": ("avx512_bf16", "cooperlake"),  # the first with AVX-512 for bfloat16
+    "avx512": ("avx", "x86-64-v4"),  # Intel's servers since 2017
+    "avx2": ("avx", "x86-64-v3"),  # Intel's since 2013, AMD's since 2015
 }
 _FLAGS = ("-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-lm", "-lpthread")
 
@@ -82,7 +82,7 @@ def _system_compiler() -> Compiler | None:
 
 def _packaged_compiler() -> Compiler:
     if importlib.util.find_spec("ziglang") is None:
-        raise RuntimeError(f"no C compiler that knows {TARGETS['tiles'][1]}: install one, or pip install {COMPILER}")
+        raise RuntimeError(f"no C compiler that knows {TARGETS['amx'][1]}: install one, or pip install {COMPILER}")
     command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.17"]
     return lambda cpu: [*command, f"-mcpu={cpu.replace('-', '_')}"]
 

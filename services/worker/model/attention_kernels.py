@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.worker.kernels.attention import VectorAttention
+from services.worker.kernels.attention import AvxAttention
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.model.attention import AttentionShape
 from services.worker.model.batch import StepBatch, long_tensor
@@ -25,7 +25,7 @@ class KernelPlan:
 class PagedKernels:
     """Attention by one kernel for all sequences of a step."""
 
-    def __init__(self, shape: AttentionShape, kernels: VectorAttention | Bfloat16Kernels) -> None:
+    def __init__(self, shape: AttentionShape, kernels: AvxAttention | Bfloat16Kernels) -> None:
         self._shape, self.kernels = shape, kernels
 
     def plan(self, batch: StepBatch, block_size: int, window: int | None) -> KernelPlan:
@@ -47,11 +47,11 @@ class PagedKernels:
         return out
 
 
-class PagedVectors(PagedKernels):
+class PagedAvx(PagedKernels):
     """Attention in float32 or bfloat16 with head_dim a multiple of 8."""
 
 
-class PagedTiles(PagedKernels):
+class PagedAmx(PagedKernels):
     """Attention in bfloat16 with head_dim a multiple of 32 and blocks of a multiple of 16 positions."""
 
     def plan(self, batch: StepBatch, block_size: int, window: int | None) -> KernelPlan:

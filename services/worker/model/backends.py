@@ -11,7 +11,7 @@ import torch
 from services.worker.kernels.attention import open_attention
 from services.worker.kernels.bfloat16 import MAX_HEAD_DIM, Bfloat16Kernels
 from services.worker.model.attention import AttentionBackend, AttentionShape
-from services.worker.model.attention_kernels import PagedTiles, PagedVectors
+from services.worker.model.attention_kernels import PagedAmx, PagedAvx
 from services.worker.model.attention_sdpa import PagedSdpa
 from services.worker.model.attention_varlen import PagedVarlen
 from services.worker.model.reference import check_backend
@@ -27,10 +27,10 @@ def candidates(
     """Return the backends that may serve, fastest first."""
     gathering = [lambda: PagedSdpa(shape, dtype, device)]
     if kernels is not None and shape.head_dim % kernels.head_multiple == 0 and shape.head_dim <= MAX_HEAD_DIM:
-        paged = PagedTiles if kernels.tiles else PagedVectors
+        paged = PagedAmx if kernels.amx else PagedAvx
         return [lambda: paged(shape, kernels), *gathering]
     if (attention := open_attention(dtype, device, shape.head_dim)) is not None:
-        return [lambda: PagedVectors(shape, attention), *gathering]
+        return [lambda: PagedAvx(shape, attention), *gathering]
     if device.type != "cuda" or shape.softcap is not None or dtype is torch.float32:
         return [*gathering]
     return [lambda: PagedVarlen(shape), *gathering]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from services.common.lifecycle import StartupError
-from services.worker.cpu import has_bfloat16, has_vectors
+from services.worker.cpu import has_avx2, has_bfloat16
 from services.worker.loading.hub import HubSettings, resolve_model
 from services.worker.model.spec import ModelError, ModelSpec
 from services.worker.server.model_files import ModelFiles
@@ -75,7 +75,7 @@ def _dtype(asked: str, spec: ModelSpec, device: str) -> str:
     """`auto` is the checkpoint's own type, float16 as bfloat16, or float32 on a CPU that is slow in anything else."""
     if asked != "auto":
         return asked
-    half = spec.dtype != "float32" and (device == "cuda" or has_bfloat16() or has_vectors())
+    half = spec.dtype != "float32" and (device == "cuda" or has_bfloat16() or has_avx2())
     return "bfloat16" if half else "float32"
 
 

@@ -57,9 +57,9 @@ def test_a_cpu_that_is_not_serves_it_unless_told_otherwise(machine: None) -> Non
 @pytest.mark.parametrize("machine", [WESTMERE, ZEN_3, SKYLAKE, COOPER_LAKE, SAPPHIRE_RAPIDS], indirect=True)
 def test_each_kind_of_kernels_needs_all_of_its_flags(machine: None, request: pytest.FixtureRequest) -> None:
     flags = request.node.callspec.params["machine"]
-    assert cpu.has_tiles() == ("amx_tile" in flags)
-    assert cpu.has_pairs() == ("avx512_bf16" in flags)
-    assert cpu.has_vectors() == ("avx2" in flags)
+    assert cpu.has_amx() == ("amx_tile" in flags)
+    assert cpu.has_avx512_bf16() == ("avx512_bf16" in flags)
+    assert cpu.has_avx2() == ("avx2" in flags)
 
 
 def test_what_this_cpu_is_said_to_do_is_what_onednn_says() -> None:

@@ -1,4 +1,4 @@
-// A linear layer whose outputs threads share, for kernels without tiles.
+// A linear layer whose outputs threads share, for kernels without AMX.
 #pragma once
 
 #include "common.h"

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.cpu import has_pairs, has_tiles, has_vectors, has_wide
+from services.worker.cpu import has_amx, has_avx2, has_avx512, has_avx512_bf16
 from services.worker.kernels import attention, bfloat16
-from services.worker.kernels.bfloat16 import PAIRS, TILES, VECTORS, WIDE, Bfloat16Kernels
+from services.worker.kernels.bfloat16 import AMX, AVX2, AVX512, AVX512_BF16, Bfloat16Kernels
 
 OnThreads = Callable[[int], Bfloat16Kernels]
 Load = Callable[[str, int], Any]
 
-LIBRARIES = {"tiles": TILES, "pairs": PAIRS, "wide": WIDE, "vectors": VECTORS}
+LIBRARIES = {"amx": AMX, "avx512_bf16": AVX512_BF16, "avx512": AVX512, "avx2": AVX2}
 _RUNS = {
-    TILES: (has_tiles, "tile registers (AMX)"),
-    PAIRS: (has_pairs, "AVX-512 for bfloat16"),
-    WIDE: (has_wide, "AVX-512"),
-    VECTORS: (has_vectors, "AVX2"),
+    AMX: (has_amx, "tile registers (AMX)"),
+    AVX512_BF16: (has_avx512_bf16, "AVX-512 for bfloat16"),
+    AVX512: (has_avx512, "AVX-512"),
+    AVX2: (has_avx2, "AVX2"),
 }
 
 
@@ -41,12 +41,12 @@ def need(library: Path) -> None:
 
 @pytest.fixture(scope="session")
 def amx() -> None:
-    need(TILES)
+    need(AMX)
 
 
 @pytest.fixture(scope="session")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
-    """The kernels of "tiles", say, or the attention alone of "vectors:float32".
+    """The kernels of "amx", say, or the attention alone of "avx2:float32".
 
     On as many threads: a pool never shrinks, so every number gets a copy of the library with a pool of its own.
     """

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from services.worker.kernels.attention import VectorAttention
+from services.worker.kernels.attention import AvxAttention
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from tests.unit.worker.kernels.conftest import Load
 from tests.unit.worker.kernels.numbers import HALF_ULP, assert_rounded, normal
@@ -73,24 +73,24 @@ class Kind:
 
     dtype: torch.dtype
     library: str
-    on_threads: Callable[[int], Bfloat16Kernels | VectorAttention]
+    on_threads: Callable[[int], Bfloat16Kernels | AvxAttention]
 
     @property
-    def kernels(self) -> Bfloat16Kernels | VectorAttention:
+    def kernels(self) -> Bfloat16Kernels | AvxAttention:
         return self.on_threads(3)
 
     @property
     def weight_error(self) -> float:
         """Of a weight when it meets its value, relative: products of bfloat16 alone round it to that."""
-        return 0.0 if self.library in ("wide", "vectors") else HALF_ULP * 1.01
+        return 0.0 if self.library in ("avx512", "avx2") else HALF_ULP * 1.01
 
 
 @pytest.fixture(
     params=[
-        "tiles",
-        "pairs",
-        "pairs:bfloat16",
-        *(f"{x}{of}" for x in ("wide", "vectors") for of in ("", ":bfloat16", ":float32")),
+        "amx",
+        "avx512_bf16",
+        "avx512_bf16:bfloat16",
+        *(f"{x}{of}" for x in ("avx512", "avx2") for of in ("", ":bfloat16", ":float32")),
     ]
 )
 def kind(request: pytest.FixtureRequest, load: Load) -> Kind:
@@ -130,7 +130,7 @@ def slots_of(table: torch.Tensor, keys: int, case: Case) -> torch.Tensor:
     return table[positions // case.block_size] * case.block_size + positions % case.block_size
 
 
-def attend(kernels: Bfloat16Kernels | VectorAttention, case: Case, data: Data) -> torch.Tensor:
+def attend(kernels: Bfloat16Kernels | AvxAttention, case: Case, data: Data) -> torch.Tensor:
     out = torch.full((data.q.shape[0] + 1, data.q.shape[1]), torch.nan, dtype=data.q.dtype)
     numbers = (case.n_kv, case.group, case.head_dim, case.block_size, case.scale, case.softcap, case.window)
     kernels.attend(data.q, out[:-1], data.cache, numbers, (data.starts, data.lengths, data.tables))
@@ -177,7 +177,7 @@ def test_attention_is_what_its_definition_says(kind: Kind, case: Case) -> None:
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases([8, 24, 40, 72, 80, 200, 248], [1, 5, 16, 24]))
 def test_vectors_take_more_shapes(kind: Kind, case: Case) -> None:
-    if kind.library == "tiles":
+    if kind.library == "amx":
         pytest.skip("tiles are of 32 values and 16 positions")
     data = lay_out(case, kind.dtype)
     exact, sizes = exactly(case, data)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.worker.kernels import attention, bfloat16, build
-from services.worker.kernels.bfloat16 import PAIRS, TILES, VECTORS, WIDE
+from services.worker.kernels.bfloat16 import AMX, AVX2, AVX512, AVX512_BF16
 
 PROJECT = Path(__file__).resolve().parents[4]
 needs_compiler = pytest.mark.skipif(
@@ -60,7 +60,7 @@ def test_without_a_compiler_one_is_asked_of_the_package_registry(
 def test_a_compiler_is_enough(folder: Path) -> None:
     assert build.required_packages() == []
     build.build_kernels()
-    assert {path.name for path in folder.glob("*.so*")} == {TILES.name, PAIRS.name, WIDE.name, VECTORS.name}
+    assert {path.name for path in folder.glob("*.so*")} == {AMX.name, AVX512_BF16.name, AVX512.name, AVX2.name}
 
 
 @needs_compiler
@@ -71,12 +71,12 @@ def test_a_compiler_is_enough(folder: Path) -> None:
 )
 def test_a_broken_source_is_an_error_in_the_compilers_words(folder: Path, line: str, words: str) -> None:
     """The library that was there before stays."""
-    (folder / TILES.name).write_bytes(b"old")
+    (folder / AMX.name).write_bytes(b"old")
     with (folder / "source" / "rows.c").open("a") as source:
         source.write(line)
     with pytest.raises(RuntimeError, match=rf"failed on the kernels:(.|\n)*rows\.c(.|\n)*{words}"):
         build.build_kernels()
-    assert (folder / TILES.name).read_bytes() == b"old"
+    assert (folder / AMX.name).read_bytes() == b"old"
 
 
 @pytest.mark.parametrize(("system", "machine"), [("Linux", "aarch64"), ("Darwin", "x86_64")])
@@ -104,18 +104,18 @@ def test_for_another_machine_this_one_has_no_compiler(folder: Path, monkeypatch:
 
 
 @pytest.mark.skipif((platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="no kernels here")
-@pytest.mark.parametrize("library", [TILES, PAIRS, WIDE, VECTORS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("library", [AMX, AVX512_BF16, AVX512, AVX2], ids=lambda path: path.stem)
 def test_the_installation_has_them(library: Path) -> None:
     """Also where the CPU could not run them: the libraries are made for where they will run."""
     assert library.exists(), "run `make kernels`"
     names = {*bfloat16.SIGNATURES, "rz_enable"} | (
-        {*attention._FUNCTIONS.values()} if library in (WIDE, VECTORS) else set()
+        {*attention._FUNCTIONS.values()} if library in (AVX512, AVX2) else set()
     )
     assert {name for name in names if name.encode() in library.read_bytes()} == names
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["pairs", "wide", "vectors"])
+@pytest.mark.parametrize("name", ["avx512_bf16", "avx512", "avx2"])
 def test_the_compiler_keeps_the_fetching_of_keys_ahead(name: str) -> None:
     """gcc leaves out calls of a function that only fetches, and attention waits for memory twice as long."""
     source, compiler = build.FOLDER / "source", build._system_compiler() or build._packaged_compiler()

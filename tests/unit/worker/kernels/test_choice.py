@@ -11,9 +11,9 @@ import pytest
 import torch
 import transformers
 
-from services.worker.cpu import has_pairs, has_tiles, has_vectors, has_wide
+from services.worker.cpu import has_amx, has_avx2, has_avx512, has_avx512_bf16
 from services.worker.kernels import attention, bfloat16
-from services.worker.model.attention_kernels import PagedTiles
+from services.worker.model.attention_kernels import PagedAmx
 from services.worker.model.batch import StepBatch
 from services.worker.model.build import load_model
 from services.worker.parallel.communicator import SingleRank
@@ -21,12 +21,12 @@ from tests.unit.worker.model.harness import CPU
 from tests.unit.worker.model.zoo import write_checkpoint
 
 PROJECT = Path(__file__).resolve().parents[4]
-AVX2 = "flags\t\t: fpu sse2 avx2 fma f16c bmi2"
-AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512vl avx512dq avx512_vnni"
-PAIRS = f"{AVX512} avx512_bf16"
-BEST = "TILES" if has_tiles() else "PAIRS" if has_pairs() else "WIDE" if has_wide() else "VECTORS"
-MADE_FOR = {"TILES": "AMX tiles", "PAIRS": "AVX-512 bfloat16", "WIDE": "AVX-512", "VECTORS": "AVX2"}
-needs_kernels = pytest.mark.skipif(not has_vectors(), reason="this CPU has no AVX2")
+HASWELL = "flags\t\t: fpu sse2 avx2 fma f16c bmi2"
+SKYLAKE = f"{HASWELL} avx512f avx512bw avx512cd avx512vl avx512dq avx512_vnni"
+COOPER_LAKE = f"{SKYLAKE} avx512_bf16"
+BEST = "AMX" if has_amx() else "AVX512_BF16" if has_avx512_bf16() else "AVX512" if has_avx512() else "AVX2"
+MADE_FOR = {"AMX": "AMX tiles", "AVX512_BF16": "AVX-512 bfloat16", "AVX512": "AVX-512", "AVX2": "AVX2"}
+needs_kernels = pytest.mark.skipif(not has_avx2(), reason="this CPU has no AVX2")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_where_there_are_kernels_they_serve_and_the_log_says_so(
         model = load_model(checkpoint, SingleRank(), torch.bfloat16, CPU)
     assert model.kernels is not None
     assert f"kernels: ours for {MADE_FOR[BEST]}" in caplog.messages
-    assert f"attention: {'PagedTiles' if has_tiles() else 'PagedVectors'}" in caplog.messages
+    assert f"attention: {'PagedAmx' if has_amx() else 'PagedAvx'}" in caplog.messages
 
 
 def test_another_dtype_is_served_by_torch_and_our_attention(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -54,7 +54,7 @@ def test_another_dtype_is_served_by_torch_and_our_attention(checkpoint: Path, ca
         model = load_model(checkpoint, SingleRank(), torch.float32, CPU)
     assert model.kernels is None
     assert "kernels: torch's, because the dtype is float32" in caplog.messages
-    assert f"attention: {'PagedVectors' if has_vectors() else 'PagedSdpa'}" in caplog.messages
+    assert f"attention: {'PagedAvx' if has_avx2() else 'PagedSdpa'}" in caplog.messages
 
 
 def _pretend(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,19 +73,19 @@ def test_elsewhere_torch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_kernels
 @pytest.mark.parametrize(
     ("flags", "name", "whole"),
-    [(AVX2, "VECTORS", "VECTORS"), (AVX512, "WIDE", "WIDE"), (PAIRS, "PAIRS", "WIDE")],
-    ids=["AVX2", "AVX-512", "pairs"],
+    [(HASWELL, "AVX2", "AVX2"), (SKYLAKE, "AVX512", "AVX512"), (COOPER_LAKE, "AVX512_BF16", "AVX512")],
+    ids=["AVX2", "AVX-512", "AVX-512 bfloat16"],
 )
-def test_a_cpu_without_tiles_is_served_by_the_best_that_it_can_run(
+def test_a_cpu_without_amx_is_served_by_the_best_that_it_can_run(
     monkeypatch: pytest.MonkeyPatch, flags: str, name: str, whole: str
 ) -> None:
-    """Loaded, not run: this CPU may be another. Attention alone in float32 takes the widest vectors."""
+    """Loaded, not run: this CPU may be another. Attention alone in float32 takes the widest registers."""
     opened = []
     monkeypatch.setattr(attention, "load_library", lambda path, threads, dtype: opened.append((path, dtype)))
     _pretend(flags, monkeypatch)
     kernels = bfloat16.open_kernels(torch.bfloat16, CPU)
     assert kernels is not None
-    assert not kernels.tiles
+    assert not kernels.amx
     assert bfloat16.explain(kernels, torch.bfloat16, CPU) == f"ours for {MADE_FOR[name]}"
     for dtype in (torch.bfloat16, torch.float32):
         attention.open_attention(dtype, CPU, 80)
@@ -114,11 +114,11 @@ def test_attention_alone_serves_where_it_can(monkeypatch: pytest.MonkeyPatch, tm
     assert attention.open_attention(torch.float32, CPU, 264) is None
     assert attention.open_attention(torch.float16, CPU, 80) is None
     assert attention.open_attention(torch.float32, torch.device("cuda"), 80) is None
-    for name in ("PAIRS", "WIDE", "VECTORS"):
+    for name in ("AVX512_BF16", "AVX512", "AVX2"):
         monkeypatch.setattr(attention, name, tmp_path / getattr(bfloat16, name).name)
     with pytest.raises(RuntimeError, match=r"librz_\w+\.so is missing: run `make kernels`"):
         attention.open_attention(torch.float32, CPU, 80)
-    monkeypatch.setattr(attention, "has_vectors", lambda: False)
+    monkeypatch.setattr(attention, "has_avx2", lambda: False)
     assert attention.open_attention(torch.float32, CPU, 80) is None
 
 
@@ -137,7 +137,7 @@ def test_too_many_threads_are_an_error() -> None:
 def test_blocks_that_the_kernel_cannot_read_are_refused(kernels: bfloat16.Bfloat16Kernels) -> None:
     batch = StepBatch(*[torch.zeros(1, dtype=torch.int64)] * 3, (0, 1), (1,), torch.zeros(1, 1, dtype=torch.int64), 1)
     with pytest.raises(ValueError, match="blocks of 24 positions"):
-        PagedTiles(None, kernels).plan(batch, 24, None)  # type: ignore[arg-type]
+        PagedAmx(None, kernels).plan(batch, 24, None)  # type: ignore[arg-type]
 
 
 # Linux grants no tile registers to a process with a signal stack on which they could not be saved.

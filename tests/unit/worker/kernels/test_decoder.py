@@ -12,7 +12,7 @@ import transformers
 
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.model import build
-from services.worker.model.attention_kernels import PagedTiles, PagedVectors
+from services.worker.model.attention_kernels import PagedAmx, PagedAvx
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
 from services.worker.parallel.communicator import SingleRank
@@ -75,7 +75,7 @@ def test_logits_are_as_close_to_float32_as_torchs(
         patch.setattr(build, "open_kernels", lambda dtype, device: kernels)
         ours = load_model(tmp_path, SingleRank(), torch.bfloat16, CPU)
     assert ours.kernels is kernels
-    assert isinstance(ours._backend, PagedTiles if kernels.tiles else PagedVectors)
+    assert isinstance(ours._backend, PagedAmx if kernels.amx else PagedAvx)
     with monkeypatch.context() as patch:
         patch.setattr(build, "open_kernels", lambda dtype, device: None)
         torchs = load_model(tmp_path, SingleRank(), torch.bfloat16, CPU)

@@ -1,7 +1,7 @@
 // What the kernels for AVX-512 with bfloat16 share.
 #pragma once
 
-#include "wide.h"
+#include "avx512.h"
 
 // Two neighbours in every place, as products take them.
 INLINE __m512bh spread_pair(const bf16 *x) {
