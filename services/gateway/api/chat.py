@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from services.gateway.api.decode import BodyDecoder
+from services.gateway.api.http import DONE, OPENAI_ERRORS
 from services.gateway.api.logprobs import LogprobWriter
 from services.gateway.api.reading import reading_of
-from services.gateway.api.run import Choice, Job
+from services.gateway.api.run import Choice, Dialect, Job
 from services.gateway.api.sampling import check_token_ids, sampling_options
 from services.gateway.api.schema import ChatBody, Message, ToolCall
-from services.gateway.errors import invalid
+from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.output import Chunk, Generation, ScoredToken, Usage, usage_json
 from services.gateway.generation.parts import Parts
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
@@ -102,12 +103,18 @@ class ChatDialect:
             + b"\n\n"
         )
 
-    def usage_frame(self, usage: Usage) -> bytes:
+    async def ending(self, usage: Usage) -> bytes:
         """See :class:`Dialect`."""
+        if not self._usage_field:
+            return DONE
         chunk = {"object": "chat.completion.chunk", **self._common, "choices": [], "usage": usage_json(usage)}
-        return b"data: " + _encode(chunk) + b"\n\n"
+        return b"data: " + _encode(chunk) + b"\n\n" + DONE
 
-    def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
+    def failure(self, error: ApiError) -> bytes:
+        """See :class:`Dialect`."""
+        return OPENAI_ERRORS.frames(error)
+
+    async def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
         """See :class:`Dialect`."""
         return {
             "object": "chat.completion",
@@ -181,6 +188,9 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
     return {"type": "function", "function": function} | ({} if call.id is None else {"id": call.id})
 
 
+NewDialect = Callable[[str, ServedModel, ChatBody], Dialect]  # of a request's id
+
+
 class ChatEndpoint:
     """Turns bodies into jobs."""
 
@@ -194,8 +204,15 @@ class ChatEndpoint:
         """Validate a body."""
         return await self._decoder.decode(data)
 
-    async def prepare(self, body: ChatBody, model: ServedModel, caller: Caller) -> Job:
-        """A job for a body; raises :class:`ApiError`."""
+    async def prepare(
+        self,
+        body: ChatBody,
+        model: ServedModel,
+        caller: Caller,
+        dialect: NewDialect = ChatDialect,
+        request_id: str | None = None,
+    ) -> Job:
+        """A job for a body, answered in `dialect`; raises :class:`ApiError`, which names fields of chat."""
         if body.top_logprobs is not None and not body.logprobs:
             raise invalid("`top_logprobs` needs `logprobs` to be true.", "top_logprobs", "invalid_value")
         check_token_ids(body, model.card.vocab_size)
@@ -224,15 +241,14 @@ class ChatEndpoint:
         )
         if reads and reads.special and body.skip_special_tokens is None:
             options = replace(options, skip_special_tokens=False)
-        request_id = new_id("chatcmpl")
+        request_id = request_id or new_id("chatcmpl")
         parts = Parts() if n > 1 else None
         request = await self._pipeline.prepare(request_id, model, ids, options, caller, parts=parts)
         readers = [reads.new() if reads else None for _ in range(n)]
         return Job(
             generations=[self._pipeline.generate(request.choice(i), reader) for i, reader in enumerate(readers)],
-            dialect=ChatDialect(request_id, model, body),
+            dialect=dialect(request_id, model, body),
             stream=bool(body.stream),
-            include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
             billed=lambda generation: generation.usage,
             per_prompt=n,
         )

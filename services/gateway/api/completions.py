@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 
 from services.gateway.api.decode import BodyDecoder
+from services.gateway.api.http import DONE, OPENAI_ERRORS
 from services.gateway.api.logprobs import LogprobWriter
 from services.gateway.api.run import Choice, Job
 from services.gateway.api.sampling import check_token_ids, sampling_options
 from services.gateway.api.schema import CompletionBody
-from services.gateway.errors import invalid
+from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.output import Chunk, Generation, ScoredToken, Usage, usage_json
 from services.gateway.generation.parts import Parts
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
@@ -133,11 +134,17 @@ class CompletionDialect:
             usage = {"usage": usage_json(_billed_prompt(generation) if self._silent else generation.usage)}
         return b"data: " + _encode({**self._common, "choices": [choice], **usage}) + b"\n\n"
 
-    def usage_frame(self, usage: Usage) -> bytes:
+    async def ending(self, usage: Usage) -> bytes:
         """See :class:`Dialect`."""
-        return b"data: " + _encode({**self._common, "choices": [], "usage": usage_json(usage)}) + b"\n\n"
+        if not self._usage_field:
+            return DONE
+        return b"data: " + _encode({**self._common, "choices": [], "usage": usage_json(usage)}) + b"\n\n" + DONE
 
-    def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
+    def failure(self, error: ApiError) -> bytes:
+        """See :class:`Dialect`."""
+        return OPENAI_ERRORS.frames(error)
+
+    async def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
         """See :class:`Dialect`."""
         written = [
             self._choice(index, choice, generation)
@@ -212,7 +219,6 @@ class CompletionEndpoint:
             generations=generations,
             dialect=CompletionDialect(request_id, model, body, prompts, n),
             stream=bool(body.stream),
-            include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
             billed=_billed_prompt if body.max_tokens == 0 else lambda generation: generation.usage,
             per_prompt=n,
         )

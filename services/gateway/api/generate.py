@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from services.gateway.api.heartbeat import Heartbeat
-from services.gateway.api.http import BodyLimits, Exchange
+from services.gateway.api.http import OPENAI_ERRORS, BodyLimits, ErrorShape, Exchange
 from services.gateway.api.run import Job, run
-from services.gateway.api.schema import MAX_SESSION_CHARS, SamplingBody
+from services.gateway.api.schema import MAX_SESSION_CHARS
 from services.gateway.errors import NO_WORKERS, ApiError, invalid, unknown_model
 from services.gateway.generation.output import Usage
 from services.gateway.generation.request import Caller
@@ -17,8 +17,30 @@ from services.gateway.tenants.tenant import Admission, Gate, Tenant
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
 
-Body = TypeVar("Body", bound=SamplingBody)
 FALLBACK_HEADER = "x-ryzanstein-fallback-model"
+
+
+class GeneratingBody(Protocol):
+    """What every generating endpoint's body says."""
+
+    @property
+    def model(self) -> str | None:
+        """The model asked for."""
+
+    @property
+    def stream(self) -> bool | None:
+        """Whether the answer comes as events."""
+
+    @property
+    def priority(self) -> int | None:
+        """The priority asked for."""
+
+    @property
+    def session(self) -> str:
+        """What keeps requests on one worker; empty when the body names nothing."""
+
+
+Body = TypeVar("Body", bound=GeneratingBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +68,7 @@ class Ask(Generic[Body]):
 
 
 class Preparer(Protocol[Body]):
-    """What differs between completions and chat."""
+    """What differs between the endpoints."""
 
     async def decode(self, data: bytes) -> Body:
         """Validate a body; raises :class:`ApiError`."""
@@ -121,8 +143,8 @@ class JobMaker(Generic[Body]):
 
     async def _make(self, ask: Ask[Body], asked: str, model: ServedModel) -> Made:
         body = ask.body
-        session = ask.session or body.session_id or body.user or ""
-        job = await self._preparer.prepare(body, model, caller_of(ask.tenant, session, body.priority, ask.traceparent))
+        caller = caller_of(ask.tenant, ask.session or body.session, body.priority, ask.traceparent)
+        job = await self._preparer.prepare(body, model, caller)
         if model.name != asked:
             self._fallbacks.labels(asked).inc()
         return Made(job, model, asked)
@@ -154,14 +176,23 @@ class _Run:
 class GenerateEndpoint(Generic[Body]):
     """Serves one generating route."""
 
-    def __init__(self, maker: JobMaker[Body], gate: Gate, limits: BodyLimits, heartbeat_s: float) -> None:
+    def __init__(
+        self,
+        maker: JobMaker[Body],
+        gate: Gate,
+        limits: BodyLimits,
+        heartbeat_s: float,
+        errors: ErrorShape = OPENAI_ERRORS,
+    ) -> None:
         self._maker = maker
         self._gate = gate
         self._limits = limits
         self._heartbeat_s = heartbeat_s
+        self._errors = errors
 
     async def serve(self, exchange: Exchange) -> None:
         """Answer; raises :class:`ApiError`, also after a stream has begun."""
+        exchange.errors = self._errors
         tenant = await self._gate.identify(exchange.authorization)
         data = await exchange.body(self._limits)
         admission = await self._gate.enter(tenant)

@@ -24,6 +24,21 @@ Headers = list[tuple[bytes, bytes]]
 
 DONE = b"data: [DONE]\n\n"  # the last event of OpenAI's streams
 _DISCARD_S = 1.0
+
+
+def _error_frames(error: ApiError) -> bytes:
+    return b"data: " + msgspec.json.encode(error.body()) + b"\n\n" + DONE
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """How a protocol writes errors."""
+
+    body: Callable[[ApiError], dict[str, Any]] = ApiError.body  # as the whole answer
+    frames: Callable[[ApiError], bytes] = _error_frames  # as the end of a stream that has begun
+
+
+OPENAI_ERRORS = ErrorShape()
 JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
 _SSE: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -70,6 +85,7 @@ class Exchange:
         self.complete = False  # once its last byte has been handed over
         self.response_headers: Headers = []
         self.answer_headers: Headers = []  # of the attempt that answers
+        self.errors = OPENAI_ERRORS
         self.model = ""  # for metrics, once known
         self.traceparent = ""
 
@@ -135,7 +151,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body})
 
     async def send_error(self, error: ApiError) -> None:
-        """Answer with an error in OpenAI's shape."""
+        """Answer with an error in the protocol's shape."""
         headers = [(name.encode(), value.encode()) for name, value in error.headers]
         if error.retry_after_s is not None:
             headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
@@ -143,7 +159,7 @@ class Exchange:
             await self._discard_body()
         if error.status in (408, 413):  # the rest of the body is not read
             headers.append((b"connection", b"close"))
-        await self.send_json(error.status, error.body(), headers)
+        await self.send_json(error.status, self.errors.body(error), headers)
 
     async def _discard_body(self) -> None:
         """Read on for a moment: closing on a client that still sends would destroy the answer on its way."""
@@ -163,7 +179,7 @@ class Exchange:
             await self.send_error(error)
         elif self.streaming and not self.complete:
             self.failure = error.status
-            await self.send_events(b"data: " + msgspec.json.encode(error.body()) + b"\n\n" + DONE, last=True)
+            await self.send_events(self.errors.frames(error), last=True)
         else:
             raise error
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from services.gateway.api.http import DONE, Exchange, UntilDisconnect
+from services.gateway.api.http import Exchange, UntilDisconnect
 from services.gateway.errors import ApiError
 from services.gateway.generation.output import Chunk, Generation, ScoredToken, Usage
 from services.gateway.generation.tokens import Finish
@@ -28,25 +28,29 @@ class Choice:
 
 
 class Dialect(Protocol):
-    """How one endpoint writes its answers."""
+    """How one endpoint writes its answers. Frames are whole server-sent events, one or several."""
 
     def opening(self, index: int, generation: Generation) -> bytes:
         """Frames before a choice's first chunk; may be empty."""
 
     def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
-        """The frame of a chunk; empty when it has no token.
+        """The frames of a chunk; empty when it has no token.
 
-        A token whose text is not certain yet has a frame, too: clients see the pace, and that their stream lives.
+        In chat and completions a token whose text is not certain yet has a frame, too: clients see the pace, and that
+        their stream lives.
         """
 
     def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
         """The logprobs of some tokens; None when they were not asked for."""
 
-    def usage_frame(self, usage: Usage) -> bytes:
-        """The last frame, when the client asked for usage."""
+    async def ending(self, usage: Usage) -> bytes:
+        """The last frames of a stream, what marks its end included; raises :class:`ApiError`."""
 
-    def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
-        """The whole answer."""
+    def failure(self, error: ApiError) -> bytes:
+        """The last frames of a stream that has begun and cannot go on."""
+
+    async def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
+        """The whole answer; raises :class:`ApiError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,6 @@ class Job:
     generations: list[Generation]
     dialect: Dialect
     stream: bool
-    include_usage: bool
     billed: Callable[[Generation], Usage]
     per_prompt: int = 1  # choices that share a prompt: it is counted once
 
@@ -89,7 +92,7 @@ async def run(exchange: Exchange, job: Job) -> None:
                 await _stream(exchange, job)
             else:
                 choices = await _collect(job)
-                await exchange.send_json(200, job.dialect.body(choices, job.generations, job.usage()))
+                await exchange.send_json(200, await job.dialect.body(choices, job.generations, job.usage()))
     finally:
         job.close()
 
@@ -110,6 +113,7 @@ async def _collect(job: Job) -> list[Choice]:
 
 
 async def _stream(exchange: Exchange, job: Job) -> None:
+    exchange.errors = replace(exchange.errors, frames=job.dialect.failure)
     unopened, running, tail = set(range(len(job.generations))), len(job.generations), b""
     async with aclosing(_chunks(job.generations)) as chunks:
         async for index, chunk in chunks:
@@ -125,8 +129,7 @@ async def _stream(exchange: Exchange, job: Job) -> None:
                 tail = frame  # goes out with the end of the stream: one write less
             elif frame:
                 await exchange.send_events(frame)
-    tail += job.dialect.usage_frame(job.usage()) if job.include_usage else b""
-    await exchange.send_events(tail + DONE, last=True)
+    await exchange.send_events(tail + await job.dialect.ending(job.usage()), last=True)
 
 
 async def _chunks(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Chunk], None]:

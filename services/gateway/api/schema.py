@@ -107,6 +107,11 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     truncate_prompt_tokens: Annotated[Any, neutral()] = None
     use_beam_search: Annotated[Any, neutral(False)] = None
 
+    @property
+    def session(self) -> str:
+        """What keeps requests on one worker; empty when the body names nothing."""
+        return self.session_id or self.user or ""
+
 
 class CompletionBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/completions."""
