@@ -258,7 +258,7 @@ class ResumableStream:
         self._report(running, Result.RESULT_HANDOFF if end.handoff else Result.RESULT_FAULT, end.detail)
         if end.death and running.attempt.begun:
             alone = running.attempt.on_trial and self._suspicion.trial_tokens > 0
-            self._suspicion.died(len(self._generated), alone=alone)
+            self._suspicion.died(len(self._generated), alone=alone, gave=running.first_token_at > 0)
         self._handoffs += end.handoff
         # A worker that was lost before it had begun with a suspect says nothing about it.
         self._faults += running.attempt.begun and end.cause in (Cause.CONNECTION_LOST, Cause.STALL, Cause.PROTOCOL)

@@ -132,6 +132,23 @@ async def test_whoever_dies_alone_after_two_deaths_at_the_same_place_is_poison()
         )
 
 
+async def test_a_suspect_whose_worker_dies_after_some_tokens_is_tried_again() -> None:
+    """Two deaths at one place, then one in the trial, further on: that may be anybody's."""
+    worker = Worker("w0", faults=[Fault("break", 3), Fault("break", 3), Fault("break", 5)])
+    async with running_stack([worker]) as stack:
+        assert (await stream_once(stack, 1, 30))[1] == expected_ids(1, 30)
+        assert [submit.trial_tokens > 0 for submit in worker.submits] == [False, False, True, True]
+
+
+async def test_a_killer_that_gives_a_token_before_each_death_is_poison() -> None:
+    worker = Worker("w0", faults=[Fault("break", place) for place in (3, 3, 4, 5, 6, 7, 8)])
+    async with running_stack([worker]) as stack:
+        with pytest.raises(openai.APIError) as failure:
+            await stream_once(stack, 1, 30)
+        assert failure.value.code == "poison"
+        assert len(worker.submits) == 5
+
+
 async def test_a_suspect_that_its_worker_had_not_begun_with_is_not_blamed() -> None:
     """Two deaths, then workers that die while the suspect waits there for another one."""
     workers = [Worker(f"w{i}", faults=[Fault("break", 3), Fault("break", 3)], announce_trials=False) for i in range(3)]
