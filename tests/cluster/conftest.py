@@ -76,7 +76,11 @@ def namespaces(kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[Nam
 
     def create(name: str, labels: dict[str, str] | None = None) -> Kube:
         kube = Kube(kubeconfig, name)
-        kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}})
+        wanted = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}}
+        kube.apply(wanted)
+        if kube.get("namespace", name)["status"]["phase"] == "Terminating":  # of an earlier session
+            kube.wait(f"namespace/{name}", condition="delete", timeout_s=120)
+            kube.apply(wanted)
         in_use.append(kube)
         return kube
 
