@@ -127,7 +127,7 @@ def _startup_table(card: worker_pb2.ModelCard) -> Table:
 def _how_to_call(model: str, port: int, elapsed_s: float) -> str:
     body = f'{{"model": "{model}", "prompt": "def fibonacci(n):", "max_tokens": 64}}'
     return (
-        f"\nReady in {elapsed_s:.1f} s at http://127.0.0.1:{port} (OpenAI-compatible; docs at /docs). Try it:\n\n"
+        f"\nReady in {elapsed_s:.1f} s at http://127.0.0.1:{port} (a page, and OpenAI's API: /docs). Try it:\n\n"
         f"curl http://127.0.0.1:{port}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
         "Ctrl-C stops everything.\n"
     )

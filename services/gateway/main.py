@@ -145,7 +145,14 @@ class _Services:
             self.drain,
             origins,
         )
-        app = new_app(catalog, self.router, gate, self.metrics, lambda: catalog.ready and not self.drain.draining)
+        app = new_app(
+            catalog,
+            self.router,
+            gate,
+            self.metrics,
+            lambda: catalog.ready and not self.drain.draining,
+            playground=settings.playground,
+        )
         observer = Observer("rest", self.metrics, self.tracer)
         return origins.share(Front(app, endpoints, {"/v1/stream": socket}, observer, self.drain, origins))
 

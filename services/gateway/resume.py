@@ -27,7 +27,7 @@ from services.gateway.generation.attempt import Attempt, Cause, Interruption, Re
 from services.gateway.generation.budget import BudgetExhaustedError, ResumeBudget
 from services.gateway.generation.request import GenerationRequest
 from services.gateway.generation.suspicion import Suspicion
-from services.gateway.generation.tokens import Finish, TokenBatch
+from services.gateway.generation.tokens import Finish, Takeover, TokenBatch
 from services.gateway.spans import name_generation, note
 from services.gateway.upstream.connection import WorkerConnection, WorkerPool, WorkerUnreachableError
 from services.gateway.upstream.router import NoWorkerError, Placement, RouterClient
@@ -84,6 +84,7 @@ class ResumableStream:
         self._running: _Running | None = None
         self._placed = False  # as its parts have been told
         self._attempts = 0
+        self._lost_by = ""  # the last cause
         self._faults = 0
         self._handoffs = 0
         self._excluded: set[str] = set()
@@ -228,6 +229,7 @@ class ResumableStream:
         self._suspicion.progressed(len(self._generated))
         if not running.first_token_at:
             running.first_token_at = now
+            batch.takeover = Takeover(running.connection.ref.worker_id, running.attempt.number, self._lost_by)
             self._faults = 0  # tokens are flowing again: the budget is for one outage, not for a whole stream
             if running.attempt.number == 1:
                 self.cached_tokens = running.attempt.cached_tokens
@@ -280,6 +282,7 @@ class ResumableStream:
     def _count(self, cause: Cause, worker_id: str, detail: str) -> None:
         # A worker that cannot be reached has cost nothing: only the deadline limits how many are tried.
         self._excluded.add(worker_id)
+        self._lost_by = str(cause)
         policy, now = self._upstream.policy, asyncio.get_running_loop().time()
         self._resume_by = self._resume_by or now + policy.deadline_s
         self._upstream.on_resume(cause)

@@ -53,6 +53,7 @@ class GatewaySettings(ServiceSettings):
         description="Origins, comma-separated, whose web pages may use the gateway (CORS, WebSocket), or *; pages "
         "of its own address may, and clients that are no browsers",
     )
+    playground: bool = Field(default=True, description="Serve a page at / that talks to the models")
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, description="Largest request body")
     header_timeout_s: float = Field(default=10.0, gt=0, description="A request's head must arrive within this time")
     body_timeout_s: float = Field(default=30.0, gt=0, description="A request's body must arrive within this time")

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from services.gateway.api.generate import check_permission
 from services.gateway.api.http import authorization
 from services.gateway.api.openapi import document
+from services.gateway.api.playground import add_playground
 from services.gateway.errors import ApiError
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.tenant import Gate, Tenant
@@ -55,7 +56,13 @@ Caller = Annotated[Tenant, Depends(_tenant)]
 
 
 def new_app(
-    catalog: Catalog, router: RouterClient, gate: Gate, metrics: GatewayMetrics, ready: Callable[[], bool]
+    catalog: Catalog,
+    router: RouterClient,
+    gate: Gate,
+    metrics: GatewayMetrics,
+    ready: Callable[[], bool],
+    *,
+    playground: bool,
 ) -> FastAPI:
     """Build the app."""
     # FastAPI's own spans would be of probes and scrapes, mostly; requests have theirs from the Front.
@@ -83,6 +90,8 @@ def new_app(
         return {"workers": [MessageToDict(view, preserving_proto_field_name=True) for view in router.fleet.workers]}
 
     _add_probes(app, catalog, metrics, ready)
+    if playground:
+        add_playground(app)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
 

@@ -42,6 +42,7 @@ class ChatDialect:
         self._with_ids = bool(body.return_token_ids)
         self._usage_field = options is not None and bool(options.include_usage)
         self._running_usage = options is not None and bool(options.continuous_usage_stats)
+        self._with_workers = options is not None and bool(options.include_workers)
         self._writer = LogprobWriter(model, body.top_logprobs or 0) if body.logprobs else None
         start = _encode({"id": request_id, "object": "chat.completion.chunk"} | self._common)[:-1]
         self._head = b"data: " + start + b',"choices":[{"index":'
@@ -63,12 +64,15 @@ class ChatDialect:
     def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
         """See :class:`Dialect`."""
         plain = not (chunk.calls or chunk.reasoning)
-        quick = plain and chunk.finish is None and not self._with_ids
+        takeover = chunk.takeover if self._with_workers else None
+        quick = plain and chunk.finish is None and not self._with_ids and takeover is None
         if quick and not chunk.tokens and not self._running_usage:
             if not chunk.ids:
                 return b""
             return b"%b%d%b%b%b" % (self._head, index, self._delta, _encode(chunk.text), self._tail)
         extra: dict[str, Any] = {"token_ids": chunk.ids} if self._with_ids else {}
+        if takeover is not None:
+            extra["worker"] = takeover.json()
         logprobs = self.logprobs(index, chunk.tokens) if chunk.tokens else None
         delta: dict[str, Any] = {"content": chunk.text} if chunk.text or (plain and chunk.finish is None) else {}
         if chunk.reasoning:
@@ -249,6 +253,7 @@ class ChatEndpoint:
             generations=[self._pipeline.generate(request.choice(i), reader) for i, reader in enumerate(readers)],
             dialect=dialect(request_id, model, body),
             stream=bool(body.stream),
+            include_workers=body.stream_options is not None and bool(body.stream_options.include_workers),
             billed=lambda generation: generation.usage,
             per_prompt=n,
         )

@@ -85,6 +85,7 @@ class CompletionDialect:
         self._with_ids = bool(body.return_token_ids)
         self._usage_field = options is not None and bool(options.include_usage)
         self._running_usage = options is not None and bool(options.continuous_usage_stats)
+        self._with_workers = options is not None and bool(options.include_workers)
         self._scored = body.logprobs is not None
         self._prompt_scored = body.prompt_logprobs is not None
         self._writer = LogprobWriter(model, max(body.logprobs or 0, body.prompt_logprobs or 0))
@@ -111,11 +112,15 @@ class CompletionDialect:
         """See :class:`Dialect`."""
         if self._silent:
             return b"" if chunk.finish is None else self._frame(index, "", None, "length", {}, generation)
-        if chunk.finish is None and not self._with_ids and not chunk.tokens and not self._running_usage:
+        takeover = chunk.takeover if self._with_workers else None
+        quick = chunk.finish is None and not self._with_ids and takeover is None
+        if quick and not chunk.tokens and not self._running_usage:
             if not chunk.ids:
                 return b""
             return b'%b%d,"text":%b%b' % (self._head, index, _encode(chunk.text), self._tail)
         extra: dict[str, Any] = {"token_ids": chunk.ids} if self._with_ids else {}
+        if takeover is not None:
+            extra["worker"] = takeover.json()
         logprobs = self.logprobs(index, chunk.tokens) if chunk.tokens else None
         return self._frame(index, chunk.text, logprobs, chunk.finish, extra, generation)
 
@@ -219,6 +224,7 @@ class CompletionEndpoint:
             generations=generations,
             dialect=CompletionDialect(request_id, model, body, prompts, n),
             stream=bool(body.stream),
+            include_workers=body.stream_options is not None and bool(body.stream_options.include_workers),
             billed=_billed_prompt if body.max_tokens == 0 else lambda generation: generation.usage,
             per_prompt=n,
         )

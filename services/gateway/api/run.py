@@ -62,6 +62,7 @@ class Job:
     stream: bool
     billed: Callable[[Generation], Usage]
     per_prompt: int = 1  # choices that share a prompt: it is counted once
+    include_workers: bool = False
 
     def usage(self) -> Usage:
         """What the request has used so far."""

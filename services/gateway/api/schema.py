@@ -23,6 +23,9 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_workers: (
+        Annotated[bool, Meta(description="Adds `worker` to a choice whenever another one answers")] | None
+    ) = None
     include_obfuscation: Annotated[bool | None, ADVISORY] = None
 
 

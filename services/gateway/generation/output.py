@@ -10,7 +10,7 @@ from ryzanstein.v1 import worker_pb2
 from services.gateway.errors import ApiError
 from services.gateway.generation.message import MessageReader
 from services.gateway.generation.request import GenerationRequest
-from services.gateway.generation.tokens import Finish, TokenBatch, TokenSource
+from services.gateway.generation.tokens import Finish, Takeover, TokenBatch, TokenSource
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.text.stops import StopBuffer
 from services.gateway.tools.calls import CallDelta
@@ -35,6 +35,7 @@ class Chunk:
     embedding: list[float] = field(default_factory=list)
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)
+    takeover: Takeover | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class Generation:
             self._metrics.waiting.inc(1 if waiting else -1)
 
     def _read(self, batch: TokenBatch) -> Chunk:
-        chunk = Chunk(finish=batch.finish, embedding=list(batch.embedding))
+        chunk = Chunk(finish=batch.finish, embedding=list(batch.embedding), takeover=batch.takeover)
         parts: list[str] = []
         last = len(batch.ids) - 1
         for position, token_id in enumerate(batch.ids):

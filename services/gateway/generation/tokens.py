@@ -19,6 +19,19 @@ class Finish(StrEnum):
     FUNCTION_CALL = "function_call"
 
 
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """A worker begins to answer, or goes on where another one was lost."""
+
+    worker: str
+    attempt: int
+    after: str  # why the worker before is none any more; empty at the first one
+
+    def json(self) -> dict[str, object]:
+        """As clients see it."""
+        return {"id": self.worker, "attempt": self.attempt, "after": self.after or None}
+
+
 @dataclass(slots=True)
 class TokenBatch:
     """Tokens that are ready together. With `finish` it is the last batch."""
@@ -28,6 +41,7 @@ class TokenBatch:
     finish: Finish | None = None
     prompt_logprobs: Sequence[worker_pb2.TokenLogprobs] = ()
     embedding: Sequence[float] = ()
+    takeover: Takeover | None = None  # these tokens are its worker's first
 
 
 class TokenSource(Protocol):

@@ -92,6 +92,9 @@ class Recording:
         text = "".join(chunk.text for chunk in chunks)
         tokens = [token for chunk in chunks for token in chunk.tokens]
         message = {"type": "token", "id": name, "index": self._starts[position], "text": text, "ids": ids}
+        takeovers = [chunk.takeover for chunk in chunks if chunk.takeover is not None]
+        if takeovers and self._running.made.job.include_workers:
+            message["worker"] = takeovers[-1].json()
         if tokens:
             message["logprobs"] = self._running.made.job.dialect.logprobs(0, tokens)
         if reasoning := "".join(chunk.reasoning for chunk in chunks):

@@ -48,7 +48,7 @@ async def test_null_is_the_default_of_every_field(stack: Stack) -> None:
             if field not in needed:
                 answer = await stack.http.post(path, json=needed | {field: None})
                 assert answer.status_code == 200, (path, field, answer.text)
-    nothing = {"include_usage": None, "continuous_usage_stats": None, "include_obfuscation": None}
+    nothing = dict.fromkeys(("include_usage", "continuous_usage_stats", "include_workers", "include_obfuscation"))
     answer = await stack.complete(prompt="a", stream=True, stream_options=nothing)
     assert answer.status_code == 200
     assert b'"usage"' not in answer.content

@@ -67,6 +67,26 @@ async def test_every_fault_at_every_token_leaves_the_text_as_it_was(kind: str) -
             assert finish == "length"
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_who_answers_is_told_where_it_is_asked_for(path: str) -> None:
+    workers = [Worker("w0", faults=[Fault("break", 4)]), Worker("w1")]
+    ask = {"max_tokens": COUNT, "stream": True, "temperature": 0}
+    ask |= {"prompt": PROMPT} if path == "completions" else {"messages": [{"role": "user", "content": PROMPT}]}
+    told: list[dict[str, object]] = []
+    async with running_stack(workers) as stack:
+        while workers[0].faults:
+            asked = {**ask, "stream_options": {"include_workers": True}}
+            lines = (await stack.http.post(f"/v1/{path}", json=asked)).text.split("\n")
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            told = [event["choices"][0]["worker"] for event in events if "worker" in event["choices"][0]]
+        first, second = (
+            {"id": "w0", "attempt": 1, "after": None},
+            {"id": "w1", "attempt": 2, "after": "connection_lost"},
+        )
+        assert told == [first, second]
+        assert '"worker"' not in (await stack.http.post(f"/v1/{path}", json=ask)).text
+
+
 async def test_a_resume_carries_what_was_generated_and_excludes_the_worker() -> None:
     workers = [Worker("w0", faults=[Fault("break", 4)]), Worker("w1", faults=[Fault("break", 4)])]
     async with running_stack(workers, poison_deaths=3) as stack:

@@ -236,3 +236,16 @@ async def test_a_generation_cancelled_at_once_gives_back_what_it_reserved() -> N
                 socket.protocol.send_text(frame.encode())
             socket.transport.write(b"".join(socket.protocol.data_to_send()))
             assert (await client.until("done", name))["finish_reason"] == "cancelled"
+
+
+async def test_a_token_message_names_the_worker_where_it_is_asked_for() -> None:
+    workers = [Worker("w0"), Worker("w1")]
+    async with running_stack(workers) as stack, connect(stack) as socket:
+        for worker in workers:
+            worker.faults = [Fault("break", 3)]
+        client, told = Client(socket), []
+        await client.start("a", 10, stream_options={"include_workers": True})
+        while (message := await client.receive())["type"] != "done":
+            told += [message["worker"]] if "worker" in message else []
+        assert client.ids["a"] == expected_ids(0, 10)
+        assert (told[-1]["attempt"], told[-1]["after"]) == (3, "connection_lost")

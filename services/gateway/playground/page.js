@@ -1,0 +1,255 @@
+// The page: a conversation, or a text to go on with, and what is asked of the model.
+
+import { Answer, element } from "./answer.js";
+import { ApiFailure, asCurl, listModels, stream } from "./api.js";
+import { EXAMPLE_SCHEMA, EXAMPLE_TOOLS, WrongField, chatRequest, completionRequest, wantsJson } from "./request.js";
+
+const $ = (id) => document.getElementById(id);
+const log = $("log");
+const prompt = $("prompt");
+const PATHS = { chat: "v1/chat/completions", completion: "v1/completions" };
+const SUGGESTIONS = {
+  chat: ["What does os.path.join do?", "Explain how a hash table works.", "Write a haiku about streams."],
+  completion: ["def read_config(path):\n    \"\"\"Read a configuration file.\n", "class Stack:\n    def push(self, item):\n", "The quick brown fox"],
+};
+
+let messages = []; // of the conversation so far
+let running = null; // the AbortController of what is being answered
+
+const mode = () => document.querySelector("input[name=mode]:checked").value;
+const announce = (text) => ($("status").textContent = text);
+
+// --- asking ---------------------------------------------------------------------------------------------------------
+
+function show(node) {
+  $("welcome").hidden = true;
+  log.append(node);
+  log.scrollTop = log.scrollHeight;
+}
+
+function showUser(text) {
+  const turn = element("article", "turn user");
+  turn.setAttribute("aria-label", "You");
+  turn.append(element("div", "words", text));
+  show(turn);
+}
+
+async function submit(text) {
+  const kind = mode();
+  const next = [...messages, { role: "user", content: text }];
+  const body = checked(() => (kind === "chat" ? chatRequest(next) : completionRequest(text)));
+  if (!body) return;
+  prompt.value = "";
+  if (kind === "chat") {
+    showUser(text);
+    messages = next;
+  }
+  await run(kind, body, kind === "chat" ? "" : text);
+}
+
+async function run(kind, body, given) {
+  const json = wantsJson();
+  const answer = new Answer({ given, code: kind === "completion", json, announce });
+  show(answer.node);
+  const controller = (running = new AbortController());
+  setRunning(true);
+  announce("Answering.");
+  try {
+    for await (const event of stream(PATHS[kind], body, $("key").value, controller.signal)) {
+      const following = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+      answer.take(event);
+      if (following) log.scrollTop = log.scrollHeight;
+    }
+    answer.end((results) => returnResults(answer, results));
+  } catch (error) {
+    if (controller.signal.aborted) answer.stopped();
+    else if (error instanceof ApiFailure) answer.fail(error.message, error.body);
+    else answer.fail("The connection was lost", String(error));
+  }
+  if (running === controller) {
+    running = null;
+    setRunning(false);
+    if (kind === "chat") remember(answer);
+  }
+  log.scrollTop = log.scrollHeight;
+}
+
+// What the model said is part of the conversation; a question without an answer is none.
+function remember(answer) {
+  if (answer.calls.length) messages.push({ role: "assistant", content: answer.text || null, tool_calls: answer.calls });
+  else if (answer.text) messages.push({ role: "assistant", content: answer.text });
+  else messages.pop();
+}
+
+async function returnResults(answer, results) {
+  if (running || messages.at(-1)?.tool_calls !== answer.calls) return;
+  results.forEach((content, index) => messages.push({ role: "tool", tool_call_id: answer.calls[index].id, content }));
+  const body = checked(() => chatRequest(messages));
+  if (body) await run("chat", body, "");
+}
+
+// Calls without results have no place in a conversation that goes on.
+function forgetOpenCalls() {
+  if (messages.at(-1)?.tool_calls) messages.push(...messages.at(-1).tool_calls.map(noResult));
+}
+
+const noResult = ({ id }) => ({ role: "tool", tool_call_id: id, content: "" });
+
+// The request that `make` makes; a wrong field is shown instead.
+function checked(make) {
+  for (const id of ["tools", "schema"]) mark(id, "");
+  try {
+    return make();
+  } catch (error) {
+    if (!(error instanceof WrongField)) throw error;
+    mark(error.id, error.message);
+    openSettings(true);
+    $(error.id).focus();
+    return null;
+  }
+}
+
+function mark(id, message) {
+  $(id).setAttribute("aria-invalid", String(message !== ""));
+  const place = $(`${id}-error`);
+  if (place) place.textContent = message;
+}
+
+function setRunning(on) {
+  const send = $("send");
+  send.textContent = on ? "Stop" : "Send";
+  send.classList.toggle("stop", on);
+}
+
+$("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (running) running.abort();
+  else if (prompt.value.trim()) {
+    forgetOpenCalls();
+    submit(prompt.value);
+  }
+});
+
+prompt.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.isComposing || event.shiftKey) return;
+  if (mode() === "completion" && !event.ctrlKey && !event.metaKey) return;
+  event.preventDefault();
+  if (!running) $("composer").requestSubmit();
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  if ($("settings").classList.contains("open")) openSettings(false);
+  else running?.abort();
+});
+
+// --- settings -------------------------------------------------------------------------------------------------------
+
+async function loadModels() {
+  const select = $("model");
+  const chosen = select.value;
+  try {
+    const models = await listModels($("key").value);
+    select.replaceChildren(...models.map(({ id }) => element("option", "", id)));
+    if (models.some(({ id }) => id === chosen)) select.value = chosen;
+    select.title = models.length ? "" : "No model is served yet";
+    $("model-error")?.remove();
+  } catch (error) {
+    if (!(error instanceof ApiFailure)) throw error;
+    select.replaceChildren(element("option", "", "no models"));
+    select.firstChild.value = "";
+    showModelError(error);
+  }
+}
+
+function showModelError(error) {
+  $("model-error")?.remove();
+  const answer = new Answer({ announce });
+  answer.fail(error.message, error.body);
+  answer.node.id = "model-error";
+  answer.words.remove();
+  log.append(answer.node);
+}
+
+function openSettings(open) {
+  $("settings").classList.toggle("open", open);
+  $("open").setAttribute("aria-expanded", String(open));
+}
+
+$("open").addEventListener("click", () => openSettings(!$("settings").classList.contains("open")));
+$("settings").addEventListener("submit", (event) => event.preventDefault());
+$("key").addEventListener("change", () => {
+  sessionStorage.setItem("key", $("key").value);
+  loadModels();
+});
+$("tools-example").addEventListener("click", () => {
+  $("tools").value = JSON.stringify(EXAMPLE_TOOLS, null, 1);
+  mark("tools", "");
+});
+$("schema-example").addEventListener("click", () => {
+  $("schema").value = JSON.stringify(EXAMPLE_SCHEMA, null, 1);
+  mark("schema", "");
+});
+$("curl").addEventListener("click", async () => {
+  const text = prompt.value;
+  const next = text ? [...messages, { role: "user", content: text }] : messages;
+  const body = checked(() => (mode() === "chat" ? chatRequest(next) : completionRequest(text)));
+  if (!body) return;
+  await navigator.clipboard.writeText(asCurl(PATHS[mode()], body));
+  announce("Copied.");
+  $("curl").textContent = "Copied";
+  setTimeout(() => ($("curl").textContent = "Copy the request as curl"), 1500);
+});
+
+const THEMES = { "": "as the system's", light: "light", dark: "dark" };
+function setTheme(theme) {
+  if (theme) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+  $("theme").setAttribute("aria-label", `Colours: ${THEMES[theme]}`);
+  $("theme").title = `Colours: ${THEMES[theme]}`;
+}
+$("theme").addEventListener("click", () => {
+  const names = Object.keys(THEMES);
+  const theme = names[(names.indexOf(document.documentElement.dataset.theme ?? "") + 1) % names.length];
+  localStorage.setItem("theme", theme);
+  setTheme(theme);
+});
+
+// --- beginning ------------------------------------------------------------------------------------------------------
+
+function startAnew() {
+  running?.abort();
+  running = null;
+  setRunning(false);
+  messages = [];
+  log.replaceChildren($("welcome"));
+  $("welcome").hidden = false;
+  prompt.focus();
+}
+
+function setMode() {
+  const kind = mode();
+  document.body.classList.toggle("completing", kind === "completion");
+  for (const part of document.querySelectorAll("[data-mode]")) part.hidden = part.dataset.mode !== kind;
+  prompt.placeholder = kind === "chat" ? "Message" : "Text to go on with";
+  $("keys").textContent =
+    kind === "chat" ? "Enter sends, Shift+Enter begins a line, Esc stops." : "Ctrl+Enter sends, Esc stops.";
+  $("suggestions").replaceChildren(
+    ...SUGGESTIONS[kind].map((text) => {
+      const item = element("li");
+      const button = element("button", kind === "chat" ? "" : "code", text.trim().split("\n")[0]);
+      button.type = "button";
+      button.addEventListener("click", () => submit(text));
+      item.append(button);
+      return item;
+    }),
+  );
+  startAnew();
+}
+
+$("new").addEventListener("click", startAnew);
+for (const input of document.querySelectorAll("input[name=mode]")) input.addEventListener("change", setMode);
+setTheme(localStorage.getItem("theme") ?? "");
+$("key").value = sessionStorage.getItem("key") ?? "";
+setMode();
+loadModels();
