@@ -33,6 +33,7 @@ from services.common.settings import ServiceSettings
 from services.gateway.api import schema
 from services.gateway.api.fields import advisory_fields, neutral_values
 from services.gateway.main import running_gateway
+from services.gateway.messages import schema as messages
 from services.gateway.settings import GatewaySettings
 from services.gateway.telemetry import GatewayMetrics
 from services.kv_coordinator.metrics import CoordinatorMetrics
@@ -206,6 +207,9 @@ BODIES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("POST /v1/chat/completions", schema.ChatBody),
     ("A message of `messages`", schema.Message),
     ("A part of a message's `content`", schema.TextPart),
+    ("POST /v1/messages", messages.MessagesBody),
+    ("A tool of `tools`", messages.CustomTool),
+    ("POST /v1/messages/count_tokens", messages.CountBody),
     ("POST /v1/completions", schema.CompletionBody),
     ("`stream_options` of both", schema.StreamOptions),
     ("POST /v1/embeddings", schema.EmbeddingBody),

@@ -33,6 +33,8 @@ from services.gateway.generation.pipeline import Pipeline, Wrapper
 from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.grpc_server import GrpcServer, serving_grpc
 from services.gateway.inference import InferenceService
+from services.gateway.messages.endpoint import WIRE, CountEndpoint, MessagesEndpoint
+from services.gateway.messages.schema import MessagesBody
 from services.gateway.observation import Observer
 from services.gateway.realtime.recording import Recordings
 from services.gateway.realtime.socket import StreamSocket
@@ -111,6 +113,8 @@ class _Services:
     metrics: GatewayMetrics
     completions: JobMaker[CompletionBody]
     chat: JobMaker[ChatBody]
+    messages: JobMaker[MessagesBody]
+    chats: ChatEndpoint
     embedder: Embedder
     recordings: Recordings
     tracer: RequestTracer
@@ -127,6 +131,8 @@ class _Services:
         endpoints: dict[str, Endpoint] = {
             "/v1/chat/completions": GenerateEndpoint(self.chat, gate, limits, heartbeat_s),
             "/v1/completions": GenerateEndpoint(self.completions, gate, limits, heartbeat_s),
+            "/v1/messages": GenerateEndpoint(self.messages, gate, limits, heartbeat_s),
+            "/v1/messages/count_tokens": CountEndpoint(self.chats, catalog, gate, limits),
             "/v1/embeddings": EmbeddingEndpoint(self.embedder, catalog, gate, limits),
             **dict.fromkeys(("/v1/score", "/score"), score),
             **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), rerank),
@@ -154,7 +160,8 @@ class _Services:
             playground=settings.playground,
         )
         observer = Observer("rest", self.metrics, self.tracer)
-        return origins.share(Front(app, endpoints, {"/v1/stream": socket}, observer, self.drain, origins))
+        wires = dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), WIRE)
+        return origins.share(Front(app, endpoints, {"/v1/stream": socket}, observer, self.drain, origins, wires))
 
     def inference(self) -> InferenceService:
         """gRPC."""
@@ -207,6 +214,7 @@ def _new_services(
     drain: Drain,
 ) -> _Services:
     fallback, catalog = settings.fallback_model, pipeline.catalog
+    chats = ChatEndpoint(pipeline, grammars, settings)
     return _Services(
         settings,
         catalog,
@@ -214,7 +222,9 @@ def _new_services(
         gate,
         metrics,
         JobMaker(CompletionEndpoint(pipeline, grammars, settings), catalog, fallback, metrics),
-        JobMaker(ChatEndpoint(pipeline, grammars, settings), catalog, fallback, metrics),
+        JobMaker(chats, catalog, fallback, metrics),
+        JobMaker(MessagesEndpoint(chats), catalog, fallback, metrics),
+        chats,
         Embedder(pipeline),
         Recordings(settings.stream_resume_window_s),
         tracer,

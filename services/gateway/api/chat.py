@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -192,6 +192,14 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
     return {"type": "function", "function": function} | ({} if call.id is None else {"id": call.id})
 
 
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """What a model gets to read, and the tools that it was told of."""
+
+    ids: list[int]
+    tools: ToolUse | None
+
+
 NewDialect = Callable[[str, ServedModel, ChatBody], Dialect]  # of a request's id
 
 
@@ -208,6 +216,15 @@ class ChatEndpoint:
         """Validate a body."""
         return await self._decoder.decode(data)
 
+    async def prompt(self, body: ChatBody, model: ServedModel) -> ChatPrompt:
+        """The prompt of a body; raises :class:`ApiError` (400)."""
+        allowed = self._settings.control_tokens_in_messages
+        template = model.template.source if model.template else ""
+        tools = tool_use(body, parser_for(template, self._settings.tool_parser))
+        ids = await encode_conversation(model, conversation_of(body, tools, control_tokens=allowed))
+        check_prompt(model, ids, "messages")
+        return ChatPrompt(ids, tools)
+
     async def prepare(
         self,
         body: ChatBody,
@@ -215,6 +232,7 @@ class ChatEndpoint:
         caller: Caller,
         dialect: NewDialect = ChatDialect,
         request_id: str | None = None,
+        prompt: ChatPrompt | None = None,
     ) -> Job:
         """A job for a body, answered in `dialect`; raises :class:`ApiError`, which names fields of chat."""
         if body.top_logprobs is not None and not body.logprobs:
@@ -223,11 +241,8 @@ class ChatEndpoint:
         n = body.n or 1
         if n > self._settings.max_choices:
             raise invalid(f"`n` may be at most {self._settings.max_choices}.", "n", "invalid_value")
-        allowed = self._settings.control_tokens_in_messages
-        template = model.template.source if model.template else ""
-        tools = tool_use(body, parser_for(template, self._settings.tool_parser))
-        ids = await encode_conversation(model, conversation_of(body, tools, control_tokens=allowed))
-        check_prompt(model, ids, "messages")
+        prompt = prompt or await self.prompt(body, model)
+        ids, tools = prompt.ids, prompt.tools
         asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         asked_grammar, new_calls = await self._grammars.asked(body), None
         if tools is not None:

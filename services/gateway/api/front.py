@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.routing import Match
 
 from services.common.logs import request_id_var
-from services.gateway.api.http import ASGIApp, Exchange, Receive, Scope, Send
+from services.gateway.api.http import OPENAI_WIRE, ASGIApp, Exchange, Receive, Scope, Send, Wire
 from services.gateway.api.origins import OriginPolicy
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error
@@ -38,13 +38,16 @@ class Front:
         observer: Observer,
         drain: Drain,
         origins: OriginPolicy,
+        wires: Mapping[str, Wire],
     ) -> None:
+        """`wires`: of routes that are not OpenAI's."""
         self._app = app
         self._endpoints = endpoints
         self._sockets = sockets
         self._observer = observer
         self._drain = drain
         self._origins = origins
+        self._wires = wires
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -53,7 +56,8 @@ class Front:
         if scope["type"] == "http":
             endpoint = self._endpoints.get(scope["path"])
             if endpoint is not None:
-                await self._serve(endpoint, Exchange(scope, receive, send))
+                wire = self._wires.get(scope["path"], OPENAI_WIRE)
+                await self._serve(endpoint, Exchange(scope, receive, send, wire))
             else:
                 await self._pass_on(Exchange(scope, receive, send))
             return
@@ -82,7 +86,8 @@ class Front:
         request_id = exchange.header(b"x-request-id")[:128] or new_request_id()
         observed = self._observer.begin(route, f"POST {route}", exchange.header(b"traceparent"), request_id)
         request_id_var.set(request_id)
-        exchange.response_headers.append((b"x-request-id", request_id.encode("latin-1")))
+        for name in filter(None, (b"x-request-id", exchange.wire.id_header)):
+            exchange.response_headers.append((name, request_id.encode("latin-1")))
         if observed.trace_id:
             exchange.response_headers.append((b"x-trace-id", observed.trace_id.encode()))
         try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from services.gateway.api.heartbeat import Heartbeat
-from services.gateway.api.http import OPENAI_ERRORS, BodyLimits, ErrorShape, Exchange
+from services.gateway.api.http import BodyLimits, Exchange
 from services.gateway.api.run import Job, run
 from services.gateway.api.schema import MAX_SESSION_CHARS
 from services.gateway.errors import NO_WORKERS, ApiError, invalid, unknown_model
@@ -182,17 +182,14 @@ class GenerateEndpoint(Generic[Body]):
         gate: Gate,
         limits: BodyLimits,
         heartbeat_s: float,
-        errors: ErrorShape = OPENAI_ERRORS,
     ) -> None:
         self._maker = maker
         self._gate = gate
         self._limits = limits
         self._heartbeat_s = heartbeat_s
-        self._errors = errors
 
     async def serve(self, exchange: Exchange) -> None:
         """Answer; raises :class:`ApiError`, also after a stream has begun."""
-        exchange.errors = self._errors
         tenant = await self._gate.identify(exchange.authorization)
         data = await exchange.body(self._limits)
         admission = await self._gate.enter(tenant)

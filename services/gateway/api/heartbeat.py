@@ -1,4 +1,4 @@
-"""Comments in a stream that is silent: proxies take a silent connection for a dead one."""
+"""What a silent stream says lest proxies take it for dead: a comment, or another event that clients ignore."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from types import TracebackType
 
 from services.gateway.api.http import Exchange
 
-_COMMENT = b": waiting\n\n"  # clients of server-sent events ignore what begins with a colon
-
 
 class Heartbeat:
-    """Sends a comment whenever nothing has been sent for `every_s`, while the block runs.
+    """Sends the heartbeat of the protocol whenever nothing has been sent for `every_s`, while the block runs.
 
     The first one begins the answer, so a failure before it still has a status of its own. It costs a stream one timer
     for all its tokens.
@@ -51,5 +49,5 @@ class Heartbeat:
         if not exchange.complete:
             if not exchange.status:
                 await exchange.start_events()
-            await exchange.send_events(_COMMENT)
+            await exchange.send_events(exchange.wire.heartbeat)
             self._wait()

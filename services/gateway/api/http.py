@@ -39,6 +39,18 @@ class ErrorShape:
 
 
 OPENAI_ERRORS = ErrorShape()
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What all answers of a protocol have in common."""
+
+    errors: ErrorShape = OPENAI_ERRORS
+    heartbeat: bytes = b": waiting\n\n"  # clients of server-sent events ignore what begins with a colon
+    id_header: bytes = b""  # has the request's id, beside x-request-id
+
+
+OPENAI_WIRE = Wire()
 JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
 _SSE: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -72,7 +84,7 @@ def authorization(scope: Scope) -> str:
 class Exchange:
     """A request and its answer."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, wire: Wire = OPENAI_WIRE) -> None:
         self.scope = scope
         self.receive = receive
         self._send = send
@@ -85,7 +97,8 @@ class Exchange:
         self.complete = False  # once its last byte has been handed over
         self.response_headers: Headers = []
         self.answer_headers: Headers = []  # of the attempt that answers
-        self.errors = OPENAI_ERRORS
+        self.wire = wire
+        self.errors = wire.errors
         self.model = ""  # for metrics, once known
         self.traceparent = ""
 

@@ -17,6 +17,7 @@ from services.gateway.api.schema import (
     ScoreBody,
     TokenizeBody,
 )
+from services.gateway.messages.schema import CountBody, MessagesBody
 
 _MODEL = "ryzanstein-tiny"
 _ERROR = {
@@ -35,7 +36,7 @@ _ERROR = {
         }
     },
 }
-_SECURITY: list[dict[str, list[str]]] = [{}, {"key": []}]  # a key is needed only with tenancy
+_SECURITY: list[dict[str, list[str]]] = [{}, {"key": []}, {"x-api-key": []}]  # a key is needed only with tenancy
 _ERROR_SCHEMA = {
     "type": "object",
     "required": ["error"],
@@ -51,6 +52,35 @@ _ERROR_SCHEMA = {
             },
         },
         "usage": {"type": "object", "description": "What was generated before the failure"},
+    },
+}
+
+_MESSAGES_ERROR = {
+    "description": "Refused or failed; the message names the field and what is allowed",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/MessagesError"}}},
+}
+_MESSAGES_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message", "details"],
+            "properties": {
+                "type": {"type": "string"},
+                "message": {"type": "string"},
+                "details": {
+                    "type": "object",
+                    "properties": {
+                        "error_code": {"type": ["string", "null"]},
+                        "param": {"type": ["string", "null"]},
+                        "usage": {"type": "object", "description": "What was generated before the failure"},
+                    },
+                },
+            },
+        },
+        "request_id": {"type": "string"},
     },
 }
 
@@ -95,6 +125,34 @@ _ROUTES: dict[str, tuple[str, str, type[msgspec.Struct], dict[str, Any], dict[st
             "choices": [{"index": 0, "text": " there was", "logprobs": None, "finish_reason": "length"}],
             "usage": {"prompt_tokens": 4, "completion_tokens": 16, "total_tokens": 20},
         },
+    ),
+    "/v1/messages": (
+        "Continue a conversation, in Anthropic's form; server-sent events with `stream`",
+        "messages",
+        MessagesBody,
+        {"model": _MODEL, "messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 32},
+        {
+            "id": "msg-0d6f8f2c9b1e4a57a3c1d2e4",
+            "type": "message",
+            "role": "assistant",
+            "model": _MODEL,
+            "content": [{"type": "text", "text": "Blue.", "citations": None}],
+            "stop_reason": "end_turn",
+            "stop_sequence": None,
+            "usage": {
+                "input_tokens": 12,
+                "output_tokens": 3,
+                "cache_creation_input_tokens": None,
+                "cache_read_input_tokens": None,
+            },
+        },
+    ),
+    "/v1/messages/count_tokens": (
+        "Tokens of a prompt, in Anthropic's form",
+        "messages",
+        CountBody,
+        {"model": _MODEL, "messages": [{"role": "user", "content": "Name a colour."}]},
+        {"input_tokens": 12},
     ),
     "/v1/embeddings": (
         "Embed texts or token ids",
@@ -160,8 +218,11 @@ def document(app: FastAPI) -> dict[str, Any]:
     bodies = [route[2] for route in _ROUTES.values()]
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     declared = whole.setdefault("components", {})
-    declared.setdefault("schemas", {}).update(components, Error=_ERROR_SCHEMA)
-    declared["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    declared.setdefault("schemas", {}).update(components, Error=_ERROR_SCHEMA, MessagesError=_MESSAGES_ERROR_SCHEMA)
+    declared["securitySchemes"] = {
+        "key": {"type": "http", "scheme": "bearer"},
+        "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
     _document_errors(whole)
     for (path, (summary, tag, _body, example, answer)), schema in zip(_ROUTES.items(), schemas, strict=True):
         whole["paths"][path] = {"post": _operation(summary, tag, schema, example, answer)}
@@ -187,11 +248,14 @@ def _operation(
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}, "example": answer}}
     if tag == "generation":
         content["text/event-stream"] = {"example": "data: {...}\n\ndata: [DONE]\n\n"}
+    if tag == "messages" and "max_tokens" in example:
+        content["text/event-stream"] = {"example": "event: message_start\ndata: {...}\n\n"}
+    error = _MESSAGES_ERROR if tag == "messages" else _ERROR
     codes = ("400", "401", "403", "404", "405", "408", "413", "415", "429", "500", "503")
     return {
         "summary": summary,
         "tags": [tag],
         "security": _SECURITY,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}},
-        "responses": {"200": {"description": "The answer", "content": content}, **dict.fromkeys(codes, _ERROR)},
+        "responses": {"200": {"description": "The answer", "content": content}, **dict.fromkeys(codes, error)},
     }

@@ -83,7 +83,7 @@ class Generation:
         self._stops = StopBuffer(options.stop, include=options.include_stop) if options.stop else None
         self._push = self._detokenizer.push
         self._scored: list[ScoredToken] = []  # whose text is still held back
-        self._cut = False  # by a stop string: what was held back is no part of the text
+        self.stopped: str | None = None  # the stop string that cut the text: what was held back is no part of it
         self._sent_chars = 0
         self._token_offset = 0  # where the text of the next token begins
 
@@ -176,8 +176,8 @@ class Generation:
             return False
         emitted = self._stops.push(text)
         parts.append(emitted.text)
-        self._cut = emitted.stopped is not None
-        return self._cut
+        self.stopped = emitted.stopped
+        return self.stopped is not None
 
     def _flush(self) -> str:
         """The end of the text; a stop string can still be completed by what the detokenizer held back."""
@@ -185,8 +185,8 @@ class Generation:
         if self._stops is None:
             return rest
         emitted = self._stops.push(rest)
-        self._cut = emitted.stopped is not None
-        return emitted.text if self._cut else emitted.text + self._stops.flush()
+        self.stopped = emitted.stopped
+        return emitted.text if self.stopped is not None else emitted.text + self._stops.flush()
 
     def _score(self, logprobs: worker_pb2.TokenLogprobs, parts: list[str]) -> None:
         self._scored.append(ScoredToken(logprobs, self._token_offset))
@@ -195,7 +195,7 @@ class Generation:
     def _release(self, *, final: bool) -> list[ScoredToken]:
         """Logprobs of the tokens whose text has been sent; at the end of all that are part of the text."""
         count = sum(token.offset < self._sent_chars for token in self._scored)
-        if final and not self._cut:
+        if final and self.stopped is None:
             count = len(self._scored)
         released, self._scored = self._scored[:count], self._scored[count:]
         return released

@@ -18,6 +18,7 @@ from services.gateway.api.schema import (
     ScoreBody,
     TokenizeBody,
 )
+from services.gateway.messages.schema import CountBody, MessagesBody
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import Stack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
@@ -26,6 +27,8 @@ HELLO = {"role": "user", "content": "hi"}
 CHAT = "/v1/chat/completions"
 BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     CHAT: (ChatBody, {"messages": [HELLO], "max_tokens": 1}),
+    "/v1/messages": (MessagesBody, {"messages": [HELLO], "max_tokens": 1}),
+    "/v1/messages/count_tokens": (CountBody, {"messages": [HELLO]}),
     "/v1/completions": (CompletionBody, {"prompt": "a", "max_tokens": 1}),
     "/v1/embeddings": (EmbeddingBody, {"input": "a"}),
     "/v1/score": (ScoreBody, {"text_1": "a", "text_2": ["a"]}),
@@ -62,6 +65,7 @@ async def test_what_is_not_supported_is_accepted_when_it_changes_nothing_and_els
                 assert answer.status_code == 200, (path, field, value, answer.text)
             answer = await stack.http.post(path, json=needed | {field: {"type": "other"}})
             error = answer.json()["error"]
+            error |= {"code": details["error_code"], **details} if (details := error.get("details")) else {}
             assert (answer.status_code, error["param"], error["code"]) == (400, field, "unsupported_field")
     other = await stack.http.post(CHAT, json={"messages": [HELLO], "documents": [{"text": "a"}]})
     assert other.json()["error"]["message"] == "`documents` is not supported; only `[]` or `null` is accepted."

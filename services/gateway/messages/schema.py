@@ -1,0 +1,209 @@
+"""The bodies of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from services.gateway.api.fields import ADVISORY, neutral
+from services.gateway.api.schema import FunctionName, NonEmpty, Session
+
+
+class TextBlock(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Text."""
+
+    text: str
+    cache_control: Annotated[Any, ADVISORY] = None
+    citations: Annotated[Any, ADVISORY] = None
+
+
+class ImageBlock(Struct, tag_field="type", tag="image"):
+    """Refused: models read text only."""
+
+
+class DocumentBlock(Struct, tag_field="type", tag="document"):
+    """Refused: put a document's text into a block of text."""
+
+
+class SearchResultBlock(Struct, tag_field="type", tag="search_result"):
+    """Refused: put its text into a block of text."""
+
+
+TextualBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
+
+
+class ThinkingBlock(Struct, tag_field="type", tag="thinking", forbid_unknown_fields=True):
+    """What the assistant thought; given to the chat template."""
+
+    thinking: str
+    signature: Annotated[str | None, ADVISORY] = None
+    cache_control: Annotated[Any, ADVISORY] = None
+
+
+class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking", forbid_unknown_fields=True):
+    """Left out of the prompt: nobody here can read it."""
+
+    data: Annotated[str, ADVISORY]
+
+
+class ToolUseBlock(Struct, tag_field="type", tag="tool_use", forbid_unknown_fields=True):
+    """A call that the assistant made."""
+
+    id: NonEmpty
+    name: NonEmpty
+    input: dict[str, Any]
+    cache_control: Annotated[Any, ADVISORY] = None
+    caller: Annotated[Any, ADVISORY] = None
+    toolset_name: Annotated[str | None, ADVISORY] = None
+
+
+class ToolResultBlock(Struct, tag_field="type", tag="tool_result", forbid_unknown_fields=True):
+    """What a call has given."""
+
+    tool_use_id: NonEmpty
+    content: str | list[TextualBlock] | None = None
+    is_error: Annotated[bool, Meta(description="Its text is marked as an error in the prompt")] | None = None
+    cache_control: Annotated[Any, ADVISORY] = None
+    toolset_name: Annotated[str | None, ADVISORY] = None
+
+
+Block = (
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+)
+
+
+class Turn(Struct, forbid_unknown_fields=True):
+    """A message. The last one may be the beginning of the assistant's answer."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class CustomTool(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool of the client's own."""
+
+    name: FunctionName
+    input_schema: Annotated[dict[str, Any], Meta(description="A JSON Schema of the input")]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: Annotated[bool, Meta(description="Calls follow the schema whatever the model would write")] | None = None
+    cache_control: Annotated[Any, ADVISORY] = None
+    eager_input_streaming: Annotated[bool | None, ADVISORY] = None
+    input_examples: Annotated[Any, ADVISORY] = None
+    allowed_callers: Annotated[Any, ADVISORY] = None
+    defer_loading: Annotated[bool | None, ADVISORY] = None
+
+
+class AutoChoice(Struct, tag_field="type", tag="auto", forbid_unknown_fields=True):
+    """The model may call tools."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(Struct, tag_field="type", tag="any", forbid_unknown_fields=True):
+    """The model must call one."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class OneChoice(Struct, tag_field="type", tag="tool", forbid_unknown_fields=True):
+    """The model must call this one."""
+
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoChoice(Struct, tag_field="type", tag="none", forbid_unknown_fields=True):
+    """The model hears of no tool."""
+
+
+Choice = AutoChoice | AnyChoice | OneChoice | NoChoice
+
+
+class ThinkingOn(Struct, tag_field="type", tag="enabled", forbid_unknown_fields=True):
+    """The chat template is told to let the model think."""
+
+    budget_tokens: Annotated[int | None, ADVISORY] = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive", forbid_unknown_fields=True):
+    """The same."""
+
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingOff(Struct, tag_field="type", tag="disabled", forbid_unknown_fields=True):
+    """The chat template is told not to, and thoughts are left out of the answer."""
+
+
+class JsonFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The answer's text is JSON by a schema."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The answer's form."""
+
+    effort: Annotated[str, Meta(description="`reasoning_effort` for the chat template")] | None = None
+    format: JsonFormat | None = None
+
+
+class Metadata(Struct, forbid_unknown_fields=True):
+    """Of a request."""
+
+    user_id: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
+
+
+class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/messages/count_tokens: what makes the prompt."""
+
+    messages: Annotated[list[Turn], Meta(min_length=1)]
+    model: Annotated[str, Meta(description="A model of /v1/models; may be left out when there is only one")] | None = (
+        None
+    )
+    system: str | list[TextualBlock] | None = None
+    tools: Annotated[list[CustomTool], Meta(max_length=128)] | None = None
+    tool_choice: Choice | None = None
+    thinking: ThinkingOn | ThinkingAdaptive | ThinkingOff | None = None
+    output_config: OutputConfig | None = None
+    output_format: Annotated[JsonFormat, Meta(description="Older name of output_config.format")] | None = None
+    cache_control: Annotated[Any, ADVISORY] = None
+    context_management: Annotated[Any, ADVISORY] = None
+    speed: Annotated[str | None, ADVISORY] = None
+    user_profile_id: Annotated[str | None, ADVISORY] = None
+    mcp_servers: Annotated[Any, neutral([])] = None
+
+
+class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Meta(ge=1, description="More than fits ends at the context's end")]
+    stream: bool | None = None
+    stop_sequences: list[NonEmpty] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy")] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1, description="0 keeps the likeliest token only")] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=0xFFFFFFFF, description="0 and -1 are off")] | None = None
+    metadata: Metadata | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    session_id: Annotated[Session, Meta(description="Requests of a session stay on one worker")] | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
+    service_tier: Annotated[str | None, ADVISORY] = None
+    inference_geo: Annotated[str | None, ADVISORY] = None
+    diagnostics: Annotated[Any, ADVISORY] = None
+    container: Annotated[Any, neutral()] = None
+
+    @property
+    def session(self) -> str:
+        """What keeps requests on one worker; empty when the body names nothing."""
+        return self.session_id or (self.metadata and self.metadata.user_id) or ""
