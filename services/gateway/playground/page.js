@@ -148,14 +148,17 @@ document.addEventListener("keydown", (event) => {
 async function loadModels() {
   const select = $("model");
   const chosen = select.value;
+  const key = $("key").value;
   try {
-    const models = await listModels($("key").value);
+    const models = await listModels(key);
+    if (key !== $("key").value) return; // it was asked again meanwhile
     select.replaceChildren(...models.map(({ id }) => element("option", "", id)));
     if (models.some(({ id }) => id === chosen)) select.value = chosen;
     select.title = models.length ? "" : "No model is served yet";
     $("model-error")?.remove();
   } catch (error) {
     if (!(error instanceof ApiFailure)) throw error;
+    if (key !== $("key").value) return;
     select.replaceChildren(element("option", "", "no models"));
     select.firstChild.value = "";
     showModelError(error);
