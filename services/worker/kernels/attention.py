@@ -30,22 +30,17 @@ class AvxAttention:
         call_attention(self._attend, q, out, cache, shape, sequences)
 
 
-def open_attention(dtype: torch.dtype, device: torch.device, head_dim: int) -> AvxAttention | None:
-    """Return the kernel, or None where it does not apply.
+def serves(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the kernel applies, on this CPU."""
+    return dtype in _FUNCTIONS and head_dim % HEAD_MULTIPLE == 0 and head_dim <= MAX_HEAD_DIM and has_avx2()
 
-    Raises RuntimeError when this machine should have it and it is missing, or when there are no threads.
-    """
-    fits = head_dim % HEAD_MULTIPLE == 0 and head_dim <= MAX_HEAD_DIM
-    if device.type != "cpu" or dtype not in _FUNCTIONS or not fits or not has_avx2():
-        return None
+
+def open_attention(dtype: torch.dtype) -> AvxAttention:
+    """Open the kernel where it applies. Raises RuntimeError when it is missing, or when there are no threads."""
     library = AVX512_BF16 if dtype is torch.bfloat16 and has_avx512_bf16() else AVX512 if has_avx512() else AVX2
     return load_library(library, torch.get_num_threads(), dtype)
 
 
-def load_library(path: Path, threads: int, dtype: torch.dtype) -> AvxAttention | None:
-    """Load the kernel to run on `threads` threads; None: the operating system refuses.
-
-    Raises RuntimeError when it is missing, or when there are no threads.
-    """
-    library = open_library(path, {_FUNCTIONS[dtype]: ATTENTION}, threads)
-    return None if library is None else AvxAttention(library, dtype)
+def load_library(path: Path, threads: int, dtype: torch.dtype) -> AvxAttention:
+    """Load the kernel to run on `threads` threads. Raises RuntimeError like `open_attention`."""
+    return AvxAttention(open_library(path, {_FUNCTIONS[dtype]: ATTENTION}, threads), dtype)

@@ -7,7 +7,6 @@ last dimensions unless said otherwise; their shapes are the caller's promise.
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,12 +29,10 @@ from services.worker.kernels.library import (
     pointer,
 )
 
-logger = logging.getLogger(__name__)
-
 AMX, AVX512_BF16, AVX512, AVX2 = (
     Path(__file__).with_name(f"librz_{name}.so") for name in ("amx", "avx512_bf16", "avx512", "avx2")
 )
-_MADE_FOR = {
+_MADE_FOR = {  # longer names before those they begin with
     AMX.stem: "AMX tiles",
     AVX512_BF16.stem: "AVX-512 bfloat16",
     AVX512.stem: "AVX-512",
@@ -45,7 +42,6 @@ TILE_K = 32  # linear layers are multiples of it, and heads for AMX
 HEAD_MULTIPLE, MAX_HEAD_DIM = 8, 256  # of head_dim
 _STRIP = 64  # outputs of a packed weight are padded to a multiple of it
 _TILE_ROWS = 16
-_REFUSED = "the operating system refuses the tile registers"
 
 SIGNATURES: dict[str, tuple[type, ...]] = {
     "rz_pack_weight": (pointer, long, long, pointer),
@@ -245,41 +241,23 @@ class Bfloat16Kernels:
         call_attention(self._library.rz_attend, q, out, cache, shape, sequences)
 
 
-def open_kernels(dtype: torch.dtype, device: torch.device) -> Bfloat16Kernels | None:
-    """Return the kernels, or None where they do not apply; `explain` says why.
-
-    Raises RuntimeError when this machine should have them and they are missing, or when there are no threads.
-    """
-    if _why_not(dtype, device) is not None:
-        return None
-    best = AMX if has_amx() else AVX512_BF16 if has_avx512_bf16() else AVX512 if has_avx512() else AVX2
-    kernels = load_library(best, torch.get_num_threads())
-    if kernels is None:
-        logger.warning("%s: torch's kernels serve, at a fraction of the speed", _REFUSED)
-    return kernels
-
-
-def load_library(path: Path, threads: int) -> Bfloat16Kernels | None:
-    """Load the kernels to run on `threads` threads; None: the operating system refuses the tile registers.
-
-    Raises RuntimeError when it is missing, or when there are no threads.
-    """
-    library = open_library(path, SIGNATURES, threads)
-    name = next(name for name in _MADE_FOR if path.name.startswith(name))
-    return None if library is None else Bfloat16Kernels(library, name)
-
-
-def explain(kernels: Bfloat16Kernels | None, dtype: torch.dtype, device: torch.device) -> str:
-    """Say whose kernels serve, and why, of what `open_kernels` returned."""
-    if kernels is not None:
-        return f"ours for {kernels.made_for}"
-    return f"torch's, because {_why_not(dtype, device) or _REFUSED}"
-
-
-def _why_not(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Say why our kernels do not apply, as far as can be told without asking the operating system."""
-    if device.type != "cpu":
-        return f"the device is {device.type}"
+def why_not(dtype: torch.dtype) -> str:
+    """Say why the kernels do not apply on this CPU, or "" where only the operating system can still refuse them."""
     if dtype is not torch.bfloat16:
         return f"the dtype is {str(dtype).removeprefix('torch.')}"
-    return None if has_amx() or has_avx2() else "this CPU has neither AMX tiles nor AVX2"
+    return "" if has_amx() or has_avx2() else "this CPU has neither AMX tiles nor AVX2"
+
+
+def open_kernels() -> Bfloat16Kernels:
+    """Open the best kernels that this CPU can run, where they apply.
+
+    Raises RegistersRefusedError, and RuntimeError when they are missing, or when there are no threads.
+    """
+    best = AMX if has_amx() else AVX512_BF16 if has_avx512_bf16() else AVX512 if has_avx512() else AVX2
+    return load_library(best, torch.get_num_threads())
+
+
+def load_library(path: Path, threads: int) -> Bfloat16Kernels:
+    """Load the kernels to run on `threads` threads. Raises like `open_kernels`."""
+    name = next(name for name in _MADE_FOR if path.name.startswith(name))
+    return Bfloat16Kernels(open_library(path, SIGNATURES, threads), name)

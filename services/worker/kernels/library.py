@@ -24,10 +24,17 @@ ATTENTION = (
 _NO_THREADS = -2  # from rz_enable
 
 
-def open_library(path: Path, signatures: Signatures, threads: int) -> ctypes.CDLL | None:
-    """Load the library to run on `threads` threads; None: the operating system refuses the registers it needs.
+class RegistersRefusedError(RuntimeError):
+    """The operating system refuses a process the registers that a library needs."""
 
-    Raises RuntimeError when it is missing, or when there are no threads.
+    def __init__(self) -> None:
+        super().__init__("the operating system refuses the tile registers")
+
+
+def open_library(path: Path, signatures: Signatures, threads: int) -> ctypes.CDLL:
+    """Load the library to run on `threads` threads.
+
+    Raises RegistersRefusedError, and RuntimeError when it is missing, or when there are no threads.
     """
     if not path.exists():
         raise RuntimeError(f"{path} is missing: run `make kernels`, or install again")
@@ -36,10 +43,12 @@ def open_library(path: Path, signatures: Signatures, threads: int) -> ctypes.CDL
     result = library.rz_enable(threads)
     if result == _NO_THREADS:
         raise RuntimeError(f"the kernels cannot start {threads} threads")
+    if result:
+        raise RegistersRefusedError
     for name, arguments in signatures.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
-    return None if result else library
+    return library
 
 
 def call_attention(

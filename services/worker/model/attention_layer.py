@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from services.worker.kernels.bfloat16 import Bfloat16Kernels
+from services.worker.backends.base import Attention, Linear, Ops, RmsNorm, Step
+from services.worker.backends.collectives import Communicator
 from services.worker.loading.checkpoint import Span
-from services.worker.model.attention import AttentionBackend
-from services.worker.model.batch import StepBatch
-from services.worker.model.kv_cache import KvCache
-from services.worker.model.norm import make_rms_norm
-from services.worker.model.rope import Rotation
 from services.worker.model.spec import ModelSpec
-from services.worker.parallel.communicator import Communicator
 from services.worker.parallel.embedding import pad_rows
-from services.worker.parallel.linear import LinearLoader, LinearMethod, Shard
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What all layers share in one step."""
-
-    batch: StepBatch
-    cache: KvCache
-    rotations: tuple[Rotation, ...]  # by rope
-    plans: tuple[Any, ...]  # by window, of the backend's type
-    reduce: Callable[[torch.Tensor], torch.Tensor]  # sums over the ranks, in place
+from services.worker.parallel.linear import LinearLoader, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +52,9 @@ class Heads:
 class HeadNorm:
     """RMS norm of every q and k head by itself."""
 
-    def __init__(
-        self,
-        q_weight: torch.Tensor,
-        k_weight: torch.Tensor,
-        heads: Heads,
-        eps: float,
-        kernels: Bfloat16Kernels | None = None,
-    ) -> None:
-        weights = torch.stack([q_weight] * len(heads.q) + [k_weight] * len(heads.kv))  # [n_q + n_kv, head_dim]
-        self._norm = make_rms_norm(weights, eps, kernels)
+    def __init__(self, norm: RmsNorm) -> None:
+        """`norm`: with weights [n_q + n_kv, head_dim]."""
+        self._norm = norm
 
     def normalise_(self, qk: torch.Tensor) -> None:
         """Normalise [n, n_q + n_kv, head_dim] in place."""
@@ -115,29 +91,30 @@ class FullNorm:
 QkNorm = HeadNorm | FullNorm
 
 
-class Attention:
+class AttentionLayer:
     """Projects, rotates, caches and attends. The result is this rank's summand."""
 
     def __init__(
         self,
         index: int,
         heads: Heads,
-        qkv: LinearMethod,
-        o: LinearMethod,
+        qkv: Linear,
+        o: Linear,
         qk_norm: QkNorm | None,
-        backend: AttentionBackend[Any],
+        attention: Attention[Any],
+        ops: Ops,
         plan: int,
         rotation: int | None,
     ) -> None:
         """`plan` and `rotation` are indices into the step's."""
         self._index, self._qkv, self._o, self._qk_norm = index, qkv, o, qk_norm
-        self._backend, self._plan, self._rotation = backend, plan, rotation
+        self._attention, self._ops, self._plan, self._rotation = attention, ops, plan, rotation
         self._n_rotated, self._head_dim = len(heads.q) + len(heads.kv), heads.head_dim
         self._q_size = len(heads.q) * heads.head_dim
 
     def project(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Write the rows' keys and values to the cache; return their queries, [n_rows, n_q * head_dim]."""
-        qkv = self._qkv.apply(x)  # [n_rows, (n_q + 2 n_kv) * head_dim]
+        qkv = self._qkv(x)  # [n_rows, (n_q + 2 n_kv) * head_dim]
         if self._qk_norm is not None or self._rotation is not None:
             # Cut after the view: the other way round the stride of a lone row would be another one.
             qk = qkv.view(len(qkv), -1, self._head_dim)[:, : self._n_rotated]
@@ -146,22 +123,22 @@ class Attention:
             if self._rotation is not None:
                 step.rotations[self._rotation].rotate_(qk)
         slots = step.batch.kv_slots
-        step.cache.write(self._index, qkv[: len(slots), self._q_size :], slots)
+        self._ops.write_kv(step.cache, self._index, slots, qkv[: len(slots), self._q_size :])
         return qkv[:, : self._q_size]
 
     def attend(self, q: torch.Tensor, step: Step) -> torch.Tensor:
         """Return [n_rows, hidden_size] of the rows' queries, to be summed over the ranks."""
-        return self._o.apply(self._backend.attend(q, step.cache, self._index, step.plans[self._plan]))
+        return self._o(self._attention.attend(q, step.cache, self._index, step.plans[self._plan]))
 
 
 def load_attention(
     spec: ModelSpec,
     load: LinearLoader,
     index: int,
-    backend: AttentionBackend[Any],
+    attention: Attention[Any],
     plan: int,
     rotation: int | None,
-) -> Attention:
+) -> AttentionLayer:
     """Load layer `index`'s attention."""
     heads, key, hidden = Heads.of_rank(spec, load.comm), f"layers.{index}.", spec.hidden_size
     q_out, kv_out = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
@@ -174,7 +151,8 @@ def load_attention(
         ]
     )
     o = load.row_parallel(f"{key}o", hidden, q_out)
-    return Attention(index, heads, qkv, o, _load_qk_norm(spec, load, key, heads), backend, plan, rotation)
+    qk_norm = _load_qk_norm(spec, load, key, heads)
+    return AttentionLayer(index, heads, qkv, o, qk_norm, attention, load.backend.ops, plan, rotation)
 
 
 def _load_qk_norm(spec: ModelSpec, load: LinearLoader, key: str, heads: Heads) -> QkNorm | None:
@@ -182,8 +160,10 @@ def _load_qk_norm(spec: ModelSpec, load: LinearLoader, key: str, heads: Heads) -
         return None
     if spec.qk_norm == "head":
         q, k = (load.source.vector(f"{key}{part}_norm", spec.head_dim) for part in ("q", "k"))
-        q, k = (weight.to(load.device).float() + spec.norm_offset for weight in (q, k))
-        return HeadNorm(q, k, heads, spec.norm_eps, load.kernels)
+        q, k = (weight.to(load.backend.device).float() + spec.norm_offset for weight in (q, k))
+        weights = torch.stack([q] * len(heads.q) + [k] * len(heads.kv))  # [n_q + n_kv, head_dim]
+        return HeadNorm(load.backend.ops.rms_norm(weights, spec.norm_eps))
     q = load.source.vector(f"{key}q_norm", spec.n_heads * spec.head_dim, heads.elements(heads.q))
     k = load.source.vector(f"{key}k_norm", spec.n_kv_heads * spec.head_dim, heads.elements(heads.kv))
-    return FullNorm(q.to(load.device), k.to(load.device), heads, spec, load.comm)
+    device = load.backend.device
+    return FullNorm(q.to(device), k.to(device), heads, spec, load.comm)

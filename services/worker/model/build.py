@@ -9,22 +9,20 @@ from typing import Any
 
 import torch
 
-from services.worker.kernels.bfloat16 import explain, open_kernels
+from services.worker.backends.base import Attention, AttentionShape, ModelBackend, Norm
+from services.worker.backends.collectives import Communicator
 from services.worker.loading.checkpoint import Checkpoint, Span
-from services.worker.model.attention import AttentionBackend, AttentionShape
 from services.worker.model.attention_layer import load_attention
-from services.worker.model.backends import candidates, choose_backend
 from services.worker.model.decoder import Decoder, DecoderLayer, LayerNorms, Tables
 from services.worker.model.families.config import Config
 from services.worker.model.mlp import load_mlp
 from services.worker.model.moe import load_moe
-from services.worker.model.norm import Norm, load_norm
+from services.worker.model.norm import load_norm
 from services.worker.model.registry import interpret
-from services.worker.model.rope import RotaryTables, explain_rope
+from services.worker.model.rope import explain_rope, rope_tables
 from services.worker.model.spec import LayerSpec, ModelError, ModelSpec, RopeSpec
-from services.worker.parallel.communicator import Communicator
 from services.worker.parallel.embedding import VocabEmbedding, VocabHead, divide_vocabulary
-from services.worker.parallel.linear import LinearLoader, choose_method
+from services.worker.parallel.linear import LinearLoader
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +30,7 @@ logger = logging.getLogger(__name__)
 def load_model(
     path: Path,
     comm: Communicator,
-    dtype: torch.dtype,
-    device: torch.device,
+    backend: ModelBackend,
     max_positions: int | None = None,
 ) -> Decoder:
     """Load this rank's share of the checkpoint folder `path`.
@@ -51,63 +48,57 @@ def load_model(
     # A head that is stored is meant, even where the config calls it tied.
     stored = {"head": family.refs(replace(spec, tied=False))["head"]}
     with torch.inference_mode(), Checkpoint(path, family.refs(spec), ignored, family.optional_prefix, stored) as source:
-        kernels = open_kernels(dtype, device)
-        logger.info("kernels: %s", explain(kernels, dtype, device))
-        load = LinearLoader(source, comm, dtype, device, choose_method(dtype, device, kernels), kernels)
-        return build_decoder(spec, load, max_positions)
+        return build_decoder(spec, LinearLoader(source, comm, backend), max_positions)
 
 
 def build_decoder(spec: ModelSpec, load: LinearLoader, max_positions: int) -> Decoder:
     """Build the decoder of `spec` for sequences up to `max_positions` from the tensors of `load`. Raises ModelError."""
-    backend = _choose_backend(spec, load)
+    backend, attention = load.backend, load.backend.attention(_heads(spec, load.comm.size))
     ropes = tuple(dict.fromkeys(layer.rope for layer in spec.layers if layer.rope is not None))
     windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
-    layers = [_load_layer(spec, load, index, backend, ropes, windows) for index in range(spec.n_layers)]
+    layers = [_load_layer(spec, load, index, attention, ropes, windows) for index in range(spec.n_layers)]
     vocabulary = divide_vocabulary(spec.vocab_size, load.comm)
     sizes = (load, vocabulary, spec.vocab_size, spec.hidden_size)
     positions = None
     if spec.learned_positions:
         shape = (spec.max_positions, spec.hidden_size)
-        positions = load.source.matrix("positions", shape, Span(0, max_positions)).to(load.device, load.dtype)
-    rotary = tuple(RotaryTables(rope, max_positions, load.device, load.kernels) for rope in ropes)
+        positions = load.source.matrix("positions", shape, Span(0, max_positions)).to(backend.device, backend.dtype)
+    tables = (rope_tables(rope, max_positions) for rope in ropes)
+    rotary = tuple(backend.ops.rope(cos.to(backend.device), sin.to(backend.device)) for cos, sin in tables)
     for rope in ropes:
         logger.info("rope: %s", explain_rope(rope, max_positions))
     return Decoder(
         spec,
         load.comm,
+        backend,
         embed=VocabEmbedding(*sizes),
         layers=layers,
         norm=load_norm(spec, load, "norm"),
         head=VocabHead(*sizes),
         vocabulary=vocabulary,
         tables=Tables(max_positions, rotary, windows, positions),
-        backend=backend,
-        kernels=load.kernels,
-        min_rows=load.make().min_rows,
+        attention=attention,
     )
 
 
-def _choose_backend(spec: ModelSpec, load: LinearLoader) -> AttentionBackend[Any]:
-    size = load.comm.size
+def _heads(spec: ModelSpec, size: int) -> AttentionShape:
+    """One rank's of `size`."""
     n_kv_heads = spec.kv_heads_per_rank(size)
-    shape = AttentionShape(
-        spec.n_heads // size, n_kv_heads, spec.head_dim, spec.attention_scale, spec.attention_softcap
-    )
-    return choose_backend(candidates(shape, load.dtype, load.device, load.kernels), shape, load.dtype, load.device)
+    return AttentionShape(spec.n_heads // size, n_kv_heads, spec.head_dim, spec.attention_scale, spec.attention_softcap)
 
 
 def _load_layer(
     spec: ModelSpec,
     load: LinearLoader,
     index: int,
-    backend: AttentionBackend[Any],
+    attention: Attention[Any],
     ropes: tuple[RopeSpec, ...],
     windows: tuple[int | None, ...],
 ) -> DecoderLayer:
     layer: LayerSpec = spec.layers[index]
     prefix = f"layers.{index}."
     rotation = None if layer.rope is None else ropes.index(layer.rope)
-    attention = load_attention(spec, load, index, backend, windows.index(layer.window), rotation)
+    attending = load_attention(spec, load, index, attention, windows.index(layer.window), rotation)
     mlp = load_mlp(spec, load, prefix) if layer.moe is None else load_moe(spec, layer.moe, load, prefix)
 
     def norm(name: str) -> Norm | None:
@@ -115,4 +106,4 @@ def _load_layer(
         return load_norm(spec, load, key) if key in load.source else None
 
     norms = LayerNorms(norm("attn_norm"), norm("mlp_norm"), norm("attn_post_norm"), norm("mlp_post_norm"))
-    return DecoderLayer(spec, attention, mlp, norms, load.kernels)
+    return DecoderLayer(spec, attending, mlp, norms, load.backend.ops)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.model.attention import AttentionBackend
-from services.worker.model.attention_kernels import PagedKernels
-from services.worker.model.attention_layer import Attention, Kept, Step
-from services.worker.model.batch import StepBatch
-from services.worker.model.kv_cache import KvCache
-from services.worker.model.mlp import Mlp
-from services.worker.model.norm import Norm
-from services.worker.model.rope import RotaryTables
+from services.worker.backends.base import Attention, Captured, ModelBackend, Norm, Ops, Rope, Step, StepGraphs
+from services.worker.backends.batch import StepBatch
+from services.worker.backends.collectives import Communicator
+from services.worker.backends.kv_cache import KvCache
+from services.worker.model.attention_layer import AttentionLayer, Kept
 from services.worker.model.spec import ModelSpec
-from services.worker.model.step_replay import StepReplay
-from services.worker.parallel.communicator import Communicator
 from services.worker.parallel.embedding import VocabEmbedding, VocabHead, VocabShard, pad_rows
 
 
@@ -39,12 +33,12 @@ class DecoderLayer:
     def __init__(
         self,
         spec: ModelSpec,
-        attention: Attention,
-        mlp: Mlp,
+        attention: AttentionLayer,
+        mlp: Callable[[torch.Tensor], torch.Tensor],
         norms: LayerNorms,
-        kernels: Bfloat16Kernels | None,
+        ops: Ops,
     ) -> None:
-        self._attention, self._mlp, self._norms, self._kernels = attention, mlp, norms, kernels
+        self._attention, self._mlp, self._norms, self._ops = attention, mlp, norms, ops
         self._parallel, self._scale = spec.parallel_residual, spec.residual_scale
 
     def __call__(self, x: torch.Tensor, step: Step, kept: Kept | None = None) -> torch.Tensor:
@@ -65,11 +59,7 @@ class DecoderLayer:
         return self._add(x, step.reduce(added), norms.mlp_post)
 
     def _add(self, x: torch.Tensor, added: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-        added = norm(added) if norm else added
-        if self._kernels is not None:
-            self._kernels.add_(x, added, self._scale)
-            return x
-        return torch.add(x, added, alpha=self._scale)
+        return self._ops.add(x, norm(added) if norm else added, self._scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +67,9 @@ class Tables:
     """What is looked up by position, and the distinct windows and ropes among the layers."""
 
     max_positions: int  # of the longest sequence that is served
-    ropes: tuple[RotaryTables, ...]
+    ropes: tuple[Rope, ...]
     windows: tuple[int | None, ...]
     positions: torch.Tensor | None  # learned, [max_positions, hidden_size]
-
-
-# Rows of the largest steps that are replayed: with more, kernels take so long that what is between does not matter.
-MAX_DECODES = 64
-MAX_ROWS = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Replays:
-    """What replays steps in a cache: those with one row per sequence, and of others all layers but the last."""
-
-    decodes: StepReplay
-    layers: StepReplay
 
 
 class Decoder:
@@ -102,22 +79,34 @@ class Decoder:
         self,
         spec: ModelSpec,
         comm: Communicator,
+        backend: ModelBackend,
         embed: VocabEmbedding,
         layers: list[DecoderLayer],
         norm: Norm,
         head: VocabHead,
         vocabulary: VocabShard,
         tables: Tables,
-        backend: AttentionBackend[Any],
-        kernels: Bfloat16Kernels | None,
-        min_rows: int,
+        attention: Attention[Any],
     ) -> None:
-        """`min_rows`: what the linear layers want at least."""
-        self.spec, self.kernels = spec, kernels
+        self.spec = spec
         self.vocab_start, self.vocab_local = vocabulary.start, vocabulary.local
+        self.columns = backend.ops.columns(vocabulary.start, vocabulary.local)
         self._embed, self._layers, self._norm, self._head = embed, layers, norm, head
-        self._comm, self._tables, self._backend, self._min_rows = comm, tables, backend, min_rows
-        self._replays: Replays | None = None
+        self._comm, self._backend, self._tables, self._attention = comm, backend, tables, attention
+        self._graphs: dict[KvCache, StepGraphs] = {}  # of the last cache
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that this rank stores for a token, over all layers."""
+        spec = self.spec
+        elements = 2 * spec.n_layers * spec.kv_heads_per_rank(self._comm.size) * spec.head_dim
+        return elements * self._backend.dtype.itemsize
+
+    def make_cache(self, n_blocks: int, block_size: int) -> KvCache:
+        """Allocate a cache of `n_blocks` and the null block."""
+        spec = self.spec
+        sizes = (spec.n_layers, n_blocks, block_size, spec.kv_heads_per_rank(self._comm.size), spec.head_dim)
+        return KvCache(*sizes, self._backend.dtype, self._backend.device)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, cache: KvCache, last_of: Sequence[int] | None = None) -> torch.Tensor:
@@ -128,15 +117,15 @@ class Decoder:
         """
         if last_of is not None and len(last_of) == len(batch.token_ids):
             last_of = None  # they are all there is
-        n_tokens, replays = len(batch.token_ids), self._replays_in(cache)
-        if replays is not None and n_tokens == batch.n_sequences and replays.decodes.serves(batch):
-            hidden = replays.decodes.forward(self._embedded(batch.token_ids, batch.positions), batch)
+        n_tokens, graphs = len(batch.token_ids), self._graphs_in(cache)
+        if n_tokens == batch.n_sequences and graphs.decodes.serves(batch):
+            hidden = graphs.decodes.forward(self._embedded(batch.token_ids, batch.positions), batch)
             return hidden if last_of is None else hidden[list(last_of)]
         step, n_rows = self._lay_out(batch, cache)
         positions = pad_rows(batch.positions, n_rows)
         x = self._embedded(pad_rows(batch.token_ids, n_rows), positions)  # [n_rows, hidden_size]
-        if replays is not None and n_rows == n_tokens and replays.layers.serves(batch):
-            x = replays.layers.forward(x, batch)
+        if n_rows == n_tokens and graphs.layers.serves(batch):
+            x = graphs.layers.forward(x, batch)
         else:
             x = self._through_layers(x, step)
         if last_of is None:
@@ -151,8 +140,8 @@ class Decoder:
 
     def _lay_out(self, batch: StepBatch, cache: KvCache) -> tuple[Step, int]:
         """Return what the layers share, and how many rows they get: padding once saves it in every layer."""
-        plans = tuple(self._backend.plan(batch, cache.block_size, window) for window in self._tables.windows)
-        n_rows = max(self._min_rows, *(self._backend.n_rows(plan) for plan in plans))
+        plans = tuple(self._attention.plan(batch, cache.block_size, window) for window in self._tables.windows)
+        n_rows = max(self._backend.ops.min_rows, *(self._attention.n_rows(plan) for plan in plans))
         positions = pad_rows(batch.positions, n_rows)
         rotations = tuple(table.at(positions) for table in self._tables.ropes)
         return Step(batch, cache, rotations, plans, self._comm.all_reduce), n_rows
@@ -169,20 +158,26 @@ class Decoder:
     def _decode(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         return self._finish(self._through_layers(x, step), step)
 
-    def _replays_in(self, cache: KvCache) -> Replays | None:
-        """What replays steps in this cache; None where attention is not our kernels'."""
-        ours = isinstance(self._backend, PagedKernels) and self._backend.kernels is self.kernels
-        if self.kernels is None or not ours:
-            return None
-        if self._replays is None or self._replays.decodes.cache is not cache:
-            max_blocks = min(cache.n_blocks, -(-self._tables.max_positions // cache.block_size))
-            tables = (self._tables.ropes, self._tables.windows)
-            shared = (self.kernels, self._comm, *tables, cache, self.spec.hidden_size, max_blocks)
-            self._replays = Replays(
-                decodes=StepReplay(self._decode, *shared, max_rows=MAX_DECODES),
-                layers=StepReplay(self._through_layers, *shared, max_rows=MAX_ROWS),
-            )
-        return self._replays
+    def _graphs_in(self, cache: KvCache) -> StepGraphs:
+        """What replays steps in this cache."""
+        graphs = self._graphs.get(cache)
+        if graphs is None:
+            graphs = self._backend.capture(self._captured(cache))
+            self._graphs = {cache: graphs}
+        return graphs
+
+    def _captured(self, cache: KvCache) -> Captured:
+        return Captured(
+            decode=self._decode,
+            layers=self._through_layers,
+            attention=self._attention,
+            comm=self._comm,
+            ropes=self._tables.ropes,
+            windows=self._tables.windows,
+            cache=cache,
+            hidden_size=self.spec.hidden_size,
+            max_blocks=min(cache.n_blocks, -(-self._tables.max_positions // cache.block_size)),
+        )
 
     def _embedded(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         x = self._embed(token_ids)

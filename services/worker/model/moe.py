@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import torch
 
+from services.worker.backends.base import Linear
 from services.worker.loading.checkpoint import Span
-from services.worker.model.mlp import Mlp, make_gated_mlp
+from services.worker.model.mlp import Mlp
 from services.worker.model.spec import ModelError, ModelSpec, MoeSpec
-from services.worker.parallel.linear import LinearLoader, LinearMethod, Shard
+from services.worker.parallel.linear import LinearLoader, Shard
 
 
 class MoeMlp:
     """Sends each row to its most likely experts and adds up what they return. The result is this rank's summand."""
 
-    def __init__(self, moe: MoeSpec, router: LinearMethod, experts: list[Mlp], first: int) -> None:
+    def __init__(self, moe: MoeSpec, router: Linear, experts: list[Mlp], first: int) -> None:
         """`experts` are this rank's: those with the numbers [first, first + len(experts))."""
         self._moe, self._router, self._experts, self._first = moe, router, experts, first
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [n, hidden_size], to be summed over the ranks."""
         moe, n = self._moe, x.shape[0]
-        scores = torch.softmax(self._router.apply(x), dim=-1, dtype=torch.float32)  # [n, n_experts]
+        scores = torch.softmax(self._router(x), dim=-1, dtype=torch.float32)  # [n, n_experts]
         weights, chosen = torch.topk(scores, moe.n_active, dim=-1)  # [n, n_active]
         if moe.normalise:
             weights = weights / _sum_in_order(weights)
@@ -51,11 +52,11 @@ def load_moe(spec: ModelSpec, moe: MoeSpec, load: LinearLoader, prefix: str) -> 
         raise ModelError(f"config.json: {moe.n_experts} experts cannot be divided among {load.comm.size} ranks")
     mine = load.share(moe.n_experts)
     hidden, ffn = spec.hidden_size, moe.ffn_size
-    experts = []
+    gate, experts = load.backend.ops.gate(spec.activation), []
     for number in range(mine.start, mine.stop):
         key = f"{prefix}experts.{number}."
         gate_up = [Shard(key + part, (ffn, hidden), Span(0, ffn), Span(0, hidden)) for part in ("gate", "up")]
         down = Shard(f"{key}down", (hidden, ffn), Span(0, hidden), Span(0, ffn))
-        experts.append(make_gated_mlp(spec.activation, load.build(gate_up), load.build([down]), load))
+        experts.append(Mlp(load.build(gate_up), gate, load.build([down])))
     router = load.replicated(f"{prefix}router", moe.n_experts, hidden)
     return MoeMlp(moe, router, experts, mine.start)

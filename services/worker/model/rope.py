@@ -3,65 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 
-from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.model.spec import RopeSpec
 
 
-class RotaryTables:
-    """cos and sin of every position for one kind of rope."""
-
-    def __init__(
-        self, spec: RopeSpec, max_positions: int, device: torch.device, kernels: Bfloat16Kernels | None = None
-    ) -> None:
-        self._kernels = kernels
-        self._half = spec.rotary_dim // 2
-        angles = _angles(spec, max_positions)  # [max_positions, rotary_dim / 2] float32
-        cos, sin = angles.cos() * spec.attention_factor, angles.sin() * spec.attention_factor
-        self._cos, self._sin = cos.to(device), sin.to(device)  # [max_positions, rotary_dim / 2]
-
-    def at(self, positions: torch.Tensor) -> Rotation:
-        """Return the rotation of rows at `positions` [n]."""
-        if self._kernels is not None:
-            return KernelRotation(self._kernels, self._cos, self._sin, positions)
-        cos = self._cos.index_select(0, positions).unsqueeze(1)  # [n, 1, rotary_dim / 2]
-        sin = self._sin.index_select(0, positions).unsqueeze(1)
-        # The first half of a head is rotated against the second: out = x cos + swap(x) [-sin, sin].
-        return TorchRotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1), self._half)
-
-
-class Rotation(Protocol):
-    """The rotation of one step's rows, shared by all layers."""
-
-    def rotate_(self, heads: torch.Tensor) -> None:
-        """Rotate the first rotary_dim elements of `heads` [n, n_heads, head_dim] in place."""
-        ...
-
-
-class KernelRotation:
-    """By our kernel, which looks the angles up itself."""
-
-    def __init__(self, kernels: Bfloat16Kernels, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> None:
-        self._kernels, self._cos, self._sin, self._positions = kernels, cos, sin, positions
-
-    def rotate_(self, heads: torch.Tensor) -> None:
-        """Rotate the first rotary_dim elements of `heads` [n, n_heads, head_dim] in place."""
-        self._kernels.rotate_(heads, self._cos, self._sin, self._positions)
-
-
-class TorchRotation:
-    """By torch."""
-
-    def __init__(self, cos: torch.Tensor, sin: torch.Tensor, half: int) -> None:
-        self._cos, self._sin, self._half = cos, sin, half
-
-    def rotate_(self, heads: torch.Tensor) -> None:
-        """Rotate the first rotary_dim elements of `heads` [n, n_heads, head_dim] in place."""
-        x = heads[..., : 2 * self._half]
-        x.copy_(torch.addcmul(x * self._cos, x.roll(self._half, -1), self._sin))
+def rope_tables(spec: RopeSpec, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cos and sin of every position for one kind of rope: [max_positions, rotary_dim / 2] float32."""
+    angles = _angles(spec, max_positions)
+    return angles.cos() * spec.attention_factor, angles.sin() * spec.attention_factor
 
 
 def explain_rope(spec: RopeSpec, max_positions: int) -> str:

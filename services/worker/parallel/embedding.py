@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from services.worker.backends.collectives import Communicator
 from services.worker.loading.checkpoint import Span
-from services.worker.parallel.communicator import Communicator
 from services.worker.parallel.linear import LinearLoader, Shard
 
 _ALIGNMENT = 16  # vector registers of float32; also keeps every rank's slice equally long
@@ -40,7 +40,7 @@ class VocabEmbedding:
 
     def __init__(self, load: LinearLoader, shard: VocabShard, vocab_size: int, hidden_size: int) -> None:
         self._comm, self._shard = load.comm, shard
-        table = torch.zeros(shard.local, hidden_size, dtype=load.dtype, device=load.device)
+        table = torch.zeros(shard.local, hidden_size, dtype=load.backend.dtype, device=load.backend.device)
         if shard.valid:
             stored = load.source.matrix("embed", (vocab_size, hidden_size), shard.rows)
             table[: shard.valid].copy_(stored)
@@ -66,7 +66,7 @@ class VocabHead:
 
     def __call__(self, hidden: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
         """Return float32 [n, local] of [n, hidden_size]; columns that stand for no token are -inf."""
-        logits = self._linear.apply_wide(hidden)
+        logits = self._linear.in_float32(hidden)
         if scale != 1.0:
             logits = logits * scale
         if softcap is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.worker.model.batch import StepBatch
+from services.worker.backends.batch import StepBatch
 from services.worker.ranks.slot_table import SlotTable
 from services.worker.transport.plan_codec import PlanView
 

@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 
 from services.common.cores import usable_cores
-from services.worker.parallel.shared_memory import SharedMemoryCommunicator
+from services.worker.backends.collectives import GroupSeat, StepCommunicator
+from services.worker.backends.opening import open_backend
 from services.worker.ranks.decode_share import DecodeStep, measure_decode, predict_speedup
 from services.worker.supervision.lifeline import die_with_parent
 from services.worker.transport.control import RankLine
@@ -55,7 +56,7 @@ class Report:
     speedup: dict[int, float]  # by ranks, over one rank
 
 
-def time_all_reduce(comm: SharedMemoryCommunicator, n_bytes: int, repeats: int) -> CollectiveTiming:
+def time_all_reduce(comm: StepCommunicator, n_bytes: int, repeats: int) -> CollectiveTiming:
     """Measure both implementations on a bfloat16 tensor of `n_bytes`, one all-reduce of each in turn."""
     x = torch.zeros(n_bytes // 2, dtype=torch.bfloat16)
     ours, gloo = [], []
@@ -86,22 +87,23 @@ def share_memory(config: RankGroupConfig) -> Segment:
     return segment
 
 
-def join(config: RankGroupConfig, segment: Segment) -> SharedMemoryCommunicator:
+def join(config: RankGroupConfig, segment: Segment) -> StepCommunicator:
     """Return this rank's end of the product's collectives."""
     layout, rank = GroupLayout.of(config), dist.get_rank()
     line = RankLine(segment, layout.control, rank)
     # No server process here, but one is counted: ranks must wait as they do in the product.
     patience = Patience.choose(config.ranks + 1, usable_cores(), _SPIN_S)
-    return SharedMemoryCommunicator(
-        segment,
-        layout.collectives,
-        layout.collective_bytes,
+    seat = GroupSeat(
         rank,
         config.ranks,
         line,
+        segment,
+        layout.collectives,
+        layout.collective_bytes,
         patience,
         config.collective_timeout_s,
     )
+    return open_backend(getattr(torch, config.dtype), torch.device("cpu")).join(seat)
 
 
 def run(options: argparse.Namespace) -> Report:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from services.worker.ranks.communication import StepCommunicator
+from services.worker.backends.collectives import StepCommunicator
+from services.worker.backends.opening import open_backend
 from services.worker.ranks.loading import load
 from services.worker.ranks.runner import Runner
 from services.worker.scheduling.plan import Admission, Chunk, SamplingParams, StepPlan
@@ -62,9 +63,8 @@ def measure_decode(
 
     Every rank of the group calls it; only rank 0 gets times.
     """
-    device = torch.device("cpu")
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    model = load(config, comm, dtype, device)
+    backend = open_backend(getattr(torch, config.dtype), torch.device("cpu"))
+    model = load(config, comm, backend)
     assert config.kv_tokens is not None
     n_blocks = -(-config.kv_tokens // config.block_size) + batch  # every sequence may end in a partial block
     runner = Runner(
@@ -75,7 +75,7 @@ def measure_decode(
         block_size=config.block_size,
         max_slots=config.max_slots,
         max_model_len=config.max_model_len,
-        device=device,
+        device=backend.device,
     )
     times = []
     for plan in decode_plans(batch, prompt_tokens, config.max_model_len - prompt_tokens - 1, config.block_size):

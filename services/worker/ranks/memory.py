@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
+from services.worker.backends.base import Memory
+from services.worker.backends.collectives import Communicator
 from services.worker.memory.ledger import MemoryLedger
-from services.worker.memory.sizing import available_host_memory, blocks_for, require_memory
-from services.worker.parallel.communicator import Communicator
+from services.worker.memory.sizing import blocks_for, require_memory
 from services.worker.transport.settings import RankGroupConfig
 
 
 class MemoryMeter:
     """Bytes allocated by this process on its device."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._last = self._held()
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._last = memory.held()
 
     def growth(self) -> int:
         """Return how many bytes were allocated since the last call."""
-        held = self._held()
+        held = self._memory.held()
         grown, self._last = max(0, held - self._last), held
         return grown
 
-    def size_kv_cache(self, config: RankGroupConfig, bytes_per_token: int, comm: Communicator) -> int:
+    def size_kv_cache(
+        self, config: RankGroupConfig, bytes_per_token: int, comm: Communicator, device: torch.device
+    ) -> int:
         """Return n_blocks, the same on every rank. Raises NotEnoughMemoryError."""
         block_bytes = bytes_per_token * config.block_size
         n_blocks = config.n_blocks or blocks_for(
@@ -36,27 +37,12 @@ class MemoryMeter:
             max_model_len=config.max_model_len,
         )
         # Every rank has loaded its weights once all have answered; the scarcest one decides.
-        mine = torch.tensor([self.available(config.ranks)], device=self._device)
+        mine = torch.tensor([self._memory.available(config.ranks)], device=device)
         scarcest = int(comm.all_gather(mine).min())
         what = f"a KV cache of {n_blocks} blocks of {config.block_size} tokens ({block_bytes:,} bytes each, per rank)"
         require_memory((n_blocks + 1) * block_bytes, scarcest, what=what)
         return n_blocks
 
-    def available(self, ranks: int) -> int:
-        """Return the bytes that this rank may still allocate; ranks on a CPU share the machine evenly."""
-        if self._device.type == "cuda":
-            free: int = torch.cuda.mem_get_info(self._device)[0]
-            return free
-        return available_host_memory() // ranks
-
     def ledger(self, *, weights: int, workspace: int, kv_cache: int, ranks: int) -> MemoryLedger:
         """Return the ledger of what was measured."""
-        return MemoryLedger(weights, workspace, kv_cache, self.available(ranks))
-
-    def _held(self) -> int:
-        if self._device.type == "cuda":
-            return torch.cuda.memory_allocated(self._device)
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):  # without the mapped checkpoint, which the kernel can drop
-                return int(line.split()[1]) * 1024
-        raise RuntimeError("/proc/self/status has no RssAnon line")
+        return MemoryLedger(weights, workspace, kv_cache, self._memory.available(ranks))

@@ -12,8 +12,10 @@ from typing import Any, Protocol
 import torch
 
 from services.common.heap import freeze_started
+from services.worker.backends.base import ModelBackend
+from services.worker.backends.collectives import Communicator
+from services.worker.backends.opening import open_backend
 from services.worker.loading.pooling import Pooling
-from services.worker.parallel.communicator import Communicator
 from services.worker.ranks.block_copy import BlockCopier
 from services.worker.ranks.link import ServerLink
 from services.worker.ranks.memory import MemoryMeter
@@ -42,9 +44,7 @@ class LoadedModel:
 class Loader(Protocol):
     """Reads this rank's share of a model."""
 
-    def __call__(
-        self, config: RankGroupConfig, comm: Communicator, dtype: torch.dtype, device: torch.device
-    ) -> LoadedModel:
+    def __call__(self, config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> LoadedModel:
         """Return the model, distributed and packed."""
         ...
 
@@ -68,13 +68,14 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
     device = torch.device("cpu") if config.device == "cpu" else torch.device("cuda", rank)
     dtype: torch.dtype = getattr(torch, config.dtype)
     with phases.measure("rendezvous"):
-        comm = join_group(link, config, rank, device)
-    meter = MemoryMeter(device)
+        backend = open_backend(dtype, device)
+        comm = join_group(link, config, rank, backend)
+    meter = MemoryMeter(backend.memory)
     with phases.measure("weights"):
-        model = load(config, comm, dtype, device)
+        model = load(config, comm, backend)
     weights = meter.growth()
     with phases.measure("kv_cache"):
-        n_blocks = meter.size_kv_cache(config, model.kv_bytes_per_token, comm)
+        n_blocks = meter.size_kv_cache(config, model.kv_bytes_per_token, comm, device)
         cache = model.make_cache(n_blocks)
     runner = Runner(
         model.decoder,

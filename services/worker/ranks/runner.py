@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.worker.kernels.bfloat16 import Bfloat16Kernels
+from services.worker.backends.base import Columns
+from services.worker.backends.batch import StepBatch
+from services.worker.backends.collectives import StepCommunicator
 from services.worker.loading.pooling import Pooling
-from services.worker.model.batch import StepBatch
 from services.worker.ranks.batching import Layout, build_batch
-from services.worker.ranks.communication import StepCommunicator
 from services.worker.ranks.pooling import Pools
 from services.worker.ranks.slot_table import SlotTable
 from services.worker.sampling.grammar import Vocabulary, no_vocabulary
@@ -41,9 +41,8 @@ _SCORED_ROWS = 64  # prompt rows whose logits exist at one time
 class Model(Protocol[CacheIn]):
     """What the runner needs of a decoder."""
 
-    vocab_start: int
-    vocab_local: int
-    kernels: Bfloat16Kernels | None  # of the CPU, where it has any
+    columns: Columns  # of the logits, of this rank
+    vocab_local: int  # how many they are
 
     def forward(self, batch: StepBatch, cache: CacheIn, last_of: Sequence[int] | None = None) -> Tensor:
         """Return the hidden states, final norm applied: of all rows, [n_tokens, hidden_size], or of the last ones.
@@ -81,11 +80,10 @@ class Runner(Generic[Cache]):
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many top tokens
         self._sampler = Sampler(
             comm,
-            vocab_start=decoder.vocab_start,
+            decoder.columns,
             vocab_local=decoder.vocab_local,
             max_slots=max_slots,
             device=device,
-            kernels=decoder.kernels,
             vocabulary=vocabulary,
             eos_token_ids=eos_token_ids,
         )

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.worker.parallel.communicator import Communicator
-from services.worker.sampling import keys
-from services.worker.sampling.columns import Columns
+from services.worker.backends import keys
+from services.worker.backends.base import Columns
+from services.worker.backends.collectives import Communicator
 from services.worker.sampling.offers import Offers, gather_offers
 
 _FIRST_WIDTH = 64

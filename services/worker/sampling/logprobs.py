@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.worker.parallel.communicator import Communicator
-from services.worker.sampling import keys
-from services.worker.sampling.columns import Columns
+from services.worker.backends import keys
+from services.worker.backends.base import Columns
+from services.worker.backends.collectives import Communicator
 from services.worker.sampling.offers import Offers, gather_offers
 from services.worker.scheduling.plan import TokenLogprobs
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.worker.parallel.communicator import Communicator
-from services.worker.sampling import keys
-from services.worker.sampling.columns import Columns
+from services.worker.backends import keys
+from services.worker.backends.base import Columns
+from services.worker.backends.collectives import Communicator
 
 
 @dataclass(frozen=True, slots=True)

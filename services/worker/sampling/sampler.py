@@ -14,15 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.parallel.communicator import Communicator
-from services.worker.sampling import keys
+from services.worker.backends import keys
+from services.worker.backends.base import Columns
+from services.worker.backends.collectives import Communicator
+from services.worker.backends.noise import gumbel, row_keys, scale
 from services.worker.sampling.bias import Biases, needs_bias
-from services.worker.sampling.columns import Columns, KernelColumns, TorchColumns, scale
 from services.worker.sampling.filters import Limits, settle
 from services.worker.sampling.grammar import Matchers, Vocabulary, no_vocabulary
 from services.worker.sampling.logprobs import token_logprobs
-from services.worker.sampling.noise import gumbel, row_keys
 from services.worker.sampling.penalties import TokenCounts
 from services.worker.sampling.slots import SlotParams
 from services.worker.scheduling.plan import TokenLogprobs
@@ -46,21 +45,17 @@ class Sampler:
     def __init__(
         self,
         comm: Communicator,
+        columns: Columns,
         *,
-        vocab_start: int,
         vocab_local: int,
         max_slots: int,
         device: torch.device,
-        kernels: Bfloat16Kernels | None = None,
         vocabulary: Vocabulary = no_vocabulary,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         """`vocabulary` is what grammars are about; it is asked for with the first one."""
-        self._comm = comm
-        self._device = device
-        self._columns: Columns = (
-            TorchColumns(vocab_start, vocab_local, device) if kernels is None else KernelColumns(vocab_start, kernels)
-        )
+        self._comm, self._columns, self._device = comm, columns, device
+        vocab_start = columns.first_id
         self._params = SlotParams(max_slots)
         self._counts = TokenCounts(vocab_start, vocab_local)
         self._biases = Biases(vocab_start, vocab_local)

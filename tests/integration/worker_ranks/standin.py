@@ -18,8 +18,10 @@ from dataclasses import dataclass
 
 import torch
 
-from services.worker.model.batch import StepBatch
-from services.worker.parallel.communicator import Communicator
+from services.worker.backends.base import ModelBackend
+from services.worker.backends.batch import StepBatch
+from services.worker.backends.collectives import Communicator
+from services.worker.backends.torch.columns import TorchColumns
 from services.worker.ranks.entry import run_rank
 from services.worker.ranks.process import LoadedModel
 from services.worker.transport.event_codec import ModelFacts
@@ -49,7 +51,7 @@ class StandinDecoder:
         self._comm, self._misbehave = comm, misbehave
         self.vocab_local = VOCAB // comm.size
         self.vocab_start = comm.rank * self.vocab_local
-        self.kernels = None
+        self.columns = TorchColumns(self.vocab_start, self.vocab_local, torch.device("cpu"))
         self._embedding = torch.randn(VOCAB, HIDDEN, generator=generator)
         self._head = torch.randn(VOCAB, HIDDEN, generator=generator)[self.vocab_start :][: self.vocab_local]
 
@@ -119,7 +121,7 @@ def standin_cache(n_blocks: int, block_size: int) -> StandinCache:
     return StandinCache(torch.full(((n_blocks + 1) * block_size, HIDDEN), torch.nan), block_size)
 
 
-def load(config: RankGroupConfig, comm: Communicator, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> LoadedModel:
     return LoadedModel(
         StandinDecoder(comm, misbehave=config.model_path == "misbehave"),
         ModelFacts(VOCAB, HIDDEN, 1, config.max_model_len),

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from services.worker import cpu
-from services.worker.parallel.linear import choose_method
+from services.worker.backends.cpu.ops import OneDnnOps
 from services.worker.server.model_files import read_model_files
 from services.worker.server.settings import WorkerSettings
 from services.worker.server.startup import group_config
@@ -70,8 +70,4 @@ def test_what_this_cpu_is_said_to_do_is_what_onednn_says() -> None:
 def test_every_dtype_is_multiplied_on_this_cpu(dtype: torch.dtype) -> None:
     """Without our kernels, in the formats that are left; a product of small integers is exact."""
     weight, x = (torch.randint(-3, 4, shape).to(dtype) for shape in ((40, 32), (5, 32)))
-    method = choose_method(dtype, torch.device("cpu"))()
-    method.create(40, 32, dtype, torch.device("cpu"))
-    method._weight.copy_(weight)  # type: ignore[attr-defined]
-    method.process_after_load(None)
-    assert torch.equal(method.apply(x), F.linear(x.double(), weight.double()).to(dtype))
+    assert torch.equal(OneDnnOps(dtype).linear(weight, None)(x), F.linear(x.double(), weight.double()).to(dtype))

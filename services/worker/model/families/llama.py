@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from services.worker.backends.names import Activation
 from services.worker.model.families.config import Config
 from services.worker.model.families.naming import Family, Refs, standard_refs
 from services.worker.model.families.rope import read_ropes
-from services.worker.model.spec import Activation, LayerSpec, ModelSpec, RopeSpec
+from services.worker.model.spec import LayerSpec, ModelSpec, RopeSpec
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",

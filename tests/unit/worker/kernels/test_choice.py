@@ -11,12 +11,14 @@ import pytest
 import torch
 import transformers
 
+from services.worker.backends.batch import StepBatch
+from services.worker.backends.collectives import SingleRank
+from services.worker.backends.cpu.attention import PagedAmx
+from services.worker.backends.cpu.backend import KernelBackend, OneDnnBackend
+from services.worker.backends.opening import open_backend
 from services.worker.cpu import has_amx, has_avx2, has_avx512, has_avx512_bf16
 from services.worker.kernels import attention, bfloat16
-from services.worker.model.attention_kernels import PagedAmx
-from services.worker.model.batch import StepBatch
 from services.worker.model.build import load_model
-from services.worker.parallel.communicator import SingleRank
 from tests.unit.worker.model.harness import CPU
 from tests.unit.worker.model.zoo import write_checkpoint
 
@@ -43,16 +45,18 @@ def test_where_there_are_kernels_they_serve_and_the_log_says_so(
     checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        model = load_model(checkpoint, SingleRank(), torch.bfloat16, CPU)
-    assert model.kernels is not None
+        backend = open_backend(torch.bfloat16, CPU)
+        load_model(checkpoint, SingleRank(), backend)
+    assert isinstance(backend, KernelBackend)
     assert f"kernels: ours for {MADE_FOR[BEST]}" in caplog.messages
     assert f"attention: {'PagedAmx' if has_amx() else 'PagedAvx'}" in caplog.messages
 
 
 def test_another_dtype_is_served_by_torch_and_our_attention(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        model = load_model(checkpoint, SingleRank(), torch.float32, CPU)
-    assert model.kernels is None
+        backend = open_backend(torch.float32, CPU)
+        load_model(checkpoint, SingleRank(), backend)
+    assert type(backend) is OneDnnBackend
     assert "kernels: torch's, because the dtype is float32" in caplog.messages
     assert f"attention: {'PagedAvx' if has_avx2() else 'PagedSdpa'}" in caplog.messages
 
@@ -63,11 +67,12 @@ def _pretend(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", lambda path: flags if str(path) == "/proc/cpuinfo" else read(path))
 
 
-def test_elsewhere_torch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_torch_serves(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     _pretend("", monkeypatch)
-    assert bfloat16.open_kernels(torch.bfloat16, CPU) is None
-    why = "this CPU has neither AMX tiles nor AVX2"
-    assert bfloat16.explain(None, torch.bfloat16, CPU) == f"torch's, because {why}"
+    with caplog.at_level(logging.INFO):
+        backend = open_backend(torch.bfloat16, CPU)
+    assert type(backend) is OneDnnBackend
+    assert "kernels: torch's, because this CPU has neither AMX tiles nor AVX2" in caplog.messages
 
 
 @needs_kernels
@@ -77,25 +82,27 @@ def test_elsewhere_torch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["AVX2", "AVX-512", "AVX-512 bfloat16"],
 )
 def test_a_cpu_without_amx_is_served_by_the_best_that_it_can_run(
-    monkeypatch: pytest.MonkeyPatch, flags: str, name: str, whole: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: str, name: str, whole: str
 ) -> None:
     """Loaded, not run: this CPU may be another. Attention alone in float32 takes the widest registers."""
     opened = []
     monkeypatch.setattr(attention, "load_library", lambda path, threads, dtype: opened.append((path, dtype)))
     _pretend(flags, monkeypatch)
-    kernels = bfloat16.open_kernels(torch.bfloat16, CPU)
-    assert kernels is not None
-    assert not kernels.amx
-    assert bfloat16.explain(kernels, torch.bfloat16, CPU) == f"ours for {MADE_FOR[name]}"
+    with caplog.at_level(logging.INFO):
+        backend = open_backend(torch.bfloat16, CPU)
+    assert isinstance(backend, KernelBackend)
+    assert not backend.kernels.amx
+    assert f"kernels: ours for {MADE_FOR[name]}" in caplog.messages
     for dtype in (torch.bfloat16, torch.float32):
-        attention.open_attention(dtype, CPU, 80)
+        attention.open_attention(dtype)
     assert opened == [(getattr(bfloat16, name), torch.bfloat16), (getattr(bfloat16, whole), torch.float32)]
 
 
-def test_on_another_device_torch_serves() -> None:
+def test_on_another_device_torch_serves(caplog: pytest.LogCaptureFixture) -> None:
     device = torch.device("cuda")
-    assert bfloat16.open_kernels(torch.bfloat16, device) is None
-    assert bfloat16.explain(None, torch.bfloat16, device) == "torch's, because the device is cuda"
+    with caplog.at_level(logging.INFO):
+        assert open_backend(torch.bfloat16, device).device == device
+    assert "kernels: torch's, because the device is cuda" in caplog.messages
 
 
 @needs_kernels
@@ -103,23 +110,23 @@ def test_a_missing_library_is_an_error_where_it_should_serve(monkeypatch: pytest
     for name in MADE_FOR:
         monkeypatch.setattr(bfloat16, name, tmp_path / getattr(bfloat16, name).name)
     with pytest.raises(RuntimeError, match=r"librz_\w+\.so is missing: run `make kernels`"):
-        bfloat16.open_kernels(torch.bfloat16, CPU)
+        open_backend(torch.bfloat16, CPU)
 
 
 @needs_kernels
 def test_attention_alone_serves_where_it_can(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        assert attention.open_attention(dtype, CPU, 80) is not None
-    assert attention.open_attention(torch.float32, CPU, 84) is None
-    assert attention.open_attention(torch.float32, CPU, 264) is None
-    assert attention.open_attention(torch.float16, CPU, 80) is None
-    assert attention.open_attention(torch.float32, torch.device("cuda"), 80) is None
+        assert attention.serves(dtype, 80)
+        attention.open_attention(dtype)
+    assert not attention.serves(torch.float32, 84)
+    assert not attention.serves(torch.float32, 264)
+    assert not attention.serves(torch.float16, 80)
     for name in ("AVX512_BF16", "AVX512", "AVX2"):
         monkeypatch.setattr(attention, name, tmp_path / getattr(bfloat16, name).name)
     with pytest.raises(RuntimeError, match=r"librz_\w+\.so is missing: run `make kernels`"):
-        attention.open_attention(torch.float32, CPU, 80)
+        attention.open_attention(torch.float32)
     monkeypatch.setattr(attention, "has_avx2", lambda: False)
-    assert attention.open_attention(torch.float32, CPU, 80) is None
+    assert not attention.serves(torch.float32, 80)
 
 
 @needs_kernels
@@ -150,16 +157,19 @@ assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(area), 
 
 from pathlib import Path
 import torch
+from services.worker.backends.cpu.backend import OneDnnBackend
+from services.worker.backends.opening import open_backend
 from services.worker.model.build import load_model
-from services.worker.parallel.communicator import SingleRank
+from services.worker.backends.collectives import SingleRank
 from tests.unit.worker.model.harness import CPU, Engine
 from tests.unit.worker.model.zoo import prompt
 
 logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
-model = load_model(Path(sys.argv[1]), SingleRank(), torch.bfloat16, CPU)
-assert model.kernels is None
+backend = open_backend(torch.bfloat16, CPU)
+assert type(backend) is OneDnnBackend
+model = load_model(Path(sys.argv[1]), SingleRank(), backend)
 def run(chunks):
-    return Engine(model, dtype=torch.bfloat16, block_size=16).run(prompt(120, 300), chunks)
+    return Engine(model, block_size=16).run(prompt(120, 300), chunks)
 expected = run([])
 assert expected.isfinite().all()
 for chunks in ([1, 2, 3], [64], [33, *[1] * 40], [31, 32]):

@@ -10,13 +10,13 @@ import pytest
 import torch
 import transformers
 
+from services.worker.backends.collectives import SingleRank
+from services.worker.backends.cpu.attention import PagedAmx, PagedAvx
+from services.worker.backends.cpu.backend import KernelBackend, OneDnnBackend
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.model import build
-from services.worker.model.attention_kernels import PagedAmx, PagedAvx
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
-from services.worker.parallel.communicator import SingleRank
-from tests.unit.worker.model.harness import CPU, Engine
+from tests.unit.worker.model.harness import Engine
 from tests.unit.worker.model.zoo import prompt, reference_logits, write_checkpoint
 
 N_TOKENS = 150
@@ -59,27 +59,19 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 
 def _errors(model: Decoder, exact: torch.Tensor, chunks: list[int]) -> torch.Tensor:
     """The distance of each row's logits from the exact ones: [N_TOKENS]."""
-    hidden = Engine(model, dtype=torch.bfloat16, block_size=16).run(prompt(N_TOKENS, 203), chunks)
+    hidden = Engine(model, block_size=16).run(prompt(N_TOKENS, 203), chunks)
     return (model.logits(hidden)[:, :203] - exact).square().mean(-1).sqrt()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_as_close_to_float32_as_torchs(
-    kernels: Bfloat16Kernels, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_as_close_to_float32_as_torchs(kernels: Bfloat16Kernels, name: str, tmp_path: Path) -> None:
     """Both round after each layer, so neither is exact; the weights are bfloat16 for float32, too."""
     reference = write_checkpoint(CONFIGS[name](), tmp_path).bfloat16()
     reference.save_pretrained(tmp_path)
     exact = reference_logits(reference.float(), prompt(N_TOKENS, 203))
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "open_kernels", lambda dtype, device: kernels)
-        ours = load_model(tmp_path, SingleRank(), torch.bfloat16, CPU)
-    assert ours.kernels is kernels
-    assert isinstance(ours._backend, PagedAmx if kernels.amx else PagedAvx)
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "open_kernels", lambda dtype, device: None)
-        torchs = load_model(tmp_path, SingleRank(), torch.bfloat16, CPU)
-    assert torchs.kernels is None
+    ours = load_model(tmp_path, SingleRank(), KernelBackend(kernels))
+    assert isinstance(ours._attention, PagedAmx if kernels.amx else PagedAvx)
+    torchs = load_model(tmp_path, SingleRank(), OneDnnBackend(torch.bfloat16))
     by_torch = _errors(torchs, exact, [])
     for chunks in ([], [1, 37, 1, 64, *[1] * 20]):
         by_us = _errors(ours, exact, chunks)

@@ -8,10 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.worker.backends import keys
+from services.worker.backends.base import Columns
+from services.worker.backends.cpu.columns import KernelColumns
+from services.worker.backends.cpu.ops import KernelOps
+from services.worker.backends.noise import gumbel, row_keys
+from services.worker.backends.torch.columns import TorchColumns
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.sampling import keys
-from services.worker.sampling.columns import Columns, KernelColumns, TorchColumns
-from services.worker.sampling.noise import gumbel, row_keys
 from services.worker.scheduling.plan import SamplingParams
 from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.sampling.drawing import draw
@@ -119,6 +122,6 @@ def test_ranks_draw_what_one_draws(kernels: Bfloat16Kernels, ranks: int) -> None
     ]
     for n in (2, 3, 12):
         params, logits = [kinds[i % len(kinds)] for i in range(n)], _logits(n, n, 64)
-        one = draw(logits, params, kernels=kernels)
-        assert np.array_equal(draw(logits, params, ranks=ranks, kernels=kernels).token_ids, one.token_ids)
+        one = draw(logits, params, ops=KernelOps(kernels))
+        assert np.array_equal(draw(logits, params, ranks=ranks, ops=KernelOps(kernels)).token_ids, one.token_ids)
         assert np.array_equal(draw(logits, params).token_ids, one.token_ids)

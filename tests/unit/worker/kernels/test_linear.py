@@ -7,8 +7,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from services.worker.backends.cpu.linear import KernelLinear
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.parallel.linear import KernelLinear
 from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.kernels.numbers import FLOAT32, assert_rounded, normal
 
@@ -104,10 +104,7 @@ def test_subnormal_numbers_count_as_zero_where_pairs_are_multiplied(kernels: Bfl
 @pytest.mark.parametrize("n_in", [1, 31, 48, 80, 96])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_layer_pads_what_the_kernel_cannot_divide(kernels: Bfloat16Kernels, n_in: int, bias: bool) -> None:
-    layer = KernelLinear(kernels)
-    layer.create(50, n_in, torch.bfloat16, torch.device("cpu"))
     weight, x, added = normal(1, 50, n_in), normal(2, 19, n_in), normal(3, 50)
-    layer._weight.copy_(weight)
-    layer.process_after_load(added if bias else None)
+    layer = KernelLinear(kernels, weight, added if bias else None)
     exact = x.double() @ weight.double().T + (added.double() if bias else 0)
-    assert_rounded(layer.apply(x), exact, x.double().abs() @ weight.double().abs().T * FLOAT32 * 4)
+    assert_rounded(layer(x), exact, x.double().abs() @ weight.double().abs().T * FLOAT32 * 4)

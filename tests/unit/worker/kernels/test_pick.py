@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.worker.backends import keys
+from services.worker.backends.cpu.columns import KernelColumns
+from services.worker.backends.cpu.ops import KernelOps
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.sampling import keys
-from services.worker.sampling.columns import KernelColumns
 from services.worker.scheduling.plan import SamplingParams
 from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.sampling.drawing import draw
@@ -72,7 +73,7 @@ def test_filters_and_logprobs_are_those_of_torch(kernels: Bfloat16Kernels, ranks
         SamplingParams(temperature=2.0, top_p=0.999, seed=6, logprobs=60),
     ]
     params, logits = [kinds[i % len(kinds)] for i in range(12)], _logits(2, 12, 256, 0.0)[:11]
-    found = draw(logits.clone(), params[:11], kernels=kernels, ranks=ranks)
+    found = draw(logits.clone(), params[:11], ops=KernelOps(kernels), ranks=ranks)
     expected = draw(logits.clone(), params[:11])
     assert found.token_ids.tolist() == expected.token_ids.tolist()
     for slot, one in expected.logprobs.items():

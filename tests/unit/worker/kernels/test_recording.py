@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,24 +14,23 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.worker.backends.base import Captured, NoGraph, StepGraphs
+from services.worker.backends.collectives import Communicator, SingleRank
+from services.worker.backends.cpu import shared_memory
+from services.worker.backends.cpu.backend import KernelBackend
+from services.worker.backends.cpu.graph import MAX_DECODES, MAX_ROWS, StepReplay
+from services.worker.backends.cpu.shared_memory import SharedMemoryCommunicator
 from services.worker.kernels.bfloat16 import REDUCE, Bfloat16Kernels
 from services.worker.kernels.bfloat16 import REPLAYED as REPLAYED_CALLS
 from services.worker.kernels.recording import Growth, Memory, Recording, Sizes
-from services.worker.model import build
 from services.worker.model.build import load_model
-from services.worker.model.decoder import MAX_DECODES, MAX_ROWS
-from services.worker.model.kv_cache import KvCache
-from services.worker.model.step_replay import StepReplay
-from services.worker.parallel import shared_memory
-from services.worker.parallel.communicator import Communicator, SingleRank
-from services.worker.parallel.shared_memory import SharedMemoryCommunicator
-from services.worker.ranks.communication import LoneRank
+from services.worker.model.decoder import Decoder
 from services.worker.ranks.runner import Runner
 from services.worker.scheduling.plan import Admission, Chunk, SamplingParams, StepPlan
+from tests.unit.worker.backends.test_shared_memory import BUFFER, run_group
 from tests.unit.worker.kernels.conftest import OnThreads
-from tests.unit.worker.model.harness import CPU, Engine, Request, run_ranks
+from tests.unit.worker.model.harness import CPU, Engine, Request, lone_rank, run_ranks
 from tests.unit.worker.model.zoo import prompt, write_checkpoint
-from tests.unit.worker.parallel.test_shared_memory import BUFFER, run_group
 
 _VOCABULARY = 203
 _SLIDES = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 40}
@@ -60,14 +58,20 @@ COMPUTED = {
 }
 
 
+class Computing(KernelBackend):
+    """Replays nothing."""
+
+    def capture(self, captured: Captured) -> StepGraphs:
+        return StepGraphs(NoGraph(), NoGraph())
+
+
 class Pair:
     """The same decoder twice: one replays its steps, the other computes them all."""
 
-    def __init__(self, folder: Path, comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-        replaying, computing = (load_model(folder, comm, torch.bfloat16, CPU) for _ in range(2))
-        monkeypatch.setattr(computing, "_replays_in", lambda cache: None)
+    def __init__(self, folder: Path, comm: Communicator, kernels: Bfloat16Kernels) -> None:
+        replaying, computing = (load_model(folder, comm, kind(kernels)) for kind in (KernelBackend, Computing))
         self.model = replaying
-        self._engines = [Engine(model, comm, block_size=16, dtype=torch.bfloat16) for model in (replaying, computing)]
+        self._engines = [Engine(model, comm, block_size=16) for model in (replaying, computing)]
         self._requests: list[list[Request]] = []
 
     def admit(self, ids: list[int]) -> int:
@@ -102,28 +106,34 @@ class Pair:
 
     @property
     def decodes(self) -> StepReplay:
-        assert self.model._replays is not None
-        return self.model._replays.decodes
+        replay = graphs_of(self.model).decodes
+        assert isinstance(replay, StepReplay)
+        return replay
 
     @property
     def layers(self) -> StepReplay:
-        assert self.model._replays is not None
-        return self.model._replays.layers
+        replay = graphs_of(self.model).layers
+        assert isinstance(replay, StepReplay)
+        return replay
 
     @property
     def replays(self) -> bool:
         return all(replay._programs and not replay._gave_up for replay in (self.decodes, self.layers))
 
 
+def graphs_of(model: Decoder) -> Any:
+    (graphs,) = model._graphs.values()
+    return graphs
+
+
 MakePair = Callable[[Callable[[], transformers.PretrainedConfig]], Pair]
 
 
 @pytest.fixture
-def make_pair(kernels: Bfloat16Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakePair:
+def make_pair(kernels: Bfloat16Kernels, tmp_path: Path) -> MakePair:
     def make(config: Callable[[], transformers.PretrainedConfig]) -> Pair:
         write_checkpoint(config(), tmp_path).bfloat16().save_pretrained(tmp_path)
-        monkeypatch.setattr(build, "open_kernels", lambda dtype, device: kernels)
-        return Pair(tmp_path, SingleRank(), monkeypatch)
+        return Pair(tmp_path, SingleRank(), kernels)
 
     return make
 
@@ -240,9 +250,9 @@ def test_what_grows_otherwise_is_not_derived(make_pair: MakePair) -> None:
 
 def test_a_rank_that_is_warm_records_nothing(make_pair: MakePair) -> None:
     pair = make_pair(REPLAYED["biased"])
-    cache = KvCache(pair.model.spec, SingleRank(), 100, 16, torch.bfloat16, CPU, pair.model.kernels)
+    cache = pair.model.make_cache(100, 16)
     sizes = {"n_blocks": 100, "block_size": 16, "max_slots": 8, "max_model_len": 512}
-    runner = Runner(pair.model, cache, LoneRank(), **sizes, device=CPU)
+    runner = Runner(pair.model, cache, lone_rank(), **sizes, device=CPU)
     runner.warm_up(64)
     replays = (pair.decodes, pair.layers)
     recorded = [list(replay._recordings) for replay in replays]
@@ -265,11 +275,10 @@ def test_a_rank_without_room_for_two_warms_up_with_one(
     make_pair: MakePair, max_slots: int, n_blocks: int, max_model_len: int
 ) -> None:
     model = make_pair(REPLAYED["biased"]).model
-    cache = KvCache(model.spec, SingleRank(), n_blocks, 16, torch.bfloat16, CPU, model.kernels)
+    cache = model.make_cache(n_blocks, 16)
     sizes = {"n_blocks": n_blocks, "block_size": 16, "max_slots": max_slots, "max_model_len": max_model_len}
-    Runner(model, cache, LoneRank(), **sizes, device=CPU).warm_up(64)
-    assert model._replays is not None
-    recorded = [recording.sizes for recording in model._replays.layers._recordings]
+    Runner(model, cache, lone_rank(), **sizes, device=CPU).warm_up(64)
+    recorded = [recording.sizes for recording in graphs_of(model).layers._recordings]
     assert recorded == [Sizes(64, 1), Sizes(3, 2)][: 1 + (max_model_len == 67)]
 
 
@@ -283,14 +292,11 @@ def test_what_needs_more_than_our_kernels_is_computed(make_pair: MakePair, name:
 
 
 @pytest.fixture
-def replay_on_ranks(on_threads: OnThreads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
+def replay_on_ranks(on_threads: OnThreads, tmp_path: Path) -> Callable[..., bool]:
     write_checkpoint(REPLAYED["qk_norm"](), tmp_path).bfloat16().save_pretrained(tmp_path)
-    of_thread: dict[int, Bfloat16Kernels] = {}  # a library for each rank, as each process has one
-    monkeypatch.setattr(build, "open_kernels", lambda dtype, device: of_thread[threading.get_ident()])
 
     def work(comm: Communicator, *sizes: int) -> bool:
-        of_thread[threading.get_ident()] = on_threads(1 + comm.rank)
-        pair = Pair(tmp_path, comm, monkeypatch)
+        pair = Pair(tmp_path, comm, on_threads(1 + comm.rank))  # a library for each rank, as each process has one
         requests = [pair.admit(prompt(40, _VOCABULARY, seed)) for seed in range(max(sizes))]
         pair.step([(index, 5) for index in requests])
         for n in sizes:
@@ -327,7 +333,7 @@ def test_ranks_in_shared_memory_replay_their_collectives(
 
 
 def test_what_is_replayed_shows_that_the_rank_lives(on_threads: OnThreads) -> None:
-    comm = LoneRank()
+    comm = lone_rank()
     x = torch.ones(8, dtype=torch.bfloat16)
     calls = torch.zeros(3, 18, dtype=torch.int64)
     calls[:, 0], calls[:, 1], calls[:, 2] = list(REPLAYED_CALLS).index(REDUCE), x.data_ptr(), len(x)

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.worker.backends.base import ModelBackend
+from services.worker.backends.opening import open_backend
+from services.worker.backends.torch.backend import TorchBackend
 from tests.unit.worker.model import zoo
+from tests.unit.worker.model.harness import CPU
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,20 @@ class Sample:
     folder: Path
     ids: list[int]
     logits: torch.Tensor  # [len(ids), vocab_size], transformers'
+
+
+# Every backend that this machine has, in float32.
+BACKENDS: dict[str, Callable[[], ModelBackend]] = {
+    "torch": lambda: TorchBackend(torch.float32, CPU),
+    "cpu": lambda: open_backend(torch.float32, CPU),
+}
+if torch.cuda.is_available():
+    BACKENDS["cuda"] = lambda: open_backend(torch.float32, torch.device("cuda"))
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> ModelBackend:
+    return BACKENDS[request.param]()
 
 
 @pytest.fixture(scope="session", autouse=True)

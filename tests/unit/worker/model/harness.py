@@ -10,12 +10,21 @@ from typing import TypeVar
 
 import torch
 
-from services.worker.model.batch import StepBatch
+from services.worker.backends.batch import StepBatch
+from services.worker.backends.collectives import Communicator, SingleRank
+from services.worker.backends.cpu.collectives import ReplayedLoneRank
 from services.worker.model.decoder import Decoder
-from services.worker.model.kv_cache import KvCache
-from services.worker.parallel.communicator import Communicator, SingleRank
+from services.worker.transport.control import RankLine
+from services.worker.transport.segment import Segment
 
 CPU = torch.device("cpu")
+
+
+def lone_rank() -> ReplayedLoneRank:
+    """The group of one, with a line of its own to show that it lives."""
+    return ReplayedLoneRank(RankLine(Segment.create("test", 4096), 0, 0))
+
+
 T = TypeVar("T")
 
 
@@ -36,11 +45,10 @@ class Engine:
     comm: Communicator = field(default_factory=SingleRank)
     block_size: int = 8
     n_blocks: int = 400
-    dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        sizes = (self.n_blocks, self.block_size)
-        self.cache = KvCache(self.model.spec, self.comm, *sizes, self.dtype, CPU, self.model.kernels)
+        self.cache = self.model.make_cache(self.n_blocks, self.block_size)
+        self._device = self.cache.kv[0].device
         order = torch.randperm(self.n_blocks, generator=torch.Generator().manual_seed(1)) + 1
         self._free = order.tolist()
 
@@ -83,12 +91,12 @@ class Engine:
             needed = -(-length // size)
             tables[row, :needed] = torch.tensor(seq.table[:needed])
         return StepBatch(
-            token_ids=torch.tensor(ids),
-            positions=torch.tensor(positions),
-            kv_slots=torch.tensor(slots),
+            token_ids=torch.tensor(ids, device=self._device),
+            positions=torch.tensor(positions, device=self._device),
+            kv_slots=torch.tensor(slots, device=self._device),
             query_starts=tuple(starts),
             context_lens=tuple(lengths),
-            block_tables=tables,
+            block_tables=tables.to(self._device),
             n_decode=sum(n == 1 for _, n in work),
         )
 
@@ -111,7 +119,7 @@ class ThreadRank:
     """One rank of a group of threads. Sums are taken in float32 in rank order."""
 
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, board: list[torch.Tensor | None]) -> None:
-        self.rank, self.size, self.collectives = rank, size, None
+        self.rank, self.size = rank, size
         self._barrier, self._board = barrier, board
         self.n_calls = 0
 

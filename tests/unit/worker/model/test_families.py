@@ -1,4 +1,4 @@
-"""Every family computes what transformers computes, however the prompt is cut."""
+"""Every family computes what transformers computes, on every backend, however the prompt is cut."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from services.worker.backends.base import ModelBackend
+from services.worker.backends.collectives import SingleRank
 from services.worker.model.build import load_model
 from services.worker.model.registry import read_spec
-from services.worker.parallel.communicator import SingleRank
 from tests.unit.worker.model.conftest import Sample
-from tests.unit.worker.model.harness import CPU, Engine
+from tests.unit.worker.model.harness import Engine
 from tests.unit.worker.model.zoo import VARIANTS
 
 FULL: list[int] = []
@@ -20,13 +21,13 @@ DECODED = [20, *[1] * 24]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_equal_transformers(variant: str, sample: Callable[[str], Sample]) -> None:
+def test_logits_equal_transformers(variant: str, backend: ModelBackend, sample: Callable[[str], Sample]) -> None:
     expected = sample(variant)
-    model = load_model(expected.folder, SingleRank(), torch.float32, CPU)
+    model = load_model(expected.folder, SingleRank(), backend)
     assert model.spec == read_spec(expected.folder)
     vocab = expected.logits.shape[1]
     for chunks in (FULL, CHUNKED, DECODED):
-        logits = model.logits(Engine(model).run(expected.ids, chunks))
+        logits = model.logits(Engine(model).run(expected.ids, chunks)).cpu()
         assert logits.dtype is torch.float32
         assert torch.isneginf(logits[:, vocab:]).all()
         assert (logits[:, :vocab] - expected.logits).abs().max() <= 1e-4
@@ -34,9 +35,11 @@ def test_logits_equal_transformers(variant: str, sample: Callable[[str], Sample]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_last_rows_alone_are_what_they_are_among_all(variant: str, sample: Callable[[str], Sample]) -> None:
+def test_last_rows_alone_are_what_they_are_among_all(
+    variant: str, backend: ModelBackend, sample: Callable[[str], Sample]
+) -> None:
     ids = sample(variant).ids
-    model = load_model(sample(variant).folder, SingleRank(), torch.float32, CPU)
+    model = load_model(sample(variant).folder, SingleRank(), backend)
     engine, expected = Engine(model), Engine(model).run(ids, [])
     first, second = engine.admit(ids), engine.admit(ids)
     assert engine.last_rows([(first, 7), (second, 12)], []).shape == (0, model.spec.hidden_size)

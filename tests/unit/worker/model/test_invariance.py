@@ -12,11 +12,12 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.worker.backends.collectives import SingleRank
+from services.worker.backends.cpu.ops import OneDnnOps
+from services.worker.backends.names import Activation
+from services.worker.backends.opening import open_backend
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
-from services.worker.model.mlp import activation
-from services.worker.model.spec import Activation
-from services.worker.parallel.communicator import SingleRank
 from tests.unit.worker.model.harness import CPU, Engine, Request, cut
 from tests.unit.worker.model.zoo import prompt, write_checkpoint
 
@@ -74,7 +75,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
         if name not in folders:
             folders[name] = tmp_path_factory.mktemp(name)
             write_checkpoint(_CONFIGS[name](), folders[name])
-        return load_model(folders[name], SingleRank(), dtype, CPU)
+        return load_model(folders[name], SingleRank(), open_backend(dtype, CPU))
 
     return make
 
@@ -86,7 +87,7 @@ def _ids(seed: int, length: int) -> list[int]:
 
 def _alone(model: Decoder, dtype: torch.dtype, ids: list[int]) -> torch.Tensor:
     """One prefill of everything: what every other way must reproduce."""
-    return Engine(model, dtype=dtype, block_size=16).run(ids, [])
+    return Engine(model, block_size=16).run(ids, [])
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
@@ -98,7 +99,7 @@ def test_a_request_is_the_same_in_any_company_and_chunking(
 ) -> None:
     model, kind = load(name, _DTYPES[dtype]), _DTYPES[dtype]
     lengths = data.draw(st.lists(st.integers(1, 150), min_size=2, max_size=5))
-    engine = Engine(model, dtype=kind, block_size=16)
+    engine = Engine(model, block_size=16)
     requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
     chunks = [cut(length, data.draw(st.lists(st.integers(1, 70), max_size=6))) for length in lengths]
     found = _serve(engine, requests, chunks, data)
@@ -113,7 +114,7 @@ def test_a_request_is_the_same_in_any_company_and_chunking(
 def test_a_last_row_is_the_same_whatever_else_is_wanted(name: str, dtype: str, load: Load, data: st.DataObject) -> None:
     model, kind = load(name, _DTYPES[dtype]), _DTYPES[dtype]
     lengths = sorted(data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=5)))
-    engine = Engine(model, dtype=kind, block_size=16)
+    engine = Engine(model, block_size=16)
     requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
     parts = [data.draw(st.integers(0, length - 1)) for length in lengths]
     for request, part in zip(requests, parts, strict=True):
@@ -144,14 +145,14 @@ def test_long_contexts_decode_as_they_prefill(name: str, dtype: str, load: Load)
     """Beyond the kernel's key block, and beyond one tile of prefill rows."""
     model, ids = load(name, _DTYPES[dtype]), _ids(7, 1100)
     expected = _alone(model, _DTYPES[dtype], ids)
-    engine = Engine(model, dtype=_DTYPES[dtype], block_size=16)
+    engine = Engine(model, block_size=16)
     assert torch.equal(engine.run(ids, [500, *[1] * 40, 9, 300, *[1] * 40, 170]), expected)
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_a_full_batch_of_decodes_equals_each_alone(dtype: str, load: Load) -> None:
     model, kind = load("llama", _DTYPES[dtype]), _DTYPES[dtype]
-    engine = Engine(model, dtype=kind, block_size=16)
+    engine = Engine(model, block_size=16)
     lengths = [3, 64, 65, 66, 127, 128, 300, 31] * 5
     requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
     engine.step([(request, len(request.ids) - 1) for request in requests])
@@ -166,7 +167,7 @@ def test_a_full_batch_of_decodes_equals_each_alone(dtype: str, load: Load) -> No
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_a_prefix_hit_equals_a_miss(dtype: str, load: Load) -> None:
     model, kind = load("llama", _DTYPES[dtype]), _DTYPES[dtype]
-    engine = Engine(model, dtype=kind, block_size=16)
+    engine = Engine(model, block_size=16)
     first = engine.admit(_ids(1, 100))
     engine.step([(first, 100)])
     second = engine.admit([*first.ids[:96], *_ids(2, 40)])
@@ -179,7 +180,7 @@ def test_a_prefix_hit_equals_a_miss(dtype: str, load: Load) -> None:
 def test_leftovers_in_free_blocks_cannot_leak(dtype: str, load: Load) -> None:
     """A block handed on holds another request's values, even NaN, until they are overwritten."""
     model, kind = load("llama", _DTYPES[dtype]), _DTYPES[dtype]
-    engine = Engine(model, dtype=kind, block_size=16)
+    engine = Engine(model, block_size=16)
     for kv in engine.cache.kv:
         kv[1:] = torch.nan
     assert torch.equal(engine.run(_ids(4, 90), [30, 1, 50]), _alone(model, kind, _ids(4, 90)))
@@ -192,7 +193,7 @@ def test_activations_do_not_depend_on_layout_or_on_how_threads_divide_them(
     name: Activation, dtype: str, n_threads: int
 ) -> None:
     gate = torch.randn(61, 2 * 1056, generator=torch.Generator().manual_seed(0)).to(_DTYPES[dtype]).chunk(2, -1)[0]
-    act = activation(name, _DTYPES[dtype], CPU)
+    act = OneDnnOps(_DTYPES[dtype]).activation(name)
     expected = torch.cat([act(row) for row in gate.split(1)])
     torch.set_num_threads(n_threads)
     try:

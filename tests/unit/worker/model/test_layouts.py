@@ -13,10 +13,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from services.worker.backends.collectives import SingleRank
+from services.worker.backends.opening import open_backend
 from services.worker.model.build import load_model
 from services.worker.model.registry import read_spec
 from services.worker.model.spec import ModelError
-from services.worker.parallel.communicator import SingleRank
 from tests.unit.worker.model.conftest import Sample
 from tests.unit.worker.model.harness import CPU, Engine
 from tests.unit.worker.model.zoo import prompt, reference_logits
@@ -34,7 +35,7 @@ def _changed(folder: Path, to: Path, change: Callable[[Tensors], Tensors], **con
 
 
 def _logits(folder: Path, ids: list[int]) -> torch.Tensor:
-    model = load_model(folder, SingleRank(), torch.float32, CPU)
+    model = load_model(folder, SingleRank(), open_backend(torch.float32, CPU))
     return model.logits(Engine(model).run(ids, [30]))[:, :99]
 
 
@@ -66,7 +67,7 @@ def test_a_body_without_a_head_embeds_and_does_not_generate(sample: Callable[[st
     assert read_spec(whole.folder).generates
     with torch.no_grad():
         reference = transformers.AutoModel.from_pretrained(folder)(torch.tensor([whole.ids])).last_hidden_state[0]
-    model = load_model(folder, SingleRank(), torch.float32, CPU)
+    model = load_model(folder, SingleRank(), open_backend(torch.float32, CPU))
     assert (Engine(model).run(whole.ids, [30]) - reference).abs().max() <= 1e-4
 
 
@@ -103,7 +104,7 @@ def test_tensors_that_nobody_needs_are_passed_over(sample: Callable[[str], Sampl
 def test_tensors_that_mean_something_are_not(name: str, sample: Callable[[str], Sample], tmp_path: Path) -> None:
     folder = _changed(sample("llama").folder, tmp_path, lambda tensors: tensors | {name: torch.ones(2)})
     with pytest.raises(ModelError, match=f"{name}: not used by this architecture"):
-        load_model(folder, SingleRank(), torch.float32, CPU)
+        load_model(folder, SingleRank(), open_backend(torch.float32, CPU))
 
 
 def test_gemma_1_with_gelu_is_computed_with_tanh(sample: Callable[[str], Sample], tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def test_gemma_1_with_gelu_is_computed_with_tanh(sample: Callable[[str], Sample]
 
 def test_learned_positions_shrink_to_what_is_served(sample: Callable[[str], Sample]) -> None:
     made, ids = sample("gpt2"), prompt(30)
-    model = load_model(made.folder, SingleRank(), torch.float32, CPU, max_positions=32)
+    model = load_model(made.folder, SingleRank(), open_backend(torch.float32, CPU), max_positions=32)
     assert (model.logits(Engine(model).run(ids, []))[:, :99] - made.logits[:30]).abs().max() <= 1e-4
     with pytest.raises(ModelError, match="the model was made for 128"):
-        load_model(made.folder, SingleRank(), torch.float32, CPU, max_positions=129)
+        load_model(made.folder, SingleRank(), open_backend(torch.float32, CPU), max_positions=129)

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from services.worker.backends.collectives import SingleRank
+from services.worker.backends.torch.backend import TorchBackend
 from services.worker.loading.checkpoint import Checkpoint
 from services.worker.model.build import build_decoder
 from services.worker.model.families.config import Config
 from services.worker.model.registry import find_family
 from services.worker.model.spec import LayerSpec, ModelError, ModelSpec, MoeSpec, RopeSpec
-from services.worker.parallel.communicator import SingleRank
-from services.worker.parallel.linear import LinearLoader, choose_method
+from services.worker.parallel.linear import LinearLoader
 from tests.unit.worker.model.conftest import Sample
 from tests.unit.worker.model.harness import CPU, Engine
 
@@ -95,7 +96,7 @@ def _agrees(sample: Sample, mutate: Callable[[ModelSpec], ModelSpec]) -> bool:
     family = find_family(config)
     spec = mutate(family.read_spec(config))
     with torch.inference_mode(), Checkpoint(sample.folder, family.refs(spec), family.ignored) as source:
-        load = LinearLoader(source, SingleRank(), torch.float32, CPU, choose_method(torch.float32, CPU))
+        load = LinearLoader(source, SingleRank(), TorchBackend(torch.float32, CPU))
         model = build_decoder(spec, load, spec.max_positions)
     logits = model.logits(Engine(model).run(sample.ids, [30]))[:, : sample.logits.shape[1]]
     return bool((logits - sample.logits).abs().max() <= 1e-4)

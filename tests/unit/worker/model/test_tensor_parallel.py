@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from services.worker.backends.opening import open_backend
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
 from services.worker.model.spec import ModelError
@@ -21,7 +22,7 @@ _VARIANTS = [
 
 
 def _load(folder: object, rank: ThreadRank) -> Decoder:
-    return load_model(folder, rank, torch.float32, CPU)  # type: ignore[arg-type]
+    return load_model(folder, rank, open_backend(torch.float32, CPU))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [2, 4])

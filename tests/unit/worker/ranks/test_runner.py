@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.parallel.communicator import SingleRank
-from services.worker.ranks.communication import LoneRank
+from services.worker.backends.collectives import SingleRank
 from services.worker.ranks.runner import Runner
 from services.worker.ranks.slot_table import MalformedPlanError
 from services.worker.scheduling.plan import Admission, Chunk, SamplingParams, StepPlan, StepResult
@@ -19,6 +18,7 @@ from tests.integration.worker_ranks.standin import (
     StandinDecoder,
     standin_cache,
 )
+from tests.unit.worker.model.harness import lone_rank
 
 BLOCK, N_BLOCKS, SLOTS, LENGTH = 4, 60, 8, 40
 GREEDY = SamplingParams()
@@ -28,7 +28,7 @@ def make_runner() -> Runner[StandinCache]:
     return Runner(
         StandinDecoder(SingleRank()),
         standin_cache(N_BLOCKS, BLOCK),
-        LoneRank(),
+        lone_rank(),
         n_blocks=N_BLOCKS,
         block_size=BLOCK,
         max_slots=SLOTS,

@@ -6,12 +6,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.parallel.communicator import Communicator
+from services.worker.backends.base import Ops
+from services.worker.backends.collectives import Communicator
+from services.worker.backends.torch.ops import TorchOps
 from services.worker.sampling.sampler import Draws, Sampler
 from services.worker.scheduling.plan import SamplingParams
 from services.worker.transport.plan_codec import AdmissionView
 from tests.unit.worker.sampling.thread_group import on_ranks
+
+CPU = torch.device("cpu")
+TORCH = TorchOps(CPU)
 
 
 def admission(slot: int, params: SamplingParams, tokens: list[int], n_prompt: int) -> AdmissionView:
@@ -23,15 +27,14 @@ def part_of(logits: torch.Tensor, comm: Communicator) -> torch.Tensor:
     return logits[:, comm.rank * width : (comm.rank + 1) * width].clone()
 
 
-def make_sampler(comm: Communicator, vocab: int, max_slots: int, kernels: Bfloat16Kernels | None = None) -> Sampler:
+def make_sampler(comm: Communicator, vocab: int, max_slots: int, ops: Ops = TORCH) -> Sampler:
     width = vocab // comm.size
     return Sampler(
         comm,
-        vocab_start=comm.rank * width,
+        ops.columns(comm.rank * width, width),
         vocab_local=width,
         max_slots=max_slots,
-        device=torch.device("cpu"),
-        kernels=kernels,
+        device=CPU,
     )
 
 
@@ -43,7 +46,7 @@ def draw(
     n_prompt: int = 1,
     positions: NDArray[np.int64] | None = None,
     ranks: int = 1,
-    kernels: Bfloat16Kernels | None = None,
+    ops: Ops = TORCH,
 ) -> Draws:
     """Draw one token per row of `logits` [n, vocab]; row i has `params[i]`. All ranks must agree."""
     n = len(params)
@@ -51,7 +54,7 @@ def draw(
     where = positions if positions is not None else np.array([len(tokens) for tokens in known])
 
     def body(comm: Communicator) -> Draws:
-        sampler = make_sampler(comm, logits.shape[1], n, kernels)
+        sampler = make_sampler(comm, logits.shape[1], n, ops)
         for slot in range(n):
             sampler.admit(admission(slot, params[slot], known[slot], n_prompt))
         return sampler.draw(part_of(logits, comm), np.arange(n), where)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.parallel.communicator import SingleRank
-from services.worker.sampling import keys
-from services.worker.sampling.noise import gumbel, row_keys
+from services.worker.backends import keys
+from services.worker.backends.collectives import SingleRank
+from services.worker.backends.noise import gumbel, row_keys
 from services.worker.scheduling.plan import SamplingParams
 from tests.unit.worker.sampling.drawing import admission, draw, make_sampler
 

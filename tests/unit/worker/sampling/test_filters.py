@@ -9,10 +9,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from services.worker.parallel.communicator import Communicator
-from services.worker.sampling import columns as columns_of_rank
+from services.worker.backends.collectives import Communicator
+from services.worker.backends.torch import columns as columns_of_rank
+from services.worker.backends.torch.columns import TorchColumns
 from services.worker.sampling import filters
-from services.worker.sampling.columns import TorchColumns
 from services.worker.sampling.filters import Limits, settle
 from tests.unit.worker.sampling.drawing import part_of
 from tests.unit.worker.sampling.thread_group import on_ranks

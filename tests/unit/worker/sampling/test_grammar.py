@@ -10,12 +10,12 @@ import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
+from services.worker.backends.collectives import Communicator
 from services.worker.loading.vocabulary import read_vocabulary
-from services.worker.parallel.communicator import Communicator
 from services.worker.sampling.sampler import Sampler
 from services.worker.scheduling.plan import SamplingParams
 from tests.integration.worker_server.conftest import BUNDLED_MODEL
-from tests.unit.worker.sampling.drawing import admission, part_of
+from tests.unit.worker.sampling.drawing import TORCH, admission, part_of
 from tests.unit.worker.sampling.thread_group import on_ranks
 
 VOCAB, EOS = 4096, (1, 0)
@@ -43,8 +43,8 @@ def generate(
     def body(comm: Communicator) -> tuple[list[list[int]], dict[int, str]]:
         width = PADDED // comm.size
         sampler = Sampler(
-            comm, vocab_start=comm.rank * width, vocab_local=width, max_slots=len(rows), device=torch.device("cpu"),
-            vocabulary=vocabulary, eos_token_ids=EOS,
+            comm, TORCH.columns(comm.rank * width, width), vocab_local=width, max_slots=len(rows),
+            device=torch.device("cpu"), vocabulary=vocabulary, eos_token_ids=EOS,
         )  # fmt: skip
         mine, failures = [list(part) for part in tokens], dict(failed)
         for slot, row in enumerate(rows):
@@ -122,7 +122,11 @@ def test_who_cannot_be_followed_fails_alone() -> None:
 
 def test_a_model_without_a_usable_tokenizer_fails_such_requests_only() -> None:
     sampler = Sampler(
-        on_ranks(1, lambda comm: comm)[0], vocab_start=0, vocab_local=VOCAB, max_slots=1, device=torch.device("cpu")
+        on_ranks(1, lambda comm: comm)[0],
+        TORCH.columns(0, VOCAB),
+        vocab_local=VOCAB,
+        max_slots=1,
+        device=torch.device("cpu"),
     )
     sampler.admit(admission(0, params(WORDS), [5], 1))
     assert "cannot be constrained" in sampler.draw(torch.zeros(1, VOCAB), np.array([0]), np.array([1])).failures[0]

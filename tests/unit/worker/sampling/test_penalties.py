@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from services.worker.parallel.communicator import Communicator, SingleRank
+from services.worker.backends.collectives import Communicator, SingleRank
 from services.worker.sampling.penalties import TokenCounts
 from services.worker.sampling.slots import SlotParams
 from services.worker.scheduling.plan import SamplingParams

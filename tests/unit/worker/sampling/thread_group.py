@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from services.worker.parallel.communicator import Communicator, SingleRank
+from services.worker.backends.collectives import Communicator, SingleRank
 
 Result = TypeVar("Result")
 

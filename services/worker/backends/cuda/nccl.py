@@ -22,7 +22,6 @@ class NcclCommunicator:
         if not dist.is_initialized():
             raise RuntimeError("NcclCommunicator needs an initialised default process group")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.collectives = None
         self._line = line
         self._timeout = timedelta(seconds=timeout_s)
         self._elapsed_ns = 0

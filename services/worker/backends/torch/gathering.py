@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from services.worker.model.attention import AttentionShape
-from services.worker.model.batch import StepBatch
-from services.worker.model.kv_cache import KvCache
+from services.worker.backends.base import AttentionShape
+from services.worker.backends.batch import StepBatch
+from services.worker.backends.kv_cache import KvCache
 
 _KEY_MULTIPLE = 64
 _KEY_BLOCK = 512  # where a window lets us skip keys, skip whole blocks of the kernel: sums keep their order
@@ -63,8 +63,8 @@ class PagedSdpa:
 
     def __init__(self, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> None:
         self._shape, self._dtype, self._device = shape, dtype, device
-        wide = 16 if shape.head_dim > 128 else 8
-        self._row_multiple = wide if dtype is torch.float32 else 2
+        eights = 16 if shape.head_dim > 128 else 8
+        self._row_multiple = eights if dtype is torch.float32 else 2
         self._zero = torch.zeros((), dtype=dtype, device=device)
         self._minus_infinity = self._zero - torch.inf
         self._workspace = torch.empty(0, 2 * shape.n_kv_heads * shape.head_dim, dtype=dtype, device=device)

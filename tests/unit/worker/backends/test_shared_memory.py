@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.kernels.bfloat16 import open_kernels
-from services.worker.parallel.shared_memory import (
+from services.worker.backends.collectives import GroupSeat
+from services.worker.backends.cpu.backend import open_cpu
+from services.worker.backends.cpu.shared_memory import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     SharedMemoryCommunicator,
@@ -31,10 +32,9 @@ def run_group(size: int, body: Callable[[SharedMemoryCommunicator], Any], timeou
 
     def run(rank: int) -> None:
         line = RankLine(segment, 0, rank)
-        kernels = open_kernels(torch.bfloat16, torch.device("cpu"))
-        comm = SharedMemoryCommunicator(
-            segment, 4096, BUFFER, rank, size, line, Patience(0.0002, True), timeout_s, kernels
-        )
+        seat = GroupSeat(rank, size, line, segment, 4096, BUFFER, Patience(0.0002, True), timeout_s)
+        comm = open_cpu(torch.bfloat16).join(seat)
+        assert isinstance(comm, SharedMemoryCommunicator)
         try:
             results[rank] = body(comm)
         except (RuntimeError, ValueError) as error:

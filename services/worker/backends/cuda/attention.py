@@ -1,6 +1,6 @@
 """Paged attention on CUDA by torch's variable-length flash kernel. Written from its reference, not yet run.
 
-No GPU was at hand: the check at start decides whether this backend or the one by gathering is used.
+No GPU was at hand: the check at start decides whether this one or the one by gathering is used.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import torch
 
-from services.worker.model.attention import AttentionShape
-from services.worker.model.batch import StepBatch
-from services.worker.model.kv_cache import KvCache
+from services.worker.backends.base import AttentionShape
+from services.worker.backends.batch import StepBatch
+from services.worker.backends.kv_cache import KvCache
 
 
 @dataclass(frozen=True, slots=True)

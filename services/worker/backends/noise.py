@@ -25,6 +25,11 @@ def _signed(word: int) -> int:
 _SPREAD, _MIX_1, _MIX_2 = _signed(0x9E3779B1), _signed(0x85EBCA6B), _signed(0xC2B2AE35)
 
 
+def scale(logits: Tensor, temperature: NDArray[np.float32]) -> Tensor:
+    """Return `logits` [n, m] / `temperature` [n], all above 0."""
+    return logits / torch.from_numpy(temperature).to(logits.device).unsqueeze(-1)
+
+
 def row_keys(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.int32]:
     """Hash each row's (seed, position) to two words: [n] and [n] -> [n, 2]. Mixing steps of SplitMix64."""
     x = _splitmix(seeds.astype(np.uint64))

@@ -3,65 +3,54 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
+from services.worker.backends.base import Captured, Compute, Step
+from services.worker.backends.batch import StepBatch, long_tensor
+from services.worker.backends.cpu.attention import KernelPlan
+from services.worker.backends.cpu.collectives import ReplayedCollectives
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.kernels.recording import Growth, Program, Recorder, Recording, Sizes
-from services.worker.model.attention_kernels import KernelPlan
-from services.worker.model.attention_layer import Step
-from services.worker.model.batch import StepBatch, long_tensor
-from services.worker.model.kv_cache import KvCache
-from services.worker.model.rope import RotaryTables
-from services.worker.parallel.communicator import Communicator
 
 logger = logging.getLogger(__name__)
 
+# Rows of the largest steps that are replayed: with more, kernels take so long that what is between does not matter.
+MAX_DECODES = 64
+MAX_ROWS = 512
 _MAX_RECORDED = 64  # rows: while a step is recorded, all that its layers make is kept
 _MAX_PROGRAMS = 256  # kept; another one is quickly derived
 
-# Computes a step's rows [n, hidden_size], which it may overwrite; returns as many.
-Compute = Callable[[torch.Tensor, Step], torch.Tensor]
-
 
 class StepReplay:
-    """Does what `compute` does for up to `max_rows` rows, in one cache. What it returns lasts until the next step.
+    """Does what `compute` does for up to `max_rows` rows.
 
     Gives up for good when a step turns out to need more than our kernels.
     """
 
-    def __init__(
-        self,
-        compute: Compute,
-        kernels: Bfloat16Kernels,
-        comm: Communicator,
-        ropes: tuple[RotaryTables, ...],
-        windows: tuple[int | None, ...],
-        cache: KvCache,
-        hidden_size: int,
-        max_blocks: int,
-        max_rows: int,
-    ) -> None:
-        """`max_blocks`: of a sequence."""
-        self.cache, self.max_rows = cache, max_rows
-        self._compute, self._kernels, self._comm, self._ropes, self._windows = compute, kernels, comm, ropes, windows
+    def __init__(self, compute: Compute, captured: Captured, kernels: Bfloat16Kernels, max_rows: int) -> None:
+        """`compute`: one of the computations of `captured`."""
+        self._max_rows, self._compute, self._captured, self._kernels = max_rows, compute, captured, kernels
+        comm = captured.comm
+        self._reduce = comm.all_reduce
+        self._collectives = comm.collectives if isinstance(comm, ReplayedCollectives) else None
         self._programs: dict[Sizes, Program] = {}
         self._recordings: list[Recording] = []  # the last two
         self._growth: Growth | None = None  # between them
         self._arena = torch.empty(0, dtype=torch.uint8)
         self._gave_up = False
         # What changes from step to step, always in the same place. A sequence has at least one row.
-        self._x = torch.empty(max_rows, hidden_size, dtype=torch.bfloat16)
+        self._x = torch.empty(max_rows, captured.hidden_size, dtype=torch.bfloat16)
         self._positions, self._kv_slots, self._lengths = torch.zeros(3, max_rows, dtype=torch.int64)
         self._starts = torch.zeros(max_rows + 1, dtype=torch.int64)
-        self._blocks = torch.zeros(max_rows, max_blocks, dtype=torch.int64)  # takes no memory until it is written
+        # Takes no memory until it is written.
+        self._blocks = torch.zeros(max_rows, captured.max_blocks, dtype=torch.int64)
 
     def serves(self, batch: StepBatch) -> bool:
         """Whether the step is one of those that are replayed, or recorded."""
         n = len(batch.token_ids)
-        if n > self.max_rows or self._gave_up:
+        if n > self._max_rows or self._gave_up:
             return False
         return n <= _MAX_RECORDED or self._program(Sizes(n, batch.n_sequences)) is not None
 
@@ -74,7 +63,7 @@ class StepReplay:
         self._blocks[:n_sequences, :width] = batch.block_tables  # beyond them no key is read that counts
         sizes = Sizes(n, n_sequences)
         program = self._program(sizes)
-        return program.run(self._comm.all_reduce, self._comm.collectives) if program else self._record(batch, sizes)
+        return program.run(self._reduce, self._collectives) if program else self._record(batch, sizes)
 
     def _program(self, sizes: Sizes) -> Program | None:
         return self._programs.get(sizes) or self._derive(sizes)
@@ -92,14 +81,14 @@ class StepReplay:
 
     def _record(self, batch: StepBatch, sizes: Sizes) -> torch.Tensor:
         n, n_sequences = sizes
-        recorder = Recorder(self._kernels, self._comm.all_reduce)
+        recorder = Recorder(self._kernels, self._reduce)
         positions = self._positions[:n]
         sequences = (self._starts[: n_sequences + 1], self._lengths[:n_sequences], self._blocks[:n_sequences])
         step = Step(
             batch=replace(batch, kv_slots=self._kv_slots[:n]),
-            cache=self.cache,
-            rotations=tuple(rope.at(positions) for rope in self._ropes),
-            plans=tuple(KernelPlan(n, window or 0, sequences) for window in self._windows),
+            cache=self._captured.cache,
+            rotations=tuple(rope.at(positions) for rope in self._captured.ropes),
+            plans=tuple(KernelPlan(n, window or 0, sequences) for window in self._captured.windows),
             reduce=recorder.reduce,
         )
         with recorder.noting():
@@ -108,7 +97,7 @@ class StepReplay:
             logger.info("steps are not replayed: they need %s", ", ".join(sorted(recorder.foreign)))
             self._gave_up = True
         else:
-            recording = recorder.recording(sizes, self.max_rows, hidden, self._arena)
+            recording = recorder.recording(sizes, self._max_rows, hidden, self._arena)
             self._arena = recording.arena
             self._recordings = [*self._recordings[-1:], recording]
             self._growth = Growth.between(*self._recordings) if len(self._recordings) == 2 else None

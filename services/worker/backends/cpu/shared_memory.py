@@ -15,10 +15,11 @@ from math import prod
 
 import torch
 
+from services.worker.backends.collectives import GroupSeat
+from services.worker.backends.cpu.collectives import ReplayedCollectives
 from services.worker.kernels.bfloat16 import Bfloat16Kernels, Collectives
-from services.worker.transport.control import RankLine, RankState
-from services.worker.transport.futex import Counter, Patience
-from services.worker.transport.segment import Segment
+from services.worker.transport.control import RankState
+from services.worker.transport.futex import Counter
 
 _HEADER = 4096  # per rank: tag, then the bytes in each parity's buffer on the next cache line
 _SIZES = 64
@@ -53,42 +54,30 @@ def _describe(tag: int) -> str:
     return f"step {epoch - 1}, collective {index}" if epoch else f"start-up, collective {index}"
 
 
-class SharedMemoryCommunicator:
-    """The group as one of its ranks sees it. Implements `Communicator`.
+class SharedMemoryCommunicator(ReplayedCollectives):
+    """The group as one of its ranks sees it. Sums are fp32 in rank order, whatever the dtype, rounded once.
 
-    `buffer_bytes` (per rank and parity) bounds what one round carries; larger tensors take several rounds.
+    A seat's `buffer_bytes` bound what one round carries; larger tensors take several rounds.
     """
 
-    def __init__(
-        self,
-        segment: Segment,
-        offset: int,
-        buffer_bytes: int,
-        rank: int,
-        size: int,
-        line: RankLine,
-        patience: Patience,
-        timeout_s: float,
-        kernels: Bfloat16Kernels | None = None,
-    ) -> None:
-        self.rank, self.size = rank, size
-        self._segment, self._offset, self._buffer_bytes = segment, offset, buffer_bytes
-        self._line, self._patience, self._timeout_s = line, patience, timeout_s
-        self._stride = _HEADER + 2 * buffer_bytes
-        self._tags = [Counter(segment, offset + r * self._stride) for r in range(size)]
-        self._peers = [r for r in range(size) if r != rank]
+    def __init__(self, seat: GroupSeat) -> None:
+        self.rank, self.size = seat.rank, seat.size
+        self._segment, self._offset, self._buffer_bytes = seat.segment, seat.offset, seat.buffer_bytes
+        self._line, self._patience, self._timeout_s = seat.line, seat.patience, seat.timeout_s
+        self._stride = _HEADER + 2 * seat.buffer_bytes
+        self._tags = [Counter(seat.segment, seat.offset + r * self._stride) for r in range(seat.size)]
+        self._peers = [r for r in range(seat.size) if r != seat.rank]
         self._epoch = 0
         self._views: dict[tuple[int, torch.dtype], Views] = {}
-        self._kernels = kernels
         self.collectives = Collectives(
-            area=segment.address + offset,
+            area=seat.segment.address + seat.offset,
             stride=self._stride,
             sizes=_SIZES,
             payload=_HEADER,
-            room=buffer_bytes,
-            rank=rank,
-            ranks=size,
-            beats=line.beats_address,
+            room=seat.buffer_bytes,
+            rank=seat.rank,
+            ranks=seat.size,
+            beats=seat.line.beats_address,
             looks=_LOOKS,
         )
 
@@ -105,24 +94,13 @@ class SharedMemoryCommunicator:
         return int(elapsed) // 1000
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum `x` over the ranks, in place; returns `x`. Sums are fp32 in rank order, rounded once."""
+        """Sum `x` over the ranks, in place; returns `x`."""
         started = time.perf_counter_ns()
-        one_round = x.is_contiguous() and x.nbytes <= self._buffer_bytes
-        if self._kernels is not None and x.dtype is torch.bfloat16 and one_round:
-            self._reduce_by_kernel(self._kernels, x)
-        else:
-            self._reduce_by_torch(x)
+        self._reduce(x)
         self.collectives.elapsed_ns += time.perf_counter_ns() - started
         return x
 
-    def _reduce_by_kernel(self, kernels: Bfloat16Kernels, x: torch.Tensor) -> None:
-        while not kernels.all_reduce(self.collectives, x):
-            self._line.beat()
-            tag, parity = self.collectives.tag + 1, self.collectives.rounds & 1
-            self._wait_for_peers(tag)
-            self._require_sizes(tag, parity, x.nbytes)
-
-    def _reduce_by_torch(self, x: torch.Tensor) -> None:
+    def _reduce(self, x: torch.Tensor) -> None:
         flat = x.contiguous().view(-1)  # [numel]
         self._in_rounds(flat, lambda views, low, high: self._sum(views, flat[low:high]))
         if flat.data_ptr() != x.data_ptr():
@@ -221,3 +199,21 @@ class SharedMemoryCommunicator:
     def _view(self, rank: int, parity: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         start = self._offset + rank * self._stride + _HEADER + parity * self._buffer_bytes
         return torch.frombuffer(self._segment.view, dtype=dtype, count=numel, offset=start)
+
+
+class KernelCommunicator(SharedMemoryCommunicator):
+    """The same, bfloat16 sums by our kernel."""
+
+    def __init__(self, seat: GroupSeat, kernels: Bfloat16Kernels) -> None:
+        super().__init__(seat)
+        self._kernels = kernels
+
+    def _reduce(self, x: torch.Tensor) -> None:
+        if x.dtype is not torch.bfloat16 or not x.is_contiguous() or x.nbytes > self._buffer_bytes:
+            super()._reduce(x)
+            return
+        while not self._kernels.all_reduce(self.collectives, x):
+            self._line.beat()
+            tag, parity = self.collectives.tag + 1, self.collectives.rounds & 1
+            self._wait_for_peers(tag)
+            self._require_sizes(tag, parity, x.nbytes)

@@ -7,12 +7,11 @@ import logging
 import pytest
 import torch
 
-from services.worker.model.attention import AttentionShape
-from services.worker.model.attention_sdpa import PagedSdpa
-from services.worker.model.backends import choose_backend
-from services.worker.model.batch import StepBatch
-from services.worker.model.kv_cache import KvCache
-from services.worker.model.reference import check_backend
+from services.worker.backends.base import AttentionShape
+from services.worker.backends.batch import StepBatch
+from services.worker.backends.choice import check_attention, choose_attention
+from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.torch.gathering import PagedSdpa
 from tests.unit.worker.model.harness import CPU
 
 SHAPE = AttentionShape(n_heads=6, n_kv_heads=2, head_dim=32, scale=0.2, softcap=None)
@@ -25,7 +24,7 @@ def test_the_gathering_backend_is_right(
     dtype: torch.dtype, softcap: float | None, n_heads: int, n_kv_heads: int, head_dim: int
 ) -> None:
     shape = AttentionShape(n_heads, n_kv_heads, head_dim, head_dim**-0.5, softcap)
-    assert check_backend(PagedSdpa(shape, dtype, CPU), shape, dtype, CPU) is None
+    assert check_attention(PagedSdpa(shape, dtype, CPU), shape, dtype, CPU) is None
 
 
 class WrongScale(PagedSdpa):
@@ -62,18 +61,18 @@ class Raises(PagedSdpa):
 @pytest.mark.parametrize("wrong", [WrongScale, ForgetsTheWindow, LeavesRowsUnwritten, Raises])
 def test_a_wrong_backend_is_passed_over_with_a_warning(wrong: type, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        chosen = choose_backend([wrong, lambda: PagedSdpa(SHAPE, torch.float32, CPU)], SHAPE, torch.float32, CPU)
+        chosen = choose_attention([wrong, lambda: PagedSdpa(SHAPE, torch.float32, CPU)], SHAPE, torch.float32, CPU)
     assert type(chosen) is PagedSdpa
     assert f"{wrong.__name__} is not used" in caplog.text
 
 
 def test_no_right_backend_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="no attention backend"):
-        choose_backend([Raises], SHAPE, torch.float32, CPU)
+    with pytest.raises(RuntimeError, match="no attention computes"):
+        choose_attention([Raises], SHAPE, torch.float32, CPU)
 
 
 def test_bytes_per_token_are_what_is_allocated() -> None:
-    cache = KvCache.of_shape(3, 4, 16, 2, 32, torch.bfloat16, CPU)
+    cache = KvCache(3, 4, 16, 2, 32, torch.bfloat16, CPU)
     allocated = sum(kv.numel() * kv.element_size() for kv in cache.kv)
     assert allocated == 5 * 16 * (2 * 3 * 2 * 32 * 2)
     assert [tuple(part[0].shape) for part in (cache.k, cache.v)] == [(5, 16, 2, 32)] * 2

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from services.worker.backends.base import AttentionShape
+from services.worker.backends.batch import StepBatch, long_tensor
+from services.worker.backends.kv_cache import KvCache
 from services.worker.kernels.attention import AvxAttention
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.model.attention import AttentionShape
-from services.worker.model.batch import StepBatch, long_tensor
-from services.worker.model.kv_cache import KvCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,47 +1,16 @@
-"""What a rank finds out by itself about its columns of the logits; the rest is for the ranks together to settle.
-
-A request is always served by the same implementation: their noise and their sums differ in the last bits.
-"""
+"""What a rank finds out by itself about its columns of the logits, by torch on any device."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.sampling import keys
-from services.worker.sampling.noise import gumbel, row_keys
-
-Temperatures = NDArray[np.float32]
-Seeds = NDArray[np.uint64]
-Positions = NDArray[np.int64]
+from services.worker.backends import keys
+from services.worker.backends.base import Positions, Seeds, Temperatures
+from services.worker.backends.noise import gumbel, row_keys, scale
 
 _FOLD = 16
-
-
-class Columns(Protocol):
-    """The tokens from `first_id` on. Logits are [n, vocab_local] float32."""
-
-    first_id: int
-
-    def race(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
-        """Return the key of each row's best score, [n] int64; `logits` may be overwritten.
-
-        A score is the logit at `temperature` 0, else logit / temperature + noise of (seed, position, token).
-        """
-        ...
-
-    def best(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return the keys of the `width` best columns and a bound on the values of the others: [n, width], [n, 1]."""
-        ...
-
-    def mass(self, logits: Tensor) -> Tensor:
-        """Return the logsumexp, [n, 1]."""
-        ...
 
 
 class TorchColumns:
@@ -88,28 +57,3 @@ class TorchColumns:
     def mass(self, logits: Tensor) -> Tensor:
         """Return the logsumexp."""
         return torch.logsumexp(logits, dim=-1, keepdim=True)
-
-
-class KernelColumns:
-    """By our kernels, each in one pass or two; there are a multiple of 16 columns."""
-
-    def __init__(self, first_id: int, kernels: Bfloat16Kernels) -> None:
-        self.first_id, self._kernels = first_id, kernels
-
-    def race(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
-        """Return the key of each row's best score."""
-        return self._kernels.draw(logits, self.first_id, temperature, seeds, positions)
-
-    def best(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return the keys of the `width` best columns and a bound on the values of the others."""
-        best = self._kernels.pick(logits, self.first_id, width)
-        return best, keys.values_of(best[:, :1])
-
-    def mass(self, logits: Tensor) -> Tensor:
-        """Return the logsumexp."""
-        return self._kernels.logsumexp(logits).unsqueeze(-1)
-
-
-def scale(logits: Tensor, temperature: Temperatures) -> Tensor:
-    """Return `logits` [n, m] / `temperature` [n], all above 0."""
-    return logits / torch.from_numpy(temperature).to(logits.device).unsqueeze(-1)

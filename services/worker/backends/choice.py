@@ -1,0 +1,85 @@
+"""Chooses among attentions that may serve: the first that agrees with the reference."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from services.worker.backends.base import Attention, AttentionShape
+from services.worker.backends.batch import StepBatch
+from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.torch.attention import ReferenceAttention
+
+logger = logging.getLogger(__name__)
+
+Candidate = Callable[[], Attention[Any]]
+
+_BLOCK_SIZE = 16
+_WINDOW = 21
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+# (rows, keys): decodes of one key, of a full block and of several kernel blocks; a whole prompt; a later chunk.
+_WORK = ((1, 1), (1, 16), (1, 700), (45, 45), (30, 93))
+
+
+def choose_attention(
+    choices: Sequence[Candidate], shape: AttentionShape, dtype: torch.dtype, device: torch.device
+) -> Attention[Any]:
+    """Return the first that passes its check, warning of those that do not. Raises RuntimeError."""
+    for make in choices:
+        attention = make()
+        try:
+            problem = check_attention(attention, shape, dtype, device)
+        except (RuntimeError, ValueError, NotImplementedError) as error:  # kernels refuse shapes and devices
+            problem = str(error)
+        if problem is None:
+            logger.info("attention: %s", type(attention).__name__)
+            return attention
+        logger.warning("attention %s is not used: %s", type(attention).__name__, problem)
+    raise RuntimeError(f"no attention computes {shape} in {dtype} on {device}")
+
+
+def check_attention(
+    attention: Attention[Any], shape: AttentionShape, dtype: torch.dtype, device: torch.device
+) -> str | None:
+    """Run `attention` on a random paged batch; return what is wrong with it, or None."""
+    batch = _random_batch(device)
+    n_blocks = int(batch.block_tables.max())
+    cache = KvCache(1, n_blocks, _BLOCK_SIZE, shape.n_kv_heads, shape.head_dim, dtype, device)
+    generator = torch.Generator().manual_seed(0)
+    cache.kv[0][1:] = torch.randn(cache.kv[0][1:].shape, generator=generator).to(device, dtype)
+    reference = ReferenceAttention(shape)
+    for window in (None, _WINDOW):
+        plan = attention.plan(batch, _BLOCK_SIZE, window)
+        size = (attention.n_rows(plan), shape.n_heads * shape.head_dim)
+        q = torch.randn(size, generator=generator).to(device, dtype)
+        found = attention.attend(q, cache, 0, plan)[: len(batch.token_ids)].float()
+        exact = reference.attend(q[: len(found)].float(), cache, 0, reference.plan(batch, _BLOCK_SIZE, window))
+        error = (found - exact).abs().max().item()
+        if not error <= _TOLERANCE[dtype]:  # NaN is wrong, too
+            return f"window {window}: differs from the reference by {error:.2g}"
+    return None
+
+
+def _random_batch(device: torch.device) -> StepBatch:
+    n_blocks = [-(-n_keys // _BLOCK_SIZE) for _, n_keys in _WORK]
+    order = iter((torch.randperm(sum(n_blocks), generator=torch.Generator().manual_seed(0)) + 1).tolist())
+    tables = torch.zeros(len(_WORK), max(n_blocks), dtype=torch.int64)
+    positions, slots, starts = [], [], [0]
+    for index, (n_rows, n_keys) in enumerate(_WORK):
+        tables[index, : n_blocks[index]] = torch.tensor([next(order) for _ in range(n_blocks[index])])
+        rows = torch.arange(n_keys - n_rows, n_keys)
+        positions.append(rows)
+        slots.append(tables[index, rows // _BLOCK_SIZE] * _BLOCK_SIZE + rows % _BLOCK_SIZE)
+        starts.append(starts[-1] + n_rows)
+    return StepBatch(
+        token_ids=torch.zeros(starts[-1], dtype=torch.int64, device=device),
+        positions=torch.cat(positions).to(device),
+        kv_slots=torch.cat(slots).to(device),
+        query_starts=tuple(starts),
+        context_lens=tuple(n_keys for _, n_keys in _WORK),
+        block_tables=tables.to(device),
+        n_decode=sum(n_rows == 1 for n_rows, _ in _WORK),
+    )

@@ -1,0 +1,91 @@
+"""Collectives over the ranks of one tensor-parallel group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from services.worker.transport.control import RankLine
+from services.worker.transport.futex import Patience
+from services.worker.transport.segment import Segment
+
+
+class Communicator(Protocol):
+    """What the model asks of its group.
+
+    Every rank calls the same collectives in the same order. Results are bitwise equal on all ranks. The order of a sum
+    is the backend's to say.
+    """
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum `x` over the ranks, in place; returns `x`."""
+        ...
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Stack every rank's `x`: [...] -> [size, ...], the same shape and dtype on every rank."""
+        ...
+
+
+class StepCommunicator(Communicator, Protocol):
+    """A communicator that knows the current step and accounts for its time: what a rank's loop asks."""
+
+    def begin_step(self, step: int) -> None:
+        """Tag the collectives from here on with `step`."""
+        ...
+
+    def take_elapsed_us(self) -> int:
+        """Return the microseconds spent in collectives since the last call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSeat:
+    """A rank's place in its group, and the memory it shares with the others."""
+
+    rank: int
+    size: int
+    line: RankLine  # where it shows that it lives
+    segment: Segment
+    offset: int  # of the collectives in the segment
+    buffer_bytes: int  # per rank and parity
+    patience: Patience
+    timeout_s: float
+
+
+class SingleRank:
+    """The group of one."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x`: the sum over one rank."""
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x` with a leading rank dimension of 1."""
+        return x.unsqueeze(0)
+
+
+class LoneRank(SingleRank):
+    """The group of one, whose collectives cost nothing but still show how far the forward pass got."""
+
+    def __init__(self, line: RankLine) -> None:
+        self._line = line
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x`: the sum over one rank."""
+        self._line.beat()
+        return x
+
+    def begin_step(self, step: int) -> None:
+        """Nothing to tag."""
+
+    def take_elapsed_us(self) -> int:
+        """Return 0."""
+        return 0

@@ -1,0 +1,141 @@
+"""A CPU, by our kernels where they apply, else by torch and oneDNN.
+
+What both promise: a row's bits depend on its own sequence alone, neither on the other rows of a step, nor on how a
+prompt is cut, nor on the number of threads; sums over ranks are taken in float32 in rank order and rounded once. The
+two give different bits.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.worker.backends.base import (
+    Attention,
+    AttentionShape,
+    Backend,
+    Captured,
+    Memory,
+    NoGraph,
+    Ops,
+    StepGraphs,
+)
+from services.worker.backends.choice import Candidate, choose_attention
+from services.worker.backends.collectives import GroupSeat, StepCommunicator
+from services.worker.backends.cpu.attention import PagedAmx, PagedAvx, PagedKernels
+from services.worker.backends.cpu.collectives import ReplayedLoneRank
+from services.worker.backends.cpu.graph import MAX_DECODES, MAX_ROWS, StepReplay
+from services.worker.backends.cpu.ops import KernelOps, OneDnnOps
+from services.worker.backends.cpu.shared_memory import KernelCommunicator, SharedMemoryCommunicator
+from services.worker.backends.torch.gathering import PagedSdpa
+from services.worker.kernels.attention import open_attention, serves
+from services.worker.kernels.bfloat16 import (
+    MAX_HEAD_DIM,
+    Bfloat16Kernels,
+    open_kernels,
+    why_not,
+)
+from services.worker.kernels.library import RegistersRefusedError
+from services.worker.memory.sizing import available_host_memory
+
+logger = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
+
+
+class HostMemory:
+    """The machine's memory, which the ranks share evenly."""
+
+    def held(self) -> int:
+        """Bytes that this process has allocated."""
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):  # without the mapped checkpoint, which the kernel can drop
+                return int(line.split()[1]) * 1024
+        raise RuntimeError("/proc/self/status has no RssAnon line")
+
+    def available(self, ranks: int) -> int:
+        """Bytes that this rank may still allocate."""
+        return available_host_memory() // ranks
+
+
+class OneDnnBackend:
+    """A CPU by torch and oneDNN; attention by our kernels where they apply to the dtype and the heads."""
+
+    process_group = "gloo"
+    keeps_process_group = False  # shared memory does everything
+    device = CPU
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.ops: Ops = OneDnnOps(dtype)
+        self.memory: Memory = HostMemory()
+
+    def attention(self, shape: AttentionShape) -> Attention[Any]:
+        """Return the fastest attention that agrees with the reference. Raises RuntimeError."""
+        return choose_attention(self._attentions(shape), shape, self.dtype, CPU)
+
+    def _attentions(self, shape: AttentionShape) -> list[Candidate]:
+        gathering = [lambda: PagedSdpa(shape, self.dtype, CPU)]
+        if not serves(self.dtype, shape.head_dim):
+            return [*gathering]
+        kernel = open_attention(self.dtype)
+        return [lambda: PagedAvx(shape, kernel), *gathering]
+
+    def capture(self, captured: Captured) -> StepGraphs:
+        """Every step is computed as it comes."""
+        return StepGraphs(NoGraph(), NoGraph())
+
+    def join(self, seat: GroupSeat) -> StepCommunicator:
+        """Return collectives in shared memory."""
+        return ReplayedLoneRank(seat.line) if seat.size == 1 else SharedMemoryCommunicator(seat)
+
+
+class KernelBackend(OneDnnBackend):
+    """A CPU by our kernels, in bfloat16. Steps of few rows are replayed."""
+
+    def __init__(self, kernels: Bfloat16Kernels) -> None:
+        super().__init__(torch.bfloat16)
+        self.kernels = kernels
+        self.ops = KernelOps(kernels)
+
+    def _attentions(self, shape: AttentionShape) -> list[Candidate]:
+        if shape.head_dim % self.kernels.head_multiple or shape.head_dim > MAX_HEAD_DIM:
+            return super()._attentions(shape)
+        paged = PagedAmx if self.kernels.amx else PagedAvx
+        return [lambda: paged(shape, self.kernels), lambda: PagedSdpa(shape, self.dtype, CPU)]
+
+    def capture(self, captured: Captured) -> StepGraphs:
+        """Replay steps whose attention is these kernels', too."""
+        attention = captured.attention
+        if not isinstance(attention, PagedKernels) or attention.kernels is not self.kernels:
+            return super().capture(captured)
+        return StepGraphs(
+            decodes=StepReplay(captured.decode, captured, self.kernels, MAX_DECODES),
+            layers=StepReplay(captured.layers, captured, self.kernels, MAX_ROWS),
+        )
+
+    def join(self, seat: GroupSeat) -> StepCommunicator:
+        """Return collectives in shared memory, which kernels take part in."""
+        return ReplayedLoneRank(seat.line) if seat.size == 1 else KernelCommunicator(seat, self.kernels)
+
+
+def open_cpu(dtype: torch.dtype) -> Backend:
+    """Return the backend that serves `dtype` on this CPU; the log says which it is, and why.
+
+    Raises RuntimeError when this machine should have our kernels and they are missing, or when there are no threads.
+    """
+    reason = why_not(dtype)
+    if not reason:
+        try:
+            kernels = open_kernels()
+        except RegistersRefusedError as refused:
+            reason = str(refused)
+            logger.warning("%s: torch's kernels serve, at a fraction of the speed", refused)
+        else:
+            logger.info("kernels: ours for %s", kernels.made_for)
+            return KernelBackend(kernels)
+    logger.info("kernels: torch's, because %s", reason)
+    return OneDnnBackend(dtype)

@@ -1,0 +1,29 @@
+"""What a rank finds out by itself about its columns of the logits, by our kernels."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from services.worker.backends import keys
+from services.worker.backends.base import Positions, Seeds, Temperatures
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
+
+
+class KernelColumns:
+    """By our kernels, each in one pass or two; there are a multiple of 16 columns."""
+
+    def __init__(self, first_id: int, kernels: Bfloat16Kernels) -> None:
+        self.first_id, self._kernels = first_id, kernels
+
+    def race(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
+        """Return the key of each row's best score."""
+        return self._kernels.draw(logits, self.first_id, temperature, seeds, positions)
+
+    def best(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Return the keys of the `width` best columns and a bound on the values of the others."""
+        best = self._kernels.pick(logits, self.first_id, width)
+        return best, keys.values_of(best[:, :1])
+
+    def mass(self, logits: Tensor) -> Tensor:
+        """Return the logsumexp."""
+        return self._kernels.logsumexp(logits).unsqueeze(-1)

@@ -1,0 +1,63 @@
+"""Unquantized weights on a CPU, in layouts whose products have rows that do not depend on their neighbours."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from services.worker.kernels.bfloat16 import TILE_K, Bfloat16Kernels
+
+
+class PackedLinear:
+    """A weight in oneDNN's blocked layout.
+
+    Measured with oneDNN 3.12: with its AVX2 and its AVX512 kernels rows are bitwise equal for every number of rows from
+    2 on; AVX512 sums a lone row in another order, hence the padding. Its AMX kernels, which may cut K by the number of
+    rows, are never met: where the operating system grants tile registers, `KernelLinear` serves bfloat16.
+    """
+
+    min_rows = 2
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._bias = bias
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x W^T + bias: [n, n_in] -> [n, n_out]."""
+        n = x.shape[0]
+        if n < self.min_rows:
+            return self(F.pad(x, (0, 0, 0, self.min_rows - n)))[:n]
+        return self._multiply(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        """Return the same in float32, after it was rounded to the dtype of the weight."""
+        return self(x).float()
+
+
+class KernelLinear:
+    """A bfloat16 weight, packed for our own kernel."""
+
+    def __init__(self, kernels: Bfloat16Kernels, weight: Tensor, bias: Tensor | None) -> None:
+        self._kernels = kernels
+        self._n_out, n_in = weight.shape
+        self._missing = -n_in % TILE_K
+        self._weight = kernels.pack(F.pad(weight, (0, self._missing)))
+        self._bias = None if bias is None else bias.float()
+        self._spare = kernels.spare(n_in + self._missing)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x W^T + bias: [n, n_in] -> [n, n_out]."""
+        return self._product(x, torch.bfloat16)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        """Return the sums in float32 as they are."""
+        return self._product(x, torch.float32)
+
+    def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        if self._missing:
+            x = F.pad(x, (0, self._missing))
+        out = torch.empty(x.shape[0], self._n_out, dtype=dtype)
+        self._kernels.linear(x, self._weight, self._bias, out, self._spare)
+        return out

@@ -1,0 +1,144 @@
+"""The computations of a layer on a CPU: by torch and oneDNN, and by our kernels.
+
+A row's bits depend on that row alone, whatever the number of rows and of threads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from services.worker.backends.base import Columns, Elementwise, Linear, RmsNorm, Rope
+from services.worker.backends.cpu.columns import KernelColumns
+from services.worker.backends.cpu.linear import KernelLinear, PackedLinear
+from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.names import Activation
+from services.worker.backends.torch.ops import TorchOps
+from services.worker.kernels.bfloat16 import Bfloat16Kernels
+
+_PARALLEL_FROM = 16384  # elements; torch computes fewer in one thread (gelu; 32768 for others)
+
+
+class OneDnnOps(TorchOps):
+    """Products by oneDNN where it has them for the dtype, everything else by torch."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(torch.device("cpu"))
+        self._dtype = dtype
+        there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        halves = dtype is torch.bfloat16 and there and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        self._packs = there and (dtype is torch.float32 or halves)
+        self.min_rows = PackedLinear.min_rows if self._packs else 1
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Return the product with `weight` [n_out, n_in]."""
+        return PackedLinear(weight, bias) if self._packs else super().linear(weight, bias)
+
+    def activation(self, name: Activation) -> Elementwise:
+        """Return the function of an activation."""
+        function = super().activation(name)
+        return RowAligned(function) if self._dtype is torch.float32 else function
+
+
+class RowAligned:
+    """Computes a float32 activation in blocks of rows too small for torch to divide among threads.
+
+    Where a thread's share is no multiple of 32 elements, silu and gelu finish with scalar code that rounds otherwise
+    (measured, torch 2.13), so a row's bits would depend on the number of rows.
+    """
+
+    def __init__(self, function: Elementwise) -> None:
+        self._function = function
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute [n, size]."""
+        if torch.get_num_threads() == 1 or x.numel() < _PARALLEL_FROM:
+            return self._function(x)
+        n_rows = max(1, (_PARALLEL_FROM - 1) // x.shape[1])
+        return torch.cat([self._function(block) for block in torch.split(x, n_rows)])
+
+
+class KernelRmsNorm:
+    """The norm by our kernel."""
+
+    def __init__(self, kernels: Bfloat16Kernels, weight: Tensor, eps: float) -> None:
+        self._weight, self._eps, self._kernels = weight.float().contiguous(), eps, kernels
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the normalised `x`."""
+        out = torch.empty(x.shape, dtype=x.dtype)
+        self.write(x, out)
+        return out
+
+    def write(self, x: Tensor, out: Tensor) -> None:
+        """Write the normalised `x` to `out`, which may be `x`."""
+        self._kernels.rms_norm(x, self._weight, self._eps, out)
+
+
+class KernelRope:
+    """By our kernel, which looks the angles up itself."""
+
+    def __init__(self, kernels: Bfloat16Kernels, cos: Tensor, sin: Tensor) -> None:
+        self._kernels, self._cos, self._sin = kernels, cos, sin
+
+    def at(self, positions: Tensor) -> KernelRotation:
+        """Return the rotation of rows at `positions` [n]."""
+        return KernelRotation(self._kernels, self._cos, self._sin, positions)
+
+
+class KernelRotation:
+    """The rotation of some rows."""
+
+    def __init__(self, kernels: Bfloat16Kernels, cos: Tensor, sin: Tensor, positions: Tensor) -> None:
+        self._kernels, self._cos, self._sin, self._positions = kernels, cos, sin, positions
+
+    def rotate_(self, heads: Tensor) -> None:
+        """Rotate the first rotary_dim elements of `heads` [n, n_heads, head_dim] in place."""
+        self._kernels.rotate_(heads, self._cos, self._sin, self._positions)
+
+
+class KernelOps(OneDnnOps):
+    """Our kernels in bfloat16; torch for what they do not compute."""
+
+    def __init__(self, kernels: Bfloat16Kernels) -> None:
+        super().__init__(torch.bfloat16)
+        self._kernels = kernels
+        self.min_rows = 1
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Return the product with `weight` [n_out, n_in]."""
+        return KernelLinear(self._kernels, weight, bias)
+
+    def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
+        """Return the norm with `weight`."""
+        return KernelRmsNorm(self._kernels, weight, eps)
+
+    def rope(self, cos: Tensor, sin: Tensor) -> Rope:
+        """Return the rope with these angles."""
+        return KernelRope(self._kernels, cos, sin)
+
+    def write_kv(self, cache: KvCache, layer: int, slots: Tensor, rows: Tensor) -> None:
+        """Write `rows` to `slots` [n] of a layer."""
+        self._kernels.write_rows(cache.rows[layer], slots, rows)
+
+    def gate(self, name: Activation) -> Elementwise:
+        """Return act(gate) * up."""
+        if name not in ("silu", "gelu_tanh"):
+            return super().gate(name)
+        kernels, tanh = self._kernels, name == "gelu_tanh"
+
+        def gated(gate_up: Tensor) -> Tensor:
+            out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+            kernels.gate(gate_up, out, tanh=tanh)
+            return out
+
+        return gated
+
+    def add(self, x: Tensor, added: Tensor, scale: float) -> Tensor:
+        """Return `x`, to which scale * added was added in place."""
+        self._kernels.add_(x, added, scale)
+        return x
+
+    def columns(self, first_id: int, n_columns: int) -> Columns:
+        """Return what samples of the columns from token `first_id` on."""
+        return KernelColumns(first_id, self._kernels)

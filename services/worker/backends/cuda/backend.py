@@ -1,0 +1,56 @@
+"""CUDA devices: torch's kernels, its variable-length flash attention where it agrees with the reference, NCCL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from services.worker.backends.base import Attention, AttentionShape, Memory
+from services.worker.backends.choice import Candidate, choose_attention
+from services.worker.backends.collectives import GroupSeat, LoneRank, StepCommunicator
+from services.worker.backends.cuda.attention import PagedVarlen
+from services.worker.backends.cuda.nccl import NcclCommunicator
+from services.worker.backends.torch.backend import TorchBackend
+from services.worker.backends.torch.gathering import PagedSdpa
+
+
+class CudaMemory:
+    """What torch has allocated, and what the device has free."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def held(self) -> int:
+        """Bytes that this process has allocated."""
+        return torch.cuda.memory_allocated(self._device)
+
+    def available(self, ranks: int) -> int:
+        """Bytes that this rank may still allocate: every rank has a device of its own."""
+        free: int = torch.cuda.mem_get_info(self._device)[0]
+        return free
+
+
+class CudaBackend(TorchBackend):
+    """One GPU. Steps are computed as they come: nothing is captured."""
+
+    process_group = "cpu:gloo,cuda:nccl"
+    keeps_process_group = True
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(dtype, device)
+        self.memory: Memory = CudaMemory(device)
+
+    def attention(self, shape: AttentionShape) -> Attention[Any]:
+        """Return the fastest attention that agrees with the reference."""
+        choices: list[Candidate] = [lambda: PagedSdpa(shape, self.dtype, self.device)]
+        if shape.softcap is None and self.dtype is not torch.float32:
+            choices.insert(0, lambda: PagedVarlen(shape))
+        return choose_attention(choices, shape, self.dtype, self.device)
+
+    def join(self, seat: GroupSeat) -> StepCommunicator:
+        """Return collectives over NCCL."""
+        if seat.size == 1:
+            return LoneRank(seat.line)
+        torch.cuda.set_device(self.device)
+        return NcclCommunicator(seat.line, seat.timeout_s)

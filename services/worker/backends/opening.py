@@ -1,0 +1,21 @@
+"""Opens the backend of a device."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from services.worker.backends.base import Backend
+from services.worker.backends.cpu.backend import open_cpu
+from services.worker.backends.cuda.backend import CudaBackend
+
+logger = logging.getLogger(__name__)
+
+
+def open_backend(dtype: torch.dtype, device: torch.device) -> Backend:
+    """Return what serves `dtype` on `device`, a CPU or a GPU. Raises RuntimeError when it cannot be opened."""
+    if device.type == "cpu":
+        return open_cpu(dtype)
+    logger.info("kernels: torch's, because the device is %s", device.type)
+    return CudaBackend(dtype, device)

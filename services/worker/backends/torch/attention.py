@@ -1,0 +1,56 @@
+"""Attention as its definition says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from services.worker.backends.base import AttentionShape
+from services.worker.backends.batch import StepBatch
+from services.worker.backends.kv_cache import KvCache
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePlan:
+    """One step's sequences, for one window."""
+
+    batch: StepBatch
+    window: int | None
+
+
+class ReferenceAttention:
+    """Attends one head, one sequence at a time in float32."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self._shape = shape
+
+    def plan(self, batch: StepBatch, block_size: int, window: int | None) -> ReferencePlan:
+        """Keep the step as it is."""
+        return ReferencePlan(batch, window)
+
+    def n_rows(self, plan: ReferencePlan) -> int:
+        """Rows of `q` that `attend` reads."""
+        return plan.batch.query_starts[-1]
+
+    def attend(self, q: torch.Tensor, cache: KvCache, layer: int, plan: ReferencePlan) -> torch.Tensor:
+        """Attend with `q` [n_rows, n_heads * head_dim]; returns the same shape."""
+        batch, shape = plan.batch, self._shape
+        queries = q.view(-1, shape.n_heads, shape.head_dim).float()
+        out = torch.zeros_like(queries)
+        for index, length in enumerate(batch.context_lens):
+            rows = slice(batch.query_starts[index], batch.query_starts[index + 1])
+            blocks = batch.block_tables[index]
+            key_positions = torch.arange(length, device=q.device)
+            distance = batch.positions[rows].unsqueeze(1) - key_positions  # [n_rows, n_keys]
+            hidden = (distance < 0) | (distance >= (plan.window or length))
+            for head in range(shape.n_heads):
+                k, v = (
+                    part[layer][blocks, :, head // shape.group].flatten(0, 1)[:length].float()  # [n_keys, head_dim]
+                    for part in (cache.k, cache.v)
+                )
+                scores = queries[rows, head] @ k.T * shape.scale
+                if shape.softcap is not None:
+                    scores = torch.tanh(scores / shape.softcap) * shape.softcap
+                out[rows, head] = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+        return out.flatten(1).to(q.dtype)

@@ -1,0 +1,123 @@
+"""Every backend that this machine has computes what the reference does; a CPU's rows do not depend on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.worker.backends.base import ModelBackend, Ops
+from services.worker.backends.cpu.backend import OneDnnBackend
+from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.opening import open_backend
+from services.worker.backends.torch.ops import TorchOps
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+N_ROWS, SIZE, HEAD_DIM, BLOCK_SIZE = 61, 512, 64, 16
+ON_CPU: dict[str, Callable[[], ModelBackend]] = {
+    "cpu in float32": lambda: open_backend(torch.float32, CPU),
+    "cpu in bfloat16": lambda: open_backend(torch.bfloat16, CPU),
+    "cpu in bfloat16 by oneDNN": lambda: OneDnnBackend(torch.bfloat16),
+}
+BACKENDS = dict(ON_CPU)
+if torch.cuda.is_available():
+    BACKENDS |= {
+        "cuda in float32": lambda: open_backend(torch.float32, CUDA),
+        "cuda in bfloat16": lambda: open_backend(torch.bfloat16, CUDA),
+    }
+
+# Computes rows [n, SIZE] that stand at positions [n]: one result for each.
+Function = Callable[[Tensor, Tensor], Tensor]
+
+
+def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, Function]:
+    """Every operation of `ops`, with the same weights for every backend."""
+
+    def normal(*shape: int) -> Tensor:
+        generator = torch.Generator().manual_seed(len(shape) + shape[-1])
+        return torch.randn(shape, generator=generator).bfloat16().to(device, dtype)
+
+    def heads(x: Tensor) -> Tensor:
+        return x.view(len(x), -1, HEAD_DIM)
+
+    def rotated(x: Tensor, positions: Tensor) -> Tensor:
+        out = heads(x.clone())
+        rope.at(positions).rotate_(out)
+        return out
+
+    def written(x: Tensor, positions: Tensor) -> Tensor:
+        n_kv_heads = SIZE // (2 * HEAD_DIM)
+        cache = KvCache(2, -(-N_ROWS // BLOCK_SIZE), BLOCK_SIZE, n_kv_heads, HEAD_DIM, dtype, device)
+        ops.write_kv(cache, 1, positions + BLOCK_SIZE, x)
+        assert not cache.rows[0].any()
+        return cache.gather(1, positions + BLOCK_SIZE)
+
+    product, biased = ops.linear(normal(96, SIZE), None), ops.linear(normal(96, SIZE), normal(96))
+    norm, head_norm = ops.rms_norm(normal(SIZE).float(), 1e-5), ops.rms_norm(normal(8, HEAD_DIM).float(), 1e-5)
+    layer_norm = ops.layer_norm(normal(SIZE), normal(SIZE), 1e-5)
+    angles = torch.arange(N_ROWS, device=device).unsqueeze(1) / torch.arange(1, 25, device=device)
+    rope, columns = ops.rope(angles.cos(), angles.sin()), ops.columns(0, SIZE)
+    found: dict[str, Function] = {
+        "linear": lambda x, _: product(x),
+        "linear with a bias": lambda x, _: biased(x),
+        "linear in float32": lambda x, _: product.in_float32(x),
+        "rms norm": lambda x, _: norm(x),
+        "rms norm of heads": lambda x, _: head_norm(heads(x)),
+        "layer norm": lambda x, _: layer_norm(x),
+        "rope": rotated,
+        "kv": written,
+        "add": lambda x, _: ops.add(x.clone(), x.flip(-1).contiguous(), 0.75),
+        "best columns": lambda x, _: columns.best(x.float(), 5)[0].sort(dim=-1).values,
+        "mass of columns": lambda x, _: columns.mass(x.float()),
+    }
+    for name in ("silu", "gelu", "gelu_tanh", "relu"):
+        activation, gate = ops.activation(name), ops.gate(name)
+        found[name] = lambda x, _, function=activation: function(x)  # type: ignore[misc]
+        found[f"gated by {name}"] = lambda x, _, function=gate: function(x)  # type: ignore[misc]
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+NAMES = list(functions(TorchOps(CPU), torch.float32, CPU))
+
+
+def rows(device: torch.device) -> tuple[Tensor, Tensor]:
+    x = torch.randn(N_ROWS, SIZE, generator=torch.Generator().manual_seed(0))
+    return x.bfloat16().to(device), torch.arange(N_ROWS, device=device)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_backend_computes_is_what_the_reference_does(backend: str, name: str) -> None:
+    of = BACKENDS[backend]()
+    x, positions = rows(of.device)
+    found = functions(of.ops, of.dtype, of.device)[name](x.to(of.dtype), positions)
+    exact = functions(TorchOps(of.device), torch.float32, of.device)[name](x.float(), positions)
+    if exact.dtype is torch.int64:  # keys: there is one right answer
+        assert torch.equal(found, exact)
+        return
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[of.dtype]
+    assert (found.float() - exact).abs().max() <= tolerance * exact.abs().max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", ON_CPU)
+def test_on_a_cpu_a_rows_bits_depend_on_that_row_alone(backend: str, name: str) -> None:
+    of = ON_CPU[backend]()
+    x, positions = rows(CPU)
+    x = x.to(of.dtype)
+    function = functions(of.ops, of.dtype, CPU)[name]
+    expected = function(x, positions)
+    for n in (1, 2, 17, 32):
+        for low in range(0, N_ROWS - n, n):
+            part = slice(low, low + n)
+            assert torch.equal(function(x[part], positions[part]), expected[part]), (n, low)
