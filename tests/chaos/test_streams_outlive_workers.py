@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections import Counter
@@ -10,10 +11,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.chaos.calls import Call, run_calls
 from tests.chaos.streams import SteadyLoad, Stream, assert_undisturbed, run_streams
 from tests.stack import RunningStack, running_stack
 
 STREAMS = 64
+CALLS = 9
 TOKENS = 400  # seconds of computing, so that a fault always meets some
 PAUSE_S = 4.0  # without a token: 2.5 s of silence, and the way to another worker
 pytestmark = pytest.mark.timeout(240)
@@ -75,6 +78,27 @@ def test_a_killed_worker_server(stack: RunningStack, reference: list[Stream]) ->
     streams, interrupted = disturb(stack, signal_server(stack, signal.SIGKILL))
     assert_undisturbed(streams, reference)
     assert interrupted.total()
+    stack.wait_serving(3)
+
+
+def test_calls_of_a_killed_worker(stack: RunningStack) -> None:
+    """Arguments, too, are those of an undisturbed run; ids are drawn by the gateway, one for each call."""
+
+    async def main() -> list[Call]:
+        started = asyncio.Event()
+        run = asyncio.create_task(run_calls(stack, CALLS, started))
+        await started.wait()
+        signal_server(stack, signal.SIGKILL)(stack.busiest())
+        return await run
+
+    undisturbed = asyncio.run(run_calls(stack, CALLS))
+    before = stack.resumes()
+    calls = asyncio.run(main())
+    assert (stack.resumes() - before).total()
+    for call, expected in zip(calls, undisturbed, strict=True):
+        assert json.loads(call.arguments)["notes"]
+        assert (call.name, call.arguments, call.finish) == (expected.name, expected.arguments, "tool_calls")
+    assert len({call_id for call in calls for call_id in call.ids}) == CALLS
     stack.wait_serving(3)
 
 
