@@ -147,8 +147,9 @@ def _assistant(blocks: Sequence[schema.Block], where: str, names: dict[str, str]
                 thoughts.append(thinking)
             case schema.ToolUseBlock(id=call_id, name=name, input=arguments):
                 names[call_id] = name
-                function = FunctionCall(name, msgspec.json.encode(arguments).decode())
-                calls.append(ToolCall(function=function, id=call_id))
+                calls.append(
+                    ToolCall(function=FunctionCall(name, _json(arguments, f"{where}[{index}].input")), id=call_id)
+                )
             case schema.RedactedThinkingBlock():
                 continue  # for its maker's eyes only
             case _:
@@ -159,6 +160,13 @@ def _assistant(blocks: Sequence[schema.Block], where: str, names: dict[str, str]
         reasoning_content="\n".join(thoughts) or None,
         tool_calls=calls or None,
     )
+
+
+def _json(value: dict[str, Any], field: str) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError as error:
+        raise invalid(f"`{field}` is nested too deeply.", field, "invalid_value") from error
 
 
 def _user(blocks: Sequence[schema.Block], where: str, names: Mapping[str, str]) -> list[Message]:

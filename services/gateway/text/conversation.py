@@ -43,6 +43,14 @@ async def encode_conversation(
     model: ServedModel, conversation: Conversation, *, add_special_tokens: bool = False
 ) -> list[int]:
     """The prompt of a conversation; raises :class:`ApiError` (400)."""
+    try:
+        return await _encode(model, conversation, add_special_tokens)
+    except RecursionError as error:
+        message = "The calls in `messages`, `tools` or `chat_template_kwargs` are nested too deeply."
+        raise invalid(message, "messages", "invalid_value") from error
+
+
+async def _encode(model: ServedModel, conversation: Conversation, add_special_tokens: bool) -> list[int]:
     if model.template is None:
         message = f"The model `{model.name}` has no chat template; use /v1/completions."
         raise invalid(message, "model", "no_chat_template")

@@ -213,6 +213,24 @@ async def test_failures_are_the_clients_own_before_and_within_a_stream() -> None
 NEVER = {"type": "json_schema", "schema": {"not": {}}}
 
 
+async def test_what_is_nested_too_deeply_is_refused() -> None:
+    used = [{"type": "tool_use", "id": "c", "name": "f", "input": "DEEP"}]
+    given = [{"type": "tool_result", "tool_use_id": "c"}]
+    called = [{"id": "c", "function": {"name": "f", "arguments": "DEEP"}}]
+    bodies = {
+        MESSAGES: ASK | {"messages": [{"role": "assistant", "content": used}, {"role": "user", "content": given}]},
+        f"{MESSAGES}/count_tokens": {"messages": [HELLO], "tools": [{"name": "f", "input_schema": "DEEP"}]},
+        "/v1/chat/completions": {"messages": [HELLO, {"role": "assistant", "tool_calls": called}, HELLO]},
+    }
+    async with served(Worker("w0", template=TELLING)) as (stack, _client):
+        for depth in (200, 600, 800, 900, 960, 980, 990, 2000):
+            deep = '{"a":' * depth + "1" + "}" * depth
+            for path, body in bodies.items():
+                value = json.dumps(deep) if "chat" in path else deep
+                answer = await stack.http.post(path, content=json.dumps(body).replace('"DEEP"', value))
+                assert answer.status_code == 400, (path, depth, answer.text)
+
+
 def blocks(*content: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": list(content)}]}
 
