@@ -1,4 +1,4 @@
-"""Streamed tool calls against a running stack: what each client received, put together."""
+"""Streamed tool calls against a running stack, by two APIs: what each client received, put together."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import anthropic
 import openai
 
 from tests.stack import RunningStack
@@ -62,8 +63,29 @@ async def _read(client: openai.AsyncOpenAI, index: int, call: Call, heard: Calla
             heard()
 
 
+async def _read_message(client: anthropic.AsyncAnthropic, index: int, call: Call, heard: Callable[[], None]) -> None:
+    function = TOOL["function"]
+    tools: Any = [{"name": function["name"], "input_schema": function["parameters"]}]
+    one: Any = {"type": "any", "disable_parallel_tool_use": True}
+    ask: Any = {"messages": [{"role": "user", "content": f"Take notes. # {index}"}], "tools": tools, "tool_choice": one}
+    ours = {"seed": index, "temperature": 0.9, "session_id": f"notes-{index}"}
+    async with client.messages.stream(model="ryzanstein-tiny", max_tokens=900, **ask, extra_body=ours) as stream:
+        async for event in stream:
+            if event.type == "input_json":
+                call.arguments += event.partial_json
+                heard()
+        message = await stream.get_final_message()
+    (block,) = message.content
+    assert block.type == "tool_use"
+    call.ids, call.name = [block.id], block.name
+    call.finish = "tool_calls" if message.stop_reason == "tool_use" else message.stop_reason
+
+
 async def run_calls(stack: RunningStack, count: int, started: asyncio.Event | None = None) -> list[Call]:
-    """Open `count` streams at once and read them to their ends; set `started` when all have some arguments."""
+    """Open `count` streams at once, a third of them as messages, and read them to their ends.
+
+    Sets `started` when all have some arguments.
+    """
     calls = [Call() for _ in range(count)]
 
     def heard() -> None:
@@ -72,8 +94,10 @@ async def run_calls(stack: RunningStack, count: int, started: asyncio.Event | No
 
     async with (
         openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0, timeout=120) as client,
+        anthropic.AsyncAnthropic(base_url=stack.url, api_key="unused", max_retries=0, timeout=120) as messages,
         asyncio.TaskGroup() as group,
     ):
         for index, call in enumerate(calls):
-            group.create_task(_read(client, index, call, heard))
+            reading = _read(client, index, call, heard) if index % 3 else _read_message(messages, index, call, heard)
+            group.create_task(reading)
     return calls
