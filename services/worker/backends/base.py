@@ -81,7 +81,7 @@ class Columns(Protocol):
 
     first_id: int
 
-    def race(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
+    def sample(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
         """Return the key of each row's best score, [n] int64; `logits` may be overwritten.
 
         A score is the logit at `temperature` 0, else logit / temperature + noise of (seed, position, token).

@@ -8,7 +8,7 @@ from torch import Tensor
 from services.worker.loading.pooling import Pooling
 
 
-class Pools:
+class PooledSlots:
     """What is kept of the hidden states of each slot that is pooled."""
 
     def __init__(self, pooling: Pooling) -> None:

@@ -16,7 +16,7 @@ from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import StepCommunicator
 from services.worker.loading.pooling import Pooling
 from services.worker.ranks.batching import Layout, build_batch
-from services.worker.ranks.pooling import Pools
+from services.worker.ranks.pooling import PooledSlots
 from services.worker.ranks.slot_table import SlotTable
 from services.worker.sampling.grammar import Vocabulary, no_vocabulary
 from services.worker.sampling.sampler import Draws, Sampler
@@ -76,7 +76,7 @@ class Runner(Generic[Cache]):
     ) -> None:
         self._decoder, self._cache, self._comm, self._device = decoder, cache, comm, device
         self._table = SlotTable(max_slots, max_model_len, block_size, n_blocks)
-        self._pools = Pools(pooling or Pooling())
+        self._pools = PooledSlots(pooling or Pooling())
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many top tokens
         self._sampler = Sampler(
             comm,

@@ -1,7 +1,7 @@
 """Top-k, top-p and min-p over a vocabulary that is split over ranks, exactly, without gathering it.
 
-Each filter keeps a prefix of the tokens in falling order. When the prefix ends within what the ranks' offers make
-certain, it is exact; else the rows concerned are offered again, eight times as wide.
+Each filter keeps a prefix of the tokens in falling order. When the prefix ends within what the ranks' candidates
+make certain, it is exact; else candidates of the rows concerned are asked for again, eight times as many.
 
 Bound: the width starts at max(64, top_k + 16) and ends at the local vocabulary, so at worst (a flat distribution
 with top_p near 1) the whole vocabulary of the rows concerned travels once.
@@ -22,7 +22,7 @@ from torch import Tensor
 from services.worker.backends import keys
 from services.worker.backends.base import Columns
 from services.worker.backends.collectives import Communicator
-from services.worker.sampling.offers import Offers, gather_offers
+from services.worker.sampling.candidates import Candidates, gather_candidates
 
 _FIRST_WIDTH = 64
 _SLACK = 16  # beyond top_k, so that a tie at its edge is usually seen whole
@@ -43,7 +43,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class Filtered:
     """What the filters keep of some rows: the same on every rank, best first."""
 
     rows: NDArray[np.int64]  # [n]
@@ -52,19 +52,19 @@ class Candidates:
     kept: Tensor  # [n, m] bool, a prefix of each row
 
 
-def settle(comm: Communicator, columns: Columns, scaled: Tensor, limits: Limits) -> Iterator[Candidates]:
+def filter_rows(comm: Communicator, columns: Columns, scaled: Tensor, limits: Limits) -> Iterator[Filtered]:
     """Filter rows of scaled logits [n, vocab_local]; yields each row once."""
     mass = keys.pack_bits(columns.mass(scaled))  # [n, 1]
     rows = np.arange(len(scaled))
     width = max(_FIRST_WIDTH, int(limits.top_k.max()) + _SLACK)
     while len(rows):
-        offers = gather_offers(comm, columns, scaled, width, mass)
-        total = torch.logsumexp(keys.unpack_bits(offers.extra[:, :, 0]).double(), dim=0)  # [n]
-        values = keys.values_of(offers.keys)
+        candidates = gather_candidates(comm, columns, scaled, width, mass)
+        total = torch.logsumexp(keys.unpack_bits(candidates.extra[:, :, 0]).double(), dim=0)  # [n]
+        values = keys.values_of(candidates.keys)
         kept = _keep(values, total, limits)
-        settled = _certain(offers, kept, limits)
+        settled = _certain(candidates, kept, limits)
         sure = torch.from_numpy(np.flatnonzero(settled)).to(scaled.device)
-        yield Candidates(rows[settled], values[sure], keys.token_ids_of(offers.keys[sure]), kept[sure])
+        yield Filtered(rows[settled], values[sure], keys.token_ids_of(candidates.keys[sure]), kept[sure])
         left = np.flatnonzero(~settled)
         again = torch.from_numpy(left).to(scaled.device)
         rows, scaled, mass, limits = rows[left], scaled[again], mass[again], limits.of(left)
@@ -79,7 +79,7 @@ def _keep(values: Tensor, total: Tensor, limits: Limits) -> Tensor:
     top_k = torch.from_numpy(np.where(limits.top_k > 0, limits.top_k, m)).to(device)
     kept &= torch.arange(m, device=device) < top_k.unsqueeze(-1)
     probability = torch.exp(values.double() - total.unsqueeze(-1)) * kept  # [n, m]
-    # Offers are at least top_k wide, so with a top-k all the mass it keeps is here; without one the row's is 1.
+    # Candidates are at least top_k, so with a top-k all the mass it keeps is here; without one the row's is 1.
     limited = torch.from_numpy(limits.top_k > 0).to(device)
     kept_mass = torch.where(limited, probability.sum(dim=-1), 1.0)
     before = probability.cumsum(dim=-1) - probability
@@ -91,11 +91,11 @@ def _keep(values: Tensor, total: Tensor, limits: Limits) -> Tensor:
     return kept
 
 
-def _certain(offers: Offers, kept: Tensor, limits: Limits) -> NDArray[np.bool_]:
+def _certain(candidates: Candidates, kept: Tensor, limits: Limits) -> NDArray[np.bool_]:
     """Return the rows whose kept prefix ends where no rank can hold back a token: [n]."""
-    if offers.complete:
+    if candidates.complete:
         return np.ones(len(kept), np.bool_)
     n_kept: NDArray[np.int64] = kept.sum(dim=-1).cpu().numpy()
-    n_certain: NDArray[np.int64] = offers.n_certain.cpu().numpy()
+    n_certain: NDArray[np.int64] = candidates.n_certain.cpu().numpy()
     settled: NDArray[np.bool_] = (n_kept < n_certain) | ((n_kept == limits.top_k) & (n_kept == n_certain))
     return settled

@@ -8,7 +8,7 @@ from torch import Tensor
 from services.worker.backends import keys
 from services.worker.backends.base import Columns
 from services.worker.backends.collectives import Communicator
-from services.worker.sampling.offers import Offers, gather_offers
+from services.worker.sampling.candidates import Candidates, gather_candidates
 from services.worker.scheduling.plan import TokenLogprobs
 
 _SLACK = 8  # beyond the wanted top tokens, so that a tie at the edge is usually seen whole
@@ -25,13 +25,13 @@ def token_logprobs(
     """
     mass = columns.mass(logits)  # [n, 1]
     own = _own_values(logits, token_ids, columns.first_id)  # [n, 1]
-    offers = _wide_enough(comm, columns, logits, n_top, keys.pack_bits(torch.cat((mass, own), dim=-1)))
-    masses, owns = keys.unpack_bits(offers.extra).double().unbind(dim=-1)  # [tp, n]
+    candidates = _wide_enough(comm, columns, logits, n_top, keys.pack_bits(torch.cat((mass, own), dim=-1)))
+    masses, owns = keys.unpack_bits(candidates.extra).double().unbind(dim=-1)  # [tp, n]
     total, drawn = torch.logsumexp(masses, dim=0), owns.amax(dim=0)  # [n]
     better = comm.all_gather(_n_better(logits, drawn.float(), token_ids, columns.first_id)).sum(dim=0)  # [n]
     drawn_logprobs = (drawn - total).tolist()
     most = max(n_top)
-    best = offers.keys[:, :most]
+    best = candidates.keys[:, :most]
     top_logprobs = (keys.values_of(best).double() - total.unsqueeze(-1)).tolist()
     top_ids = keys.token_ids_of(best).tolist()
     return [
@@ -62,11 +62,11 @@ def _n_better(logits: Tensor, values: Tensor, token_ids: Tensor, first_id: int) 
     return ahead + ties.sum(dim=-1)
 
 
-def _wide_enough(comm: Communicator, columns: Columns, logits: Tensor, n_top: list[int], extra: Tensor) -> Offers:
+def _wide_enough(comm: Communicator, columns: Columns, logits: Tensor, n_top: list[int], extra: Tensor) -> Candidates:
     wanted = torch.tensor(n_top, device=logits.device)
     width = max(n_top) + _SLACK
     while True:
-        offers = gather_offers(comm, columns, logits, width, extra)
-        if offers.complete or bool((offers.n_certain >= wanted).all()):
-            return offers
+        candidates = gather_candidates(comm, columns, logits, width, extra)
+        if candidates.complete or bool((candidates.n_certain >= wanted).all()):
+            return candidates
         width *= _WIDEN

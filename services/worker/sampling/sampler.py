@@ -19,7 +19,7 @@ from services.worker.backends.base import Columns
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.noise import gumbel, row_keys, scale
 from services.worker.sampling.bias import Biases, needs_bias
-from services.worker.sampling.filters import Limits, settle
+from services.worker.sampling.filters import Limits, filter_rows
 from services.worker.sampling.grammar import Matchers, Vocabulary, no_vocabulary
 from services.worker.sampling.logprobs import token_logprobs
 from services.worker.sampling.penalties import TokenCounts
@@ -133,7 +133,7 @@ class Sampler:
 
     def _win(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Greedy rows and rows that sample the whole vocabulary: the best score wins."""
-        mine = self._columns.race(logits, self._params.temperature[slots], self._params.seed[slots], positions)
+        mine = self._columns.sample(logits, self._params.temperature[slots], self._params.seed[slots], positions)
         best = mine if self._comm.size == 1 else self._comm.all_gather(mine).amax(dim=0)
         return _to_host(keys.token_ids_of(best))
 
@@ -143,7 +143,7 @@ class Sampler:
         limits = Limits(params.top_k[slots], params.top_p[slots], params.min_p[slots])
         noise_keys = row_keys(params.seed[slots], positions)
         token_ids = np.empty(len(slots), np.int64)
-        for found in settle(self._comm, self._columns, scale(logits, params.temperature[slots]), limits):
+        for found in filter_rows(self._comm, self._columns, scale(logits, params.temperature[slots]), limits):
             scores = found.values + gumbel(noise_keys[found.rows], found.token_ids)  # [n, m]
             scores.masked_fill_(~found.kept, -torch.inf)
             token_ids[found.rows] = _to_host(keys.token_ids_of(keys.pack(scores, found.token_ids).amax(dim=-1)))

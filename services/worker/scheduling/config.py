@@ -15,7 +15,7 @@ class SchedulerConfig:
     max_running: int = 64  # slots
     max_batched_tokens: int = 2048  # rows of one step
     max_in_flight: int = 2  # plans whose results are outstanding
-    share_max_steps: int = 64  # longest wait for the blocks of a leader
+    share_max_steps: int = 64  # longest wait for the blocks of a producer
     age_s: float = 30.0  # waiting this long is worth one level of priority
 
     def __post_init__(self) -> None:

@@ -21,13 +21,13 @@ class PrefixCache:
             return []
         return self._pool.match(request.block_digests(self._block_tokens, 0, self._most_hits(request)))
 
-    def promise(self, leader: Request, n_hits: int) -> None:
-        """`leader` will compute the rest of its known tokens; others may wait for their blocks."""
-        if leader.reads_cache:
-            self._promised.promise(leader, self._known_digests(leader, n_hits))
+    def promise(self, producer: Request, n_hits: int) -> None:
+        """`producer` will compute the rest of its known tokens; others may wait for their blocks."""
+        if producer.reads_cache:
+            self._promised.promise(producer, self._known_digests(producer, n_hits))
 
     def park(self, request: Request, n_hits: int, *, worth_tokens: int, step: int) -> bool:
-        """Let `request` wait for a leader's blocks when they save at least `worth_tokens` tokens."""
+        """Let `request` wait for a producer's blocks when they save at least `worth_tokens` tokens."""
         if not (request.patient and request.reads_cache):
             return False
         digests = request.block_digests(self._block_tokens, n_hits, self._most_hits(request))
@@ -59,11 +59,11 @@ class PrefixCache:
             request.n_published = index + 1
         return self._promised.settle(request, request.block_digests(size, first, full))
 
-    def withdraw(self, leader: Request) -> list[Request]:
-        """`leader` stops running before it has written all it promised; returns the parked requests to wake."""
-        if not leader.reads_cache:
+    def withdraw(self, producer: Request) -> list[Request]:
+        """`producer` stops running before it has written all it promised; returns the parked requests to wake."""
+        if not producer.reads_cache:
             return []
-        return self._promised.settle(leader, self._known_digests(leader, leader.n_written // self._block_tokens))
+        return self._promised.settle(producer, self._known_digests(producer, producer.n_written // self._block_tokens))
 
     def _most_hits(self, request: Request) -> int:
         return (len(request.token_ids) - 1) // self._block_tokens

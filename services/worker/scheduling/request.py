@@ -70,7 +70,7 @@ class Request:
     digests: list[bytes] = field(default_factory=list)  # one per full hash block of token_ids
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     announced: bool = False  # its first output is out
-    patient: bool = True  # may still wait for the blocks of a leader
+    patient: bool = True  # may still wait for the blocks of a producer
 
     @property
     def reads_cache(self) -> bool:

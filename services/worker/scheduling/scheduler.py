@@ -15,7 +15,6 @@ from collections.abc import Callable
 from services.worker.scheduling.admission import Capacity, WaitingQueue, fresh_blocks
 from services.worker.scheduling.block_pool import BlockPool
 from services.worker.scheduling.config import Counters, SchedulerConfig
-from services.worker.scheduling.draft import Draft, Slots, Work
 from services.worker.scheduling.fairness import CACHED_COST, OUTPUT_COST, PREFILL_COST, TenantLedger
 from services.worker.scheduling.kv_events import KvEventLog
 from services.worker.scheduling.pace import Pace
@@ -23,6 +22,7 @@ from services.worker.scheduling.plan import Admission, StepPlan, StepResult
 from services.worker.scheduling.preemption import choose_victim
 from services.worker.scheduling.prefix_cache import PrefixCache
 from services.worker.scheduling.request import Finish, Output, Request, Status
+from services.worker.scheduling.step_builder import Slots, StepBuilder, Work
 from services.worker.scheduling.transfers import Arrival, Transfers
 from services.worker.scheduling.trial import Trial
 
@@ -156,22 +156,22 @@ class Scheduler:
         """The next step; None when there is nothing to compute or enough is in flight."""
         if len(self._in_flight) >= self.config.max_in_flight:
             return None
-        draft = Draft(self.config.max_batched_tokens)
-        prefills = self._plan_decodes(draft)
-        if draft.work:
-            draft.set_pace(self.pace)
+        builder = StepBuilder(self.config.max_batched_tokens)
+        prefills = self._plan_decodes(builder)
+        if builder.work:
+            builder.set_pace(self.pace)
         self._wake(self._prefixes.expired(self._next_step), patient=False)
-        self._plan_prefills(draft, prefills)
-        if not draft.work:
+        self._plan_prefills(builder, prefills)
+        if not builder.work:
             return None
-        plan = draft.finish(self._next_step, self._slots.released)
+        plan = builder.finish(self._next_step, self._slots.released)
         self._slots.released.clear()
-        self._in_flight.append((plan.step, draft.work))
+        self._in_flight.append((plan.step, builder.work))
         self._next_step += 1
         self._events.flush()
         return plan
 
-    def _plan_decodes(self, draft: Draft) -> list[Request]:
+    def _plan_decodes(self, builder: StepBuilder) -> list[Request]:
         """One row for everyone who needs just one; returns the running requests that need more."""
         prefills = []
         block_tokens = self.config.block_tokens
@@ -185,13 +185,13 @@ class Scheduler:
                 continue
             new_blocks: tuple[int, ...] = ()
             if start >= len(request.blocks) * block_tokens:
-                new_blocks = self._grow(request, draft)
+                new_blocks = self._grow(request, builder)
                 if not new_blocks:
                     continue
-            draft.add(request, start + 1, True, new_blocks)
+            builder.add(request, start + 1, True, new_blocks)
         return prefills
 
-    def _plan_prefills(self, draft: Draft, prefills: list[Request]) -> None:
+    def _plan_prefills(self, builder: StepBuilder, prefills: list[Request]) -> None:
         """Running prompts, then admissions.
 
         Half of the budget is kept for the first prompt in line, which also takes what the others leave: a long
@@ -199,31 +199,31 @@ class Scheduler:
         """
         prefills.sort(key=lambda request: (request.priority, request.arrival))
         first = prefills[0] if prefills else None
-        held_back = draft.half_for(first) if first else 0.0
-        draft.budget -= held_back
+        held_back = builder.half_for(first) if first else 0.0
+        builder.budget -= held_back
         for request in prefills[1:]:
-            if draft.open and request.status is Status.RUNNING:
-                self._plan_chunk(draft, request, ())
+            if builder.open and request.status is Status.RUNNING:
+                self._plan_chunk(builder, request, ())
         if (suspect := self.trial.next_up()) is not None:
             self._wake([suspect])
-        if not draft.pressed:
-            self._admit_waiting(draft)
-        draft.budget += held_back
-        if first is not None and draft.open and first.status is Status.RUNNING:
-            self._plan_chunk(draft, first, ())
+        if not builder.pressed:
+            self._admit_waiting(builder)
+        builder.budget += held_back
+        if first is not None and builder.open and first.status is Status.RUNNING:
+            self._plan_chunk(builder, first, ())
 
-    def _plan_chunk(self, draft: Draft, request: Request, new_blocks: tuple[int, ...]) -> None:
+    def _plan_chunk(self, builder: StepBuilder, request: Request, new_blocks: tuple[int, ...]) -> None:
         """As many of the known tokens as the budget allows; their blocks are there since the admission."""
         start, known = request.n_planned, len(request.token_ids)
-        end = start + draft.rows_for(start, known - start)
-        draft.add(request, end, end == known, new_blocks)
+        end = start + builder.rows_for(start, known - start)
+        builder.add(request, end, end == known, new_blocks)
         self.counters.prefill_tokens += end - start
         self._ledger.charge_known(request, start, end, PREFILL_COST)
 
-    def _grow(self, request: Request, draft: Draft) -> tuple[int, ...]:
+    def _grow(self, request: Request, builder: StepBuilder) -> tuple[int, ...]:
         """One more block for a decode; empty when it has to sit this step out."""
         while self._pool.available == 0:
-            draft.pressed = True
+            builder.pressed = True
             if self._lingering:  # blocks are on their way back
                 return ()
             victim = choose_victim(self._running, self._ledger)
@@ -237,9 +237,9 @@ class Scheduler:
 
     # -- admission -------------------------------------------------------------------------------------------
 
-    def _admit_waiting(self, draft: Draft) -> None:
+    def _admit_waiting(self, builder: StepBuilder) -> None:
         now = self._clock()
-        while draft.open:
+        while builder.open:
             head = self._queue.head(now)
             if head is None:
                 return
@@ -253,7 +253,7 @@ class Scheduler:
             n_fresh = fresh_blocks(self._pool, head, hits, len(self._running))
             if n_fresh is not None and self._slots.free:
                 head.admitted_at = head.admitted_at or now
-                self._admit(draft, head, hits, n_fresh)
+                self._admit(builder, head, hits, n_fresh)
             elif not self._make_way(head):
                 return
 
@@ -261,13 +261,13 @@ class Scheduler:
         self._queue.take(head, Status.PARKED)
         self._parked[head] = None
 
-    def _wake(self, followers: list[Request], *, patient: bool = True) -> None:
-        for follower in followers:
-            follower.patient = patient
-            del self._parked[follower]
-            self._queue.push(follower)
+    def _wake(self, waiters: list[Request], *, patient: bool = True) -> None:
+        for waiter in waiters:
+            waiter.patient = patient
+            del self._parked[waiter]
+            self._queue.push(waiter)
 
-    def _admit(self, draft: Draft, request: Request, hits: list[int], n_fresh: int) -> None:
+    def _admit(self, builder: StepBuilder, request: Request, hits: list[int], n_fresh: int) -> None:
         self._queue.take(request, Status.RUNNING)
         self._running[request] = None
         self._pool.share(hits)
@@ -282,8 +282,8 @@ class Scheduler:
         self._ledger.charge_known(request, 0, start, CACHED_COST)
         self._prefixes.promise(request, len(hits))
         tokens = tuple(request.token_ids)
-        draft.admissions.append(Admission(request.slot, request.sampling, tokens, request.n_prompt, request.pool))
-        self._plan_chunk(draft, request, tuple(request.blocks))
+        builder.admissions.append(Admission(request.slot, request.sampling, tokens, request.n_prompt, request.pool))
+        self._plan_chunk(builder, request, tuple(request.blocks))
 
     def _make_way(self, head: Request) -> bool:
         """Preempt someone less important than the waiting `head`; returns whether to try again at once."""

@@ -9,63 +9,63 @@ from services.worker.scheduling.request import Request, Status
 
 
 class PromisedBlocks:
-    """Digests of prompt blocks in the making, each promised by one running leader.
+    """Digests of prompt blocks in the making, each promised by one running producer.
 
-    A follower waits only while it is cheaper than computing the blocks again, and never for more than
-    `max_steps` plans: the leader may be slow, or its blocks may turn out to be unpublishable.
+    A waiter waits only while it is cheaper than computing the blocks again, and never for more than
+    `max_steps` plans: the producer may be slow, or its blocks may turn out to be unpublishable.
     """
 
     def __init__(self, max_steps: int) -> None:
         self._max_steps = max_steps
-        self._leaders: dict[bytes, Request] = {}
-        self._followers: dict[bytes, list[Request]] = {}  # by the last shared digest
+        self._producers: dict[bytes, Request] = {}
+        self._waiters: dict[bytes, list[Request]] = {}  # by the last shared digest
         self._deadlines: deque[tuple[int, bytes, Request]] = deque()
 
-    def promise(self, leader: Request, digests: Sequence[bytes]) -> None:
-        """`leader` was admitted and will compute these blocks, in this order."""
+    def promise(self, producer: Request, digests: Sequence[bytes]) -> None:
+        """`producer` was admitted and will compute these blocks, in this order."""
         for digest in digests:
-            self._leaders.setdefault(digest, leader)
+            self._producers.setdefault(digest, producer)
 
     def shared(self, digests: Sequence[bytes]) -> int:
-        """How many of `digests`, from the first on, one and the same leader has promised."""
-        leader = self._leaders.get(digests[0]) if digests else None
-        if leader is None:
+        """How many of `digests`, from the first on, one and the same producer has promised."""
+        producer = self._producers.get(digests[0]) if digests else None
+        if producer is None:
             return 0
         n = 1
-        while n < len(digests) and self._leaders.get(digests[n]) is leader:
+        while n < len(digests) and self._producers.get(digests[n]) is producer:
             n += 1
         return n
 
-    def park(self, follower: Request, digest: bytes, step: int) -> None:
-        """Let `follower` wait until `digest` is published or its promise is broken."""
-        self._followers.setdefault(digest, []).append(follower)
-        self._deadlines.append((step + self._max_steps, digest, follower))
+    def park(self, waiter: Request, digest: bytes, step: int) -> None:
+        """Let `waiter` wait until `digest` is published or its promise is broken."""
+        self._waiters.setdefault(digest, []).append(waiter)
+        self._deadlines.append((step + self._max_steps, digest, waiter))
 
-    def settle(self, leader: Request, digests: Sequence[bytes]) -> list[Request]:
-        """The promises of `leader` for `digests` are kept or broken; returns the followers to wake."""
+    def settle(self, producer: Request, digests: Sequence[bytes]) -> list[Request]:
+        """The promises of `producer` for `digests` are kept or broken; returns the waiters to wake."""
         woken: list[Request] = []
         for digest in digests:
-            if self._leaders.get(digest) is leader:
-                del self._leaders[digest]
-                if self._followers:
-                    woken += self._followers.pop(digest, ())
-        return [follower for follower in woken if follower.status is Status.PARKED]
+            if self._producers.get(digest) is producer:
+                del self._producers[digest]
+                if self._waiters:
+                    woken += self._waiters.pop(digest, ())
+        return [waiter for waiter in woken if waiter.status is Status.PARKED]
 
     def expired(self, step: int) -> list[Request]:
-        """Followers that have waited long enough by `step`."""
+        """Waiters that have waited long enough by `step`."""
         late = []
         while self._deadlines and self._deadlines[0][0] <= step:
-            _, digest, follower = self._deadlines.popleft()
-            if self.forget(follower, digest) and follower.status is Status.PARKED:
-                late.append(follower)
+            _, digest, waiter = self._deadlines.popleft()
+            if self.forget(waiter, digest) and waiter.status is Status.PARKED:
+                late.append(waiter)
         return late
 
-    def forget(self, follower: Request, digest: bytes) -> bool:
-        """Stop the wait of `follower` for `digest`; returns whether it was still waiting for it."""
-        group = self._followers.get(digest, [])
-        if follower not in group:
+    def forget(self, waiter: Request, digest: bytes) -> bool:
+        """Stop the wait of `waiter` for `digest`; returns whether it was still waiting for it."""
+        group = self._waiters.get(digest, [])
+        if waiter not in group:
             return False
-        group.remove(follower)
+        group.remove(waiter)
         if not group:
-            del self._followers[digest]
+            del self._waiters[digest]
         return True

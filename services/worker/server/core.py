@@ -23,7 +23,7 @@ from services.worker.server.engine import Engine
 from services.worker.server.kv_store import KvStore
 from services.worker.server.life_metrics import LifeMetrics
 from services.worker.server.meter import Meter
-from services.worker.server.outbox import Outbox, Served
+from services.worker.server.stream_buffer import RunningRequest, StreamBuffer
 from services.worker.server.submits import InvalidSubmitError, ModelLimits, to_request
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class WorkerCore:
         self.closed = False  # streams end once they are empty
         self._tracer = trace.get_tracer("ryzanstein.worker")
         self._acked: dict[str, int] = {}
-        self._outboxes: set[Outbox] = set()
+        self._buffers: set[StreamBuffer] = set()
         self._seq = 0
 
     @property
@@ -119,8 +119,8 @@ class WorkerCore:
     def close(self) -> None:
         """Let every stream end after what it still has to tell."""
         self.closed = True
-        for outbox in self._outboxes:
-            outbox.wake()
+        for buffer in self._buffers:
+            buffer.wake()
         self.changes.announce()
 
     def _enter(self, phase: pb.Phase, detail: str) -> None:
@@ -132,17 +132,17 @@ class WorkerCore:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def connect(self) -> Outbox:
+    def connect(self) -> StreamBuffer:
         """A gateway opened its stream."""
-        outbox = Outbox()
-        self._outboxes.add(outbox)
-        return outbox
+        buffer = StreamBuffer()
+        self._buffers.add(buffer)
+        return buffer
 
-    def submit(self, outbox: Outbox, submit: pb.Submit) -> None:
+    def submit(self, buffer: StreamBuffer, submit: pb.Submit) -> None:
         """Take a request on, or answer at once why not."""
         if submit.HasField("ticket"):
             self._acknowledge(submit.ticket)
-        served = Served(outbox, submit.request_id, submit.attempt, self._span(submit))
+        served = RunningRequest(buffer, submit.request_id, submit.attempt, self._span(submit))
         if self.phase != pb.PHASE_SERVING or self._engine is None or self._limits is None:
             self._hand_off(served, *_REFUSALS[self.phase])
             self.changes.announce()
@@ -150,7 +150,7 @@ class WorkerCore:
         if self._engine.n_waiting >= self._max_waiting:
             self._hand_off(served, pb.Handoff.REASON_OVERLOAD, f"{self._max_waiting} requests are waiting")
             return
-        self.cancel(outbox, submit.request_id)  # a gateway that submits again has given the earlier attempt up
+        self.cancel(buffer, submit.request_id)  # a gateway that submits again has given the earlier attempt up
         try:
             self._take_on(to_request(submit, self._limits), submit, served)
         except InvalidSubmitError as error:
@@ -159,7 +159,7 @@ class WorkerCore:
             self._refuse(served, pb.RequestError.CODE_TOO_LONG, error.field, str(error))
         self.changes.announce()
 
-    def _take_on(self, request: Request, submit: pb.Submit, served: Served) -> None:
+    def _take_on(self, request: Request, submit: pb.Submit, served: RunningRequest) -> None:
         assert self._store is not None
         pull = submit.HasField("pull") and request.reads_cache
         self._store.engine.submit(request, served, parked=pull)
@@ -184,33 +184,35 @@ class WorkerCore:
             },
         )
 
-    def cancel(self, outbox: Outbox, request_id: str) -> None:
+    def cancel(self, buffer: StreamBuffer, request_id: str) -> None:
         """Forget a request; an unknown one has ended already."""
-        request = outbox.live.get(request_id)
+        request = buffer.live.get(request_id)
         if request is not None and self._engine is not None:
             self._engine.cancel(request)
 
-    def drop(self, outbox: Outbox) -> None:
+    def drop(self, buffer: StreamBuffer) -> None:
         """A gateway's stream is over: so are its requests."""
-        if outbox.live:
-            log.info("stream of gateway %s ended, %d requests cancelled", outbox.gateway_id, len(outbox.live))
-        for request_id in list(outbox.live):
-            self.cancel(outbox, request_id)
-        self._outboxes.discard(outbox)
+        if buffer.live:
+            log.info("stream of gateway %s ended, %d requests cancelled", buffer.gateway_id, len(buffer.live))
+        for request_id in list(buffer.live):
+            self.cancel(buffer, request_id)
+        self._buffers.discard(buffer)
 
-    def _hand_off_all(self, chosen: list[Served]) -> int:
+    def _hand_off_all(self, chosen: list[RunningRequest]) -> int:
         for served in chosen:
             self._hand_off(served, *_REFUSALS[pb.PHASE_DRAINING])
         return len(chosen)
 
-    def _hand_off(self, served: Served, reason: pb.Handoff.Reason, detail: str, *, in_flight: bool = False) -> None:
+    def _hand_off(
+        self, served: RunningRequest, reason: pb.Handoff.Reason, detail: str, *, in_flight: bool = False
+    ) -> None:
         self.life.handed_off(reason)
-        served.outbox.hand_off(served, reason, detail, in_flight=in_flight)
-        served.outbox.flush(0)
+        served.buffer.hand_off(served, reason, detail, in_flight=in_flight)
+        served.buffer.flush(0)
 
-    def _refuse(self, served: Served, code: pb.RequestError.Code, field: str, message: str) -> None:
-        served.outbox.refuse(served, pb.RequestError(code=code, field=field, message=message))
-        served.outbox.flush(0)
+    def _refuse(self, served: RunningRequest, code: pb.RequestError.Code, field: str, message: str) -> None:
+        served.buffer.refuse(served, pb.RequestError(code=code, field=field, message=message))
+        served.buffer.flush(0)
 
     # -- state -----------------------------------------------------------------------------------------------
 

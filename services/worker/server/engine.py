@@ -14,7 +14,7 @@ from services.worker.scheduling.request import Output, Request
 from services.worker.scheduling.scheduler import Scheduler
 from services.worker.scheduling.transfers import Arrival, Pin
 from services.worker.server.meter import Meter, StepCost
-from services.worker.server.outbox import Outbox, Served
+from services.worker.server.stream_buffer import RunningRequest, StreamBuffer
 from services.worker.supervision.failure import RanksFailedError
 
 IDLE_CHECK_S = 1.0  # after the last step; once for every time the engine falls idle
@@ -52,7 +52,7 @@ class Engine:
         self._observer = observer
         self._changed = changed
         self._prefill_step_s = prefill_step_s
-        self._served: dict[Request, Served] = {}
+        self._served: dict[Request, RunningRequest] = {}
         self._kicked = False
         self._lost = False
         self._timer: asyncio.TimerHandle | None = None
@@ -69,7 +69,7 @@ class Engine:
         """Requests that no step has begun."""
         return self.scheduler.n_waiting
 
-    def submit(self, request: Request, served: Served | None, *, parked: bool = False) -> None:
+    def submit(self, request: Request, served: RunningRequest | None, *, parked: bool = False) -> None:
         """Take a request on, to begin at once or after `unpark`; raises TooLongError.
 
         The outputs of a request that serves nobody are dropped.
@@ -77,7 +77,7 @@ class Engine:
         self.scheduler.submit(request, parked=parked)
         if served is not None:
             self._served[request] = served
-            served.outbox.live[served.request_id] = request
+            served.buffer.live[served.request_id] = request
         self._kick()
 
     def unpark(self, requests: Iterable[Request]) -> None:
@@ -106,19 +106,19 @@ class Engine:
         if request in self._served:
             self._forget(request).close("cancelled")
 
-    def release(self, *, waiting_only: bool = False) -> list[Served]:
+    def release(self, *, waiting_only: bool = False) -> list[RunningRequest]:
         """Forget requests in order to hand them off; returns whose they were."""
         chosen = [request for request in self._served if not (waiting_only and request.slot >= 0)]
         return [self._forget(request) for request in chosen]
 
-    def _forget(self, request: Request) -> Served:
+    def _forget(self, request: Request) -> RunningRequest:
         served = self._served.pop(request)
-        served.outbox.live.pop(served.request_id, None)
+        served.buffer.live.pop(served.request_id, None)
         self.scheduler.cancel(request)
         self._kick()
         return served
 
-    def lose(self) -> list[tuple[Served, bool]]:
+    def lose(self) -> list[tuple[RunningRequest, bool]]:
         """The ranks are gone: every request is over here; whose they were, and whether the ranks had a plan with it."""
         self._lost = True
         self._disarm()
@@ -191,8 +191,8 @@ class Engine:
             return False  # whoever watches the ranks is about to call `lose`
         if (suspect := self.scheduler.trial.begun()) is not None and suspect in self._served:
             served = self._served[suspect]
-            served.outbox.announce_trial(served)
-            served.outbox.flush(plan.step)
+            served.buffer.announce_trial(served)
+            served.buffer.flush(plan.step)
         return True
 
     def _disarm(self) -> None:
@@ -219,7 +219,7 @@ class Engine:
                 self.broken.set_result(f"internal error: {error!r}")
 
     def _deliver(self, step: int, outputs: list[Output], now: float) -> None:
-        outboxes: set[Outbox] = set()
+        buffers: set[StreamBuffer] = set()
         for output in outputs:
             served = self._served.get(output.request)
             if served is None:
@@ -227,9 +227,9 @@ class Engine:
             if output.first:
                 self._observer.first_output(output.request, now)
                 served.span.add_event("first output", {"cached_tokens": output.request.cached_tokens})
-            served.outbox.add(served, output)
-            outboxes.add(served.outbox)
+            served.buffer.add(served, output)
+            buffers.add(served.buffer)
             if output.finish is not None:
                 del self._served[output.request]
-        for outbox in outboxes:
-            outbox.flush(step)
+        for buffer in buffers:
+            buffer.flush(step)

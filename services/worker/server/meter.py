@@ -112,7 +112,7 @@ class Meter:
         return max(0.0, max(step.at, self._last_result) + expected - margin - now)
 
     def share_min_tokens(self, block_tokens: int) -> int:
-        """How many prefill tokens cost as much as the extra step that waiting for a leader takes."""
+        """How many prefill tokens cost as much as the extra step that waiting for a producer takes."""
         tokens = int(self.decode_step_ms / 1e3 * self.prefill_tokens_per_s)
         return min(max(tokens, block_tokens), 512)
 

@@ -13,7 +13,7 @@ from ryzanstein.v1 import worker_pb2_grpc
 
 from services.worker.server.block_source import PullRefusedError
 from services.worker.server.core import WorkerCore
-from services.worker.server.outbox import Outbox
+from services.worker.server.stream_buffer import StreamBuffer
 
 STATE_THROTTLE_S = 0.020
 STATE_HEARTBEAT_S = 2.0  # of those that do not ask for another
@@ -39,14 +39,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         context: grpc.aio.ServicerContext[pb.ConnectFrames, pb.StepOutputs],
     ) -> AsyncIterator[pb.StepOutputs]:
         """One gateway: a reader for its frames beside the writer of its outputs."""
-        outbox = self._core.connect()
+        buffer = self._core.connect()
         beats = asyncio.Event()
-        reader = asyncio.create_task(self._read(outbox, request_iterator, beats))
-        heart = asyncio.create_task(_beat(outbox, beats))
-        reader.add_done_callback(lambda _: outbox.wake())
+        reader = asyncio.create_task(self._read(buffer, request_iterator, beats))
+        heart = asyncio.create_task(_beat(buffer, beats))
+        reader.add_done_callback(lambda _: buffer.wake())
         try:
-            while not ((reader.done() or self._core.closed) and outbox.empty):
-                message = await outbox.take()
+            while not ((reader.done() or self._core.closed) and buffer.empty):
+                message = await buffer.take()
                 if message.outputs or message.heartbeat:
                     yield message
             if reader.done():
@@ -54,21 +54,23 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         finally:
             heart.cancel()
             reader.cancel()
-            self._core.drop(outbox)
+            self._core.drop(buffer)
 
-    async def _read(self, outbox: Outbox, messages: AsyncIterator[pb.ConnectFrames], beats: asyncio.Event) -> None:
+    async def _read(
+        self, buffer: StreamBuffer, messages: AsyncIterator[pb.ConnectFrames], beats: asyncio.Event
+    ) -> None:
         """Until the gateway closes its side."""
         async for message in messages:
             for frame in message.frames:
                 match frame.WhichOneof("frame"):
                     case "submit":
-                        self._core.submit(outbox, frame.submit)
+                        self._core.submit(buffer, frame.submit)
                     case "cancel":
-                        self._core.cancel(outbox, frame.cancel.request_id)
+                        self._core.cancel(buffer, frame.cancel.request_id)
                     case "hello":
-                        outbox.gateway_id = frame.hello.gateway_id
+                        buffer.gateway_id = frame.hello.gateway_id
                         if frame.hello.heartbeat_ms:
-                            outbox.heartbeat_s = max(frame.hello.heartbeat_ms / 1e3, MIN_HEARTBEAT_S)
+                            buffer.heartbeat_s = max(frame.hello.heartbeat_ms / 1e3, MIN_HEARTBEAT_S)
                             beats.set()
                     case _:
                         continue  # a frame of a newer protocol
@@ -156,12 +158,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             await context.abort(error.code, str(error))
 
 
-async def _beat(outbox: Outbox, wanted: asyncio.Event) -> None:
+async def _beat(buffer: StreamBuffer, wanted: asyncio.Event) -> None:
     await wanted.wait()
-    outbox.beat()
+    buffer.beat()
     while True:
-        await asyncio.sleep(outbox.heartbeat_s)
-        outbox.beat_if_due()
+        await asyncio.sleep(buffer.heartbeat_s)
+        buffer.beat_if_due()
 
 
 def _matters(state: pb.WorkerState, told: pb.WorkerState) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from services.worker.memory.ledger import MemoryLedger
 from services.worker.scheduling.plan import StepPlan, StepResult
 from services.worker.supervision.failure import FailureKind, RankFailure, RanksFailedError
-from services.worker.supervision.incarnation import Incarnation
+from services.worker.supervision.rank_group_run import RankGroupRun
 from services.worker.transport.event_codec import ModelFacts, RankStarted
 from services.worker.transport.settings import RankGroupConfig
 
@@ -52,7 +52,7 @@ class RankGroup:
         self.config = config
         self.on_result = on_result
         self._queue: asyncio.Queue[StepResult | None] = asyncio.Queue()
-        self._current: Incarnation | None = None
+        self._current: RankGroupRun | None = None
 
     @property
     def in_flight(self) -> int:
@@ -64,9 +64,9 @@ class RankGroup:
         began = time.monotonic()
         await self.stop()
         self._queue = asyncio.Queue()
-        incarnation = self._current = Incarnation(self.config, self._deliver, self._end_results)
+        run = self._current = RankGroupRun(self.config, self._deliver, self._end_results)
         try:
-            ranks = await incarnation.start()
+            ranks = await run.start()
         except RanksFailedError:
             self._current = None  # nothing is left of it
             raise
@@ -110,16 +110,16 @@ class RankGroup:
 
     async def stop(self) -> None:
         """End the ranks: ask, SIGTERM after a grace, SIGKILL. On return no process of the group is left."""
-        incarnation, self._current = self._current, None
-        if incarnation is not None:
-            await incarnation.stop()
+        run, self._current = self._current, None
+        if run is not None:
+            await run.stop()
 
-    def _started(self) -> Incarnation:
+    def _started(self) -> RankGroupRun:
         if self._current is None:
             raise RuntimeError("the group was not started")
         return self._current
 
-    def _living(self) -> Incarnation:
+    def _living(self) -> RankGroupRun:
         if self._current is None:
             raise RanksFailedError(RankFailure(None, FailureKind.LAUNCH, "the group was not started"))
         return self._current

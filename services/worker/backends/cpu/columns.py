@@ -15,7 +15,7 @@ class KernelColumns:
     def __init__(self, first_id: int, kernels: Bfloat16Kernels) -> None:
         self.first_id, self._kernels = first_id, kernels
 
-    def race(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
+    def sample(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
         """Return the key of each row's best score."""
         return self._kernels.draw(logits, self.first_id, temperature, seeds, positions)
 

@@ -20,7 +20,7 @@ class TorchColumns:
         self.first_id = first_id
         self._vocabulary = torch.arange(first_id, first_id + vocab_local, device=device)  # [vocab_local]
 
-    def race(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
+    def sample(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
         """Return the key of each row's best score."""
         hot = np.flatnonzero(temperature > 0)
         if len(hot) == len(logits):

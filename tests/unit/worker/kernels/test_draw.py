@@ -31,7 +31,7 @@ def _run(columns: Columns, logits: torch.Tensor, temperature: float, seed: int) 
     """Rows by turns greedy and at `temperature`, each with a seed and a position of its own."""
     n = len(logits)
     heat = np.where(np.arange(n) % 3 == 0, 0, temperature).astype(np.float32)
-    return columns.race(
+    return columns.sample(
         logits.clone(), heat, np.arange(n, dtype=np.uint64) + np.uint64(seed), np.arange(n) * 7 + seed % 1000
     )
 

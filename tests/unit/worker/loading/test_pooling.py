@@ -11,7 +11,7 @@ import torch
 
 from services.worker.loading.pooling import Pooling, PoolingKind, read_pooling
 from services.worker.model.spec import ModelError
-from services.worker.ranks.pooling import Pools
+from services.worker.ranks.pooling import PooledSlots
 
 HIDDEN = torch.arange(12.0).view(4, 3) + 1
 
@@ -69,7 +69,7 @@ def test_anything_else_is_refused(
 @pytest.mark.parametrize(("kind", "expected"), [("mean", HIDDEN.mean(dim=0)), ("cls", HIDDEN[0]), ("last", HIDDEN[-1])])
 def test_pools_of_chunks(kind: PoolingKind, expected: torch.Tensor) -> None:
     for normalise in (False, True):
-        pools = Pools(Pooling(kind, normalise))
+        pools = PooledSlots(Pooling(kind, normalise))
         pools.admit(5)
         pools.add(5, 0, HIDDEN[:1])
         pools.add(5, 1, HIDDEN[1:])

@@ -13,7 +13,7 @@ from services.worker.backends.collectives import Communicator
 from services.worker.backends.torch import columns as columns_of_rank
 from services.worker.backends.torch.columns import TorchColumns
 from services.worker.sampling import filters
-from services.worker.sampling.filters import Limits, settle
+from services.worker.sampling.filters import Limits, filter_rows
 from tests.unit.worker.sampling.drawing import part_of
 from tests.unit.worker.sampling.thread_group import on_ranks
 
@@ -41,7 +41,7 @@ def kept_tokens(logits: torch.Tensor, limits: Limits, ranks: int) -> list[set[in
         part = part_of(logits, comm)
         tokens: dict[int, set[int]] = {}
         columns = TorchColumns(comm.rank * part.shape[1], part.shape[1], torch.device("cpu"))
-        for found in settle(comm, columns, part, limits):
+        for found in filter_rows(comm, columns, part, limits):
             for row, ids, kept in zip(found.rows.tolist(), found.token_ids, found.kept, strict=True):
                 assert row not in tokens
                 tokens[row] = set(ids[kept].tolist())

@@ -25,13 +25,13 @@ def test_a_first_wave_computes_its_shared_prefix_once() -> None:
 
 
 def test_followers_wait_for_shared_blocks_only() -> None:
-    """The leader's own 90 tokens come after the shared 160: nobody waits for those."""
+    """The producer's own 90 tokens come after the shared 160: nobody waits for those."""
     harness = Harness(n_blocks=200, max_batched_tokens=64)
-    leader = harness.submit([*PREFIX, *[7] * 90], 4)
-    follower = harness.submit([*PREFIX, 3], 1)
+    producer = harness.submit([*PREFIX, *[7] * 90], 4)
+    waiter = harness.submit([*PREFIX, 3], 1)
     harness.drain()
-    assert follower.cached_tokens == 160
-    assert list(harness.ended) == [follower, leader]
+    assert waiter.cached_tokens == 160
+    assert list(harness.ended) == [waiter, producer]
 
 
 def test_a_prefix_shorter_than_the_wait_is_worth_is_computed_again() -> None:
@@ -45,13 +45,13 @@ def test_a_prefix_shorter_than_the_wait_is_worth_is_computed_again() -> None:
 
 def test_when_the_leader_is_cancelled_a_follower_leads() -> None:
     harness = Harness(n_blocks=200, max_batched_tokens=64)
-    leader, *followers = wave(harness)
+    producer, *waiters = wave(harness)
     harness.plan()
     assert harness.scheduler.n_waiting == 7
-    harness.scheduler.cancel(leader)
+    harness.scheduler.cancel(producer)
     harness.drain()
-    assert set(harness.ended) == set(followers)
-    # The first 64 rows were the leader's; what it had written by then is not computed again.
+    assert set(harness.ended) == set(waiters)
+    # The first 64 rows were the producer's; what it had written by then is not computed again.
     assert harness.scheduler.counters.prefill_tokens <= 64 + 162 + 6 * 2
 
 

@@ -12,7 +12,7 @@ Work = list[tuple[Request, Chunk]]
 
 
 @dataclass(slots=True)
-class Draft:
+class StepBuilder:
     """What a plan will contain, and what it may still spend."""
 
     room: int  # rows

@@ -1,7 +1,7 @@
 """The best tokens of a vocabulary that is split over ranks, without gathering it.
 
-Each rank offers its `width` best; merged and sorted they are exact down to the horizon: the largest value that a
-token which was not offered may have. Whoever needs more than that asks again with a larger width.
+Each rank sends its `width` best; merged and sorted they are exact down to the horizon: the largest value that a
+token which was not sent may have. Whoever needs more than that asks again with a larger width.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from services.worker.backends.collectives import Communicator
 
 
 @dataclass(frozen=True, slots=True)
-class Offers:
-    """The merged offers of n rows, the same on every rank."""
+class Candidates:
+    """The merged candidates of n rows, the same on every rank."""
 
     keys: Tensor  # [n, m] int64, best first
     n_certain: Tensor  # [n] int64: the first so many are the row's best tokens, in order
     extra: Tensor  # [tp, n, e] int64, what each rank sent along
-    complete: bool  # every token of the vocabulary was offered
+    complete: bool  # every token of the vocabulary was sent
 
 
-def gather_offers(comm: Communicator, columns: Columns, logits: Tensor, width: int, extra: Tensor) -> Offers:
+def gather_candidates(comm: Communicator, columns: Columns, logits: Tensor, width: int, extra: Tensor) -> Candidates:
     """Merge the ranks' best tokens of `logits` [n, vocab_local].
 
     `extra` [n, e] int64 travels along.
@@ -41,4 +41,4 @@ def gather_offers(comm: Communicator, columns: Columns, logits: Tensor, width: i
     else:
         highest = keys.unpack_bits(gathered[:, :, width]).amax(dim=0)  # [n]
         n_certain = (keys.values_of(merged) > highest.unsqueeze(-1)).sum(dim=-1)
-    return Offers(merged, n_certain, gathered[:, :, width + 1 :], width == vocab_local)
+    return Candidates(merged, n_certain, gathered[:, :, width + 1 :], width == vocab_local)

@@ -20,10 +20,10 @@ _FINISH = {
 
 
 @dataclass(slots=True, eq=False)
-class Served:
+class RunningRequest:
     """A request as its gateway names it."""
 
-    outbox: Outbox
+    buffer: StreamBuffer
     request_id: str
     attempt: int
     span: Span = INVALID_SPAN
@@ -36,7 +36,7 @@ class Served:
         self.span.end()
 
 
-class Outbox:
+class StreamBuffer:
     """One message to a gateway in the making.
 
     While the message before it is not written, the outputs of further steps are merged into it: a slow reader
@@ -49,10 +49,10 @@ class Outbox:
         self.heartbeat_s = 0.0  # 0: not wanted
         self._spoke = False  # since the last beat was due
         self._message = pb.StepOutputs()
-        self._open: dict[Served, pb.Output] = {}
+        self._open: dict[RunningRequest, pb.Output] = {}
         self._ready = asyncio.Event()
 
-    def add(self, served: Served, output: Output) -> None:
+    def add(self, served: RunningRequest, output: Output) -> None:
         """Append one step's output of one request."""
         message = self._open.get(served)
         if message is None:
@@ -83,16 +83,18 @@ class Outbox:
             served.span.set_attribute("ryzanstein.generated_tokens", output.request.n_generated)
             served.close(output.finish.value)
 
-    def announce_trial(self, served: Served) -> None:
+    def announce_trial(self, served: RunningRequest) -> None:
         """A suspect is being computed."""
         self._message_of(served).on_trial = True
 
-    def hand_off(self, served: Served, reason: pb.Handoff.Reason, detail: str, *, in_flight: bool = False) -> None:
+    def hand_off(
+        self, served: RunningRequest, reason: pb.Handoff.Reason, detail: str, *, in_flight: bool = False
+    ) -> None:
         """Let another worker continue a request."""
         served.close("handoff")
         self._end(served).handoff.CopyFrom(pb.Handoff(reason=reason, detail=detail, in_flight=in_flight))
 
-    def refuse(self, served: Served, error: pb.RequestError) -> None:
+    def refuse(self, served: RunningRequest, error: pb.RequestError) -> None:
         """End a request that no worker can serve."""
         served.close("refused")
         self._end(served).error.CopyFrom(error)
@@ -132,11 +134,11 @@ class Outbox:
         """Nothing to write now, and no request that could bring something."""
         return not self.live and not self._message.outputs
 
-    def _end(self, served: Served) -> pb.Output:
+    def _end(self, served: RunningRequest) -> pb.Output:
         self.live.pop(served.request_id, None)
         return self._message_of(served)
 
-    def _message_of(self, served: Served) -> pb.Output:
+    def _message_of(self, served: RunningRequest) -> pb.Output:
         message = self._open.get(served)
         if message is None:
             message = self._message.outputs.add(request_id=served.request_id, attempt=served.attempt)

@@ -32,7 +32,7 @@ _KILLED_S = 10.0  # SIGKILL takes effect long before
 logger = logging.getLogger(__name__)
 
 
-class Incarnation:
+class RankGroupRun:
     """The processes, their shared memory and what is in flight."""
 
     def __init__(
