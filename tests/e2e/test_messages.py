@@ -94,6 +94,21 @@ def test_tools_are_called_and_their_results_go_on(client: anthropic.Anthropic) -
     assert untold.usage.input_tokens == client.messages.count_tokens(**counted(ASK)).input_tokens
 
 
+def test_the_clients_own_loop_runs_tools(client: anthropic.Anthropic) -> None:
+    seen = []
+
+    @anthropic.beta_tool
+    def is_warm(warm: bool) -> str:
+        """Say it."""
+        seen.append(warm)
+        return "noted"
+
+    forced: Any = {"type": "tool", "name": "is_warm"}
+    runner = client.beta.messages.tool_runner(**ASK, tools=[is_warm], tool_choice=forced, max_iterations=2)
+    assert [message.stop_reason for message in runner] == ["tool_use", "tool_use"]
+    assert len(seen) == 2
+
+
 class Answer(BaseModel):
     unit: Literal["C", "F"]
     certain: bool

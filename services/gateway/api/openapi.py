@@ -136,7 +136,7 @@ _ROUTES: dict[str, tuple[str, str, type[msgspec.Struct], dict[str, Any], dict[st
             "type": "message",
             "role": "assistant",
             "model": _MODEL,
-            "content": [{"type": "text", "text": "Blue.", "citations": None}],
+            "content": [{"type": "text", "text": "Blue."}],
             "stop_reason": "end_turn",
             "stop_sequence": None,
             "usage": {

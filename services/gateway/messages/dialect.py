@@ -174,7 +174,7 @@ def _usage(usage: Usage) -> dict[str, int | None]:
 
 
 def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text, "citations": None}
+    return {"type": "text", "text": text}
 
 
 def _thinking(text: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
 
 WIRE = Wire(ErrorShape(error_body, error_frames), PING, b"request-id")
+NO_THREADS = "thread_unsupported_request"  # which lets clients send conversations whole
 _INLINE_BLOCKS = 500  # translated within a millisecond
 
 
@@ -34,7 +35,12 @@ class MessagesEndpoint:
 
     async def decode(self, data: bytes) -> MessagesBody:
         """Validate a body."""
-        return await self._decoder.decode(data)
+        try:
+            return await self._decoder.decode(data)
+        except ApiError as error:
+            if error.param == "thread":
+                error.code = NO_THREADS
+            raise
 
     async def prepare(self, body: MessagesBody, model: ServedModel, caller: Caller) -> Job:
         """A job for a body; raises :class:`ApiError`."""

@@ -157,6 +157,7 @@ class OutputConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 
     effort: Annotated[str, Meta(description="`reasoning_effort` for the chat template")] | None = None
     format: JsonFormat | None = None
+    task_budget: Annotated[Any, ADVISORY] = None
 
 
 class Metadata(Struct, forbid_unknown_fields=True):
@@ -182,6 +183,8 @@ class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
     context_management: Annotated[Any, ADVISORY] = None
     speed: Annotated[str | None, ADVISORY] = None
     user_profile_id: Annotated[str | None, ADVISORY] = None
+    billing_policy: Annotated[Any, ADVISORY] = None
+    compaction: Annotated[Any, neutral()] = None
     mcp_servers: Annotated[Any, neutral([])] = None
 
 
@@ -201,7 +204,10 @@ class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
     service_tier: Annotated[str | None, ADVISORY] = None
     inference_geo: Annotated[str | None, ADVISORY] = None
     diagnostics: Annotated[Any, ADVISORY] = None
+    fallback_credit_token: Annotated[Any, ADVISORY] = None
     container: Annotated[Any, neutral()] = None
+    fallbacks: Annotated[Any, neutral([])] = None
+    thread: Annotated[Any, neutral()] = None
 
     @property
     def session(self) -> str:

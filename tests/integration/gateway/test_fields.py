@@ -18,6 +18,7 @@ from services.gateway.api.schema import (
     ScoreBody,
     TokenizeBody,
 )
+from services.gateway.messages.endpoint import NO_THREADS
 from services.gateway.messages.schema import CountBody, MessagesBody
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import Stack, running_stack
@@ -66,7 +67,8 @@ async def test_what_is_not_supported_is_accepted_when_it_changes_nothing_and_els
             answer = await stack.http.post(path, json=needed | {field: {"type": "other"}})
             error = answer.json()["error"]
             error |= {"code": details["error_code"], **details} if (details := error.get("details")) else {}
-            assert (answer.status_code, error["param"], error["code"]) == (400, field, "unsupported_field")
+            code = NO_THREADS if field == "thread" else "unsupported_field"
+            assert (answer.status_code, error["param"], error["code"]) == (400, field, code)
     other = await stack.http.post(CHAT, json={"messages": [HELLO], "documents": [{"text": "a"}]})
     assert other.json()["error"]["message"] == "`documents` is not supported; only `[]` or `null` is accepted."
 
