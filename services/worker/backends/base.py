@@ -214,7 +214,7 @@ class NoGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class Computations:
     """A decoder's computations that may be captured, and what is the same in all of its steps."""
 
     decode: Compute  # all of a step with one row per sequence
@@ -259,7 +259,7 @@ class ModelBackend(Protocol):
         """Return the attention of a rank's heads. Raises RuntimeError where none computes them."""
         ...
 
-    def capture(self, captured: Captured) -> StepGraphs:
+    def capture(self, computations: Computations) -> StepGraphs:
         """Return what replays a decoder's steps in its cache."""
         ...
 

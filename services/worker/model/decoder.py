@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from services.worker.backends.base import Attention, Captured, ModelBackend, Norm, Ops, Rope, Step, StepGraphs
+from services.worker.backends.base import Attention, Computations, ModelBackend, Norm, Ops, Rope, Step, StepGraphs
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.kv_cache import KvCache
@@ -162,12 +162,12 @@ class Decoder:
         """What replays steps in this cache."""
         graphs = self._graphs.get(cache)
         if graphs is None:
-            graphs = self._backend.capture(self._captured(cache))
+            graphs = self._backend.capture(self._computations(cache))
             self._graphs = {cache: graphs}
         return graphs
 
-    def _captured(self, cache: KvCache) -> Captured:
-        return Captured(
+    def _computations(self, cache: KvCache) -> Computations:
+        return Computations(
             decode=self._decode,
             layers=self._through_layers,
             attention=self._attention,

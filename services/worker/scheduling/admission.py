@@ -61,7 +61,7 @@ class Capacity:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _Queue:
     """Waiting requests of one tenant and priority, by arrival; cancelled ones are dropped when they surface."""
 
     heap: list[tuple[int, Request]]
@@ -94,7 +94,7 @@ class WaitingQueue:
     def __init__(self, ledger: TenantLedger, age_s: float) -> None:
         self._ledger = ledger
         self._age_s = age_s  # seconds of waiting that are worth one level of priority
-        self._lanes: dict[tuple[int, str], _Lane] = {}
+        self._queues: dict[tuple[int, str], _Queue] = {}
         self._size = 0
         self._tokens = 0
 
@@ -109,15 +109,15 @@ class WaitingQueue:
     def push(self, request: Request) -> None:
         """Queue a request; one that waited before takes its old place."""
         request.status = Status.WAITING
-        lane = self._lanes.setdefault((request.priority, request.tenant), _Lane([]))
-        heapq.heappush(lane.heap, (request.arrival, request))
+        queue = self._queues.setdefault((request.priority, request.tenant), _Queue([]))
+        heapq.heappush(queue.heap, (request.arrival, request))
         self._size += 1
         self._tokens += len(request.token_ids)
 
     def take(self, request: Request, status: Status) -> None:
         """Remove a waiting request by giving it another status; one that is not the head must never come back."""
         request.status = status
-        heap = self._lanes[request.priority, request.tenant].heap
+        heap = self._queues[request.priority, request.tenant].heap
         if heap[0][1] is request:
             heapq.heappop(heap)
         self._size -= 1
@@ -128,8 +128,8 @@ class WaitingQueue:
         best: Request | None = None
         best_key: tuple[int, float, int] | None = None
         empty = []
-        for key, lane in self._lanes.items():
-            request = lane.head()
+        for key, queue in self._queues.items():
+            request = queue.head()
             if request is None:
                 empty.append(key)
                 continue
@@ -137,12 +137,12 @@ class WaitingQueue:
             if best_key is None or rank < best_key:
                 best, best_key = request, rank
         for key in empty:
-            del self._lanes[key]
+            del self._queues[key]
         return best
 
     def __iter__(self) -> Iterator[Request]:
-        for lane in self._lanes.values():
-            yield from (request for _, request in lane.heap if request.status is Status.WAITING)
+        for queue in self._queues.values():
+            yield from (request for _, request in queue.heap if request.status is Status.WAITING)
 
     def _rank(self, request: Request, now: float) -> tuple[int, float, int]:
         aged = request.priority - int((now - request.queued_at) / self._age_s)

@@ -17,7 +17,7 @@ from services.worker.backends.base import (
     Attention,
     AttentionShape,
     Backend,
-    Captured,
+    Computations,
     Memory,
     NoGraph,
     Ops,
@@ -27,7 +27,7 @@ from services.worker.backends.choice import Candidate, choose_attention
 from services.worker.backends.collectives import GroupSeat, StepCommunicator
 from services.worker.backends.cpu.attention import PagedAmx, PagedAvx, PagedKernels
 from services.worker.backends.cpu.collectives import ReplayedLoneRank
-from services.worker.backends.cpu.graph import MAX_DECODES, MAX_ROWS, StepReplay
+from services.worker.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGraph
 from services.worker.backends.cpu.ops import KernelOps, OneDnnOps
 from services.worker.backends.cpu.shared_memory import KernelCommunicator, SharedMemoryCommunicator
 from services.worker.backends.torch.gathering import PagedSdpa
@@ -84,7 +84,7 @@ class OneDnnBackend:
         kernel = open_attention(self.dtype)
         return [lambda: PagedAvx(shape, kernel), *gathering]
 
-    def capture(self, captured: Captured) -> StepGraphs:
+    def capture(self, computations: Computations) -> StepGraphs:
         """Every step is computed as it comes."""
         return StepGraphs(NoGraph(), NoGraph())
 
@@ -107,14 +107,14 @@ class KernelBackend(OneDnnBackend):
         paged = PagedAmx if self.kernels.amx else PagedAvx
         return [lambda: paged(shape, self.kernels), lambda: PagedSdpa(shape, self.dtype, CPU)]
 
-    def capture(self, captured: Captured) -> StepGraphs:
+    def capture(self, computations: Computations) -> StepGraphs:
         """Replay steps whose attention is these kernels', too."""
-        attention = captured.attention
+        attention = computations.attention
         if not isinstance(attention, PagedKernels) or attention.kernels is not self.kernels:
-            return super().capture(captured)
+            return super().capture(computations)
         return StepGraphs(
-            decodes=StepReplay(captured.decode, captured, self.kernels, MAX_DECODES),
-            layers=StepReplay(captured.layers, captured, self.kernels, MAX_ROWS),
+            decodes=KernelGraph(computations.decode, computations, self.kernels, MAX_DECODES),
+            layers=KernelGraph(computations.layers, computations, self.kernels, MAX_ROWS),
         )
 
     def join(self, seat: GroupSeat) -> StepCommunicator:

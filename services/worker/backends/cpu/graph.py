@@ -1,4 +1,4 @@
-"""Steps replayed: recorded for a few sizes, then run for any without Python between the kernels."""
+"""Steps replayed: captured for a few sizes, then run for any without Python between the kernels."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from dataclasses import replace
 
 import torch
 
-from services.worker.backends.base import Captured, Compute, Step
+from services.worker.backends.base import Computations, Compute, Step
 from services.worker.backends.batch import StepBatch, long_tensor
 from services.worker.backends.cpu.attention import KernelPlan
 from services.worker.backends.cpu.collectives import ReplayedCollectives
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.kernels.recording import Growth, Program, Recorder, Recording, Sizes
+from services.worker.kernels.capture import CapturedGraph, GraphCapture, Growth, Program, Sizes
 
 logger = logging.getLogger(__name__)
 
 # Rows of the largest steps that are replayed: with more, kernels take so long that what is between does not matter.
 MAX_DECODES = 64
 MAX_ROWS = 512
-_MAX_RECORDED = 64  # rows: while a step is recorded, all that its layers make is kept
+_MAX_CAPTURED = 64  # rows: while a step is captured, all that its layers make is kept
 _MAX_PROGRAMS = 256  # kept; another one is quickly derived
 
 
-class StepReplay:
+class KernelGraph:
     """Does what `compute` does for up to `max_rows` rows.
 
     Gives up for good when a step turns out to need more than our kernels.
     """
 
-    def __init__(self, compute: Compute, captured: Captured, kernels: Bfloat16Kernels, max_rows: int) -> None:
-        """`compute`: one of the computations of `captured`."""
-        self._max_rows, self._compute, self._captured, self._kernels = max_rows, compute, captured, kernels
-        comm = captured.comm
+    def __init__(self, compute: Compute, computations: Computations, kernels: Bfloat16Kernels, max_rows: int) -> None:
+        """`compute`: one of the computations."""
+        self._max_rows, self._compute, self._computations, self._kernels = max_rows, compute, computations, kernels
+        comm = computations.comm
         self._reduce = comm.all_reduce
         self._collectives = comm.collectives if isinstance(comm, ReplayedCollectives) else None
         self._programs: dict[Sizes, Program] = {}
-        self._recordings: list[Recording] = []  # the last two
+        self._graphs: list[CapturedGraph] = []  # the last two
         self._growth: Growth | None = None  # between them
         self._arena = torch.empty(0, dtype=torch.uint8)
         self._gave_up = False
         # What changes from step to step, always in the same place. A sequence has at least one row.
-        self._x = torch.empty(max_rows, captured.hidden_size, dtype=torch.bfloat16)
+        self._x = torch.empty(max_rows, computations.hidden_size, dtype=torch.bfloat16)
         self._positions, self._kv_slots, self._lengths = torch.zeros(3, max_rows, dtype=torch.int64)
         self._starts = torch.zeros(max_rows + 1, dtype=torch.int64)
         # Takes no memory until it is written.
-        self._blocks = torch.zeros(max_rows, captured.max_blocks, dtype=torch.int64)
+        self._blocks = torch.zeros(max_rows, computations.max_blocks, dtype=torch.int64)
 
     def serves(self, batch: StepBatch) -> bool:
-        """Whether the step is one of those that are replayed, or recorded."""
+        """Whether the step is one of those that are replayed, or captured."""
         n = len(batch.token_ids)
         if n > self._max_rows or self._gave_up:
             return False
-        return n <= _MAX_RECORDED or self._program(Sizes(n, batch.n_sequences)) is not None
+        return n <= _MAX_CAPTURED or self._program(Sizes(n, batch.n_sequences)) is not None
 
     def forward(self, x: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         """Compute the rows `x` [n, hidden_size]."""
@@ -63,43 +63,43 @@ class StepReplay:
         self._blocks[:n_sequences, :width] = batch.block_tables  # beyond them no key is read that counts
         sizes = Sizes(n, n_sequences)
         program = self._program(sizes)
-        return program.run(self._reduce, self._collectives) if program else self._record(batch, sizes)
+        return program.run(self._reduce, self._collectives) if program else self._capture(batch, sizes)
 
     def _program(self, sizes: Sizes) -> Program | None:
         return self._programs.get(sizes) or self._derive(sizes)
 
     def _derive(self, sizes: Sizes) -> Program | None:
-        """The program for other sizes than those that were recorded lately."""
-        recording = self._growth.of_sizes(sizes) if self._growth else None
-        return None if recording is None else self._keep(recording)
+        """The program for other sizes than those that were captured lately."""
+        graph = self._growth.of_sizes(sizes) if self._growth else None
+        return None if graph is None else self._keep(graph)
 
-    def _keep(self, recording: Recording) -> Program:
+    def _keep(self, graph: CapturedGraph) -> Program:
         if len(self._programs) == _MAX_PROGRAMS:
             self._programs.clear()
-        program = self._programs[recording.sizes] = recording.program(self._kernels)
+        program = self._programs[graph.sizes] = graph.program(self._kernels)
         return program
 
-    def _record(self, batch: StepBatch, sizes: Sizes) -> torch.Tensor:
+    def _capture(self, batch: StepBatch, sizes: Sizes) -> torch.Tensor:
         n, n_sequences = sizes
-        recorder = Recorder(self._kernels, self._reduce)
+        capture = GraphCapture(self._kernels, self._reduce)
         positions = self._positions[:n]
         sequences = (self._starts[: n_sequences + 1], self._lengths[:n_sequences], self._blocks[:n_sequences])
         step = Step(
             batch=replace(batch, kv_slots=self._kv_slots[:n]),
-            cache=self._captured.cache,
-            rotations=tuple(rope.at(positions) for rope in self._captured.ropes),
-            plans=tuple(KernelPlan(n, window or 0, sequences) for window in self._captured.windows),
-            reduce=recorder.reduce,
+            cache=self._computations.cache,
+            rotations=tuple(rope.at(positions) for rope in self._computations.ropes),
+            plans=tuple(KernelPlan(n, window or 0, sequences) for window in self._computations.windows),
+            reduce=capture.reduce,
         )
-        with recorder.noting():
+        with capture.noting():
             hidden = self._compute(self._x[:n], step)
-        if recorder.foreign:
-            logger.info("steps are not replayed: they need %s", ", ".join(sorted(recorder.foreign)))
+        if capture.foreign:
+            logger.info("steps are not replayed: they need %s", ", ".join(sorted(capture.foreign)))
             self._gave_up = True
         else:
-            recording = recorder.recording(sizes, self._max_rows, hidden, self._arena)
-            self._arena = recording.arena
-            self._recordings = [*self._recordings[-1:], recording]
-            self._growth = Growth.between(*self._recordings) if len(self._recordings) == 2 else None
-            self._keep(recording)
+            graph = capture.graph(sizes, self._max_rows, hidden, self._arena)
+            self._arena = graph.arena
+            self._graphs = [*self._graphs[-1:], graph]
+            self._growth = Growth.between(*self._graphs) if len(self._graphs) == 2 else None
+            self._keep(graph)
         return hidden

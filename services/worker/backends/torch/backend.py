@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from services.worker.backends.base import Attention, AttentionShape, Captured, NoGraph, Ops, StepGraphs
+from services.worker.backends.base import Attention, AttentionShape, Computations, NoGraph, Ops, StepGraphs
 from services.worker.backends.torch.attention import ReferenceAttention
 from services.worker.backends.torch.ops import TorchOps
 
@@ -22,6 +22,6 @@ class TorchBackend:
         """Return the attention of a rank's heads."""
         return ReferenceAttention(shape)
 
-    def capture(self, captured: Captured) -> StepGraphs:
+    def capture(self, computations: Computations) -> StepGraphs:
         """Every step is computed as it comes."""
         return StepGraphs(NoGraph(), NoGraph())

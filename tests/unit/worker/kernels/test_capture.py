@@ -14,15 +14,15 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.backends.base import Captured, NoGraph, StepGraphs
+from services.worker.backends.base import Computations, NoGraph, StepGraphs
 from services.worker.backends.collectives import Communicator, SingleRank
 from services.worker.backends.cpu import shared_memory
 from services.worker.backends.cpu.backend import KernelBackend
-from services.worker.backends.cpu.graph import MAX_DECODES, MAX_ROWS, StepReplay
+from services.worker.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGraph
 from services.worker.backends.cpu.shared_memory import SharedMemoryCommunicator
 from services.worker.kernels.bfloat16 import REDUCE, Bfloat16Kernels
 from services.worker.kernels.bfloat16 import REPLAYED as REPLAYED_CALLS
-from services.worker.kernels.recording import Growth, Memory, Recording, Sizes
+from services.worker.kernels.capture import CapturedGraph, Growth, Memory, Sizes
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
 from services.worker.ranks.runner import Runner
@@ -61,7 +61,7 @@ COMPUTED = {
 class Computing(KernelBackend):
     """Replays nothing."""
 
-    def capture(self, captured: Captured) -> StepGraphs:
+    def capture(self, computations: Computations) -> StepGraphs:
         return StepGraphs(NoGraph(), NoGraph())
 
 
@@ -105,15 +105,15 @@ class Pair:
         assert torch.equal(replayed, computed)
 
     @property
-    def decodes(self) -> StepReplay:
+    def decodes(self) -> KernelGraph:
         replay = graphs_of(self.model).decodes
-        assert isinstance(replay, StepReplay)
+        assert isinstance(replay, KernelGraph)
         return replay
 
     @property
-    def layers(self) -> StepReplay:
+    def layers(self) -> KernelGraph:
         replay = graphs_of(self.model).layers
-        assert isinstance(replay, StepReplay)
+        assert isinstance(replay, KernelGraph)
         return replay
 
     @property
@@ -181,7 +181,7 @@ def test_every_number_of_sequences_and_longer_and_longer_ones(make_pair: MakePai
 
 
 def test_steps_of_as_many_rows_as_there_is_room_for_and_of_one_more(make_pair: MakePair) -> None:
-    """What is larger than a recording may be is computed until two smaller ones tell what it is."""
+    """What is larger than a graph may be is computed until two smaller ones tell what it is."""
     pair = make_pair(REPLAYED["window"])
     large = pair.admit(prompt(300, _VOCABULARY))
     pair.step([(large, 200)])
@@ -204,7 +204,7 @@ _PAIRS = [
 ]
 
 
-def _derive(one: Recording, other: Recording, sizes: Sizes) -> Recording | None:
+def _derive(one: CapturedGraph, other: CapturedGraph, sizes: Sizes) -> CapturedGraph | None:
     growth = Growth.between(one, other)
     return growth.of_sizes(sizes) if growth else None
 
@@ -219,19 +219,19 @@ def test_what_two_recordings_say_of_a_third_is_what_it_would_be(make_pair: MakeP
     pair = make_pair(REPLAYED[name])
     requests = [pair.admit(prompt(300, _VOCABULARY, seed)) for seed in range(7)]
     _run(pair, requests, _THIRD)
-    (recorded,) = pair.layers._recordings
+    (captured,) = pair.layers._graphs
     for one, other, enough in _PAIRS:
-        pair.layers._recordings.clear()
+        pair.layers._graphs.clear()
         pair.layers._growth = None
         pair.layers._programs.clear()
         for sizes in (one, other):
             _run(pair, requests, sizes)
-        first, second = pair.layers._recordings
+        first, second = pair.layers._graphs
         derived = _derive(first, second, _THIRD)
         assert (derived is not None) is enough
         if derived is not None:
-            assert torch.equal(derived.calls, recorded.calls)
-            assert (derived.result.offset, derived.sizes) == (recorded.result.offset, _THIRD)
+            assert torch.equal(derived.calls, captured.calls)
+            assert (derived.result.offset, derived.sizes) == (captured.result.offset, _THIRD)
 
 
 def test_what_grows_otherwise_is_not_derived(make_pair: MakePair) -> None:
@@ -239,10 +239,10 @@ def test_what_grows_otherwise_is_not_derived(make_pair: MakePair) -> None:
     requests = [pair.admit(prompt(10, _VOCABULARY, seed)) for seed in range(3)]
     for n in (2, 3):
         pair.step([(index, 1) for index in requests[:n]])
-    two, three = pair.decodes._recordings
+    two, three = pair.decodes._graphs
     seven = Sizes(7, 7)
     assert _derive(two, three, seven) is not None
-    assert _derive(two, three, Sizes(7, 6)) is None, "decodes only were recorded"
+    assert _derive(two, three, Sizes(7, 6)) is None, "decodes only were captured"
     grown = torch.where(three.counts | (two.calls % 2 == 1), three.calls, two.calls // 2 * 3)
     assert _derive(two, replace(three, calls=grown), seven) is None, "an address is nothing that grows"
     assert _derive(two, replace(three, calls=three.calls + torch.where(three.counts, 1, 0)), seven) is None
@@ -255,7 +255,7 @@ def test_a_rank_that_is_warm_records_nothing(make_pair: MakePair) -> None:
     runner = Runner(pair.model, cache, lone_rank(), **sizes, device=CPU)
     runner.warm_up(64)
     replays = (pair.decodes, pair.layers)
-    recorded = [list(replay._recordings) for replay in replays]
+    captured = [list(replay._graphs) for replay in replays]
     prompts = [Admission(slot, SamplingParams(), (1,) * 40, n_prompt=40) for slot in range(8)]
     chunks = [Chunk(slot, 0, 40, True, tuple(range(4 * slot + 1, 4 * slot + 5))) for slot in range(8)]
     plans = [StepPlan(1, admissions=tuple(prompts[:5]), chunks=tuple(chunks[:5]))]
@@ -263,7 +263,7 @@ def test_a_rank_that_is_warm_records_nothing(make_pair: MakePair) -> None:
     plans += [StepPlan(2, chunks=decodes[0]), StepPlan(3, admissions=(prompts[5],), chunks=(*decodes[1], chunks[5]))]
     for plan in plans:
         runner.execute(plan)
-    assert [replay._recordings for replay in replays] == recorded
+    assert [replay._graphs for replay in replays] == captured
     assert {Sizes(200, 5), Sizes(45, 6)} <= pair.layers._programs.keys()
     assert Sizes(5, 5) in pair.decodes._programs
 
@@ -278,8 +278,8 @@ def test_a_rank_without_room_for_two_warms_up_with_one(
     cache = model.make_cache(n_blocks, 16)
     sizes = {"n_blocks": n_blocks, "block_size": 16, "max_slots": max_slots, "max_model_len": max_model_len}
     Runner(model, cache, lone_rank(), **sizes, device=CPU).warm_up(64)
-    recorded = [recording.sizes for recording in graphs_of(model).layers._recordings]
-    assert recorded == [Sizes(64, 1), Sizes(3, 2)][: 1 + (max_model_len == 67)]
+    captured = [graph.sizes for graph in graphs_of(model).layers._graphs]
+    assert captured == [Sizes(64, 1), Sizes(3, 2)][: 1 + (max_model_len == 67)]
 
 
 @pytest.mark.parametrize("name", COMPUTED)

@@ -1,7 +1,7 @@
-"""Records which kernels a step calls, and calls them again without Python in between.
+"""Captures which kernels a step calls, and calls them again without Python in between.
 
 A step of a small model is hundreds of kernels of microseconds each: to call one from Python takes as long. This
-is to a CPU what CUDA graphs are to a GPU. A step is computed as usual while it is recorded; its kernels, and the
+is to a CPU what CUDA graphs are to a GPU. A step is computed as usual while it is captured; its kernels, and the
 collectives between them, are called with the same arguments ever after, so whatever changes from step to step must lie
 where it lay, and must not be an argument itself.
 """
@@ -69,7 +69,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class CapturedGraph:
     """What a step of that size called, with its own tensors in `arena`."""
 
     sizes: Sizes
@@ -85,17 +85,17 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What two recordings show of steps of other sizes: which numbers grow with the rows, and which with the sequences.
+    """What two graphs show of steps of other sizes: which numbers grow with the rows, and which with the sequences.
 
     Every other word is the same in both.
     """
 
-    one: Recording
+    one: CapturedGraph
     other: Sizes
     grown: tuple[torch.Tensor, torch.Tensor]  # by rows, by sequences: int64 indices into the flat calls
 
     @classmethod
-    def between(cls, one: Recording, other: Recording) -> Growth | None:
+    def between(cls, one: CapturedGraph, other: CapturedGraph) -> Growth | None:
         """None unless every argument is the same in both, or a multiple of the rows, or of the sequences."""
         if one.calls.shape != other.calls.shape:
             return None
@@ -106,8 +106,8 @@ class Growth:
             known |= grows
         return cls(one, other.sizes, (grown[0], grown[1])) if known.all() else None
 
-    def of_sizes(self, sizes: Sizes) -> Recording | None:
-        """The recording of a step that was not recorded; None if the two are too much alike to show it."""
+    def of_sizes(self, sizes: Sizes) -> CapturedGraph | None:
+        """The graph of a step that was not captured; None if the two are too much alike to show it."""
         mine = self.one.sizes
         if not (mine.tell_apart(self.other) or sizes.on_line(mine, self.other)):
             return None
@@ -123,7 +123,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A recorded step, ready to run. What it returns lasts until another one of the same arena is run."""
+    """A captured step, ready to run. What it returns lasts until another one of the same arena is run."""
 
     kernels: Bfloat16Kernels
     calls: torch.Tensor  # [n, _WORDS]
@@ -144,7 +144,7 @@ class Program:
         return self.arena[offset : offset + count * torch.bfloat16.itemsize].view(torch.bfloat16)
 
 
-class Recorder(TorchFunctionMode):
+class GraphCapture(TorchFunctionMode):
     """Active in a `with` block: notes every kernel called, every tensor made and every collective.
 
     `foreign` names what torch itself computed meanwhile: a step with any of that cannot be replayed.
@@ -180,10 +180,10 @@ class Recorder(TorchFunctionMode):
         with self._kernels.noted_in(self._calls), self:
             yield
 
-    def recording(self, sizes: Sizes, most_rows: int, result: torch.Tensor, arena: torch.Tensor) -> Recording:
+    def graph(self, sizes: Sizes, most_rows: int, result: torch.Tensor, arena: torch.Tensor) -> CapturedGraph:
         """Return what was noted: a step of that size, which left its result in `result`.
 
-        `arena` serves other recordings, too; it is replaced where it is too small for `most_rows` rows.
+        `arena` serves other graphs, too; it is replaced where it is too small for `most_rows` rows.
         """
         memory = Memory(self._made, Fraction(most_rows, sizes.rows))
         for index, (name, arguments) in enumerate(self._calls):
@@ -194,7 +194,7 @@ class Recorder(TorchFunctionMode):
         if size > len(arena):
             arena = torch.empty(size, dtype=torch.uint8)
         base = arena.data_ptr()
-        return Recording(
+        return CapturedGraph(
             sizes,
             calls=_table([_words(call, memory, base) for call in self._calls], torch.int64),
             counts=_table([_counts(name) for name, _ in self._calls], torch.bool),
