@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
+from operator import mul
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
@@ -57,6 +59,13 @@ async def test_embeddings(client: openai.AsyncOpenAI) -> None:
         assert vector == pytest.approx(same.embedding, rel=1e-2, abs=1e-4)
     assert math.dist(vectors[0], vectors[1]) < math.dist(vectors[0], vectors[2])
     assert answer.usage.prompt_tokens > 0
+    ranked: Any = await client.post(
+        "/rerank", body={"model": MODEL, "query": texts[0], "documents": texts[1:]}, cast_to=object
+    )
+    assert [item["index"] for item in ranked["results"]] == [0, 1]
+    for item in ranked["results"]:
+        cosine = sum(map(mul, vectors[0], vectors[item["index"] + 1]))  # of vectors of length 1
+        assert item["relevance_score"] == pytest.approx(cosine, abs=2e-3)
 
 
 async def test_errors_are_the_clients_own_and_name_the_field(client: openai.AsyncOpenAI) -> None:

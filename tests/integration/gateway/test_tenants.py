@@ -91,6 +91,18 @@ async def test_keys_are_needed_everywhere(server: RedisServer) -> None:
         assert workers.status_code == 403
 
 
+async def test_texts_that_are_compared_count(server: RedisServer) -> None:
+    async with tenancy(server, entry("secret", tokens_per_minute=60)) as stack:
+        body = {"query": "q", "documents": ["one", "two"]}
+        answer = await stack.http.post("/v1/rerank", json=body, headers={"authorization": "Bearer secret"})
+        left = 60 - answer.json()["usage"]["total_tokens"]
+        assert 0 < left < 60
+        assert answer.headers["x-ratelimit-remaining-tokens"] == str(left)
+        body["documents"] = ["too many words for what is left of this minute"] * 3
+        more = await stack.http.post("/v1/rerank", json=body, headers={"authorization": "Bearer secret"})
+        assert (more.status_code, more.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
 async def test_anthropics_client_has_a_key_and_limits(server: RedisServer) -> None:
     hello: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
     async with (
