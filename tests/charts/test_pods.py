@@ -50,6 +50,13 @@ def _restricted(container: dict[str, object]) -> None:
     assert not security.get("privileged"), container["name"]
 
 
+def test_a_container_that_failed_says_why(rendered: Rendered) -> None:
+    """The end of its log stays with the pod, where `kubectl describe` and `ryzanstein kube doctor` show it."""
+    for pod in rendered.pods:
+        for container in pod.all_containers:
+            assert container["terminationMessagePolicy"] == "FallbackToLogsOnError", f"{pod}: {container['name']}"
+
+
 def test_our_pods_run_as_any_user(rendered: Rendered) -> None:
     """The images name a numeric user, and OpenShift chooses one: a user in the manifest would break either."""
     for pod in rendered.pods_of(*SERVICES, "secrets", "test"):

@@ -24,7 +24,10 @@ class Installation:
     @property
     def url(self) -> str:
         """Where clients of the tests reach the gateway: its Service's address."""
-        return f"http://{self.kube.get('service', f'{self.release}-gateway')['spec']['clusterIP']}"
+        gateways = f"app.kubernetes.io/instance={self.release},app.kubernetes.io/component=gateway"
+        addresses = {service["spec"]["clusterIP"] for service in self.kube.items("services", gateways)}
+        (address,) = addresses - {"None"}
+        return f"http://{address}"
 
     def begin(self, *args: str, major: int = 3, chart: Path = CHART) -> None:
         """`helm upgrade --install`; without Grafana, whose image no node of the rig has."""

@@ -16,7 +16,13 @@ from tests.cluster.conftest import Namespaces, settings
 from tests.cluster.installation import Installation
 
 pytestmark = pytest.mark.timeout(400)
-VALUES = {"workers.defaults.resources.requests.cpu": "100m", "workers.defaults.startupBudgetSeconds": 60}
+VALUES = {
+    "workers.defaults.replicas": 2,
+    "workers.defaults.resources.requests.cpu": "100m",
+    "workers.defaults.startupBudgetSeconds": 60,
+    "router.replicas": 2,
+    "gateway.replicas": 2,
+}
 POOL = "workers.pools.second"
 FAULTS: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "image": ({"image.tag": "9.9.9"}, ("gateway-9.9.9", "pull")),

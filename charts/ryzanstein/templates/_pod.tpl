@@ -72,6 +72,7 @@ topologySpreadConstraints:
 
 {{/* Security and resources of a container. */}}
 {{- define "ryzanstein.container" -}}
+terminationMessagePolicy: FallbackToLogsOnError
 securityContext:
   {{- toYaml .containerSecurityContext | nindent 2 }}
 resources:

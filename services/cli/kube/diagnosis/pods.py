@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -171,7 +172,17 @@ def _restarting(snapshot: Snapshot, pod: Object, container: Object) -> Finding:
         return Finding(which, "restarting", f"it did not answer its liveness probe for 30 s ({times} times)", (logs,))
     code = last.get("exitCode", "unknown")
     why = f"its process ends with status {code}" + (", killed from outside" if code == _KILLED else "")
-    return Finding(which, "restarting", f"{why} ({times} times); its last lines say why", (logs,))
+    said = _last_words(last.get("message") or "")
+    return Finding(which, "restarting", f"{why} ({times} times)" + (f": {said}" if said else ""), (logs,))
+
+
+def _last_words(log: str) -> str:
+    """The last line of the end of a log, which Kubernetes keeps of a container that ended with an error."""
+    line = next((line for line in reversed(log.splitlines()) if line.strip()), "")
+    try:
+        return str(json.loads(line)["message"])
+    except (ValueError, TypeError, KeyError):
+        return line.strip()
 
 
 def _limit(pod: Object, container: str) -> str:

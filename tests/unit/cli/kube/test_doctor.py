@@ -177,15 +177,26 @@ def test_a_container_killed_by_a_probe(probe: str, why: str, do: str) -> None:
     assert do in found.do[0]
 
 
-def test_a_process_that_ends_by_itself() -> None:
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (
+            '{"message": "starting"}\n{"level": "error", "message": "cannot start: no model in /m"}\n',
+            ": cannot start: no model in /m",
+        ),
+        ("Traceback\nMemoryError: no room\n", ": MemoryError: no room"),
+        ("", ""),
+    ],
+)
+def test_a_process_that_ends_by_itself(log: str, said: str) -> None:
     broken = Broken()
     waits = broken.waiting("router", "CrashLoopBackOff", "back-off 5m0s restarting failed container")
     waits["status"]["containerStatuses"][0] |= {
         "restartCount": 7,
-        "lastState": {"terminated": {"reason": "Error", "exitCode": 1}},
+        "lastState": {"terminated": {"reason": "Error", "exitCode": 1, "message": log}},
     }
     found = one(broken)
-    assert "ends with status 1 (7 times)" in found.why
+    assert found.why == f"its process ends with status 1 (7 times){said}"
     assert "logs ryzanstein-router-0 -c router --previous" in found.do[0]
 
 
