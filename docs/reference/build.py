@@ -34,6 +34,7 @@ from services.gateway.api import schema
 from services.gateway.api.fields import advisory_fields, neutral_values
 from services.gateway.main import running_gateway
 from services.gateway.messages import schema as messages
+from services.gateway.responses import schema as responses
 from services.gateway.settings import GatewaySettings
 from services.gateway.telemetry import GatewayMetrics
 from services.kv_coordinator.metrics import CoordinatorMetrics
@@ -212,6 +213,11 @@ BODIES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("POST /v1/messages/count_tokens", messages.CountBody),
     ("POST /v1/completions", schema.CompletionBody),
     ("`stream_options` of both", schema.StreamOptions),
+    ("POST /v1/responses", responses.ResponsesBody),
+    ("`text` of it", responses.TextConfig),
+    ("`reasoning` of it", responses.ReasoningConfig),
+    ("A message of `input`", responses.MessageItem),
+    ("A function of `tools`", responses.FunctionTool),
     ("POST /v1/embeddings", schema.EmbeddingBody),
     ("POST /v1/score", schema.ScoreBody),
     ("POST /v1/rerank", schema.RerankBody),

@@ -50,6 +50,18 @@ class RedisKeys:
         """A cached response of a deterministic request."""
         return f"rz:{self.namespace}:resp:{digest}"
 
+    def kept_response(self, tenant: str, response_id: str) -> str:
+        """A response that a client may come back to; with an empty id the prefix of a tenant's."""
+        return f"rz:{self.namespace}:kept:{tenant or '-'}:{response_id}"
+
+    def kept_index(self, tenant: str) -> str:
+        """Sorted set: ids of a tenant's kept responses -> when they were last used, milliseconds by Redis's clock."""
+        return f"rz:{self.namespace}:kept-index:{tenant or '-'}"
+
+    def kept_sizes(self, tenant: str) -> str:
+        """Hash: ids of a tenant's kept responses -> bytes, and under `total` their sum."""
+        return f"rz:{self.namespace}:kept-sizes:{tenant or '-'}"
+
     def api_key(self, digest: str) -> str:
         """Hash of an API key -> its tenant as JSON."""
         return f"rz:{self.namespace}:key:{digest}"

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
+from redis.asyncio import Redis
+
 from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
 from services.common.lifecycle import StartupError, run_service
@@ -38,6 +40,11 @@ from services.gateway.messages.schema import MessagesBody
 from services.gateway.observation import Observer
 from services.gateway.realtime.recording import Recordings
 from services.gateway.realtime.socket import StreamSocket
+from services.gateway.responses.dialect import WIRE as RESPONSES_WIRE
+from services.gateway.responses.endpoint import ResponsesEndpoint
+from services.gateway.responses.routes import add_routes
+from services.gateway.responses.schema import ResponsesBody
+from services.gateway.responses.store import ResponseStore, StoreLimits
 from services.gateway.resume import ResumePolicy, Upstream
 from services.gateway.server import HttpServer, listen, new_http_server
 from services.gateway.settings import GatewaySettings
@@ -54,6 +61,8 @@ from services.gateway.upstream.addresses import RouterAddresses
 from services.gateway.upstream.catalog import Catalog
 from services.gateway.upstream.connection import WorkerPool
 from services.gateway.upstream.router import RouterClient
+
+_STORE_S = 1.0  # longest wait for Redis where responses are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +124,8 @@ class _Services:
     chat: JobMaker[ChatBody]
     messages: JobMaker[MessagesBody]
     chats: ChatEndpoint
+    responses: JobMaker[ResponsesBody]
+    store: ResponseStore
     embedder: Embedder
     recordings: Recordings
     tracer: RequestTracer
@@ -130,6 +141,7 @@ class _Services:
         rerank: Endpoint = ComparisonEndpoint(RerankForm(), self.embedder, catalog, gate, limits)
         endpoints: dict[str, Endpoint] = {
             "/v1/chat/completions": GenerateEndpoint(self.chat, gate, limits, heartbeat_s),
+            "/v1/responses": GenerateEndpoint(self.responses, gate, limits, heartbeat_s),
             "/v1/completions": GenerateEndpoint(self.completions, gate, limits, heartbeat_s),
             "/v1/messages": GenerateEndpoint(self.messages, gate, limits, heartbeat_s),
             "/v1/messages/count_tokens": CountEndpoint(self.chats, catalog, gate, limits),
@@ -159,8 +171,9 @@ class _Services:
             lambda: catalog.ready and not self.drain.draining,
             playground=settings.playground,
         )
+        add_routes(app, self.store)
         observer = Observer("rest", self.metrics, self.tracer)
-        wires = dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), WIRE)
+        wires = dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), WIRE) | {"/v1/responses": RESPONSES_WIRE}
         return origins.share(Front(app, endpoints, {"/v1/stream": socket}, observer, self.drain, origins, wires))
 
     def inference(self) -> InferenceService:
@@ -203,12 +216,26 @@ def _cache_of(settings: GatewaySettings, guard: RedisGuard, keys: RedisKeys, met
     return ResponseCache(guard, keys, settings.response_cache_ttl_s, metrics).wrap
 
 
+def _new_store(settings: GatewaySettings, redis: Redis, keys: RedisKeys, metrics: GatewayMetrics) -> ResponseStore:
+    """With a guard of its own: conversations take longer to read than limits may wait."""
+    guard = RedisGuard(redis, settings.redis, _STORE_S, metrics, "no responses are kept until it is back")
+    limits = StoreLimits(
+        life_s=settings.responses_ttl_s,
+        response_bytes=settings.responses_max_bytes,
+        tenant_bytes=settings.responses_tenant_bytes,
+        chain=settings.responses_max_chain,
+        conversation_bytes=settings.max_body_bytes,
+    )
+    return ResponseStore(guard, keys, limits)
+
+
 def _new_services(
     settings: GatewaySettings,
     router: RouterClient,
     pipeline: Pipeline,
     grammars: GrammarCompiler,
     gate: Gate,
+    store: ResponseStore,
     metrics: GatewayMetrics,
     tracer: RequestTracer,
     drain: Drain,
@@ -225,6 +252,8 @@ def _new_services(
         JobMaker(chats, catalog, fallback, metrics),
         JobMaker(MessagesEndpoint(chats), catalog, fallback, metrics),
         chats,
+        JobMaker(ResponsesEndpoint(chats, store), catalog, fallback, metrics),
+        store,
         Embedder(pipeline),
         Recordings(settings.stream_resume_window_s),
         tracer,
@@ -274,7 +303,9 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     pipeline = Pipeline(catalog, upstream, metrics, wrap, log_prompts=settings.log_prompts)
     gate, tracer, drain = _new_gate(settings, guard, keys, metrics, peers), RequestTracer(enabled=traced), Drain()
     grammars = GrammarCompiler(settings.grammar_timeout_s)
-    services = _new_services(settings, router, pipeline, grammars, gate, metrics, tracer, drain)
+    kept_redis = open_redis(settings.redis, _STORE_S)
+    store = _new_store(settings, kept_redis, keys, metrics)
+    services = _new_services(settings, router, pipeline, grammars, gate, store, metrics, tracer, drain)
     metrics.watch(
         workers=lambda: len(router.fleet.workers),
         routers_up=lambda: router.answered,
@@ -303,6 +334,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         await pool.close()
         await router.close()
         await redis.aclose()
+        await kept_redis.aclose()
 
 
 async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:

@@ -105,6 +105,20 @@ class GatewaySettings(ServiceSettings):
         ge=0,
         description="Gateways that share concurrency caps, and limits while Redis is away; 0: as many as beat in Redis",
     )
+    responses_ttl_s: int = Field(
+        default=86_400, ge=0, description="How long /v1/responses keeps a response after its last use; 0: none is kept"
+    )
+    responses_max_bytes: int = Field(
+        default=1024 * 1024, ge=1024, description="Largest response that is kept, with its turn's input"
+    )
+    responses_tenant_bytes: int = Field(
+        default=32 * 1024 * 1024,
+        ge=1024,
+        description="Most that Redis keeps of a tenant's responses; the least recently used ones make room",
+    )
+    responses_max_chain: int = Field(
+        default=256, ge=1, description="Most responses of one conversation by `previous_response_id`"
+    )
     response_cache_ttl_s: int = Field(
         default=0, ge=0, description="How long answers of deterministic requests are kept; 0: no cache"
     )

@@ -13,6 +13,7 @@ from fastapi.telemetry import TelemetryConfig
 from google.protobuf.json_format import MessageToDict
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from services.gateway.api.generate import check_permission
 from services.gateway.api.http import authorization
@@ -36,7 +37,8 @@ def _model_json(name: str, model: ServedModel | None) -> dict[str, Any]:
 
 async def _api_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body(), error.status, headers=dict(error.headers))
+    waits = {} if error.retry_after_s is None else {"retry-after": str(max(1, round(error.retry_after_s)))}
+    return JSONResponse(error.body(), error.status, headers=dict(error.headers) | waits)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -44,7 +46,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path}: {error.detail}"
     code = "method_not_allowed" if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else "not_found"
     shaped = ApiError(error.status_code, message, "invalid_request_error", code=code)
-    return JSONResponse(shaped.body(), error.status_code, headers=error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the framework knows the methods of one route of a path
+        matching = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+        headers["allow"] = ", ".join(sorted({method for route in matching for method in route.methods or ()}))
+    return JSONResponse(shaped.body(), error.status_code, headers=headers)
 
 
 async def _tenant(request: Request) -> Tenant:

@@ -19,7 +19,9 @@ _INLINE_BYTES = 64 * 1024
 # What a list of texts, token ids or messages may hold: decoding that many takes about 30 ms.
 _MAX_VALUES = 400_000
 _MAX_OPTION_BYTES = 256 * 1024  # of any field that is not the text itself
-_TEXT_FIELDS = frozenset({"prompt", "input", "tokens", "messages", "text_1", "text_2", "query", "documents", "system"})
+_TEXT_FIELDS = frozenset(
+    {"prompt", "input", "instructions", "tokens", "messages", "text_1", "text_2", "query", "documents", "system"}
+)
 
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$")

@@ -74,6 +74,8 @@ class Front:
         matching = (getattr(r, "path", "") for r in self._app.routes if r.matches(scope)[0] is not Match.NONE)
         observed = self._observer.begin(next(matching, "other"))
         try:
+            if scope["method"] not in ("GET", "OPTIONS"):
+                self._origins.check_post(scope)
             async with self._drain.limit():
                 await self._app(scope, exchange.receive, exchange.send)
         except ApiError as error:

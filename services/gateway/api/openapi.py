@@ -18,8 +18,27 @@ from services.gateway.api.schema import (
     TokenizeBody,
 )
 from services.gateway.messages.schema import CountBody, MessagesBody
+from services.gateway.responses.schema import ResponsesBody
 
 _MODEL = "ryzanstein-tiny"
+_RESPONSE = {
+    "id": "resp_0d6f8f2c9b1e4a57a3c1d2e40d6f8f2c9b1e4a57a3c1d2e4",
+    "object": "response",
+    "created_at": 1767225600,
+    "status": "completed",
+    "model": _MODEL,
+    "output": [
+        {
+            "id": "msg_0d6f8f2c9b1e4a57a3c1d2e40d6f8f2c9b1e4a57a3c1d2e40000",
+            "type": "message",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Blue.", "annotations": [], "logprobs": []}],
+        }
+    ],
+    "store": True,
+    "usage": {"input_tokens": 12, "output_tokens": 3, "total_tokens": 15},
+}
 _ERROR = {
     "description": "Refused or failed; the message names the field and what is allowed",
     "content": {
@@ -35,6 +54,11 @@ _ERROR = {
             },
         }
     },
+}
+_STREAMS = {  # how they end
+    "generation": "data: {...}\n\ndata: [DONE]\n\n",
+    "messages": "event: message_start\ndata: {...}\n\n",
+    "responses": "event: response.completed\ndata: {...}\n\n",
 }
 _SECURITY: list[dict[str, list[str]]] = [{}, {"key": []}, {"x-api-key": []}]  # a key is needed only with tenancy
 _ERROR_SCHEMA = {
@@ -111,6 +135,13 @@ _ROUTES: dict[str, tuple[str, str, type[msgspec.Struct], dict[str, Any], dict[st
                 "prompt_tokens_details": {"cached_tokens": 0},
             },
         },
+    ),
+    "/v1/responses": (
+        "Answer a turn of a conversation that the gateway may keep; server-sent events with `stream`",
+        "responses",
+        ResponsesBody,
+        {"model": _MODEL, "input": "Name a colour.", "max_output_tokens": 32},
+        _RESPONSE,
     ),
     "/v1/completions": (
         "Continue a text; server-sent events with `stream`",
@@ -236,9 +267,11 @@ def _document_errors(whole: dict[str, Any]) -> None:
     for path, operations in whole["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)
-            if operation["tags"] != ["health"]:
+            tag = operation["tags"]
+            if tag != ["health"]:
                 operation["security"] = _SECURITY
-                codes = ("401", "403") if path == "/admin/workers" else ("401", "404", "503")
+                codes = ["401", "403"] if path == "/admin/workers" else ["401", "404", "503"]
+                codes += ["400", "403"] if tag == ["responses"] else []
                 operation["responses"] |= dict.fromkeys(codes, _ERROR)
 
 
@@ -246,10 +279,8 @@ def _operation(
     summary: str, tag: str, schema: dict[str, Any], example: dict[str, Any], answer: dict[str, Any]
 ) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}, "example": answer}}
-    if tag == "generation":
-        content["text/event-stream"] = {"example": "data: {...}\n\ndata: [DONE]\n\n"}
-    if tag == "messages" and "max_tokens" in example:
-        content["text/event-stream"] = {"example": "event: message_start\ndata: {...}\n\n"}
+    if tag in _STREAMS and "`stream`" in summary:
+        content["text/event-stream"] = {"example": _STREAMS[tag]}
     error = _MESSAGES_ERROR if tag == "messages" else _ERROR
     codes = ("400", "401", "403", "404", "405", "408", "413", "415", "429", "500", "503")
     return {

@@ -73,7 +73,7 @@ class OriginPolicy:
         return CORSMiddleware(
             app,
             allow_origins=sorted(self._allowed),
-            allow_methods=("GET", "HEAD", "POST"),
+            allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=("*",),
             allow_private_network=True,
             expose_headers=_EXPOSED,

@@ -26,6 +26,16 @@ class Choice:
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)  # whole ones
 
+    def add(self, chunk: Chunk) -> None:
+        """Take a chunk in."""
+        self.text += chunk.text
+        self.reasoning += chunk.reasoning
+        join_calls(self.calls, chunk.calls)
+        self.ids += chunk.ids
+        self.tokens += chunk.tokens
+        if chunk.finish is not None:
+            self.finish = chunk.finish
+
 
 class Dialect(Protocol):
     """How one endpoint writes its answers. Frames are whole server-sent events, one or several."""
@@ -61,6 +71,7 @@ class Job:
     dialect: Dialect
     stream: bool
     billed: Callable[[Generation], Usage]
+    new_choice: Callable[[], Choice] = Choice  # of an answer that is sent whole
     per_prompt: int = 1  # choices that share a prompt: it is counted once
     include_workers: bool = False
 
@@ -99,17 +110,10 @@ async def run(exchange: Exchange, job: Job) -> None:
 
 
 async def _collect(job: Job) -> list[Choice]:
-    choices = [Choice() for _ in job.generations]
+    choices = [job.new_choice() for _ in job.generations]
     async with aclosing(_chunks(job.generations)) as chunks:
         async for index, chunk in chunks:
-            choice = choices[index]
-            choice.text += chunk.text
-            choice.reasoning += chunk.reasoning
-            join_calls(choice.calls, chunk.calls)
-            choice.ids += chunk.ids
-            choice.tokens += chunk.tokens
-            if chunk.finish is not None:
-                choice.finish = chunk.finish
+            choices[index].add(chunk)
     return choices
 
 
@@ -118,10 +122,11 @@ async def _stream(exchange: Exchange, job: Job) -> None:
     unopened, running, tail = set(range(len(job.generations))), len(job.generations), b""
     async with aclosing(_chunks(job.generations)) as chunks:
         async for index, chunk in chunks:
-            frame = job.dialect.frame(index, chunk, job.generations[index])
+            begun = b""
             if index in unopened:
                 unopened.discard(index)
-                frame = job.dialect.opening(index, job.generations[index]) + frame
+                begun = job.dialect.opening(index, job.generations[index])
+            frame = begun + job.dialect.frame(index, chunk, job.generations[index])
             if not exchange.status:
                 await exchange.start_events()
             exchange.answering = True

@@ -30,11 +30,19 @@ class RedisAwayError(Exception):
 class RedisGuard:
     """Runs operations on Redis; after a failure none for a pause that doubles with each further failure."""
 
-    def __init__(self, client: redis.Redis, access: RedisAccess, timeout_s: float, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        access: RedisAccess,
+        timeout_s: float,
+        metrics: GatewayMetrics,
+        consequence: str = "limits are local until it is back",
+    ) -> None:
+        """`consequence` is what the log says of an outage."""
         self.client = client
         self._timeout_s = timeout_s
         self._metrics = metrics
-        self._outage = RedisOutage(log, access, "limits are local until it is back")
+        self._outage = RedisOutage(log, access, consequence)
         self._pause_s = 0.0
         self._open_until = 0.0
 

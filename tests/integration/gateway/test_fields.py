@@ -20,6 +20,7 @@ from services.gateway.api.schema import (
 )
 from services.gateway.messages.endpoint import NO_THREADS
 from services.gateway.messages.schema import CountBody, MessagesBody
+from services.gateway.responses.schema import ResponsesBody
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import Stack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
@@ -30,6 +31,7 @@ BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     CHAT: (ChatBody, {"messages": [HELLO], "max_tokens": 1}),
     "/v1/messages": (MessagesBody, {"messages": [HELLO], "max_tokens": 1}),
     "/v1/messages/count_tokens": (CountBody, {"messages": [HELLO]}),
+    "/v1/responses": (ResponsesBody, {"input": "a", "max_output_tokens": 1, "store": False}),
     "/v1/completions": (CompletionBody, {"prompt": "a", "max_tokens": 1}),
     "/v1/embeddings": (EmbeddingBody, {"input": "a"}),
     "/v1/score": (ScoreBody, {"text_1": "a", "text_2": ["a"]}),

@@ -15,6 +15,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import running_stack
+from tests.integration.gateway.test_tenants import RedisServer
 
 # What a gateway serves at /openapi.json: a test keeps the two equal.
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "openapi.json"
@@ -26,13 +27,13 @@ schema = schemathesis.openapi.from_path(
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A gateway in a thread of its own: Schemathesis is synchronous."""
     started, addresses, stop = threading.Event(), [], asyncio.Event()
-    loop = asyncio.new_event_loop()
+    loop, redis = asyncio.new_event_loop(), RedisServer(tmp_path_factory.mktemp("redis"))
 
     async def serve() -> None:
-        async with running_stack([Worker("w0")]) as stack:
+        async with running_stack([Worker("w0")], redis_url=redis.url) as stack:
             addresses.append(stack.url)
             started.set()
             await stop.wait()
@@ -44,6 +45,8 @@ def url() -> Iterator[str]:
     loop.call_soon_threadsafe(stop.set)
     thread.join(30)
     loop.close()
+    redis.process.kill()
+    redis.process.wait()
 
 
 @schema.parametrize()

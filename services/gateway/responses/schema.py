@@ -1,0 +1,273 @@
+"""The body of /v1/responses, and what its lists may hold."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from services.gateway.api.fields import ADVISORY, neutral
+from services.gateway.api.schema import FunctionName, NonEmpty, Penalty, Probability, Session
+
+ResponseId = Annotated[str, Meta(max_length=256)]
+
+# --- items of `input` ----------------------------------------------------------------------------------------------
+
+
+class InputText(Struct, tag_field="type", tag="input_text", forbid_unknown_fields=True):
+    """Text that somebody wrote."""
+
+    text: str
+    prompt_cache_breakpoint: Annotated[Any, ADVISORY] = None
+
+
+class OutputText(Struct, tag_field="type", tag="output_text", forbid_unknown_fields=True):
+    """Text that the model wrote."""
+
+    text: str
+    annotations: Annotated[Any, ADVISORY] = None
+    logprobs: Annotated[Any, ADVISORY] = None
+
+
+class Refusal(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=True):
+    """The model's refusal."""
+
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """As other parts call it."""
+        return self.refusal
+
+
+Part = InputText | OutputText | Refusal
+PARTS = ("input_text", "output_text", "refusal")
+Content = str | list[Part]
+
+
+class MessageItem(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A message; `type` may be left out."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: Annotated[Any, ADVISORY] = None
+    phase: Annotated[Any, ADVISORY] = None
+
+
+class CallItem(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A call that the model made."""
+
+    call_id: NonEmpty
+    name: str
+    arguments: str
+    type: Literal["function_call"] = "function_call"
+    id: str | None = None
+    status: Annotated[Any, ADVISORY] = None
+    caller: Annotated[Any, ADVISORY] = None
+
+
+class CallOutputItem(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a call gave."""
+
+    call_id: NonEmpty
+    output: Content
+    type: Literal["function_call_output"] = "function_call_output"
+    id: str | None = None
+    name: str | None = None
+    status: Annotated[Any, ADVISORY] = None
+    caller: Annotated[Any, ADVISORY] = None
+
+
+class ReasoningText(Struct, forbid_unknown_fields=True):
+    """A part of a reasoning."""
+
+    text: str
+    type: Literal["reasoning_text", "summary_text"] = "reasoning_text"
+
+
+class ReasoningItem(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How the model reasoned before what follows."""
+
+    type: Literal["reasoning"] = "reasoning"
+    summary: list[ReasoningText] | None = None
+    content: list[ReasoningText] | None = None
+    id: str | None = None
+    encrypted_content: Annotated[Any, ADVISORY] = None
+    status: Annotated[Any, ADVISORY] = None
+
+
+class ReferenceItem(Struct, kw_only=True, forbid_unknown_fields=True):
+    """An item of a response that is kept, by its id."""
+
+    id: NonEmpty
+    type: Literal["item_reference"] = "item_reference"
+
+
+Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
+ITEMS: dict[str, type[Item | ReferenceItem]] = {
+    "message": MessageItem,
+    "function_call": CallItem,
+    "function_call_output": CallOutputItem,
+    "reasoning": ReasoningItem,
+    "item_reference": ReferenceItem,
+}
+
+# --- what else a body holds ----------------------------------------------------------------------------------------
+
+
+class FunctionTool(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
+    name: FunctionName
+    type: Literal["function"] = "function"
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: Annotated[bool | None, ADVISORY] = None
+    output_schema: Annotated[Any, ADVISORY] = None
+
+
+class ChosenFunction(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function that must be called."""
+
+    name: str
+    type: Literal["function"] = "function"
+
+
+class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ChosenFunction]
+    type: Literal["allowed_tools"] = "allowed_tools"
+
+
+class TextFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Plain text, any JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How the text is to be."""
+
+    format: TextFormat | None = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, ADVISORY] = None
+
+
+class ReasoningConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How the model reasons."""
+
+    effort: Annotated[str, Meta(description="A variable for the chat template")] | None = None
+    summary: Annotated[str | None, ADVISORY] = None
+    generate_summary: Annotated[str | None, ADVISORY] = None
+    context: Annotated[str | None, ADVISORY] = None
+    mode: Annotated[str | None, ADVISORY] = None
+
+
+class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
+    """How a stream reports."""
+
+    include_obfuscation: Annotated[bool | None, ADVISORY] = None
+
+
+LOGPROBS = "message.output_text.logprobs"
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+
+class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/responses. null means the default everywhere."""
+
+    input: (
+        Annotated[
+            str | list[dict[str, Any]],
+            Meta(description=f"A text, or items of the types {', '.join(ITEMS)}"),
+        ]
+        | None
+    ) = None
+    model: Annotated[str, Meta(description="A model of /v1/models; may be left out when there is only one")] | None = (
+        None
+    )
+    instructions: Annotated[str, Meta(description="Before everything else; not kept for the next turn")] | None = None
+    previous_response_id: Annotated[ResponseId, Meta(description="A kept response to go on from")] | None = None
+    store: (
+        Annotated[bool, Meta(description="true: keep, or fail; left out: keep if possible, the answer's `store` says")]
+        | None
+    ) = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, description="Default: what fits")] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy")] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    include: Annotated[list[Includable], Meta(description=f"Only {LOGPROBS} has an effect")] | None = None
+    tools: (
+        Annotated[
+            list[dict[str, Any]],
+            Meta(max_length=128, description="Functions: type, name, description, parameters, strict"),
+        ]
+        | None
+    ) = None
+    tool_choice: (
+        Annotated[
+            str | dict[str, Any],
+            Meta(description="none, auto, required, or an object of type function or allowed_tools"),
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    truncation: Annotated[Literal["auto", "disabled"], Meta(description="auto drops the oldest turns")] | None = None
+    metadata: Metadata | None = None
+    prompt_cache_key: Annotated[Session, Meta(description="Keeps requests on one worker")] | None = None
+    user: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
+    safety_identifier: Annotated[Session, Meta(description="As `user`")] | None = None
+    session_id: Annotated[Session, Meta(description="Requests of a session stay on one worker")] | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=0xFFFFFFFF, description="0 and -1 are off")] | None = None
+    min_p: Probability | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None
+    max_tool_calls: Annotated[int | None, ADVISORY] = None
+    service_tier: Annotated[str | None, ADVISORY] = None
+    prompt_cache_retention: Annotated[str | None, ADVISORY] = None
+    prompt_cache_options: Annotated[Any, ADVISORY] = None
+    access_programs: Annotated[Any, ADVISORY] = None
+    background: Annotated[Any, neutral(False)] = None
+    context_management: Annotated[Any, neutral([])] = None
+    conversation: Annotated[Any, neutral()] = None
+    image: Annotated[Any, neutral()] = None
+    moderation: Annotated[Any, neutral()] = None
+    prompt: Annotated[Any, neutral()] = None
+
+    @property
+    def session(self) -> str:
+        """What keeps requests on one worker; empty when the body names nothing."""
+        return self.session_id or self.prompt_cache_key or self.user or self.safety_identifier or ""
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether logprobs were asked for."""
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)

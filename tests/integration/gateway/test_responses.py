@@ -1,0 +1,295 @@
+"""/v1/responses on scripted workers and a real Redis: memory, owners, limits, lifetimes, streams that move."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.gateway.fleet import Fault, Worker
+from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.test_chat_prompts import text_of
+from tests.integration.gateway.test_tenants import RedisServer, entry, server
+
+__all__ = ["server"]  # the fixture
+
+PATH = "/v1/responses"
+UNKNOWN = f"resp_{'0' * 48}"
+
+
+@pytest.fixture
+async def stack(server: RedisServer) -> AsyncIterator[Stack]:
+    async with running_stack([Worker("w0"), Worker("w1")], redis_url=server.url, responses_max_chain=40) as running:
+        yield running
+
+
+async def create(stack: Stack, key: str = "", **fields: Any) -> dict[str, Any]:
+    answer = await post(stack, key, **fields)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+async def post(stack: Stack, key: str = "", **fields: Any) -> httpx.Response:
+    body = {"input": "hi", "max_output_tokens": 2, "seed": 1, **fields}
+    return await stack.http.post(PATH, json=body, headers={"authorization": f"Bearer {key or None}"})
+
+
+def prompts(stack: Stack) -> list[str]:
+    """What the last request's worker was given, by time."""
+    submits = [submit for worker in stack.workers for submit in worker.submits]
+    return [text_of(list(submit.prompt_ids)) for submit in submits]
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    frames = [frame.split("\n") for frame in text.strip().split("\n\n") if not frame.startswith(":")]
+    events = [json.loads(data.removeprefix("data: ")) for _, data in frames]
+    assert [frame[0] for frame in frames] == [f"event: {event['type']}" for event in events]
+    return events
+
+
+async def test_a_turn_goes_on_from_kept_ones_as_if_its_items_had_been_sent(stack: Stack) -> None:
+    first = await create(stack, instructions="Be brief.", input="one")
+    second = await create(stack, input=[{"role": "user", "content": "two"}], previous_response_id=first["id"])
+    remembered = prompts(stack)
+    reference = {"type": "item_reference", "id": second["output"][0]["id"]}
+    items: list[Any] = ["one", *first["output"], "two", reference, "three"]
+    sent = [{"role": "user", "content": item} if isinstance(item, str) else item for item in items]
+    await create(stack, input=sent, store=False)
+    await create(stack, input="three", previous_response_id=second["id"])
+    by_items, by_memory = [text for text in prompts(stack) if text not in remembered][:1], prompts(stack)
+    assert by_memory.count(by_items[0]) == 2
+    assert sum("Be brief." in text for text in by_memory) == 1, "instructions are of one turn"
+    sessions = [route.session for route in stack.router.routes]
+    assert sessions[0] == sessions[1] == sessions[3] != ""
+    assert sessions[2] == ""
+    listed = await stack.client.responses.input_items.list(second["id"], order="asc")
+    assert [item.content[0].text for item in listed.data] == ["two"]  # type: ignore[union-attr]
+    assert (await stack.client.responses.retrieve(second["id"])).to_dict() == second
+
+
+async def test_a_stream_is_the_whole_response_in_pieces_also_when_its_worker_dies(stack: Stack) -> None:
+    ask = {"max_output_tokens": 30, "store": False, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole = await create(stack, **ask)
+    for worker in stack.workers:
+        worker.faults = [Fault("break", 7)]
+    events = events_of((await post(stack, **ask, stream=True)).text)
+    assert any(not worker.faults for worker in stack.workers)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    beginning = ["created", "in_progress", "output_item.added", "content_part.added"]
+    ending = ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    deltas = len(kinds) - len(beginning) - len(ending)
+    assert kinds == [*beginning, *["output_text.delta"] * deltas, *ending]
+    (item,) = whole["output"]
+    written = [event for event in events if event["type"].endswith(".delta")]
+    assert "".join(event["delta"] for event in written) == item["content"][0]["text"]
+    assert [entry for event in written for entry in event["logprobs"]] == item["content"][0]["logprobs"]
+    last = events[-1]["response"]
+    unlike = ("id", "created_at", "output", "usage")
+    assert {k: v for k, v in last.items() if k not in unlike} == {k: v for k, v in whole.items() if k not in unlike}
+    assert last["output"] == [item | {"id": last["output"][0]["id"]}]
+    assert last["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+async def test_a_stream_that_cannot_go_on_fails_as_a_response(server: RedisServer) -> None:
+    faults = [Fault("break", index) for index in range(5, 20)]
+    async with running_stack([Worker("w0", faults=faults)], redis_url=server.url, sse_heartbeat_s=0.1) as stack:
+        broken = events_of((await post(stack, max_output_tokens=30, stream=True)).text)
+        assert broken[-1]["type"] == "response.failed"
+        failed = broken[-1]["response"]
+        assert (failed["status"], failed["store"], failed["error"]["code"]) == ("failed", False, "server_error")
+        stack.workers[0].faults, stack.workers[0].step_s = [Fault("refuse", 0)], 0.3
+        (never_begun,) = events_of((await post(stack, stream=True)).text)
+        assert (never_begun["type"], never_begun["code"]) == ("error", "context_length_exceeded")
+        stack.router.empty = True
+        assert (await post(stack, stream=True)).status_code == 503
+    assert not server.client.keys("rz:*:kept:*")
+
+
+async def test_deep_conversations_have_an_end_and_truncation_drops_their_oldest_turns(stack: Stack) -> None:
+    previous, texts = None, [f"turn {index}" for index in range(41)]
+    for text in texts[:40]:
+        ask = {"input": text, "previous_response_id": previous, "instructions": "Hold on.", "truncation": "auto"}
+        previous = (await create(stack, **ask))["id"]
+    last = max((text for text in prompts(stack) if texts[39] in text), key=len)
+    assert "Hold on." in last
+    kept = [text for text in texts if f"{text}<" in last]
+    assert kept == texts[40 - len(kept) : 40], "the newest, without a gap"
+    assert 5 < len(kept) < 40
+    deep = await post(stack, input=texts[40], previous_response_id=previous, truncation="auto")
+    assert (deep.status_code, deep.json()["error"]["code"]) == (400, "conversation_too_long")
+    too_long = await post(stack, input="words " * 400, truncation="auto")
+    assert (too_long.status_code, too_long.json()["error"]["param"]) == (400, "input")
+    assert too_long.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_only_the_owner_sees_a_response(server: RedisServer) -> None:
+    entries = [entry("one", name="acme"), entry("two", name="other")]
+    settings = {"tenancy": True, "redis_timeout_s": 0.5, "api_keys": json.dumps(entries)}
+    async with running_stack([Worker("w0")], redis_url=server.url, **settings) as stack:
+        made = await create(stack, "one")
+        response_id, item_id = made["id"], made["output"][0]["id"]
+        assert (await post(stack)).status_code == 401
+        assert (await stack.http.get(f"{PATH}/{response_id}")).status_code == 401
+        foreign = {"headers": {"authorization": "Bearer two"}}
+        for name in (response_id, UNKNOWN, "resp_", f"resp_{response_id}", "x" * 250, "acme:1", "%2e%2e", "resp_*"):
+            for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/input_items")):
+                answer = await stack.http.request(method, f"{PATH}/{name}{path}", **foreign)
+                assert answer.status_code == 404, (method, name, answer.text)
+            going_on = await post(stack, "two", previous_response_id=name)
+            assert (going_on.status_code, going_on.json()["error"]["code"]) == (400, "previous_response_not_found")
+        referring = await post(stack, "two", input=[{"type": "item_reference", "id": item_id}])
+        assert (referring.status_code, referring.json()["error"]["code"]) == (400, "item_not_found")
+        own = {"headers": {"authorization": "Bearer one"}}
+        assert (await stack.http.get(f"{PATH}/{response_id}", **own)).json() == made
+        deleted = await stack.http.delete(f"{PATH}/{response_id}", **own)
+        assert deleted.json() == {"id": response_id, "object": "response", "deleted": True}
+        assert (await stack.http.get(f"{PATH}/{response_id}", **own)).status_code == 404
+    assert not server.client.keys("rz:*:kept:*")
+
+
+async def test_a_conversation_lives_on_by_use_and_ends_with_its_lifetime(server: RedisServer) -> None:
+    async with running_stack([Worker("w0")], redis_url=server.url, responses_ttl_s=50) as stack:
+        first = await create(stack)
+        key = f"rz:default:kept:-:{first['id']}"
+        server.client.pexpire(key, 20_000)
+        second = await create(stack, previous_response_id=first["id"])
+        assert 45_000 < server.client.pttl(key) <= 50_000, "its next turn keeps it"
+        server.client.delete(key)
+        lost = await post(stack, previous_response_id=second["id"])
+        assert (lost.status_code, lost.json()["error"]["param"]) == (400, "previous_response_id")
+        assert first["id"] in lost.json()["error"]["message"]
+        assert (await stack.http.get(f"{PATH}/{second['id']}")).status_code == 200
+        # What has expired counts no longer: the index forgets it at the next write.
+        server.client.zadd("rz:default:kept-index:-", {first["id"]: 1})
+        await create(stack)
+        members = server.client.zrange("rz:default:kept-index:-", 0, -1)
+        sizes = {key: int(size) for key, size in server.client.hgetall("rz:default:kept-sizes:-").items()}
+        total = sizes.pop(b"total")
+        assert set(members) == set(sizes)
+        assert len(members) == 2
+        assert total == sum(sizes.values())
+
+
+async def test_what_is_kept_has_bounds(server: RedisServer) -> None:
+    bounds = {"responses_max_bytes": 4000, "responses_tenant_bytes": 7000}
+    async with running_stack([Worker("w0")], redis_url=server.url, **bounds) as stack:
+        made = [await create(stack) for _ in range(6)]
+        found = [(await stack.http.get(f"{PATH}/{response['id']}")).status_code for response in made]
+        assert found == sorted(found, reverse=True)
+        assert found[0] == 404, "the oldest make room"
+        assert found[-1] == 200
+        large = {"metadata": {str(index): "x" * 500 for index in range(10)}}
+        assert (await create(stack, **large))["store"] is False
+        refused = await post(stack, **large, store=True)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "response_too_large")
+        # Workers' leases are in the same Redis: it is never filled.
+        kept = await create(stack, store=True)
+        used = server.client.info("memory")["used_memory"]
+        server.client.config_set("maxmemory", int(used / 0.7))
+        for _ in range(20):
+            await create(stack, metadata={"a": "x" * 500})
+        assert server.client.info("memory")["used_memory"] < used / 0.7
+        server.client.config_set("maxmemory", used)
+        while (await create(stack))["store"]:
+            pass
+        full = await post(stack, store=True)
+        assert (full.status_code, full.json()["error"]["code"]) == (503, "store_full")
+        assert (await stack.http.get(f"{PATH}/{kept['id']}")).status_code == 404
+        assert server.client.zcard("rz:default:kept-index:-") == 0
+
+
+async def test_without_redis_what_needs_none_is_answered_and_nothing_is_lost_in_silence(server: RedisServer) -> None:
+    async with running_stack([Worker("w0", step_s=0.01)], redis_url=server.url) as stack:
+        made = await create(stack)
+        stream = {"max_output_tokens": 20, "stream": True}
+        async with stack.client.responses.stream(model="", input="hi", store=True, max_output_tokens=60) as events:
+            async for event in events:
+                if event.type == "response.output_text.delta" and server.process.poll() is None:
+                    server.process.kill()
+                    server.process.wait()
+        assert event.type == "response.failed"
+        assert event.response.error is not None
+        assert event.response.output[0].content[0].text  # type: ignore[union-attr]
+        assert (await create(stack, store=False))["store"] is False
+        assert (await create(stack))["store"] is False, "the answer says that it is not kept"
+        assert events_of((await post(stack, **stream)).text)[-1]["response"]["store"] is False
+        for needs in ({"store": True}, {"previous_response_id": made["id"]}):
+            refused = await post(stack, **needs)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_unavailable")
+            assert "retry-after" in refused.headers
+        away = await stack.http.get(f"{PATH}/{made['id']}")
+        assert (away.status_code, away.headers["retry-after"]) == (503, "2")
+        await eventually(lambda: not stack.gateway.metrics.registry.get_sample_value("ryzanstein_gateway_redis_up"))
+
+
+async def test_a_gateway_may_keep_nothing(server: RedisServer) -> None:
+    async with running_stack([Worker("w0")], redis_url=server.url, responses_ttl_s=0) as stack:
+        assert (await create(stack))["store"] is False
+        for field, value in (("store", True), ("previous_response_id", UNKNOWN)):
+            refused = await post(stack, **{field: value})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+    assert not server.client.keys("rz:*:kept*")
+
+
+IMAGE = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "x"}]
+FUNCTION = {"type": "function", "name": "f"}
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": [FUNCTION, {"type": "web_search"}]}, "tools[1].type", "`function`"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name", "Missing"),
+    ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "match"),
+    ({"tools": [FUNCTION, FUNCTION]}, "tools", "two functions"),
+    ({"tool_choice": "required"}, "tool_choice", "needs `tools`"),
+    ({"tools": [FUNCTION], "tool_choice": "some"}, "tool_choice", "`required`"),
+    ({"tools": [FUNCTION], "tool_choice": {"type": "web_search"}}, "tool_choice.type", "`function`"),
+    ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", "among"),
+    ({"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "g"}]}},
+     "tool_choice.tools", "among"),
+    ({"input": []}, "input", "empty"),
+    ({"input": None}, "input", "Missing"),
+    ({"input": [{"type": "web_search_call"}]}, "input[0].type", "`function_call_output`"),
+    ({"input": [{"type": []}]}, "input[0].type", "`message`"),
+    ({"input": [{"role": "user", "content": IMAGE}]}, "input[0].content[1].type", "`input_text`"),
+    ({"input": [{"role": "user"}]}, "input[0].content", "Missing"),
+    ({"input": [{"role": "robot", "content": ""}]}, "input[0].role", "robot"),
+    ({"input": [{"role": "user", "content": "", "colour": 1}]}, "input[0].colour", "Known fields"),
+    ({"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]}, "input", "`x`"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "msg_1"),
+    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "Missing"),
+    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "strin"}}}}, "text.format.schema",
+     "strin"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type", "xml"),
+    ({"max_output_tokens": 0}, "max_output_tokens", ">= 1"),
+    ({"max_output_tokens": 1000}, "input", "maximum context"),
+    ({"include": ["secrets"]}, "include[0]", "secrets"),
+    ({"metadata": {"a": "x" * 513}}, "metadata[...]", "512"),
+    ({"background": True}, "background", "only `false`"),
+    ({"conversation": "conv_1"}, "conversation", "only `null`"),
+    ({"prompt": {"id": "p"}}, "prompt", "only `null`"),
+    ({"truncation": "some"}, "truncation", "some"),
+    ({"messages": []}, "messages", "Known fields"),
+]  # fmt: skip
+
+
+async def test_wrong_bodies_are_refused_by_field() -> None:
+    async with running_stack([Worker("w0")], redis_url="unix:///nowhere") as stack:
+        for fields, param, words in WRONG:
+            answer = await post(stack, **({"store": False} | fields))
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, param), (fields, error)
+            assert words in error["message"], (fields, error)
+        nested = '{"a":' * 3000 + "1" + "}" * 3000
+        tools = f'[{{"name": "f", "parameters": {nested}}}]'
+        body = f'{{"input": "a", "store": false, "max_output_tokens": 1, "tools": {tools}}}'
+        answer = await stack.http.post(PATH, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code in (200, 400)
+        assert (await stack.http.get(PATH)).status_code == 405
+        page = f"{PATH}/{UNKNOWN}/input_items"
+        for query in ("limit=0", "limit=x", "limit=101", "order=up"):
+            assert (await stack.http.get(f"{page}?{query}")).status_code == 400
+        assert (await stack.http.get(f"{PATH}/{UNKNOWN}?stream=true")).status_code == 400
+        foreign = {"origin": "https://elsewhere.example"}
+        assert (await stack.http.delete(f"{PATH}/{UNKNOWN}", headers=foreign)).status_code == 403

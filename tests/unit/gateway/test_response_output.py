@@ -1,0 +1,81 @@
+"""The events of a response, read by the official client, give the items that the response has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai._models import construct_type_unchecked
+from openai._types import omit
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.responses import ResponseStreamEvent
+
+from services.gateway.generation.output import Chunk
+from services.gateway.generation.tokens import Finish
+from services.gateway.responses.output import Output
+from services.gateway.tools.calls import CallDelta
+
+FIRST, SECOND = CallDelta(0, "get", "", "call00001"), CallDelta(1, "now", "{}", "call00002")
+CASES: dict[str, tuple[list[Chunk], list[tuple[str, str, str]]]] = {
+    "text": ([Chunk("Hel"), Chunk("lo"), Chunk(finish=Finish.STOP)], [("message", "completed", "Hello")]),
+    "nothing": ([Chunk(finish=Finish.STOP)], [("message", "completed", "")]),
+    "cut text": ([Chunk("He", finish=Finish.LENGTH)], [("message", "incomplete", "He")]),
+    "reasoning and text in one piece": (
+        [
+            Chunk(reasoning="so", ids=[1, 2]),
+            Chunk("A", reasoning="!", ids=[3]),
+            Chunk("B", ids=[4], finish=Finish.STOP),
+        ],
+        [("reasoning", "completed", "so!"), ("message", "completed", "AB")],
+    ),
+    "cut reasoning": ([Chunk(reasoning="so", finish=Finish.LENGTH)], [("reasoning", "incomplete", "so")]),
+    "calls": (
+        [
+            Chunk("Wait.", calls=[FIRST]),
+            Chunk(calls=[CallDelta(0, arguments='{"a":')]),
+            Chunk(calls=[CallDelta(0, arguments="1}"), SECOND]),
+            Chunk(finish=Finish.TOOL_CALLS),
+        ],
+        [
+            ("message", "completed", "Wait."),
+            ("function_call", "completed", '{"a":1}'),
+            ("function_call", "completed", "{}"),
+        ],
+    ),
+    "text after a call": (
+        [Chunk(calls=[SECOND]), Chunk("Done.", finish=Finish.TOOL_CALLS)],
+        [("function_call", "completed", "{}"), ("message", "completed", "Done.")],
+    ),
+}
+
+
+def text_of(item: dict[str, Any]) -> str:
+    return str(item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_events_and_items_agree(name: str) -> None:
+    chunks, expected = CASES[name]
+    output = Output("00", None)
+    events = [event for chunk in chunks for event in output.add(chunk)]
+    events += list(output.close())
+    assert [(item["type"], item["status"], text_of(item)) for item in output.items] == expected
+    assert output.reasoning_tokens == (3 if "one piece" in name else 0)
+    calls = [item for item in output.items if item["type"] == "function_call"]
+    names = {"call00001": "get", "call00002": "now"}
+    assert all(item["name"] == names[item["call_id"]] for item in calls)
+    state: ResponseStreamState[None] = ResponseStreamState(input_tools=omit, text_format=omit)
+    begun = {"id": "resp_00", "object": "response", "output": [], "status": "in_progress"}
+    done = begun | {"output": output.items, "status": "completed"}
+    whole = [{"type": "response.created", "response": begun}, *events, {"type": "response.completed", "response": done}]
+    for number, event in enumerate(whole):
+        numbered: Any = event | {"sequence_number": number}
+        read: Any = construct_type_unchecked(value=numbered, type_=ResponseStreamEvent)
+        state.handle_event(read)
+    ended = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert ended == output.items
+    deltas = ["" for _ in output.items]
+    for event in events:
+        if event["type"].endswith(".delta"):
+            deltas[event["output_index"]] += event["delta"]
+    assert deltas == [text for _, _, text in expected]
