@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from services.gateway.api.chat import ChatEndpoint
 from services.gateway.api.decode import BodyDecoder
@@ -10,7 +12,7 @@ from services.gateway.api.generate import permitted_model
 from services.gateway.api.http import BodyLimits, ErrorShape, Exchange, Wire
 from services.gateway.api.run import Job
 from services.gateway.api.schema import ChatBody
-from services.gateway.errors import ApiError
+from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.output import Usage
 from services.gateway.generation.request import Caller, new_id
 from services.gateway.messages.dialect import PING, MessagesDialect, Thoughts
@@ -21,6 +23,7 @@ from services.gateway.tenants.tenant import Gate
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
 
+Body = TypeVar("Body", bound=CountBody)
 WIRE = Wire(ErrorShape(error_body, error_frames), PING, b"request-id")
 NO_THREADS = "thread_unsupported_request"  # which lets clients send conversations whole
 _INLINE_BLOCKS = 500  # translated within a millisecond
@@ -46,7 +49,7 @@ class MessagesEndpoint:
         """A job for a body; raises :class:`ApiError`."""
         thoughts = _thoughts(body)
         try:
-            chat = await model.off_loop(_blocks(body), partial(sampled_chat_of, body), _INLINE_BLOCKS)
+            chat = await _translated(sampled_chat_of, body, model)
             prompt = await self._chat.prompt(chat, model)
             room = model.max_len - len(prompt.ids)
             full = 0 < room < body.max_tokens
@@ -80,7 +83,7 @@ class CountEndpoint:
             body = await self._decoder.decode(data)
             model = await permitted_model(self._catalog, body.model or "", tenant)
             exchange.model = model.name
-            chat = await model.off_loop(_blocks(body), partial(chat_of, body), _INLINE_BLOCKS)
+            chat = await _translated(chat_of, body, model)
             prompt = await self._chat.prompt(chat, model)
             exchange.answer_headers = list(admission.headers)
             await exchange.send_json(200, {"input_tokens": len(prompt.ids)})
@@ -90,8 +93,14 @@ class CountEndpoint:
             await admission.settle(Usage())
 
 
-def _blocks(body: CountBody) -> int:
-    return sum(1 if isinstance(turn.content, str) else len(turn.content) for turn in body.messages)
+async def _translated(translate: Callable[[Body], ChatBody], body: Body, model: ServedModel) -> ChatBody:
+    """The chat of a body; raises :class:`ApiError` (400), for too many blocks before any is looked at."""
+    for field, contents in (("system", [body.system or ""]), ("messages", [turn.content for turn in body.messages])):
+        count = sum(1 if isinstance(content, str) else max(1, len(content)) for content in contents)
+        if count > model.max_len:  # a block costs a token at the least
+            message = f"`{field}` may hold at most {model.max_len} blocks for this model, got {count}."
+            raise invalid(message, field, "invalid_value")
+    return await model.off_loop(count, partial(translate, body), _INLINE_BLOCKS)
 
 
 def _thoughts(body: MessagesBody) -> Thoughts:

@@ -24,6 +24,7 @@ LONGEST_S = 0.8  # on a busy machine; before, most of these took seconds
 _ID_LIST = b"[1]," * 3_500_000 + b"[1]"
 _ID_LISTS = b'{"prompt": [' + _ID_LIST + b"]}"
 _MESSAGE = b'{"role": "user", "content": []},'
+_BLOCK = b'{"type": "text", "text": "x x"},'
 LARGE = {
     "text": ("/v1/completions", b'{"prompt": "' + b"x " * 7_000_000 + b'"}', "prompt"),
     "ids": ("/v1/completions", b'{"prompt": [' + b"5," * 7_000_000 + b"5]}", "prompt"),
@@ -58,6 +59,23 @@ LARGE = {
         "logit_bias",
     ),
     "a stop string": ("/v1/completions", b'{"prompt": "a", "stop": "' + b"x" * 200_000 + b'"}', "stop"),
+    "blocks": (
+        "/v1/messages",
+        b'{"max_tokens": 1, "messages": [{"role": "user", "content": [' + _BLOCK * 130_000 + _BLOCK[:-1] + b"]}]}",
+        "messages",
+    ),
+    "blocks of the system": (
+        "/v1/messages/count_tokens",
+        b'{"messages": [{"role": "user", "content": "a"}], "system": [' + _BLOCK * 130_000 + _BLOCK[:-1] + b"]}",
+        "system",
+    ),
+    "turns": (
+        "/v1/messages",
+        b'{"max_tokens": 1, "messages": [' + _MESSAGE * 100_000 + _MESSAGE[:-1] + b"]}",
+        "messages",
+    ),
+    "a document": ("/v1/rerank", b'{"query": "a", "documents": ["' + b"x " * 7_000_000 + b'"]}', "documents[0]"),
+    "documents": ("/v1/rerank", b'{"query": "a", "documents": [' + b'"x",' * 3_500_000 + b'"x"]}', "documents"),
     "text to tokenize": ("/tokenize", b'{"prompt": "' + b"x " * 7_000_000 + b'"}', "prompt"),
     "ids to detokenize": ("/detokenize", b'{"tokens": [' + b"5," * 7_000_000 + b"5]}", "tokens"),
     "unknown fields": (
@@ -103,7 +121,7 @@ def post(port: int, path: str, body: bytes, key: str = "") -> tuple[int, dict]:
 
 async def refusal(stack: Stack, path: str, body: bytes, key: str = "") -> tuple[int, dict]:
     status, answer = await asyncio.to_thread(post, stack.gateway.http.port, path, body, key)
-    return status, answer["error"]
+    return status, answer["error"] | answer["error"].get("details", {})
 
 
 async def test_the_largest_bodies_are_refused_by_name_and_stop_nobody():
