@@ -46,7 +46,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path}: {error.detail}"
     code = "method_not_allowed" if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else "not_found"
     shaped = ApiError(error.status_code, message, "invalid_request_error", code=code)
-    headers = dict(error.headers or {})
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the framework knows the methods of one route of a path
         matching = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
         headers["allow"] = ", ".join(sorted({method for route in matching for method in route.methods or ()}))
