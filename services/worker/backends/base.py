@@ -23,6 +23,9 @@ from services.worker.backends.names import Activation
 PlanT = TypeVar("PlanT")
 
 Elementwise = Callable[[Tensor], Tensor]
+Norm = Callable[[Tensor], Tensor]  # of the last dimension
+Rotation = Callable[[Tensor], None]  # of the first rotary_dim elements of heads [n, n_heads, head_dim], in place
+Rope = Callable[[Tensor], Rotation]  # of rows at positions [n], shared by all layers of a step
 Temperatures = NDArray[np.float32]
 Seeds = NDArray[np.uint64]
 Positions = NDArray[np.int64]
@@ -40,35 +43,15 @@ class Linear(Protocol):
         ...
 
 
-class Norm(Protocol):
-    """Normalises the last dimension."""
+class RmsNorm(Protocol):
+    """x / sqrt(mean(x^2) + eps) * weight, computed in float32 (Zhang & Sennrich, arXiv:1910.07467)."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the normalised `x`, of the same shape and dtype."""
         ...
 
-
-class RmsNorm(Norm, Protocol):
-    """x / sqrt(mean(x^2) + eps) * weight, computed in float32 (Zhang & Sennrich, arXiv:1910.07467)."""
-
     def write(self, x: Tensor, out: Tensor) -> None:
         """Write the normalised `x` to `out`, which may be `x`."""
-        ...
-
-
-class Rotation(Protocol):
-    """The rotation of one step's rows, shared by all layers."""
-
-    def rotate_(self, heads: Tensor) -> None:
-        """Rotate the first rotary_dim elements of `heads` [n, n_heads, head_dim] in place."""
-        ...
-
-
-class Rope(Protocol):
-    """One kind of rotary embedding, for all positions."""
-
-    def at(self, positions: Tensor) -> Rotation:
-        """Return the rotation of rows at `positions` [n]."""
         ...
 
 

@@ -121,7 +121,7 @@ class AttentionLayer:
             if self._qk_norm is not None:
                 self._qk_norm.normalise_(qk)
             if self._rotation is not None:
-                step.rotations[self._rotation].rotate_(qk)
+                step.rotations[self._rotation](qk)
         slots = step.batch.kv_slots
         self._ops.write_kv(step.cache, self._index, slots, qkv[: len(slots), self._q_size :])
         return qkv[:, : self._q_size]

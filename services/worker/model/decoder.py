@@ -143,7 +143,7 @@ class Decoder:
         plans = tuple(self._attention.plan(batch, cache.block_size, window) for window in self._tables.windows)
         n_rows = max(self._backend.ops.min_rows, *(self._attention.n_rows(plan) for plan in plans))
         positions = pad_rows(batch.positions, n_rows)
-        rotations = tuple(table.at(positions) for table in self._tables.ropes)
+        rotations = tuple(rope(positions) for rope in self._tables.ropes)
         return Step(batch, cache, rotations, plans, self._comm.all_reduce), n_rows
 
     def _through_layers(self, x: torch.Tensor, step: Step) -> torch.Tensor:

@@ -87,7 +87,7 @@ class KernelGraph:
         step = Step(
             batch=replace(batch, kv_slots=self._kv_slots[:n]),
             cache=self._computations.cache,
-            rotations=tuple(rope.at(positions) for rope in self._computations.ropes),
+            rotations=tuple(rope(positions) for rope in self._computations.ropes),
             plans=tuple(KernelPlan(n, window or 0, sequences) for window in self._computations.windows),
             reduce=capture.reduce,
         )

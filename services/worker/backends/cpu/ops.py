@@ -75,28 +75,6 @@ class KernelRmsNorm:
         self._kernels.rms_norm(x, self._weight, self._eps, out)
 
 
-class KernelRope:
-    """By our kernel, which looks the angles up itself."""
-
-    def __init__(self, kernels: Bfloat16Kernels, cos: Tensor, sin: Tensor) -> None:
-        self._kernels, self._cos, self._sin = kernels, cos, sin
-
-    def at(self, positions: Tensor) -> KernelRotation:
-        """Return the rotation of rows at `positions` [n]."""
-        return KernelRotation(self._kernels, self._cos, self._sin, positions)
-
-
-class KernelRotation:
-    """The rotation of some rows."""
-
-    def __init__(self, kernels: Bfloat16Kernels, cos: Tensor, sin: Tensor, positions: Tensor) -> None:
-        self._kernels, self._cos, self._sin, self._positions = kernels, cos, sin, positions
-
-    def rotate_(self, heads: Tensor) -> None:
-        """Rotate the first rotary_dim elements of `heads` [n, n_heads, head_dim] in place."""
-        self._kernels.rotate_(heads, self._cos, self._sin, self._positions)
-
-
 class KernelOps(OneDnnOps):
     """Our kernels in bfloat16; torch for what they do not compute."""
 
@@ -114,8 +92,9 @@ class KernelOps(OneDnnOps):
         return KernelRmsNorm(self._kernels, weight, eps)
 
     def rope(self, cos: Tensor, sin: Tensor) -> Rope:
-        """Return the rope with these angles."""
-        return KernelRope(self._kernels, cos, sin)
+        """Return the rope with these angles, which our kernel looks up itself."""
+        rotate_ = self._kernels.rotate_
+        return lambda positions: lambda heads: rotate_(heads, cos, sin, positions)
 
     def write_kv(self, cache: KvCache, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Write `rows` to `slots` [n] of a layer."""

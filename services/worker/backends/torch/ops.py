@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from services.worker.backends.base import Columns, Elementwise, Linear, Norm, RmsNorm, Rope
+from services.worker.backends.base import Columns, Elementwise, Linear, Norm, RmsNorm, Rope, Rotation
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.names import Activation
 from services.worker.backends.torch.columns import TorchColumns
@@ -58,44 +58,6 @@ class TorchRmsNorm:
         out.copy_(self(x))
 
 
-class TorchLayerNorm:
-    """Layer normalisation with an optional bias."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
-        self._weight, self._bias, self._eps = weight, bias, eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the normalised `x`."""
-        return F.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
-
-
-class TorchRope:
-    """Looks the angles up once per step."""
-
-    def __init__(self, cos: Tensor, sin: Tensor) -> None:
-        self._cos, self._sin = cos, sin  # [max_positions, rotary_dim / 2]
-
-    def at(self, positions: Tensor) -> TorchRotation:
-        """Return the rotation of rows at `positions` [n]."""
-        cos = self._cos.index_select(0, positions).unsqueeze(1)  # [n, 1, rotary_dim / 2]
-        sin = self._sin.index_select(0, positions).unsqueeze(1)
-        # The first half of a head is rotated against the second: out = x cos + swap(x) [-sin, sin].
-        return TorchRotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
-
-
-class TorchRotation:
-    """The rotation of some rows."""
-
-    def __init__(self, cos: Tensor, sin: Tensor) -> None:
-        self._cos, self._sin = cos, sin  # [n, 1, rotary_dim]
-
-    def rotate_(self, heads: Tensor) -> None:
-        """Rotate the first rotary_dim elements of `heads` [n, n_heads, head_dim] in place."""
-        size = self._cos.shape[-1]
-        x = heads[..., :size]
-        x.copy_(torch.addcmul(x * self._cos, x.roll(size // 2, -1), self._sin))
-
-
 class TorchOps:
     """Nothing but torch."""
 
@@ -114,11 +76,25 @@ class TorchOps:
 
     def layer_norm(self, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
         """Return layer normalisation with `weight` [size]."""
-        return TorchLayerNorm(weight, bias, eps)
+        return lambda x: F.layer_norm(x, weight.shape, weight, bias, eps)
 
     def rope(self, cos: Tensor, sin: Tensor) -> Rope:
-        """Return the rope with these angles."""
-        return TorchRope(cos, sin)
+        """Return the rope with these angles, which are looked up once per step."""
+        half = cos.shape[1]
+
+        def at(positions: Tensor) -> Rotation:
+            c = cos.index_select(0, positions).unsqueeze(1)  # [n, 1, rotary_dim / 2]
+            s = sin.index_select(0, positions).unsqueeze(1)
+            # The first half of a head is rotated against the second: out = x cos + swap(x) [-sin, sin].
+            both, signed = torch.cat((c, c), dim=-1), torch.cat((-s, s), dim=-1)
+
+            def rotate_(heads: Tensor) -> None:
+                x = heads[..., : 2 * half]
+                x.copy_(torch.addcmul(x * both, x.roll(half, -1), signed))
+
+            return rotate_
+
+        return at
 
     def write_kv(self, cache: KvCache, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Write `rows` to `slots` [n] of a layer."""

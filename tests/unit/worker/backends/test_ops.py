@@ -44,7 +44,7 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
 
     def rotated(x: Tensor, positions: Tensor) -> Tensor:
         out = heads(x.clone())
-        rope.at(positions).rotate_(out)
+        rope(positions)(out)
         return out
 
     def written(x: Tensor, positions: Tensor) -> Tensor:
