@@ -235,35 +235,33 @@ def blocks(*content: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": list(content)}]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "says"),
-    [
-        ({"max_tokens": None}, "max_tokens", "expected `int`"),
-        ({"max_tokens": 0}, "max_tokens", ">= 1"),
-        ({"messages": []}, "messages", "length >= 1"),
-        (blocks({"type": "image", "source": {"type": "url", "url": "x"}}), "messages[0].content[0]", "`image`, which"),
-        (blocks({"type": "thinking", "thinking": "x"}), "messages[0].content[0]", "may not be"),
-        (blocks({"type": "tool_result", "tool_use_id": "x"}), "messages[0].content[0].tool_use_id", "no earlier"),
-        (blocks({"type": "tool_use", "id": "x", "name": "f", "input": {}}, role="assistant"), "messages[0]", "results"),
-        ({"system": [{"type": "image"}]}, "system[0]", "`image`, which"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type", "web_search_20250305"),
-        ({"tools": [TOOL, TOOL]}, "tools", "two functions"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice", "needs `tools`"),
-        ({"stop_sequences": ["a"] * 99}, "stop_sequences", "`stop_sequences` may hold at most"),
-        ({"output_config": {"format": NEVER}}, "output_config.format.schema", "`not`"),
-        ({"container": "x"}, "container", "not supported"),
-        ({"messages": [{"role": "user", "content": "long " * 600}]}, "messages", "maximum context length is 256"),
-    ],
-)  # fmt: skip
-async def test_what_cannot_be_asked_is_named(fields: dict[str, Any], param: str, says: str) -> None:
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"max_tokens": None}, "max_tokens", "expected `int`"),
+    ({"max_tokens": 0}, "max_tokens", ">= 1"),
+    ({"messages": []}, "messages", "length >= 1"),
+    (blocks({"type": "image", "source": {"type": "url", "url": "x"}}), "messages[0].content[0]", "`image`, which"),
+    (blocks({"type": "thinking", "thinking": "x"}), "messages[0].content[0]", "may not be"),
+    (blocks({"type": "tool_result", "tool_use_id": "x"}), "messages[0].content[0].tool_use_id", "no earlier"),
+    (blocks({"type": "tool_use", "id": "x", "name": "f", "input": {}}, role="assistant"), "messages[0]", "results"),
+    ({"system": [{"type": "image"}]}, "system[0]", "`image`, which"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type", "web_search_20250305"),
+    ({"tools": [TOOL, TOOL]}, "tools", "two functions"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice", "needs `tools`"),
+    ({"stop_sequences": ["a"] * 99}, "stop_sequences", "`stop_sequences` may hold at most"),
+    ({"output_config": {"format": NEVER}}, "output_config.format.schema", "`not`"),
+    ({"container": "x"}, "container", "not supported"),
+    ({"messages": [{"role": "user", "content": "long " * 600}]}, "messages", "maximum context length is 256"),
+]
+
+
+async def test_what_cannot_be_asked_is_named() -> None:
     async with served() as (stack, _client):
-        answer = await stack.http.post(MESSAGES, json=ASK | fields)
-        body = answer.json()
-        assert (answer.status_code, body["type"], body["error"]["type"]) == (400, "error", "invalid_request_error"), (
-            body
-        )
-        assert body["error"]["details"]["param"] == param, body
-        assert says in body["error"]["message"]
-        assert body["request_id"] == answer.headers["request-id"]
+        for fields, param, says in WRONG:
+            answer = await stack.http.post(MESSAGES, json=ASK | fields)
+            body, error = answer.json(), answer.json()["error"]
+            assert (answer.status_code, body["type"], error["type"]) == (400, "error", "invalid_request_error"), body
+            assert error["details"]["param"] == param, body
+            assert says in error["message"]
+            assert body["request_id"] == answer.headers["request-id"]
         used = await stack.http.get(MESSAGES)
         assert (used.status_code, used.json()["type"]) == (405, "error")
