@@ -1,4 +1,4 @@
-"""Names of everything kept in Redis. Redis holds leases and hints, never truth."""
+"""Names of everything kept in Redis: leases and hints, and nothing else's truth but that of files and batches."""
 
 from __future__ import annotations
 
@@ -69,3 +69,64 @@ class RedisKeys:
     def rate_limit_prefix(self) -> str:
         """Prefix of the rate-limit windows."""
         return f"rz:{self.namespace}:rl"
+
+    @staticmethod
+    def member(tenant: str, object_id: str) -> str:
+        """How sets of all tenants name a file or a batch."""
+        return f"{tenant or '-'}:{object_id}"
+
+    @staticmethod
+    def parts(member: str) -> tuple[str, str]:
+        """The tenant as in keys, and the id."""
+        tenant, _, object_id = member.rpartition(":")
+        return tenant, object_id
+
+    @staticmethod
+    def usage_field(tenant: str) -> str:
+        """The tenant's field in `file_usage`."""
+        return f"tenant:{tenant or '-'}"
+
+    def files(self, tenant: str) -> str:
+        """Hash: a tenant's published files, id -> JSON."""
+        return f"rz:{self.namespace}:files:{tenant or '-'}"
+
+    def file_pieces(self, tenant: str, file_id: str) -> str:
+        """List: a file's content."""
+        return f"rz:{self.namespace}:file:{self.member(tenant, file_id)}"
+
+    @property
+    def file_sizes(self) -> str:
+        """Hash: member -> bytes."""
+        return f"rz:{self.namespace}:file-sizes"
+
+    @property
+    def file_usage(self) -> str:
+        """Hash: `total` and each tenant's field -> bytes."""
+        return f"rz:{self.namespace}:file-usage"
+
+    @property
+    def file_ends(self) -> str:
+        """Sorted set: member -> when the file's life is over, by Redis's clock."""
+        return f"rz:{self.namespace}:file-ends"
+
+    def batches(self, tenant: str) -> str:
+        """Sorted set: a tenant's batches -> when they were made."""
+        return f"rz:{self.namespace}:batches:{tenant or '-'}"
+
+    def batch(self, member: str) -> str:
+        """Hash: one batch."""
+        return f"rz:{self.namespace}:batch:{member}"
+
+    def batch_done(self, member: str) -> str:
+        """Bits: the lines of an open batch that have been written."""
+        return f"rz:{self.namespace}:batch-done:{member}"
+
+    @property
+    def batch_queue(self) -> str:
+        """Sorted set: member of each open batch -> from when on anybody may work on it, by Redis's clock."""
+        return f"rz:{self.namespace}:batch-queue"
+
+    @property
+    def batch_owners(self) -> str:
+        """Hash: member -> who works on it."""
+        return f"rz:{self.namespace}:batch-owners"

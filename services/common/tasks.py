@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 _AGAIN_S = 0.5
 
 
-async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks until they have ended.
 
     Once is not enough: `asyncio.wait_for` before Python 3.12, which redis-py uses, swallows a cancellation that

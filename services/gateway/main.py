@@ -10,6 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from redis.asyncio import Redis
+from starlette.applications import Starlette
 
 from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
@@ -27,8 +28,11 @@ from services.gateway.api.front import Endpoint, Front
 from services.gateway.api.generate import GenerateEndpoint, JobMaker
 from services.gateway.api.http import ASGIApp, BodyLimits
 from services.gateway.api.origins import OriginPolicy
+from services.gateway.api.playground import add_playground
 from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.api.tokens import DetokenizeEndpoint, TokenizeEndpoint
+from services.gateway.batches.gate import BatchGate
+from services.gateway.batches.parts import Batches
 from services.gateway.drain import LAST_WORDS_S, Drain, Phase
 from services.gateway.generation.budget import ResumeBudget
 from services.gateway.generation.pipeline import Pipeline, Wrapper
@@ -63,6 +67,8 @@ from services.gateway.upstream.connection import WorkerPool
 from services.gateway.upstream.router import RouterClient
 
 _STORE_S = 1.0  # longest wait for Redis where responses are kept
+
+_WIRES = {"/v1/messages": WIRE, "/v1/messages/count_tokens": WIRE, "/v1/responses": RESPONSES_WIRE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +136,21 @@ class _Services:
     recordings: Recordings
     tracer: RequestTracer
     drain: Drain
+    batches: Batches | None
 
-    def front(self) -> ASGIApp:
-        """REST and WebSocket."""
-        catalog, gate, settings = self.catalog, self.gate, self.settings
-        origins = OriginPolicy(settings.allowed_origins, host=settings.host, keyless=not settings.tenancy)
-        limits = BodyLimits(self.settings.max_body_bytes, self.settings.body_timeout_s)
-        heartbeat_s = self.settings.sse_heartbeat_s
+    def _origins(self) -> OriginPolicy:
+        settings = self.settings
+        return OriginPolicy(settings.allowed_origins, host=settings.host, keyless=not settings.tenancy)
+
+    def _limits(self) -> BodyLimits:
+        return BodyLimits(self.settings.max_body_bytes, self.settings.body_timeout_s)
+
+    def _endpoints(self, gate: Gate) -> dict[str, Endpoint]:
+        """The hot routes, for those whom `gate` lets in."""
+        catalog, limits, heartbeat_s = self.catalog, self._limits(), self.settings.sse_heartbeat_s
         score: Endpoint = ComparisonEndpoint(ScoreForm(), self.embedder, catalog, gate, limits)
         rerank: Endpoint = ComparisonEndpoint(RerankForm(), self.embedder, catalog, gate, limits)
-        endpoints: dict[str, Endpoint] = {
+        return {
             "/v1/chat/completions": GenerateEndpoint(self.chat, gate, limits, heartbeat_s),
             "/v1/responses": GenerateEndpoint(self.responses, gate, limits, heartbeat_s),
             "/v1/completions": GenerateEndpoint(self.completions, gate, limits, heartbeat_s),
@@ -153,6 +164,16 @@ class _Services:
             ),
             "/detokenize": DetokenizeEndpoint(catalog, gate, limits),
         }
+
+    def batch_front(self) -> ASGIApp:
+        """The same routes for the requests of batches."""
+        observer, endpoints = Observer("batch", self.metrics, self.tracer), self._endpoints(BatchGate(self.gate))
+        return Front(Starlette(), endpoints, {}, observer, self.drain, self._origins(), _WIRES)
+
+    def front(self) -> ASGIApp:
+        """REST and WebSocket."""
+        catalog, gate, origins, batches = self.catalog, self.gate, self._origins(), self.batches
+        endpoints = self._endpoints(gate) | (batches.endpoints(gate, self._limits()) if batches else {})
         socket = StreamSocket(
             gate,
             {"chat": self.chat, "completion": self.completions},
@@ -169,12 +190,11 @@ class _Services:
             gate,
             self.metrics,
             lambda: catalog.ready and not self.drain.draining,
-            playground=settings.playground,
+            [*([add_playground] if self.settings.playground else []), *([batches.add_routes] if batches else [])],
         )
         add_routes(app, self.store)
         observer = Observer("rest", self.metrics, self.tracer)
-        wires = dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), WIRE) | {"/v1/responses": RESPONSES_WIRE}
-        return origins.share(Front(app, endpoints, {"/v1/stream": socket}, observer, self.drain, origins, wires))
+        return origins.share(Front(app, endpoints, {"/v1/stream": socket}, observer, self.drain, origins, _WIRES))
 
     def inference(self) -> InferenceService:
         """gRPC."""
@@ -239,6 +259,7 @@ def _new_services(
     metrics: GatewayMetrics,
     tracer: RequestTracer,
     drain: Drain,
+    batches: Batches | None,
 ) -> _Services:
     fallback, catalog = settings.fallback_model, pipeline.catalog
     chats = ChatEndpoint(pipeline, grammars, settings)
@@ -258,6 +279,7 @@ def _new_services(
         Recordings(settings.stream_resume_window_s),
         tracer,
         drain,
+        batches,
     )
 
 
@@ -305,7 +327,8 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     grammars = GrammarCompiler(settings.grammar_timeout_s)
     kept_redis = open_redis(settings.redis, _STORE_S)
     store = _new_store(settings, kept_redis, keys, metrics)
-    services = _new_services(settings, router, pipeline, grammars, gate, store, metrics, tracer, drain)
+    batches = Batches(settings, keys, metrics) if settings.batch_storage_bytes else None
+    services = _new_services(settings, router, pipeline, grammars, gate, store, metrics, tracer, drain, batches)
     metrics.watch(
         workers=lambda: len(router.fleet.workers),
         routers_up=lambda: router.answered,
@@ -319,6 +342,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
                 catalog.run(settings.refresh_s),
                 pool.watch(),
                 *([peers.run()] if settings.tenancy and not settings.gateway_replicas else []),
+                *([batches.run(services.batch_front(), gateway_id, drain)] if batches else []),
             ),
             aclosing(grammars),
             aclosing(services.recordings),
@@ -335,6 +359,8 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         await router.close()
         await redis.aclose()
         await kept_redis.aclose()
+        if batches:
+            await batches.aclose()
 
 
 async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:

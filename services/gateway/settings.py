@@ -123,6 +123,27 @@ class GatewaySettings(ServiceSettings):
         default=0, ge=0, description="How long answers of deterministic requests are kept; 0: no cache"
     )
 
+    batch_storage_bytes: int = Field(
+        default=96 * 1024 * 1024,
+        ge=0,
+        description="What the files of all batches may take in Redis, input and answers; 0: no files, no batches",
+    )
+    batch_tenant_bytes: int = Field(
+        default=64 * 1024 * 1024, ge=1024, description="What one tenant's files may take of it"
+    )
+    batch_file_bytes: int = Field(default=32 * 1024 * 1024, ge=1024, description="Largest file of a batch")
+    batch_file_life_s: int = Field(
+        default=7 * 24 * 3600,
+        ge=60,
+        description="How long files are kept after they were made, and batches after their end",
+    )
+    batch_concurrency: int = Field(
+        default=16, ge=1, description="Requests of batches that a gateway runs at once, all batches together"
+    )
+    batch_lease_s: float = Field(
+        default=10.0, ge=1, description="A gateway that has said nothing for so long loses its batches to another one"
+    )
+
     refresh_s: float = Field(default=1.0, gt=0, description="How often the view of workers and models is renewed")
     resolve_s: float = Field(default=5.0, gt=0, description="How often dns: names of routers are resolved again")
     route_timeout_s: float = Field(

@@ -155,6 +155,20 @@ class GatewayMetrics:
             "Gateways that share concurrency caps, and limits while Redis is away; this one included",
             registry=registry,
         )
+        self.batches = Counter(
+            f"{prefix}batches", "Batches that this gateway has ended, by status", ["status"], registry=registry
+        )
+        self.batch_requests = Counter(
+            f"{prefix}batch_requests",
+            "Requests of batches: completed, failed, or postponed because of limits or workers",
+            ["result"],
+            registry=registry,
+        )
+        self.batches_running = Gauge(f"{prefix}batches_running", "Batches this gateway works on", registry=registry)
+        self.batches_open = Gauge(f"{prefix}batches_open", "Batches of all that are not over", registry=registry)
+        self.batch_storage = Gauge(
+            f"{prefix}batch_storage_bytes", "What all files of batches take in Redis", registry=registry
+        )
 
         # labels() costs as much as all else that is counted for a request, so its results are kept.
         self._token_counters: dict[tuple[str, str], list[Counter]] = {}

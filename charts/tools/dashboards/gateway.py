@@ -96,6 +96,25 @@ DASHBOARD = Dashboard(
             ),
         ),
         (
+            "Batches",
+            (
+                graph(
+                    "Batches",
+                    "short",
+                    ("max (ryzanstein_gateway_batches_open{@})", "open"),
+                    ("sum (ryzanstein_gateway_batches_running{@})", "being worked on"),
+                    (f"{rate('ryzanstein_gateway_batches_total', 'status')} or vector(0)", "{{status}}/s"),
+                    about="Open ones that nobody works on wait for a gateway.",
+                ),
+                graph(
+                    "Requests of batches",
+                    "reqps",
+                    (f"{rate('ryzanstein_gateway_batch_requests_total', 'result')} or vector(0)", "{{result}}"),
+                    about="Postponed: limits or missing workers were in the way, they are asked again.",
+                ),
+            ),
+        ),
+        (
             "What they depend on, what they take",
             (
                 timeline(
@@ -128,6 +147,7 @@ DASHBOARD = Dashboard(
                     "Memory",
                     "bytes",
                     (f"process_resident_memory_bytes{{@,{_GATEWAY}}}", "{{instance}}"),
+                    ("max (ryzanstein_gateway_batch_storage_bytes{@})", "files of batches, in Redis"),
                     about=runbook("gateway-memory"),
                 ),
                 graph(

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.telemetry import TelemetryConfig
 from google.protobuf.json_format import MessageToDict
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
 
+from services.gateway.api.caller import Caller
+from services.gateway.api.files import storage_away
 from services.gateway.api.generate import check_permission
-from services.gateway.api.http import authorization
 from services.gateway.api.openapi import document
-from services.gateway.api.playground import add_playground
-from services.gateway.errors import ApiError
+from services.gateway.errors import ApiError, invalid
 from services.gateway.telemetry import GatewayMetrics
-from services.gateway.tenants.tenant import Gate, Tenant
+from services.gateway.tenants.redis_guard import RedisAwayError
+from services.gateway.tenants.tenant import Gate
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
 from services.gateway.upstream.router import RouterClient
@@ -46,19 +47,20 @@ async def _http_error(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path}: {error.detail}"
     code = "method_not_allowed" if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else "not_found"
     shaped = ApiError(error.status_code, message, "invalid_request_error", code=code)
-    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the framework knows the methods of one route of a path
-        matching = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
-        headers["allow"] = ", ".join(sorted({method for route in matching for method in route.methods or ()}))
-    return JSONResponse(shaped.body(), error.status_code, headers=headers)
+    return JSONResponse(shaped.body(), error.status_code, headers=error.headers)
 
 
-async def _tenant(request: Request) -> Tenant:
-    gate: Gate = request.app.state.gate
-    return await gate.identify(authorization(request.scope))
+async def _query_error(_request: Request, error: Exception) -> Response:
+    """FastAPI has refused a parameter of the query or the path."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = str(first["loc"][-1])
+    return await _api_error(_request, invalid(f"Invalid value for `{param}`: {first['msg']}.", param))
 
 
-Caller = Annotated[Tenant, Depends(_tenant)]
+async def _storage_away(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RedisAwayError)
+    return await _api_error(_request, storage_away(error))
 
 
 def new_app(
@@ -67,10 +69,9 @@ def new_app(
     gate: Gate,
     metrics: GatewayMetrics,
     ready: Callable[[], bool],
-    *,
-    playground: bool,
+    parts: Sequence[Callable[[FastAPI], None]] = (),
 ) -> FastAPI:
-    """Build the app."""
+    """Build the app; `parts` add the routes of what may be off."""
     # FastAPI's own spans would be of probes and scrapes, mostly; requests have theirs from the Front.
     app = FastAPI(
         title="Ryzanstein", docs_url="/docs", redoc_url=None, openapi_url="/openapi.json", telemetry=_NO_TELEMETRY
@@ -78,6 +79,8 @@ def new_app(
     app.state.gate = gate
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _query_error)
+    app.add_exception_handler(RedisAwayError, _storage_away)
 
     @app.get("/v1/models", summary="The models that requests may name: served now, or expected", tags=["models"])
     async def models(tenant: Caller) -> dict[str, Any]:
@@ -96,8 +99,8 @@ def new_app(
         return {"workers": [MessageToDict(view, preserving_proto_field_name=True) for view in router.fleet.workers]}
 
     _add_probes(app, catalog, metrics, ready)
-    if playground:
-        add_playground(app)
+    for add_routes in parts:
+        add_routes(app)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Protocol
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.routing import Match
 
 from services.common.logs import request_id_var
@@ -18,6 +18,7 @@ from services.gateway.errors import ApiError, internal_error
 from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, new_request_id
 
 log = logging.getLogger(__name__)
+_SAFE = ("GET", "HEAD", "OPTIONS")
 
 
 class Endpoint(Protocol):
@@ -32,7 +33,7 @@ class Front:
 
     def __init__(
         self,
-        app: FastAPI,
+        app: Starlette,
         endpoints: Mapping[str, Endpoint],
         sockets: Mapping[str, ASGIApp],
         observer: Observer,
@@ -55,7 +56,8 @@ class Front:
             scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
         if scope["type"] == "http":
             endpoint = self._endpoints.get(scope["path"])
-            if endpoint is not None:
+            # What a hot route makes may be listed by the app, under the same path.
+            if endpoint is not None and (scope["method"] == "POST" or not self._methods(scope)):
                 wire = self._wires.get(scope["path"], OPENAI_WIRE)
                 await self._serve(endpoint, Exchange(scope, receive, send, wire))
             else:
@@ -66,6 +68,17 @@ class Front:
             return
         await self._app(scope, receive, send)
 
+    def _methods(self, scope: Scope) -> set[str]:
+        """The methods that the app knows for a path."""
+        matching = (route for route in self._app.routes if route.matches(scope)[0] is not Match.NONE)
+        return {method for route in matching for method in getattr(route, "methods", None) or ()}
+
+    def _check_method(self, scope: Scope) -> None:
+        """Refuse what no route of a path serves; raises :class:`ApiError` (405)."""
+        methods = self._methods(scope)
+        if methods and scope["method"] not in methods:
+            raise _not_allowed(scope["method"], methods | ({"POST"} if scope["path"] in self._endpoints else set()))
+
     async def _pass_on(self, exchange: Exchange) -> None:
         """Everything but the hot routes; paths that do not exist are one route."""
         scope = exchange.scope
@@ -74,7 +87,8 @@ class Front:
         matching = (getattr(r, "path", "") for r in self._app.routes if r.matches(scope)[0] is not Match.NONE)
         observed = self._observer.begin(next(matching, "other"))
         try:
-            if scope["method"] not in ("GET", "OPTIONS"):
+            self._check_method(scope)
+            if scope["method"] not in _SAFE:
                 self._origins.check_post(scope)
             async with self._drain.limit():
                 await self._app(scope, exchange.receive, exchange.send)
@@ -103,10 +117,7 @@ class Front:
     async def _answer(self, endpoint: Endpoint, exchange: Exchange, observed: ObservedRequest) -> None:
         try:
             if exchange.scope["method"] != "POST":
-                message = f"{exchange.scope['method']} is not allowed here; use POST."
-                raise ApiError(
-                    405, message, "invalid_request_error", code="method_not_allowed", headers=(("allow", "POST"),)
-                )
+                raise _not_allowed(exchange.scope["method"], {"POST"})
             self._origins.check_post(exchange.scope)
             async with self._drain.limit():
                 await endpoint.serve(exchange)
@@ -123,3 +134,9 @@ class Front:
                 observed.broken(None)
                 raise  # the server closes the connection: the client must not take the answer for whole
             await exchange.send_error(internal_error())
+
+
+def _not_allowed(method: str, allowed: Set[str]) -> ApiError:
+    listed = ", ".join(sorted(allowed))
+    message = f"{method} is not allowed here; use {listed}."
+    return ApiError(405, message, "invalid_request_error", code="method_not_allowed", headers=(("allow", listed),))

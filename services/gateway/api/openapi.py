@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from services.gateway.api.schema import (
+    BatchBody,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -105,6 +106,31 @@ _MESSAGES_ERROR_SCHEMA = {
             },
         },
         "request_id": {"type": "string"},
+    },
+}
+_CODES = ("400", "401", "403", "404", "405", "408", "413", "415", "429", "500", "503")
+_UPLOAD = {
+    "summary": "Store a file of requests, one JSON object per line",
+    "tags": ["batches"],
+    "security": _SECURITY,
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": ["batch"]},
+                    },
+                }
+            }
+        },
+    },
+    "responses": {
+        "200": {"description": "The file", "content": {"application/json": {"schema": {"type": "object"}}}},
+        **dict.fromkeys(_CODES, _ERROR),
     },
 }
 
@@ -225,6 +251,23 @@ _ROUTES: dict[str, tuple[str, str, type[msgspec.Struct], dict[str, Any], dict[st
             "meta": {"tokens": {"input_tokens": 6, "output_tokens": 0}},
         },
     ),
+    "/v1/batches": (
+        "Answer all requests of a file when there is room for them",
+        "batches",
+        BatchBody,
+        {"input_file_id": "file-0d6f8f2c9b1e4a57", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
+        {
+            "id": "batch_0d6f8f2c9b1e4a57",
+            "object": "batch",
+            "endpoint": "/v1/chat/completions",
+            "input_file_id": "file-0d6f8f2c9b1e4a57",
+            "completion_window": "24h",
+            "status": "validating",
+            "created_at": 1767225600,
+            "expires_at": 1767312000,
+            "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        },
+    ),
     "/tokenize": (
         "Token ids of a text or a conversation",
         "tokens",
@@ -256,7 +299,10 @@ def document(app: FastAPI) -> dict[str, Any]:
     }
     _document_errors(whole)
     for (path, (summary, tag, _body, example, answer)), schema in zip(_ROUTES.items(), schemas, strict=True):
-        whole["paths"][path] = {"post": _operation(summary, tag, schema, example, answer)}
+        if path != "/v1/batches" or path in whole["paths"]:  # batches may be off
+            whole["paths"].setdefault(path, {})["post"] = _operation(summary, tag, schema, example, answer)
+    if "/v1/files" in whole["paths"]:
+        whole["paths"]["/v1/files"]["post"] = _UPLOAD
     return whole
 
 
@@ -270,9 +316,13 @@ def _document_errors(whole: dict[str, Any]) -> None:
             tag = operation["tags"]
             if tag != ["health"]:
                 operation["security"] = _SECURITY
-                codes = ["401", "403"] if path == "/admin/workers" else ["401", "404", "503"]
-                codes += ["400", "403"] if tag == ["responses"] else []
-                operation["responses"] |= dict.fromkeys(codes, _ERROR)
+                operation["responses"] |= dict.fromkeys(_codes_of(path, tag), _ERROR)
+
+
+def _codes_of(path: str, tags: list[str]) -> tuple[str, ...]:
+    if path == "/admin/workers":
+        return ("401", "403")
+    return ("400", "401", "403", "404", "503") if tags in (["batches"], ["responses"]) else ("401", "404", "503")
 
 
 def _operation(
@@ -282,11 +332,10 @@ def _operation(
     if tag in _STREAMS and "`stream`" in summary:
         content["text/event-stream"] = {"example": _STREAMS[tag]}
     error = _MESSAGES_ERROR if tag == "messages" else _ERROR
-    codes = ("400", "401", "403", "404", "405", "408", "413", "415", "429", "500", "503")
     return {
         "summary": summary,
         "tags": [tag],
         "security": _SECURITY,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}},
-        "responses": {"200": {"description": "The answer", "content": content}, **dict.fromkeys(codes, error)},
+        "responses": {"200": {"description": "The answer", "content": content}, **dict.fromkeys(_CODES, error)},
     }

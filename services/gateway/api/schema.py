@@ -313,3 +313,16 @@ class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     tokens: list[TokenId]
     model: str | None = None
+
+
+class BatchBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/batches."""
+
+    input_file_id: Annotated[str, Meta(min_length=1, max_length=64)]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+    completion_window: Annotated[str, Meta(pattern="^[1-9][0-9]{0,6}[smhd]$", description="Like `24h`")]
+    metadata: (
+        Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
+        | None
+    ) = None
+    output_expires_after: Annotated[Any, ADVISORY] = None

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from services.gateway.api.app import Caller
+from services.gateway.api.caller import Caller
 from services.gateway.errors import invalid
 from services.gateway.responses.store import ResponseStore
 

@@ -12,7 +12,7 @@ from services.common.keys import RedisKeys
 from services.gateway.errors import ApiError
 from services.gateway.generation.output import Usage
 from services.gateway.telemetry import GatewayMetrics
-from services.gateway.tenants.keys import KeyDirectory
+from services.gateway.tenants.keys import KeyDirectory, digest_of, key_of
 from services.gateway.tenants.limits import Concurrency, RateLimits, Reservation, Window
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 from services.gateway.tenants.tenant import Tenant
@@ -66,6 +66,14 @@ class TenantGate:
     async def identify(self, authorization: str) -> Tenant:
         """See :class:`Gate`."""
         return await self._directory.identify(authorization)
+
+    def credential(self, authorization: str) -> str:
+        """See :class:`Gate`."""
+        return digest_of(key_of(authorization))
+
+    async def of_credential(self, credential: str) -> Tenant:
+        """See :class:`Gate`."""
+        return await self._directory.of_digest(credential)
 
     async def enter(self, tenant: Tenant) -> _Admitted:
         """See :class:`Gate`."""

@@ -58,10 +58,10 @@ class KeyDirectory:
 
     async def identify(self, authorization: str) -> Tenant:
         """The tenant of an Authorization header; raises :class:`ApiError` 401, or 503 when nobody can tell."""
-        scheme, _, key = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise _unauthorized("An API key is needed: send the header `Authorization: Bearer <key>`.")
-        digest = digest_of(key.strip())
+        return await self.of_digest(digest_of(key_of(authorization)))
+
+    async def of_digest(self, digest: str) -> Tenant:
+        """The tenant of a key whose digest this is; raises like :meth:`identify`."""
         tenant = self._fixed.get(digest) or await self._in_redis(digest)
         if tenant is None:
             raise _unauthorized("The API key is not known.")
@@ -86,6 +86,14 @@ class KeyDirectory:
             self._remembered.pop(next(iter(self._remembered)))
         self._remembered[digest] = (time.monotonic() + (_UNKNOWN_S if tenant is None else _KNOWN_S), tenant)
         return tenant
+
+
+def key_of(authorization: str) -> str:
+    """The key in an Authorization header; raises :class:`ApiError` 401."""
+    scheme, _, key = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise _unauthorized("An API key is needed: send the header `Authorization: Bearer <key>`.")
+    return key.strip()
 
 
 def _unauthorized(message: str) -> ApiError:

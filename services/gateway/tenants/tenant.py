@@ -42,6 +42,12 @@ class Gate(Protocol):
     async def identify(self, authorization: str) -> Tenant:
         """The tenant of an Authorization header; raises :class:`ApiError` 401."""
 
+    def credential(self, authorization: str) -> str:
+        """What may be stored of an Authorization header, to act for the caller later."""
+
+    async def of_credential(self, credential: str) -> Tenant:
+        """The tenant of what was stored; raises :class:`ApiError` 401 when the key has been taken away."""
+
     async def enter(self, tenant: Tenant) -> Admission:
         """Let a request in before anything is done that grows with its size; raises :class:`ApiError` 429."""
 
@@ -65,6 +71,14 @@ class OpenGate:
         self._admission = _Unlimited()
 
     async def identify(self, authorization: str) -> Tenant:
+        """See :class:`Gate`."""
+        return self._tenant
+
+    def credential(self, authorization: str) -> str:
+        """See :class:`Gate`."""
+        return ""
+
+    async def of_credential(self, credential: str) -> Tenant:
         """See :class:`Gate`."""
         return self._tenant
 

@@ -15,7 +15,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import running_stack
-from tests.integration.gateway.test_tenants import RedisServer
+from tests.integration.gateway.redis_server import running_redis
 
 # What a gateway serves at /openapi.json: a test keeps the two equal.
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "openapi.json"
@@ -30,7 +30,7 @@ schema = schemathesis.openapi.from_path(
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A gateway in a thread of its own: Schemathesis is synchronous."""
     started, addresses, stop = threading.Event(), [], asyncio.Event()
-    loop, redis = asyncio.new_event_loop(), RedisServer(tmp_path_factory.mktemp("redis"))
+    loop = asyncio.new_event_loop()
 
     async def serve() -> None:
         async with running_stack([Worker("w0")], redis_url=redis.url) as stack:
@@ -38,15 +38,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             started.set()
             await stop.wait()
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    assert started.wait(30)
-    yield addresses[0]
-    loop.call_soon_threadsafe(stop.set)
-    thread.join(30)
-    loop.close()
-    redis.process.kill()
-    redis.process.wait()
+    with running_redis(tmp_path_factory.mktemp("redis")) as redis:
+        thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+        thread.start()
+        assert started.wait(30)
+        yield addresses[0]
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
+        loop.close()
 
 
 @schema.parametrize()

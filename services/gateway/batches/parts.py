@@ -1,0 +1,72 @@
+"""What a gateway has for files and batches: routes, a store, and somebody who works on them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import FastAPI
+
+from services.common.keys import RedisKeys
+from services.common.redis_client import open_redis
+from services.gateway.api.batches import BatchEndpoint, add_batches
+from services.gateway.api.files import UploadEndpoint, add_files
+from services.gateway.api.front import Endpoint
+from services.gateway.api.http import ASGIApp, BodyLimits
+from services.gateway.batches.files import FileStore, StorageLimits
+from services.gateway.batches.jobs import JobStore
+from services.gateway.batches.run import Means
+from services.gateway.batches.runner import BatchRunner
+from services.gateway.drain import Drain
+from services.gateway.settings import GatewaySettings
+from services.gateway.telemetry import GatewayMetrics
+from services.gateway.tenants.redis_guard import RedisGuard
+from services.gateway.tenants.tenant import Gate
+
+_TIMEOUT_S = 5.0  # of an operation: nobody waits for it as an admission does
+
+
+class Batches:
+    """Made where they are on."""
+
+    def __init__(self, settings: GatewaySettings, keys: RedisKeys, metrics: GatewayMetrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._redis = open_redis(settings.redis, _TIMEOUT_S)
+        guard = RedisGuard(self._redis, settings.redis, _TIMEOUT_S, metrics, "batches wait until it is back")
+        limits = StorageLimits(
+            total=settings.batch_storage_bytes,
+            tenant=settings.batch_tenant_bytes,
+            file=settings.batch_file_bytes,
+            life_s=settings.batch_file_life_s,
+        )
+        self._store = JobStore(FileStore(guard, keys, limits), settings.batch_lease_s)
+        self._woken = asyncio.Event()
+
+    def endpoints(self, gate: Gate, limits: BodyLimits) -> dict[str, Endpoint]:
+        """The hot routes."""
+        return {
+            "/v1/files": UploadEndpoint(self._store.files, gate, limits.timeout_s),
+            "/v1/batches": BatchEndpoint(self._store, gate, limits, self._woken.set),
+        }
+
+    def add_routes(self, app: FastAPI) -> None:
+        """All other routes."""
+        add_files(app, self._store.files)
+        add_batches(app, self._store, self._woken.set)
+
+    async def run(self, front: ASGIApp, gateway_id: str, drain: Drain) -> None:
+        """Work on batches until cancelled; their requests go to `front`."""
+        settings = self._settings
+        means = Means(
+            store=self._store,
+            front=front,
+            slots=asyncio.Semaphore(settings.batch_concurrency),
+            concurrency=settings.batch_concurrency,
+            max_line_bytes=settings.max_body_bytes,
+            metrics=self._metrics,
+        )
+        await BatchRunner(means, gateway_id, settings.batch_lease_s, drain, self._woken).run()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._redis.aclose()

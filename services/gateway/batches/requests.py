@@ -1,0 +1,115 @@
+"""Requests of this gateway to itself, through the same front as everybody's, without a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import msgspec
+
+from services.gateway.api.http import ASGIApp, ASGIMessage, Scope
+
+_NOT_LATER = "insufficient_quota"  # waiting does not help
+_BUSY = "overloaded"
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+
+
+class _Failure(msgspec.Struct):
+    error: _Error | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+
+
+class _Answered(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request was answered."""
+
+    status: int
+    headers: Mapping[bytes, bytes]
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether it was served."""
+        return self.status == HTTPStatus.OK
+
+    @property
+    def later(self) -> bool:
+        """Whether the same request may be served later: workers or limits were in the way, not the request."""
+        if self.status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+            return False
+        return self._code != _NOT_LATER
+
+    @property
+    def limited(self) -> bool:
+        """Whether the tenant's own limits were in the way."""
+        return self.status == HTTPStatus.TOO_MANY_REQUESTS and self._code != _BUSY
+
+    @property
+    def _code(self) -> str | None:
+        error = msgspec.json.decode(self.body, type=_Failure).error
+        return error.code if error else None
+
+    @property
+    def retry_after_s(self) -> float:
+        """How long to wait at least."""
+        text = self.headers.get(b"retry-after", b"1")
+        return float(text) if text.isdigit() else 1.0
+
+    def tokens(self) -> tuple[int, int, int]:
+        """Input, of these cached, and output."""
+        usage = msgspec.json.decode(self.body, type=_Answered).usage if self.ok else None
+        if usage is None:
+            return 0, 0, 0
+        details = usage.prompt_tokens_details or usage.input_tokens_details or _Details()
+        used = usage.prompt_tokens + usage.input_tokens, usage.completion_tokens + usage.output_tokens
+        return used[0], details.cached_tokens or 0, used[1]
+
+
+async def post(front: ASGIApp, path: str, credential: str, request_id: str, body: bytes) -> Answer:
+    """One request and its whole answer."""
+    messages: list[ASGIMessage] = [{"type": "http.request", "body": body, "more_body": False}]
+    status, headers, parts = 0, {}, []
+
+    async def receive() -> ASGIMessage:
+        if messages:
+            return messages.pop()
+        await asyncio.Event().wait()  # nobody goes away
+        raise AssertionError
+
+    async def send(message: ASGIMessage) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], dict(message["headers"])
+        else:
+            parts.append(message.get("body", b""))
+
+    scope: Scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "headers": [(b"authorization", credential.encode()), (b"x-request-id", request_id.encode())],
+    }
+    await front(scope, receive, send)
+    return Answer(status, headers, b"".join(parts))

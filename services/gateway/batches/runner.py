@@ -1,0 +1,123 @@
+"""Claims jobs, keeps them while it works on them, and leaves them to other gateways when this one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+
+from services.common.tasks import end_tasks
+from services.gateway.batches.jobs import Claim, LostClaimError
+from services.gateway.batches.run import BatchRun, Means
+from services.gateway.drain import Drain
+from services.gateway.tenants.redis_guard import RedisAwayError
+
+log = logging.getLogger(__name__)
+
+_JOBS = 4  # at once: they share the gateway's slots
+_LOOK_S = 1.0
+_SWEEP_S = 10.0
+
+
+class BatchRunner:
+    """The batches that one gateway works on."""
+
+    def __init__(self, means: Means, gateway_id: str, lease_s: float, drain: Drain, woken: asyncio.Event) -> None:
+        """`woken` is set when there is a new job, or one to be ended."""
+        self._means = means
+        self._gateway_id = gateway_id
+        self._renew_s = min(1.0, lease_s / 3)
+        self._drain = drain
+        self._stopping = asyncio.Event()
+        self._woken = woken
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            with self._drain.listening(self._drained):
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._claim_jobs())
+                    group.create_task(self._keep_house())
+        finally:
+            await end_tasks(list(self._jobs))
+
+    def _drained(self) -> None:
+        self._stopping.set()
+        self._woken.set()
+
+    async def _claim_jobs(self) -> None:
+        while not self._stopping.is_set():
+            self._woken.clear()
+            claim = None
+            try:
+                owner = f"{self._gateway_id}/{next(self._numbers)}"
+                claim = await self._means.store.claim(owner, room=len(self._jobs) < _JOBS)
+            except RedisAwayError:
+                log.debug("no look for batches: Redis is away")
+            if claim is None:
+                await self._wait(_LOOK_S * random.uniform(0.5, 1.0))
+                continue
+            job = asyncio.create_task(self._work_on(claim))
+            self._jobs.add(job)
+            job.add_done_callback(self._over)
+            self._means.metrics.batches_running.set(len(self._jobs))
+
+    def _over(self, job: asyncio.Task[None]) -> None:
+        self._jobs.discard(job)
+        self._means.metrics.batches_running.set(len(self._jobs))
+        self._woken.set()
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+
+    async def _work_on(self, claim: Claim) -> None:
+        run = BatchRun(claim, self._means, self._stopping)
+        keeping = asyncio.create_task(self._keep(claim, run))
+        working = asyncio.create_task(run.run())
+        try:
+            await asyncio.wait([keeping, working], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+        except LostClaimError:
+            log.info("batch %s: another gateway works on it", claim.batch_id)
+        except Exception:
+            log.exception("batch %s: given up for now", claim.batch_id)
+            await asyncio.sleep(self._renew_s)  # it would be claimed again at once
+        finally:
+            await end_tasks([keeping, working])
+            await self._leave(claim)
+
+    async def _keep(self, claim: Claim, run: BatchRun) -> None:
+        """Renew the claim; returns when it is lost."""
+        while True:
+            await asyncio.sleep(self._renew_s)
+            try:
+                run.told(await self._means.store.renew(claim))
+            except LostClaimError:
+                return
+            except RedisAwayError:
+                continue  # it is still ours if nobody has claimed it when Redis is back
+
+    async def _leave(self, claim: Claim) -> None:
+        """Whoever looks next may go on; a batch that is over is not there any more."""
+        try:
+            await self._means.store.renew(claim, give_up=True)
+        except (LostClaimError, RedisAwayError):
+            return
+
+    async def _keep_house(self) -> None:
+        metrics, store = self._means.metrics, self._means.store
+        while True:
+            try:
+                metrics.batch_storage.set(await store.files.sweep())
+                metrics.batches_open.set(await store.open_jobs())
+            except RedisAwayError:
+                log.debug("no file is removed: Redis is away")
+            await asyncio.sleep(_SWEEP_S * random.uniform(0.5, 1.0))
