@@ -62,8 +62,8 @@ class WorkerCore:
         self.meter = Meter()
         self.puller = puller
         self.source = BlockSource(identity.incarnation, lambda: self._store)
-        self._store: KvStore | None = None
-        self._engine: Engine | None = None
+        self.card: pb.ModelCard | None = None  # needs the ranks' own words
+        self._store: KvStore | None = None  # of the ranks that serve
         self._limits: ModelLimits | None = None
         self.closed = False  # streams end once they are empty
         self._tracer = trace.get_tracer("ryzanstein.worker")
@@ -77,23 +77,31 @@ class WorkerCore:
         return self.phase == pb.PHASE_SERVING
 
     @property
+    def _engine(self) -> Engine | None:
+        return self._store.engine if self._store else None
+
+    @property
     def phase_name(self) -> str:
         """The phase in lower case, for people and leases."""
         return pb.Phase.Name(self.phase).removeprefix("PHASE_").lower()
 
     # -- phases ----------------------------------------------------------------------------------------------
 
-    def serve(self, store: KvStore, limits: ModelLimits) -> None:
+    def serve(self, store: KvStore, limits: ModelLimits, card: pb.ModelCard) -> None:
         """Ranks are up: take requests."""
-        self._engine, self._store, self._limits = store.engine, store, limits
+        self._store, self._limits, self.card = store, limits, card
         self._enter(pb.PHASE_SERVING, "")
 
     def lose(self, detail: str) -> None:
-        """The ranks are gone: hand everything off at once."""
-        if self._engine is not None:
-            for served, in_flight in self._engine.lose():
-                self._hand_off(served, pb.Handoff.REASON_RANKS_LOST, detail, in_flight=in_flight)
-            self._engine = self._store = None
+        """The ranks that served are gone: hand everything off at once."""
+        assert self._store is not None
+        for served, in_flight in self._store.engine.lose():
+            self._hand_off(served, pb.Handoff.REASON_RANKS_LOST, detail, in_flight=in_flight)
+        self._store = None
+        self.recover(detail)
+
+    def recover(self, detail: str) -> None:
+        """Say what is known of the loss, and of attempts to start the ranks again."""
         self._enter(pb.PHASE_RECOVERING, detail)
 
     async def drain(self, grace_s: float) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,18 +23,23 @@ from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
 from services.common.tasks import end_tasks
 from services.common.tracing import tracing
-from services.worker.server.assembly import Assembly
+from services.worker.scheduling.scheduler import Scheduler
 from services.worker.server.block_puller import Puller
+from services.worker.server.card import build_card, kv_layout
 from services.worker.server.core import Identity, WorkerCore
+from services.worker.server.engine import Engine
+from services.worker.server.kv_store import KvStore
 from services.worker.server.life_metrics import LifeMetrics
 from services.worker.server.metrics import WorkerMetrics
-from services.worker.server.model_files import read_model_files
+from services.worker.server.model_files import ModelFiles, read_model_files
+from services.worker.server.probe import submit_probe
 from services.worker.server.recovery import RankKeeper, Ranks
 from services.worker.server.servicer import WorkerServicer
 from services.worker.server.settings import WorkerSettings
-from services.worker.server.startup import group_config, model_folder, model_revision
+from services.worker.server.startup import group_config, model_folder, model_revision, scheduler_config
+from services.worker.server.submits import ModelLimits
 from services.worker.server.transfer_metrics import TransferMetrics
-from services.worker.supervision.rank_group import RankGroup, RankGroupConfig
+from services.worker.supervision.rank_group import GroupStarted, RankGroup, RankGroupConfig
 
 REDIS_TIMEOUT_S = 0.5
 STREAMS_END_S = 2.0
@@ -63,10 +69,9 @@ async def serve(
     metrics = WorkerMetrics(registry, core.counters, core.state)
     registry.register(TransferMetrics(core.puller.totals, core.source.sent))
     ranks = make_ranks(config)
-    assembly = Assembly(settings, files, config, core, metrics, ranks)
 
     server = new_server()
-    worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(core, lambda: assembly.card), server)
+    worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(core), server)
     health = Health(server, [pb.DESCRIPTOR.services_by_name["Worker"].full_name])
     await health.set_serving(False)
     await health.set_status(LIVENESS, True)
@@ -91,7 +96,8 @@ async def serve(
         tracing("worker", settings.worker_id),
         serve_metrics(settings.host, settings.metrics_port, registry, ready),
     ):
-        rank_keeper = RankKeeper(ranks, core, assembly.engage, settings.recovery_limit_s)
+        engage = partial(_engage, settings, files, config, core, metrics, ranks)
+        rank_keeper = RankKeeper(ranks, core, engage, settings.recovery_limit_s)
         keeper = asyncio.create_task(rank_keeper.run(), name="ranks")
         beside = [
             asyncio.create_task(_follow_phase(core, health, lease.written), name="health"),
@@ -107,6 +113,30 @@ async def serve(
             await end_tasks(beside)
             await redis.aclose()
             await _end(keeper)
+
+
+def _engage(
+    settings: WorkerSettings,
+    files: ModelFiles,
+    config: RankGroupConfig,
+    core: WorkerCore,
+    metrics: WorkerMetrics,
+    ranks: Ranks,
+    started: GroupStarted,
+) -> Engine:
+    """Ranks have started: make their engine and take requests."""
+    core.life.started(started)
+    scheduler = Scheduler(scheduler_config(settings, config, started), core.kv_log, core.counters)
+    changed, prefill_step_s = core.changes.announce, settings.prefill_step_ms / 1e3
+    engine = Engine(scheduler, core.meter, ranks.submit, metrics, changed, prefill_step_s)
+    most = scheduler.capacity.max_request_tokens
+    card = build_card(core.identity, files, config, started, most, recommended=settings.sampling_defaults)
+    layout = kv_layout(files, config, started)
+    limits = ModelLimits(started.model.vocab_size, files.eos_token_ids, layout.hash_root, files.spec.generates)
+    core.serve(KvStore(engine, ranks, layout), limits, card)
+    if not core.meter.decode_step_ms:
+        submit_probe(engine, limits.vocab_size)
+    return engine
 
 
 async def _follow_phase(core: WorkerCore, health: Health, registered: asyncio.Event) -> None:

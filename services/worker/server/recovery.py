@@ -82,7 +82,7 @@ class RankKeeper:
                 failure = await self._why(engine)
                 log.error("ranks lost: %s", failure)
                 self._core.life.lost(failure if isinstance(failure, RankFailure) else None)
-                self._core.lose(str(failure))
+                self._core.recover(str(failure))
                 if time.monotonic() - began > STABLE_S:
                     backoff = FIRST_BACKOFF_S
                 engine, backoff = await self._recover(backoff)
@@ -124,7 +124,7 @@ class RankKeeper:
                 return self._serve(await self._ranks.start()), backoff
             except RanksFailedError as error:
                 log.error("restart failed, next try in %.1f s: %s", backoff, error)
-                self._core.lose(str(error))
+                self._core.recover(str(error))
 
     def _serve(self, started: GroupStarted) -> Engine:
         log.info("%d ranks are ready after %.1f s", len(started.ranks), started.seconds)

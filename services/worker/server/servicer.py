@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import grpc
 from ryzanstein.v1 import worker_pb2 as pb
@@ -29,9 +29,8 @@ _DRIFT = 0.1
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """Implements worker.proto for one worker."""
 
-    def __init__(self, core: WorkerCore, card: Callable[[], pb.ModelCard | None]) -> None:
+    def __init__(self, core: WorkerCore) -> None:
         self._core = core
-        self._card = card
 
     async def Connect(  # noqa: N802
         self,
@@ -134,7 +133,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self, request: pb.GetModelCardRequest, context: grpc.aio.ServicerContext[pb.GetModelCardRequest, pb.ModelCard]
     ) -> pb.ModelCard:
         """The model card; UNAVAILABLE until the ranks have started once."""
-        card = self._card()
+        card = self._core.card
         if card is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, self._core.detail)
         return card
