@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from services.gateway.responses.output import Output
 from services.gateway.responses.reading import read_items, read_tools
 from services.gateway.responses.schema import FunctionTool, Item, MessageItem, ReferenceItem, ResponsesBody
 from services.gateway.responses.store import (
+    NOT_FOUND,
     NOTHING,
     Kept,
     Past,
@@ -33,6 +35,8 @@ from services.gateway.responses.store import (
 )
 from services.gateway.text.codec import ServedModel
 
+_INLINE_ITEMS = 256
+_MAX_REFERRED = 64  # responses: each is read for itself
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
@@ -45,12 +49,7 @@ class _Turn:
     tenant: str
     past: Past
     given: list[Item]  # by this body
-
-    @property
-    def items(self) -> list[Item]:
-        """The whole conversation."""
-        before = [item for item in read_items(self.past.items) if not isinstance(item, ReferenceItem)]
-        return [*before, *self.given]
+    items: list[Item]  # of the whole conversation
 
     @property
     def session(self) -> str:
@@ -70,6 +69,22 @@ class _Turn:
         return listed
 
 
+async def _read(items: str | list[dict[str, Any]]) -> list[Item | ReferenceItem]:
+    """Read, many items off the event loop."""
+    if len(items) <= _INLINE_ITEMS or isinstance(items, str):
+        return read_items(items)
+    return await asyncio.to_thread(read_items, items)
+
+
+def _check_number(body: ResponsesBody, model: ServedModel) -> None:
+    """Refuse more than a prompt can hold before any of it is read; raises :class:`ApiError` (400)."""
+    items = body.input if isinstance(body.input, list) else []
+    lists = (value for item in items for value in item.values() if isinstance(value, list))
+    if len(items) > model.max_len or sum(map(len, lists)) > model.max_len:
+        message = f"`input` may hold at most {model.max_len} items, and as many parts, for this model."
+        raise invalid(message, "input", "invalid_value")
+
+
 class ResponsesEndpoint:
     """Turns bodies into jobs."""
 
@@ -85,7 +100,7 @@ class ResponsesEndpoint:
     async def prepare(self, body: ResponsesBody, model: ServedModel, caller: Caller) -> Job:
         """A job for a body; raises :class:`ApiError`."""
         await self._check_store(body)
-        turn = await self._turn(body, caller.tenant)
+        turn = await self._turn(body, model, caller.tenant)
         if not caller.session and body.store is not False:
             caller = replace(caller, session=turn.session)
         output = Output(stem_of(turn.response_id), self._writer(body, model))
@@ -103,31 +118,46 @@ class ResponsesEndpoint:
             if asked:
                 raise invalid(f"`{field}` is not supported: no responses are kept here.", field, "unsupported_field")
 
-    async def _turn(self, body: ResponsesBody, tenant: str) -> _Turn:
+    async def _turn(self, body: ResponsesBody, model: ServedModel, tenant: str) -> _Turn:
         if body.input is None and body.previous_response_id is None:
             raise invalid("Missing required field `input`.", "input", "missing_field")
+        _check_number(body, model)
         previous = body.previous_response_id
         past = await self._store.past(tenant, previous) if previous else NOTHING
-        given = [await self._resolved(tenant, item) for item in read_items(body.input)]
-        return _Turn(body, new_response_id(), tenant, past, given)
+        before = await _read(past.items)
+        given = await self._resolved(tenant, await _read(body.input or []))
+        items = [*(item for item in before if not isinstance(item, ReferenceItem)), *given]
+        return _Turn(body, new_response_id(), tenant, past, given, items)
 
-    async def _resolved(self, tenant: str, item: Item | ReferenceItem) -> Item:
-        """The item itself, or the one that is referred to; raises :class:`ApiError`."""
-        if not isinstance(item, ReferenceItem):
-            return item
-        response_id = response_of_item(item.id)
+    async def _resolved(self, tenant: str, items: Sequence[Item | ReferenceItem]) -> list[Item]:
+        """The items themselves where kept ones are referred to; raises :class:`ApiError`."""
+        known: dict[str, dict[str, Any]] = {}
+        asked: set[str] = set()
+        resolved: list[Item] = []
+        for item in items:
+            if not isinstance(item, ReferenceItem):
+                resolved.append(item)
+                continue
+            response_id = response_of_item(item.id)
+            if response_id and response_id not in asked:
+                asked.add(response_id)
+                if len(asked) > _MAX_REFERRED:
+                    message = f"`input` may refer to items of at most {_MAX_REFERRED} responses."
+                    raise invalid(message, "input", "invalid_value")
+                known |= {raw["id"]: raw for raw in await self._kept_items(tenant, response_id)}
+            if item.id not in known:
+                message = f"`input` refers to an item `{item.id[:100]}` that is not kept."
+                raise invalid(message, "input", "item_not_found")
+            resolved += [found for found in read_items([known[item.id]]) if not isinstance(found, ReferenceItem)]
+        return resolved
+
+    async def _kept_items(self, tenant: str, response_id: str) -> list[dict[str, Any]]:
         try:
-            found = await self._store.items(tenant, response_id) if response_id else []
+            return await self._store.items(tenant, response_id)
         except ApiError as error:
-            if error.status != 404:
+            if error.code != NOT_FOUND:
                 raise
-            found = []
-        for raw in found:
-            if raw.get("id") == item.id:
-                (whole,) = read_items([raw])
-                assert not isinstance(whole, ReferenceItem)
-                return whole
-        raise invalid(f"`input` refers to an item `{item.id[:100]}` that is not kept.", "input", "item_not_found")
+            return []
 
     async def _job(self, turn: _Turn, model: ServedModel, caller: Caller, dialect: ResponseDialect) -> Job:
         """A job for as much of the conversation as the model takes, where the body lets turns be dropped."""
@@ -199,7 +229,8 @@ class ResponsesEndpoint:
         """Whether the response is kept now; raises :class:`ApiError` when that was demanded and is not possible."""
         if not response["store"]:
             return False
-        data, listed = msgspec.Raw(msgspec.json.encode(response)), turn.listed()
+        data = msgspec.Raw(msgspec.json.encode(response))
+        listed = turn.listed() if len(turn.given) <= _INLINE_ITEMS else await asyncio.to_thread(turn.listed)
         size = turn.past.size + len(bytes(data)) + sum(len(msgspec.json.encode(item)) for item in listed)
         kept = Kept(response=data, items=listed, chain=turn.past.chain, size=size, session=turn.session)
         try:

@@ -19,6 +19,7 @@ from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 _ID = re.compile(r"resp_([0-9a-f]{48})")
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{48})(?:in)?[0-9a-f]{4}")
 _INLINE_BYTES = 64 * 1024
+NOT_FOUND = "response_not_found"
 _AT_ONCE = 32  # responses that one round trip reads
 
 
@@ -78,7 +79,7 @@ def response_of_item(item_id: str) -> str | None:
 
 def _missing(response_id: str) -> ApiError:
     message = f"No response `{response_id}` is kept: it was never kept, has expired or was deleted."
-    return ApiError(404, message, "invalid_request_error", "response_id", "response_not_found")
+    return ApiError(404, message, "invalid_request_error", "response_id", NOT_FOUND)
 
 
 def _away(error: RedisAwayError) -> ApiError:

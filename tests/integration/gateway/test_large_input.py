@@ -74,6 +74,15 @@ LARGE = {
         b'{"max_tokens": 1, "messages": [' + _MESSAGE * 100_000 + _MESSAGE[:-1] + b"]}",
         "messages",
     ),
+    "items": ("/v1/responses", b'{"input": [' + _MESSAGE * 100_000 + _MESSAGE[:-1] + b"]}", "input"),
+    "parts of an item": (
+        "/v1/responses",
+        b'{"input": [{"role": "user", "content": ['
+        + b'{"type": "input_text", "text": "x"},' * 130_000
+        + b'{"type": "input_text", "text": "x"}]}]}',
+        "input",
+    ),
+    "a text that is answered": ("/v1/responses", b'{"input": "' + b"x " * 7_000_000 + b'"}', "input"),
     "a document": ("/v1/rerank", b'{"query": "a", "documents": ["' + b"x " * 7_000_000 + b'"]}', "documents[0]"),
     "documents": ("/v1/rerank", b'{"query": "a", "documents": [' + b'"x",' * 3_500_000 + b'"x"]}', "documents"),
     "text to tokenize": ("/tokenize", b'{"prompt": "' + b"x " * 7_000_000 + b'"}', "prompt"),
