@@ -342,7 +342,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
                 catalog.run(settings.refresh_s),
                 pool.watch(),
                 *([peers.run()] if settings.tenancy and not settings.gateway_replicas else []),
-                *([batches.run(services.batch_front(), gateway_id, drain)] if batches else []),
+                *([batches.run(services.batch_front(), gate, gateway_id, drain)] if batches else []),
             ),
             aclosing(grammars),
             aclosing(services.recordings),

@@ -104,9 +104,12 @@ class GatewayMetrics:
             registry=registry,
         )
         self.ttft = Histogram(
-            f"{prefix}time_to_first_token_seconds", "Arrival to first token", ["model"], buckets=_TTFT_S,
+            f"{prefix}time_to_first_token_seconds",
+            "Arrival to first token; not of requests of priority 100, as those of batches",
+            ["model"],
+            buckets=_TTFT_S,
             registry=registry,
-        )  # fmt: skip
+        )
         self.e2e = Histogram(
             f"{prefix}request_seconds",
             "Arrival to last byte",

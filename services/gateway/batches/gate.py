@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from services.gateway.generation.request import LAST_PRIORITY
 from services.gateway.tenants.tenant import Admission, Gate, Tenant
-
-PRIORITY = 100  # the last that a request may ask for
 
 
 class BatchGate:
@@ -22,7 +21,7 @@ class BatchGate:
     async def of_credential(self, credential: str) -> Tenant:
         """See :class:`Gate`."""
         tenant = await self._gate.of_credential(credential)
-        return msgspec.structs.replace(tenant, priority=max(PRIORITY, tenant.priority))
+        return msgspec.structs.replace(tenant, priority=max(LAST_PRIORITY, tenant.priority))
 
     async def identify(self, authorization: str) -> Tenant:
         """See :class:`Gate`."""

@@ -54,12 +54,13 @@ class Batches:
         add_files(app, self._store.files)
         add_batches(app, self._store, self._woken.set)
 
-    async def run(self, front: ASGIApp, gateway_id: str, drain: Drain) -> None:
+    async def run(self, front: ASGIApp, gate: Gate, gateway_id: str, drain: Drain) -> None:
         """Work on batches until cancelled; their requests go to `front`."""
         settings = self._settings
         means = Means(
             store=self._store,
             front=front,
+            gate=gate,
             slots=asyncio.Semaphore(settings.batch_concurrency),
             concurrency=settings.batch_concurrency,
             max_line_bytes=settings.max_body_bytes,

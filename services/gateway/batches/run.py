@@ -31,12 +31,13 @@ from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.request import new_id
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.redis_guard import RedisAwayError
+from services.gateway.tenants.tenant import Gate
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _AGAIN_S = 0.5  # after Redis was away
-_ROOM_S = 5.0  # after there was no room for an answer
+_ROOM_S = 2.0  # after there was no room for an answer
 _LONGEST_PAUSE_S = 60.0
 _PATIENCE_S = 600.0  # with a request that its tenant's limits refuse again and again
 _AT_ONCE = 500  # lines that are written without having run
@@ -53,6 +54,7 @@ class Means:
 
     store: JobStore
     front: ASGIApp
+    gate: Gate
     slots: asyncio.Semaphore
     concurrency: int
     max_line_bytes: int
@@ -116,12 +118,21 @@ class BatchRun:
     async def _answer_lines(self, plan: Plan, file: File) -> None:
         """Run what has not been written, as many at a time as there are slots."""
         lines = _Shared(self._unwritten(plan, file))
-        workers = [asyncio.create_task(self._work(plan, lines)) for _ in range(self._means.concurrency)]
+        places = await self._places(plan)
+        workers = [asyncio.create_task(self._work(plan, lines)) for _ in range(places)]
         clock = asyncio.create_task(self._end_in_time(plan))
         try:
             await asyncio.gather(*workers)
         finally:
             await end_tasks([*workers, clock])
+
+    async def _places(self, plan: Plan) -> int:
+        """How many lines run at once: half of what the tenant may run stays free for its users."""
+        try:
+            most = (await self._means.gate.of_credential(plan.credential)).max_concurrent
+        except ApiError:
+            return 1  # each line is told why
+        return min(self._means.concurrency, max(1, most // 2)) if most else self._means.concurrency
 
     async def _end_in_time(self, plan: Plan) -> None:
         await asyncio.sleep(max(0.0, plan.expires_at - time.time()))

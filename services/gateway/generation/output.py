@@ -9,7 +9,7 @@ from ryzanstein.v1 import worker_pb2
 
 from services.gateway.errors import ApiError
 from services.gateway.generation.message import MessageReader
-from services.gateway.generation.request import GenerationRequest
+from services.gateway.generation.request import LAST_PRIORITY, GenerationRequest
 from services.gateway.generation.tokens import Finish, Takeover, TokenBatch, TokenSource
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.text.stops import StopBuffer
@@ -135,7 +135,8 @@ class Generation:
         else:
             self._begun = True
             self._set_waiting(False)
-            self._metrics.observe_ttft(self.request.model.name, now - self._created)
+            if self.request.caller.priority < LAST_PRIORITY:  # whoever stands behind all others says nothing of speed
+                self._metrics.observe_ttft(self.request.model.name, now - self._created)
         self._last = now
 
     def _set_waiting(self, waiting: bool) -> None:

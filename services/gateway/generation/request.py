@@ -12,6 +12,7 @@ from services.gateway.generation.parts import Parts
 from services.gateway.text.codec import ServedModel
 
 _SEED_MASK = (1 << 64) - 1
+LAST_PRIORITY = 100  # of those who wait for everybody else, as batches do
 
 
 def new_id(prefix: str) -> str:

@@ -287,6 +287,39 @@ async def test_batches_wait_while_redis_is_away(server: RedisServer) -> None:
         assert len(output) == 30
 
 
+async def test_a_key_that_is_taken_away_answers_no_further_line(server: RedisServer) -> None:
+    server.client.set(f"rz:default:key:{digest_of('old')}", json.dumps({"name": "ann", "max_concurrent": 2}))
+    fixed = json.dumps([{"key_sha256": digest_of("other"), "name": "ann"}])
+    async with gateway(server, Worker("w0", step_s=0.05), tenancy=True, api_keys=fixed) as stack:
+        batch = await begin(stack.client.with_options(api_key="old"), requests(30))
+        await until(lambda: answered(stack.client.with_options(api_key="other"), batch))
+    server.client.delete(f"rz:default:key:{digest_of('old')}")
+    async with gateway(server, tenancy=True, api_keys=fixed) as stack:
+        ann = stack.client.with_options(api_key="other")
+        output, errors = await results(ann, await over(ann, batch))
+        assert len(output) + len(errors) == 30
+        assert output
+        assert {line["response"]["status_code"] for line in errors} == {401}
+
+
+async def answered(client: openai.AsyncOpenAI, batch: Batch) -> bool:
+    counts = (await client.batches.retrieve(batch.id)).request_counts
+    return counts is not None and counts.completed > 0
+
+
+async def test_a_batch_waits_for_room_for_its_answers(server: RedisServer) -> None:
+    async with gateway(server, batch_tenant_bytes=8000) as stack:
+        pad = await stack.client.files.create(file=("pad", b"x" * 5000), purpose="batch")
+        batch = await begin(stack.client, requests(10))
+        await until(lambda: answered(stack.client, batch))
+        await asyncio.sleep(0.3)
+        assert (await stack.client.batches.retrieve(batch.id)).status == "in_progress"
+        assert int(server.client.hget("rz:default:file-usage", "total") or 0) <= 8000
+        await stack.client.files.delete(pad.id)
+        output, _ = await results(stack.client, await over(stack.client, batch))
+        assert len(output) == 10
+
+
 async def serves(stack: Stack) -> bool:
     return (await stack.http.get("/v1/batches")).status_code == 200
 
