@@ -1,4 +1,4 @@
-"""Streamed tool calls against a running stack, by two APIs: what each client received, put together."""
+"""Streamed tool calls against a running stack, by three APIs: what each client received, put together."""
 
 from __future__ import annotations
 
@@ -81,8 +81,32 @@ async def _read_message(client: anthropic.AsyncAnthropic, index: int, call: Call
     call.finish = "tool_calls" if message.stop_reason == "tool_use" else message.stop_reason
 
 
+async def _read_response(client: openai.AsyncOpenAI, index: int, call: Call, heard: Callable[[], None]) -> None:
+    tools: Any = [{"type": "function", **TOOL["function"]}]
+    async with client.responses.stream(
+        model="ryzanstein-tiny",
+        input=f"Take notes. # {index}",
+        tools=tools,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_output_tokens=900,
+        temperature=0.9,
+        extra_body={"seed": index, "session_id": f"notes-{index}"},
+    ) as stream:
+        async for event in stream:
+            if event.type == "response.function_call_arguments.delta":
+                call.arguments += event.delta
+                heard()
+        response = await stream.get_final_response()
+    (item,) = response.output
+    assert item.type == "function_call"
+    assert item.arguments == call.arguments
+    call.ids, call.name = [item.call_id], item.name
+    call.finish = "tool_calls" if response.status == "completed" else response.status
+
+
 async def run_calls(stack: RunningStack, count: int, started: asyncio.Event | None = None) -> list[Call]:
-    """Open `count` streams at once, a third of them as messages, and read them to their ends.
+    """Open `count` streams at once, a third of them by each API, and read them to their ends.
 
     Sets `started` when all have some arguments.
     """
@@ -98,6 +122,8 @@ async def run_calls(stack: RunningStack, count: int, started: asyncio.Event | No
         asyncio.TaskGroup() as group,
     ):
         for index, call in enumerate(calls):
-            reading = _read(client, index, call, heard) if index % 3 else _read_message(messages, index, call, heard)
-            group.create_task(reading)
+            if index % 3 == 0:
+                group.create_task(_read_message(messages, index, call, heard))
+            else:
+                group.create_task((_read if index % 3 == 1 else _read_response)(client, index, call, heard))
     return calls
