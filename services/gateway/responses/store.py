@@ -129,7 +129,10 @@ class ResponseStore:
         if data is None:
             raise _missing(response_id)
         assert isinstance(data, bytes)  # the client does not decode
-        return await _decoded(data)
+        try:
+            return await _decoded(data)
+        except msgspec.DecodeError as error:  # of another version of the gateway
+            raise _missing(response_id) from error
 
     async def forget(self, tenant: str, response_id: str) -> None:
         """Delete a response; raises 404 as :meth:`get`."""
@@ -170,7 +173,11 @@ class ResponseStore:
             if lost != [asked]:
                 message = f"The conversation of `{shown}` needs a response that is not kept any more, `{lost[0]}`."
             raise invalid(message, param, "previous_response_not_found")
-        return [await _decoded(data) for data in found]
+        try:
+            return [await _decoded(data) for data in found]
+        except msgspec.DecodeError as error:
+            message = f"The conversation of `{asked[:100]}` was kept by another version of the gateway."
+            raise invalid(message, "previous_response_id", "previous_response_not_found") from error
 
     async def _run(self, script: Any, tenant: str, *arguments: str | bytes) -> Any:
         keys = [self._keys.kept_index(tenant), self._keys.kept_sizes(tenant)]

@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from services.gateway.main import running_gateway
 from tests.integration.gateway.fleet import Fault, Worker
-from tests.integration.gateway.gateways import Stack, eventually, running_stack
+from tests.integration.gateway.gateways import Stack, eventually, fast_settings, running_stack
 from tests.integration.gateway.redis_server import RedisServer
 from tests.integration.gateway.test_chat_prompts import text_of
 from tests.integration.gateway.test_tenants import entry, server
@@ -159,6 +160,13 @@ async def test_a_conversation_lives_on_by_use_and_ends_with_its_lifetime(server:
         server.client.pexpire(key, 20_000)
         second = await create(stack, previous_response_id=first["id"])
         assert 45_000 < server.client.pttl(key) <= 50_000, "its next turn keeps it"
+        beside = fast_settings(router_addresses=stack.router.address, redis_url=server.url, responses_ttl_s=50)
+        async with running_gateway(beside) as other, httpx.AsyncClient(trust_env=False) as http:
+            await eventually(other.catalog.available)
+            url = f"http://127.0.0.1:{other.http.port}{PATH}"
+            body = {"input": "hi", "max_output_tokens": 2, "previous_response_id": second["id"]}
+            assert (await http.post(url, json=body)).status_code == 200, "any gateway goes on"
+            assert (await http.get(f"{url}/{second['id']}")).json() == second
         server.client.delete(key)
         lost = await post(stack, previous_response_id=second["id"])
         assert (lost.status_code, lost.json()["error"]["param"]) == (400, "previous_response_id")
@@ -171,8 +179,11 @@ async def test_a_conversation_lives_on_by_use_and_ends_with_its_lifetime(server:
         sizes = {key: int(size) for key, size in server.client.hgetall("rz:default:kept-sizes:-").items()}
         total = sizes.pop(b"total")
         assert set(members) == set(sizes)
-        assert len(members) == 2
+        assert len(members) == 3
         assert total == sum(sizes.values())
+        server.client.set(f"rz:default:kept:-:{second['id']}", b'{"of": "another version"}')
+        assert (await stack.http.get(f"{PATH}/{second['id']}")).status_code == 404
+        assert (await post(stack, previous_response_id=second["id"])).status_code == 400
 
 
 async def test_what_is_kept_has_bounds(server: RedisServer) -> None:
