@@ -177,6 +177,7 @@ class FunctionCall(Struct, forbid_unknown_fields=True):
 
     name: str
     arguments: str | None = None
+    parsed_arguments: Annotated[Any, ADVISORY] = None
 
 
 class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -198,6 +199,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning: Annotated[str, Meta(description="Given to the chat template")] | None = None
     reasoning_content: Annotated[str, Meta(description="Given to the chat template")] | None = None
     refusal: Annotated[str | None, ADVISORY] = None
+    parsed: Annotated[Any, ADVISORY] = None
     annotations: Annotated[Any, ADVISORY] = None
     cache_control: Annotated[Any, ADVISORY] = None
     tool_calls: list[ToolCall] | None = None

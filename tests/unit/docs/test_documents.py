@@ -55,8 +55,9 @@ def known_in(reference: str, pattern: str) -> set[str]:
 
 
 def known_to_tests() -> set[str]:
-    """The variables that say where Helm and a cluster are."""
-    readers = (PROJECT / "tests" / name for name in ("programs.py", "cluster/conftest.py", "cluster/run"))
+    """The variables that say where Helm and a cluster are, and which clients to run."""
+    names = ("programs.py", "cluster/conftest.py", "cluster/run", "e2e/test_clients.py")
+    readers = (PROJECT / "tests" / name for name in names)
     return {name for reader in readers for name in re.findall(r"\bRYZANSTEIN_(?:TEST|REQUIRE)_\w+", reader.read_text())}
 
 

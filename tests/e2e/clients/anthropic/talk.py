@@ -1,0 +1,53 @@
+"""anthropic: text, streams, tools with their way back, counted tokens, errors."""
+
+import sys
+
+import anthropic
+
+MODEL = "ryzanstein-tiny"
+client = anthropic.Anthropic(base_url=sys.argv[1], api_key="unused", max_retries=0)
+ask = [{"role": "user", "content": "How warm is it in Rome?"}]
+TOOL = {
+    "name": "get_weather",
+    "description": "How warm it is in a city",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "unit": {"enum": ["C", "F"]}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    },
+}
+common = {"model": MODEL, "messages": ask, "max_tokens": 20, "extra_body": {"temperature": 0}}
+
+# text, whole and streamed
+whole = client.messages.create(**common, system="Be brief.")
+with client.messages.stream(**common, system="Be brief.") as stream:
+    text = "".join(stream.text_stream)
+    final = stream.get_final_message()
+assert text == "".join(block.text for block in whole.content)
+assert final.usage == whole.usage
+counted = client.messages.count_tokens(model=MODEL, messages=ask, system="Be brief.")
+assert counted.input_tokens == whole.usage.input_tokens
+
+# tools, whole and streamed, and the way back
+asked = {**common, "max_tokens": 400, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "get_weather"}}
+message = client.messages.create(**asked)
+(call,) = [block for block in message.content if block.type == "tool_use"]
+assert message.stop_reason == "tool_use"
+assert call.input.keys() == {"city", "unit"}
+with client.messages.stream(**asked) as stream:
+    streamed = stream.get_final_message()
+assert [block.input for block in streamed.content if block.type == "tool_use"] == [call.input]
+result = {"type": "tool_result", "tool_use_id": call.id, "content": "21 degrees"}
+history = [*ask, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+last = client.messages.create(**{**common, "messages": history, "tools": [TOOL], "tool_choice": {"type": "none"}})
+assert last.stop_reason in ("end_turn", "max_tokens")
+
+# errors
+for fields, kind in (({"model": "nope"}, anthropic.NotFoundError), ({"max_tokens": -1}, anthropic.BadRequestError)):
+    try:
+        client.messages.create(**{**common, **fields})
+    except kind as error:
+        assert error.body["error"]["message"]
+    else:
+        raise AssertionError(fields)
