@@ -18,9 +18,9 @@ from ryzanstein_client.errors import (
 )
 from ryzanstein_client.rest.aio import AsyncClient
 from ryzanstein_client.rest.client import Client
-from ryzanstein_client.results import Chunk, Completion, Embeddings, Model, TokenLogprob, Usage
+from ryzanstein_client.results import Chunk, Completion, Embeddings, Model, TokenLogprob, ToolCall, ToolCallDelta, Usage
 from ryzanstein_client.retries import RetryPolicy
-from ryzanstein_client.settings import Message, Options, Settings
+from ryzanstein_client.settings import Message, Options, Settings, Tool
 from ryzanstein_client.streams import AsyncStream, Stream
 
 __all__ = [
@@ -47,6 +47,9 @@ __all__ = [
     "StreamInterrupted",
     "TimedOut",
     "TokenLogprob",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
     "Unauthorized",
     "Unavailable",
     "Usage",

@@ -30,16 +30,37 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that the model calls."""
+
+    id: str
+    name: str
+    arguments: str  # JSON
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a call: the first one of an index has id and name, all have more of the arguments."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """A whole generation."""
 
     text: str
-    finish_reason: str  # stop, length
+    finish_reason: str  # stop, length, tool_calls
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] = ()
     token_ids: tuple[int, ...] = ()  # empty over REST
     request_id: str = ""
     model: str = ""  # that answered; empty over gRPC, which does not say
+    reasoning: str = ""  # of a chat
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +74,8 @@ class Chunk:
     usage: Usage | None = None
     request_id: str = ""
     model: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ssl import SSLContext
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
+from ryzanstein_client.results import ToolCall
 from ryzanstein_client.retries import RetryPolicy
 
 
@@ -20,6 +21,15 @@ class StructuredOutputs(TypedDict, total=False):
     json_object: bool
     whitespace_pattern: str  # a regex of the blanks between JSON tokens
     disable_any_whitespace: bool
+
+
+class Tool(TypedDict, total=False):
+    """A function that the model may call."""
+
+    name: Required[str]
+    description: str
+    parameters: Mapping[str, Any]  # a JSON Schema of the arguments
+    strict: bool
 
 
 class Options(TypedDict, total=False):
@@ -43,14 +53,22 @@ class Options(TypedDict, total=False):
     session_id: str  # calls of a session go to one worker, which has their prefix in its cache
     priority: int  # lower runs first
     structured_outputs: StructuredOutputs
+    tools: Sequence[Tool]  # of chats, as the next two
+    tool_choice: str  # auto, none, required, or the name of a tool
+    parallel_tool_calls: bool
+
+
+CHAT_ONLY = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()  # of the assistant
+    tool_call_id: str = ""  # that a tool's message answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +89,12 @@ class Settings:
         for name in ("timeout_s", "connect_timeout_s", "max_connections"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+    def text_options(self, options: Options) -> Options:
+        """:meth:`complete_options` of a call that is no chat; raises TypeError for those of chats."""
+        if wrong := sorted(options.keys() & CHAT_ONLY):
+            raise TypeError(f"{', '.join(wrong)}: only chats have tools")
+        return self.complete_options(options)
 
     def complete_options(self, options: Options) -> Options:
         """A call's options with the settings' session; raises TypeError for an unknown one."""

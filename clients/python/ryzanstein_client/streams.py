@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from ryzanstein_client.errors import ProtocolError, RyzansteinError, StreamInterrupted
-from ryzanstein_client.results import Chunk, Completion, TokenLogprob
+from ryzanstein_client.results import Chunk, Completion, TokenLogprob, ToolCall
 from ryzanstein_client.retries import Call
 
 # One try of a stream: chunks up to one with a finish reason, or a RyzansteinError. Closing it cancels the generation.
@@ -25,6 +25,8 @@ class Transcript:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._last: Chunk | None = None
+        self._reasoning: list[str] = []
+        self._calls: dict[int, ToolCall] = {}
 
     @property
     def text(self) -> str:
@@ -36,6 +38,11 @@ class Transcript:
         self._texts.append(chunk.text)
         self._token_ids += chunk.token_ids
         self._logprobs += chunk.logprobs
+        self._reasoning.append(chunk.reasoning)
+        for piece in chunk.tool_calls:
+            call = self._calls.get(piece.index, ToolCall("", "", ""))
+            joined = ToolCall(call.id or piece.id, call.name + piece.name, call.arguments + piece.arguments)
+            self._calls[piece.index] = joined
         self._last = chunk
 
     @property
@@ -65,6 +72,8 @@ class Transcript:
             token_ids=tuple(self._token_ids),
             request_id=last.request_id,
             model=last.model,
+            reasoning="".join(self._reasoning),
+            tool_calls=tuple(self._calls.values()),
         )
 
 

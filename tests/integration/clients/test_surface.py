@@ -16,6 +16,7 @@ from ryzanstein_client import (
     RetryPolicy,
     StreamInterrupted,
     TimedOut,
+    Tool,
     Unauthorized,
     Unavailable,
 )
@@ -86,6 +87,46 @@ async def test_every_client_asks_for_structured_output(gateway: Served, kind: st
         with pytest.raises(BadRequest, match="uniqueItems") as refused:
             await call(client, "chat", TALK, structured_outputs={"json": {"uniqueItems": True}})
         assert refused.value.param == "structured_outputs.json"
+
+
+# In Hermes' form, and short: the model's context is.
+TOOL_TEMPLATE = (
+    "{% if tools %}{{ tools | length }} tools, <tool_call>{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}{% endfor %}"
+)
+
+
+def spelled(text: str) -> Worker:
+    """A worker that says one text."""
+    ids = byte_level().encode(text).ids
+    return Worker("w0", token=lambda prompt, seed, position: ids[position], template=TOOL_TEMPLATE)
+
+
+@every_client
+async def test_tools_calls_and_their_results(kind: str) -> None:
+    text = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
+    count = len(byte_level().encode(text).ids)
+    tools: list[Tool] = [{"name": "get_weather", "parameters": {"type": "object"}}, {"name": "now"}]
+    async with served([spelled(text)]) as gateway, gateway.client(kind) as client:
+        ask = {"max_tokens": count, "tools": tools, "tool_choice": "auto"}
+        whole = await call(client, "chat", TALK, **ask)
+        (made,) = whole.tool_calls
+        assert (made.name, json.loads(made.arguments), whole.text) == ("get_weather", {"city": "Rome"}, "")
+        chunks = await read(client, "stream_chat", TALK, **ask)
+        assert "".join(piece.arguments for chunk in chunks for piece in chunk.tool_calls) == made.arguments
+        history = [
+            *TALK,
+            Message("assistant", tool_calls=whole.tool_calls),
+            Message("tool", "21", tool_call_id=made.id),
+        ]
+        submits = gateway.stack.workers[0].submits
+        await call(client, "chat", history, **ask)
+        assert "get_weather" in byte_level().decode(list(submits[-1].prompt_ids))
+        await call(client, "chat", TALK, **{**ask, "tool_choice": "get_weather", "parallel_tool_calls": False})
+        assert submits[-1].sampling.grammar
+        with pytest.raises(TypeError, match="only chats"):
+            await call(client, "complete", PROMPT, tools=tools)
 
 
 @every_client

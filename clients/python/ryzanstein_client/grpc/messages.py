@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from ryzanstein.v1 import inference_pb2, worker_pb2
 
-from ryzanstein_client.results import Chunk, Embeddings, Model, TokenLogprob, Usage
-from ryzanstein_client.settings import Message, Options, Settings
+from ryzanstein_client.results import Chunk, Embeddings, Model, TokenLogprob, ToolCallDelta, Usage
+from ryzanstein_client.settings import CHAT_ONLY, Message, Options, Settings, Tool
 
 _SEED_MASK = (1 << 64) - 1
 
@@ -23,7 +23,9 @@ class Messages:
         self, prompt: str | Sequence[int], model: str | None, options: Options
     ) -> inference_pb2.GenerateRequest:
         """Of a completion."""
-        request = inference_pb2.GenerateRequest(model=self._model(model), options=self._options(options))
+        request = inference_pb2.GenerateRequest(
+            model=self._model(model), options=self._options(self._settings.text_options(options))
+        )
         if isinstance(prompt, str):
             request.prompt = prompt
         else:
@@ -32,8 +34,14 @@ class Messages:
 
     def chat(self, messages: Sequence[Message], model: str | None, options: Options) -> inference_pb2.ChatRequest:
         """Of a chat."""
-        turns = [inference_pb2.ChatMessage(role=message.role, content=message.content) for message in messages]
-        return inference_pb2.ChatRequest(model=self._model(model), messages=turns, options=self._options(options))
+        return inference_pb2.ChatRequest(
+            model=self._model(model),
+            messages=list(map(_turn, messages)),
+            options=self._options(options),
+            tools=list(map(_tool, options.get("tools", ()))),
+            tool_choice=options.get("tool_choice", ""),
+            parallel_tool_calls=options.get("parallel_tool_calls"),
+        )
 
     def embed(self, inputs: str | Sequence[str], model: str | None) -> inference_pb2.EmbedRequest:
         """Of embeddings."""
@@ -49,7 +57,7 @@ class Messages:
         return inference_pb2.DetokenizeRequest(model=self._model(model), ids=token_ids)
 
     def _options(self, options: Options) -> inference_pb2.GenerationOptions:
-        fields = dict(self._settings.complete_options(options))
+        fields = {k: v for k, v in self._settings.complete_options(options).items() if k not in CHAT_ONLY}
         if isinstance(stop := options.get("stop"), str):
             fields["stop"] = [stop]
         if (seed := options.get("seed")) is not None:
@@ -64,6 +72,24 @@ class Messages:
         return self._settings.model if model is None else model
 
 
+def _turn(message: Message) -> inference_pb2.ChatMessage:
+    calls = [
+        inference_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in message.tool_calls
+    ]
+    return inference_pb2.ChatMessage(
+        role=message.role, content=message.content, tool_calls=calls, tool_call_id=message.tool_call_id
+    )
+
+
+def _tool(tool: Tool) -> inference_pb2.Tool:
+    return inference_pb2.Tool(
+        name=tool["name"],
+        description=tool.get("description", ""),
+        parameters=json.dumps(tool["parameters"]) if "parameters" in tool else "",
+        strict=tool.get("strict", False),
+    )
+
+
 def chunk_of(found: inference_pb2.GenerateResponse) -> Chunk:
     """A message of a stream."""
     finished = bool(found.finish_reason)
@@ -74,6 +100,8 @@ def chunk_of(found: inference_pb2.GenerateResponse) -> Chunk:
         finish_reason=found.finish_reason if finished else None,
         usage=_usage(found.usage) if finished else None,
         request_id=found.request_id,
+        reasoning=found.reasoning,
+        tool_calls=tuple(ToolCallDelta(call.index, call.id, call.name, call.arguments) for call in found.tool_calls),
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from ryzanstein_client.errors import ApiError, ErrorFields, ProtocolError, error_of_status
 from ryzanstein_client.rest import wire
-from ryzanstein_client.results import Completion, Embeddings, Model, TokenLogprob, Usage
+from ryzanstein_client.results import Completion, Embeddings, Model, TokenLogprob, ToolCall, Usage
 
 Body = TypeVar("Body")
 _SHOWN_CHARS = 200  # of an error body that is not the API's
@@ -85,6 +85,11 @@ def read_chat(data: bytes) -> Completion:
         logprobs=chat_logprobs(choice.logprobs),
         request_id=body.id,
         model=body.model,
+        reasoning=choice.message.reasoning_content or "",
+        tool_calls=tuple(
+            ToolCall(call.id or "", call.function.name or "", call.function.arguments or "")
+            for call in choice.message.tool_calls or ()
+        ),
     )
 
 

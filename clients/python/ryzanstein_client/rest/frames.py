@@ -9,7 +9,7 @@ from ryzanstein_client.errors import error_of_object, unreachable
 from ryzanstein_client.rest import wire
 from ryzanstein_client.rest.answers import chat_logprobs, error_fields, reader_of, text_logprobs, usage
 from ryzanstein_client.rest.sse import SseParser
-from ryzanstein_client.results import Chunk, TokenLogprob
+from ryzanstein_client.results import Chunk, TokenLogprob, ToolCallDelta
 
 _DONE = "[DONE]"
 
@@ -25,6 +25,8 @@ class Frame:
     finish_reason: str | None
     usage: wire.Usage | None
     error: wire.Failure | None
+    reasoning: str = ""
+    calls: tuple[ToolCallDelta, ...] = ()
 
 
 def text_frame(data: str) -> Frame:
@@ -40,7 +42,12 @@ def chat_frame(data: str) -> Frame:
     body = _chat_body(data)
     choice = body.choices[0] if body.choices else _NO_DELTA
     logprobs, text = chat_logprobs(choice.logprobs), choice.delta.content or ""
-    return Frame(body.id, body.model, text, logprobs, choice.finish_reason, body.usage, body.error)
+    calls = tuple(
+        ToolCallDelta(call.index, call.id or "", call.function.name or "", call.function.arguments or "")
+        for call in choice.delta.tool_calls or ()
+    )
+    thought = choice.delta.reasoning_content or ""
+    return Frame(body.id, body.model, text, logprobs, choice.finish_reason, body.usage, body.error, thought, calls)
 
 
 _text_body = reader_of(wire.TextBody)
@@ -73,8 +80,15 @@ class FrameReader:
             self._request_id, self._model = frame.request_id, frame.model
             self._finish_reason = frame.finish_reason or self._finish_reason
             self._usage = frame.usage or self._usage
-            if frame.text or frame.logprobs:
-                yield Chunk(frame.text, frame.logprobs, request_id=frame.request_id, model=frame.model)
+            if frame.text or frame.logprobs or frame.reasoning or frame.calls:
+                yield Chunk(
+                    frame.text,
+                    frame.logprobs,
+                    request_id=frame.request_id,
+                    model=frame.model,
+                    reasoning=frame.reasoning,
+                    tool_calls=frame.calls,
+                )
 
     def last(self) -> Chunk:
         """The finish reason and the usage; raises :class:`Unavailable` when the stream was cut off before them."""

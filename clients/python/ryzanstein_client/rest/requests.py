@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -83,7 +83,7 @@ class Requests:
         return {
             **self._model(model),
             "prompt": prompt if isinstance(prompt, str) else list(prompt),
-            **self._settings.complete_options(options),
+            **self._settings.text_options(options),
         }
 
     def chat_body(self, messages: Sequence[Message], model: str | None, options: Options) -> dict[str, Any]:
@@ -94,11 +94,27 @@ class Requests:
         if "logprobs" in fields:
             fields["top_logprobs"] = fields.pop("logprobs")
             fields["logprobs"] = True
-        return {**self._model(model), "messages": [asdict(message) for message in messages], **fields}
+        if "tools" in fields:
+            fields["tools"] = [{"type": "function", "function": tool} for tool in fields["tools"]]
+        if fields.get("tool_choice", "auto") not in ("auto", "none", "required"):
+            fields["tool_choice"] = {"type": "function", "function": {"name": fields["tool_choice"]}}
+        return {**self._model(model), "messages": list(map(_message, messages)), **fields}
 
     def _model(self, model: str | None) -> dict[str, str]:
         name = self._settings.model if model is None else model
         return {"model": name} if name else {}
+
+
+def _message(message: Message) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_call_id:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return turn
 
 
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}

@@ -64,10 +64,27 @@ class ChatLogprobs(Struct):
     content: list[ScoredText] | None = None
 
 
+class Function(Struct):
+    """What is called, or what a frame adds to it."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCall(Struct):
+    """A call, or what a frame adds to it."""
+
+    function: Function
+    index: int = 0
+    id: str | None = None
+
+
 class ChatMessage(Struct):
     """An answer, or what a frame adds to it."""
 
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(Struct):
