@@ -25,8 +25,8 @@ class Installation:
     def url(self) -> str:
         """Where clients of the tests reach the gateway: its Service's address."""
         gateways = f"app.kubernetes.io/instance={self.release},app.kubernetes.io/component=gateway"
-        addresses = {service["spec"]["clusterIP"] for service in self.kube.items("services", gateways)}
-        (address,) = addresses - {"None"}
+        services = self.kube.items("services", gateways)
+        (address,) = (each["spec"]["clusterIP"] for each in services if each["metadata"]["name"].endswith("-gateway"))
         return f"http://{address}"
 
     def begin(self, *args: str, major: int = 3, chart: Path = CHART) -> None:

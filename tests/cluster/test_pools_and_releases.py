@@ -68,7 +68,8 @@ def test_releases_know_nothing_of_each_other(pools: Installation, namespaces: Na
     assert models(pools) == {"ryzanstein-tiny", "tiny-pair"}
     pools.kube.helm("uninstall", "neighbour", "--wait")
     assert models(pools) == {"ryzanstein-tiny", "tiny-pair"}
-    assert pools.kube.items(KINDS, "app.kubernetes.io/instance=neighbour") == []
+    left = "app.kubernetes.io/instance=neighbour"
+    pools.kube.until("nothing is left", lambda: not pools.kube.items(KINDS, left))  # pods may still be ending
 
 
 def test_what_stays_is_taken_up_again(namespaces: Namespaces) -> None:
