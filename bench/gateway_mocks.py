@@ -19,7 +19,7 @@ from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
 from tokenizers import Tokenizer
 
 from services.common.rpc import bind, new_server
-from tests.integration.gateway.fleet import Router
+from tests.integration.gateway.placing import Router
 
 MODEL = "mock"
 ANSWER_TOKENS = 64
