@@ -1,6 +1,6 @@
 """What bench.compare measured, as Markdown and a picture.
 
-python -m bench.compare_report bench/results/amx/peers-*.json --picture docs/pictures/peers.svg
+python -m bench.compare_report bench/results/amx/peers-*.json --picture docs/pictures/peers-amx.svg
 """
 
 from __future__ import annotations
@@ -62,6 +62,46 @@ def _cell(runs: list[dict], rate: float) -> str:
     return f"{rate:,.0f} ({tpot:.1f} ms; {gap:.1f}x)" + (f", {failed} failed" if failed else "")
 
 
+def summary(files: list[dict]) -> str:
+    """One table of a machine: a column per model, a row per load with every server's tokens/s and our ratio."""
+    files = sorted(files, key=lambda results: _parameters(results["shape"]))
+    peers = [OURS, *sorted({peer for results in files for peer in results["start_s"]} - {OURS})]
+    scenarios = list(dict.fromkeys(scenario for results in files for scenario in results["scenarios"]))
+    rows = [[scenario, *(_rates_cell(results, scenario, peers) for results in files)] for scenario in scenarios]
+    rows += [
+        ["largest gap over the usual", *(_each(_largest_gaps(results), peers, ".1f") for results in files)],
+        ["start, s", *(_each(results["start_s"], peers, ".1f") for results in files)],
+        ["memory, MiB", *(_each(results["memory_mib"], peers, ",.0f") for results in files)],
+    ]
+    title = [" / ".join(peers), *(results["shape"] for results in files)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (title, ["---", *["---:"] * len(files)], *rows))
+
+
+def _parameters(shape: str) -> float:
+    return float(shape[:-1]) * {"m": 1e6, "b": 1e9}[shape[-1]]
+
+
+def _rates_cell(results: dict, scenario: str, peers: list[str]) -> str:
+    found = rates(results, scenario)
+    over = ratio(found)
+    failed = sum(run["errors"] for runs in results["scenarios"][scenario].values() for run in runs)
+    cell = _each(found, peers, ",.0f") + ("" if over is None else f" (**{over:.2f}**)")
+    return cell + (f", {failed} failed" if failed else "")
+
+
+def _largest_gaps(results: dict) -> dict[str, float]:
+    """By server, of all loads: the largest gap between two tokens over the median one, medians over the rounds."""
+    found: dict[str, float] = {}
+    for by_peer in results["scenarios"].values():
+        for peer, runs in by_peer.items():
+            found[peer] = max(found.get(peer, 0.0), median([run["largest_gap_over_median"] for run in runs]))
+    return found
+
+
+def _each(values: dict[str, float], peers: list[str], form: str) -> str:
+    return " / ".join(format(values[peer], form) if peer in values else "–" for peer in peers)
+
+
 def draw(files: list[dict], path: Path) -> None:
     """Bars of tokens/s per load, a panel per model, each load relative to the best of the others."""
     with mpl.rc_context({"svg.hashsalt": "peers", "svg.fonttype": "none", "font.size": 8}):
@@ -98,9 +138,9 @@ def main(
     files: Annotated[list[Path], typer.Argument(help="What bench.compare wrote with --out.")],
     picture: Annotated[Path | None, typer.Option(help="Write an SVG there.")] = None,
 ) -> None:
-    """Print the tables of FILES."""
+    """Print a table of all FILES, then one of each."""
     results = [json.loads(file.read_text()) for file in files]
-    print("\n\n".join(markdown(each) for each in results))
+    print("\n\n".join([summary(results), *(markdown(each) for each in results)]))
     if picture is not None:
         picture.parent.mkdir(parents=True, exist_ok=True)
         draw(results, picture)
