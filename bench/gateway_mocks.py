@@ -61,6 +61,7 @@ def model_card(worker_id: str, incarnation: str) -> worker_pb2.ModelCard:
 @dataclass(slots=True)
 class _Running:
     submit: worker_pb2.Submit
+    ids: list[int]
     sent: int = 0
 
 
@@ -85,7 +86,7 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
         """See the contract."""
         running: dict[str, _Running] = {}
         some = asyncio.Event()
-        reader = asyncio.create_task(_read(request_iterator, running, some))
+        reader = asyncio.create_task(_read(request_iterator, running, some, self._ids))
         step = 0
         try:
             while True:
@@ -93,7 +94,7 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
                 step += 1
                 pace_s = min(state.submit.sampling.seed for state in running.values()) / 1e6
                 yield worker_pb2.StepOutputs(step=step, outputs=[self._next(state) for state in running.values()])
-                for request_id in [key for key, state in running.items() if state.sent == len(self._ids)]:
+                for request_id in [key for key, state in running.items() if state.sent == len(state.ids)]:
                     running.pop(request_id, None)
                 if not running:
                     some.clear()
@@ -103,24 +104,28 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
 
     def _next(self, state: _Running) -> worker_pb2.Output:
         first, submit = state.sent, state.submit
-        state.sent = first + 1 if submit.sampling.seed else len(self._ids)
+        state.sent = first + 1 if submit.sampling.seed else len(state.ids)
         output = worker_pb2.Output(
             request_id=submit.request_id,
             attempt=submit.attempt,
             first_index=first,
-            ids=self._ids[first : state.sent],
+            ids=state.ids[first : state.sent],
         )
-        if state.sent == len(self._ids):
+        if state.sent == len(state.ids):
             output.finish = worker_pb2.FINISH_REASON_LENGTH
         return output
 
 
 async def _read(
-    messages: AsyncIterator[worker_pb2.ConnectFrames], running: dict[str, _Running], some: asyncio.Event
+    messages: AsyncIterator[worker_pb2.ConnectFrames],
+    running: dict[str, _Running],
+    some: asyncio.Event,
+    ids: list[int],
 ) -> None:
     async for frame in (frame async for message in messages for frame in message.frames):
         if frame.HasField("submit"):
-            running[frame.submit.request_id] = _Running(frame.submit)
+            answer = ids[: frame.submit.sampling.max_tokens or len(ids)]
+            running[frame.submit.request_id] = _Running(frame.submit, answer)
             some.set()
         elif frame.HasField("cancel"):
             running.pop(frame.cancel.request_id, None)

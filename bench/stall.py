@@ -29,12 +29,11 @@ import uvloop
 from bench.gateway import OURS, running, wait_ready
 from bench.gateway_clients import HttpTarget
 from bench.reading import Reading, lower, write_readings
-from bench.stall_inputs import INPUTS
+from bench.stall_inputs import INPUTS, PACE_US
 from bench.stats import percentile
 from services.common.ports import free_port
 
 STREAMS = 100
-PACE_US = 20_000
 QUIET = "nothing"
 
 

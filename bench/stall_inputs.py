@@ -18,11 +18,19 @@ from bench.gateway_mocks import MODEL
 _BYTES = 15_000_000  # bodies may have 16 MiB
 _CONTEXT = 2048  # of the bundled model
 
+PACE_US = 20_000  # of the streams beside; what an attacker asks for as its seed, too: mocks take that for a pace
+
 Send = Callable[[int, int], Iterator[str]]
 
 
 def _body(field: str, value: bytes, more: bytes = b"") -> bytes:
-    return b'{"model": "%b", "max_tokens": 1, "%b": %b%b}' % (MODEL.encode(), field.encode(), value, more)
+    return b'{"model": "%b", "max_tokens": 1, "seed": %d, "%b": %b%b}' % (
+        MODEL.encode(),
+        PACE_US,
+        field.encode(),
+        value,
+        more,
+    )
 
 
 def _bare(field: str, value: bytes) -> bytes:
@@ -113,7 +121,7 @@ INPUTS: dict[str, Send] = {
     ),
     "200 texts to embed": _post("/v1/embeddings", lambda: _bare("input", _times(_FITTING, 199 * (len(_FITTING) + 1)))),
     "15 MB to tokenize": _post("/tokenize", lambda: _bare("prompt", _text(_BYTES))),
-    "what fits to tokenize": _post("/tokenize", lambda: _bare("prompt", _text(90_000))),
+    "what fits to tokenize": _post("/tokenize", lambda: _bare("prompt", _FITTING)),
     "15 MB to detokenize": _post("/detokenize", lambda: _bare("tokens", _times(b"50"))),
     "15 MB over WebSocket": _over_websocket(lambda: _body("prompt", _text(_BYTES))),
     "15 MB over gRPC": _over_grpc(lambda: inference_pb2.GenerateRequest(model=MODEL, prompt="x " * (_BYTES // 2))),
