@@ -22,6 +22,7 @@ Server to client:
   text they add. Tokens that are ready together travel together: a slow reader gets larger messages, never fewer
   tokens. Joined texts are the whole text; text can lag behind its ids (an unfinished character, a possible stop
   string). ``logprobs``, where they were asked for, come in the shape of the kind, with the text they belong to.
+  ``reasoning_content`` and ``tool_calls`` are those of a chat's stream.
   With ``stream_options.include_workers`` a message with the first tokens of another worker has ``worker``.
 * ``done``: ``{"type": "done", "id", "finish_reason", "usage"}``.
 * ``error``: ``{"type": "error", "id", "error": {...}}`` with OpenAI's error object; ``id`` is empty when the message

@@ -38,6 +38,7 @@ from services.gateway.tenants.tenant import Gate, Tenant
 log = logging.getLogger(__name__)
 
 _MAX_REPLIES = 256
+_BROUGHT = ("ids", "text", "logprobs", "reasoning_content", "tool_calls")  # of a token message: there may be nothing
 NO_CODE = 1005
 SERVICE_RESTART = 1012  # a close code of RFC 6455's registry: connect again
 
@@ -281,7 +282,7 @@ class _Connection:
         if available > followed.position:
             message = recording.message(name, followed.position)
             followed.position = available
-            if message["ids"] or message["text"]:
+            if any(message.get(part) for part in _BROUGHT):
                 await self._write(message)
         if ended:
             self._followed.pop(name, None)

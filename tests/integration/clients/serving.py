@@ -23,6 +23,20 @@ AnyClient = Client | AsyncClient | GrpcClient | AsyncGrpcClient
 ALL = ("rest", "rest-async", "grpc", "grpc-async")
 
 
+# In Hermes' form, of a model that thinks, and short: its context is.
+TOOL_TEMPLATE = (
+    "{% if tools %}{{ tools | length }} tools, <tool_call>{% endif %}{# <think> #}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}{% endfor %}"
+)
+
+
+def spelled(text: str, **options: Any) -> Worker:
+    """A worker that says one text."""
+    ids = byte_level().encode(text).ids
+    return Worker("w0", token=lambda prompt, seed, position: ids[position], template=TOOL_TEMPLATE, **options)
+
+
 @dataclass(frozen=True)
 class Served:
     """A gateway and the networks to it."""

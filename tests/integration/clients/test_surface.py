@@ -32,6 +32,7 @@ from tests.integration.clients.serving import (
     expected_text,
     read,
     served,
+    spelled,
 )
 from tests.integration.gateway.fleet import MAX_LEN, MODEL, Fault, Worker
 from tests.integration.gateway.gateways import eventually
@@ -87,20 +88,6 @@ async def test_every_client_asks_for_structured_output(gateway: Served, kind: st
         with pytest.raises(BadRequest, match="uniqueItems") as refused:
             await call(client, "chat", TALK, structured_outputs={"json": {"uniqueItems": True}})
         assert refused.value.param == "structured_outputs.json"
-
-
-# In Hermes' form, and short: the model's context is.
-TOOL_TEMPLATE = (
-    "{% if tools %}{{ tools | length }} tools, <tool_call>{% endif %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
-    "{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}{% endfor %}"
-)
-
-
-def spelled(text: str) -> Worker:
-    """A worker that says one text."""
-    ids = byte_level().encode(text).ids
-    return Worker("w0", token=lambda prompt, seed, position: ids[position], template=TOOL_TEMPLATE)
 
 
 @every_client

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from ryzanstein_client import (
+    AsyncClient,
     BadRequest,
     Chunk,
     Message,
@@ -17,6 +18,8 @@ from ryzanstein_client import (
     RetryPolicy,
     StreamInterrupted,
     TimedOut,
+    Tool,
+    ToolCallDelta,
     Unauthorized,
     Unavailable,
 )
@@ -24,9 +27,18 @@ from ryzanstein_client.websocket import WebSocketClient
 from ryzanstein_client.websocket.generation import Generation
 
 from services.gateway.tenants.keys import digest_of
-from tests.integration.clients.serving import DIRECT, PROMPT, Served, expected_ids, expected_text, served
+from tests.integration.clients.serving import (
+    DIRECT,
+    PROMPT,
+    Served,
+    expected_ids,
+    expected_text,
+    served,
+    spelled,
+)
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import eventually
+from tests.unit.gateway.made_tokenizers import byte_level
 
 SOON = replace(DIRECT, retries=RetryPolicy(max_retries=6, first_pause_s=0.02))
 COUNT = 60
@@ -140,8 +152,8 @@ async def test_refusals_are_typed(gateway: Served) -> None:
         assert bad.value.param == "temperature"
         with pytest.raises(NotFound):
             await collected(client, model="nope")
-        with pytest.raises(TypeError, match="logprobs"):
-            client.stream_completion(PROMPT, logprobs=1)
+        with pytest.raises(TypeError, match="only chats"):
+            client.stream_completion(PROMPT, tools=[])
     async with WebSocketClient("ws://127.0.0.1:9", SOON) as nobody:
         with pytest.raises(Unavailable):
             await collected(nobody)
@@ -184,8 +196,77 @@ async def test_closing_cancels(gateway: Served) -> None:
         await collected(client)
 
 
-def token(index: int, text: str, ids: list[int]) -> str:
-    return json.dumps({"type": "token", "id": "g", "index": index, "text": text, "ids": ids})
+THINKS_AND_CALLS = (
+    "<think>The city is named.</think>I look."
+    '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome", "days": [1, 2]}}</tool_call>'
+    '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+)
+TOOLS: list[Tool] = [{"name": "get_weather", "parameters": {"type": "object"}}, {"name": "now"}]
+
+
+@pytest.mark.parametrize("cuts", [[], [900, 700, 700, 700, 700], [1500, 0, 400, 600]])
+async def test_a_chat_is_the_one_of_rest_with_its_reasoning_calls_and_logprobs(cuts: list[int]) -> None:
+    count = len(byte_level().encode(THINKS_AND_CALLS).ids)
+    ask = {"max_tokens": count, "tools": TOOLS, "logprobs": 1}
+    async with (
+        served([spelled(THINKS_AND_CALLS, step_s=0.002)]) as gateway,
+        AsyncClient(gateway.http.http, DIRECT) as rest,
+        WebSocketClient(gateway.http.ws, SOON) as client,
+    ):
+        expected = await rest.chat([Message("user", "hi")], **ask)
+        assert (expected.reasoning, expected.text) == ("The city is named.", "I look.")
+        gateway.http.lose_all()
+        gateway.http.cuts = list(cuts)
+        stream = client.stream_chat([Message("user", "hi")], **ask)
+        chunks = [chunk async for chunk in stream]
+        found = stream.completion()
+        assert len(chunks) > 2
+        assert gateway.http.connections >= 1 + len(cuts) // 2
+        assert [(call.name, call.arguments) for call in found.tool_calls] == [
+            (call.name, call.arguments) for call in expected.tool_calls
+        ]
+        assert all(call.id for call in found.tool_calls)
+        same = {"tool_calls": (), "request_id": "", "token_ids": ()}
+        assert replace(found, **same) == replace(expected, **same)
+        assert len(found.token_ids) == count
+        history = [
+            Message("user", "hi"),
+            Message("assistant", found.text, found.tool_calls),
+            *[Message("tool", "21", tool_call_id=call.id) for call in found.tool_calls],
+        ]
+        _ = [chunk async for chunk in client.stream_chat(history, **ask)]
+        assert "get_weather" in byte_level().decode(list(gateway.stack.workers[0].submits[-1].prompt_ids))
+
+
+async def test_completions_have_logprobs_and_follow_grammars(gateway: Served) -> None:
+    async with AsyncClient(gateway.http.http, DIRECT) as rest, WebSocketClient(gateway.http.ws, SOON) as client:
+        options = {"seed": 4, "max_tokens": 8, "logprobs": 2, "structured_outputs": {"json": {"type": "integer"}}}
+        expected = await rest.complete(PROMPT, **options)
+        stream = client.stream_completion(PROMPT, **options)
+        _ = [chunk async for chunk in stream]
+        assert (stream.completion().logprobs, stream.completion().text) == (expected.logprobs, expected.text)
+        assert all(submit.sampling.grammar for submit in gateway.stack.workers[0].submits)
+
+
+def token(index: int, text: str, ids: list[int], **fields: object) -> str:
+    return json.dumps({"type": "token", "id": "g", "index": index, "text": text, "ids": ids, **fields})
+
+
+def test_thoughts_and_calls_are_not_repeated_either() -> None:
+    generation = Generation("chat", {})
+    generation.read('{"type": "started", "id": "g", "token": "t", "model": "m", "prompt_tokens": 1}')
+
+    def call(arguments: str, **begun: str) -> dict[str, object]:
+        name = {"name": begun.pop("name")} if begun else {}
+        return {"index": 0, **begun, "function": {"arguments": arguments, **name}}
+
+    generation.read(token(0, "", [1], reasoning_content="so "))
+    begun = call('{"a', id="c", name="f")
+    generation.read(token(1, "", [2], reasoning_content="be it", tool_calls=[begun]))
+    generation.opening()
+    rest = generation.read(token(1, "", [2, 3], reasoning_content="be it.", tool_calls=[begun, call('":1}')]))
+    expected = ToolCallDelta(0, arguments='":1}')
+    assert rest == Chunk(token_ids=(3,), reasoning=".", tool_calls=(expected,), model="m")
 
 
 def test_what_a_resumed_stream_repeats_is_known_by_its_index() -> None:
@@ -199,5 +280,9 @@ def test_what_a_resumed_stream_repeats_is_known_by_its_index() -> None:
     assert generation.read(token(2, "two three ", [3, 4, 5])) is None
     with pytest.raises(ProtocolError, match="from 6"):
         generation.read(token(6, "", [9]))
+    # What comes after the last token begins where the next one would: it is repeated when the connection is lost then.
+    assert generation.read(token(5, "four", [])) == Chunk("four", model="m")
+    generation.opening()
+    assert generation.read(token(5, "four", [])) is None
     with pytest.raises(Unavailable, match="gave the generation up"):
         generation.read('{"type": "done", "id": "g", "finish_reason": "cancelled", "usage": {}}')

@@ -13,7 +13,7 @@ import msgspec
 
 from ryzanstein_client.errors import ApiError, ErrorFields, ProtocolError, error_of_status
 from ryzanstein_client.rest import wire
-from ryzanstein_client.results import Completion, Embeddings, Model, TokenLogprob, ToolCall, Usage
+from ryzanstein_client.results import Completion, Embeddings, Model, TokenLogprob, ToolCall, ToolCallDelta, Usage
 
 Body = TypeVar("Body")
 _SHOWN_CHARS = 200  # of an error body that is not the API's
@@ -58,6 +58,14 @@ def chat_logprobs(found: wire.ChatLogprobs | None) -> tuple[TokenLogprob, ...]:
 
 def _scored(tokens: Sequence[wire.ScoredText]) -> tuple[TokenLogprob, ...]:
     return tuple(TokenLogprob(token.logprob, token.token, top=_scored(token.top_logprobs)) for token in tokens)
+
+
+def call_deltas(found: Sequence[wire.ToolCall] | None) -> tuple[ToolCallDelta, ...]:
+    """Pieces of calls."""
+    return tuple(
+        ToolCallDelta(call.index, call.id or "", call.function.name or "", call.function.arguments or "")
+        for call in found or ()
+    )
 
 
 def read_completion(data: bytes) -> Completion:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ryzanstein_client.errors import error_of_object, unreachable
 from ryzanstein_client.rest import wire
-from ryzanstein_client.rest.answers import chat_logprobs, error_fields, reader_of, text_logprobs, usage
+from ryzanstein_client.rest.answers import call_deltas, chat_logprobs, error_fields, reader_of, text_logprobs, usage
 from ryzanstein_client.rest.sse import SseParser
 from ryzanstein_client.results import Chunk, TokenLogprob, ToolCallDelta
 
@@ -42,10 +42,7 @@ def chat_frame(data: str) -> Frame:
     body = _chat_body(data)
     choice = body.choices[0] if body.choices else _NO_DELTA
     logprobs, text = chat_logprobs(choice.logprobs), choice.delta.content or ""
-    calls = tuple(
-        ToolCallDelta(call.index, call.id or "", call.function.name or "", call.function.arguments or "")
-        for call in choice.delta.tool_calls or ()
-    )
+    calls = call_deltas(choice.delta.tool_calls)
     thought = choice.delta.reasoning_content or ""
     return Frame(body.id, body.model, text, logprobs, choice.finish_reason, body.usage, body.error, thought, calls)
 

@@ -79,9 +79,6 @@ class WebSocketClient:
     def _stream(
         self, kind: Literal["chat", "completion"], body: Mapping[str, Any], timeout_s: float | None
     ) -> AsyncStream:
-        for name in ("logprobs", "tools"):
-            if name in body:
-                raise TypeError(f"`{name}` are not part of this client's WebSocket streams; use REST or gRPC")
         limit = self._settings.timeout_s if timeout_s is None else timeout_s
 
         async def source(call: Call) -> AsyncGenerator[Chunk, None]:
