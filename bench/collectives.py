@@ -1,11 +1,12 @@
-"""The collectives of the ranks as readings: `ryzanstein bench collectives` on the bundled model.
+"""What the collectives of ranks cost beside gloo's, and what more ranks would bring: shared memory, bfloat16.
 
-python -m bench.collectives --json FILE
+python -m bench.collectives --model CHECKPOINT [--ranks 2] [--json FILE]
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,36 @@ import typer
 
 from bench.reading import Reading, lower, write_readings
 from services.cli.stack.options import BUNDLED_MODEL
+from services.common.cores import usable_cores
+
+
+def measure(ranks: int, options: list[str]) -> dict[str, Any]:
+    """The report of `bench.collectives_rank` on so many ranks."""
+    # As in a worker: idle OpenMP threads must not take the cores from the other ranks.
+    defaults = {"OMP_NUM_THREADS": str(max(1, usable_cores() // ranks)), "OMP_WAIT_POLICY": "PASSIVE"}
+    launch = ["-m", "services.worker.supervision.launch", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [sys.executable, *launch, "-m", "bench.collectives_rank", *options]
+    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**defaults, **os.environ})
+    report: dict[str, Any] = json.loads(ran.stdout)
+    return report
+
+
+def show(report: dict[str, Any]) -> str:
+    """The report as tables."""
+    lines = [f"all-reduce, {report['ranks']} ranks, bfloat16, µs (median / p99)"]
+    for t in report["timings"]:
+        ours = f"{t['shared_memory_p50']:9,.0f} /{t['shared_memory_p99']:9,.0f}"
+        gloo = f"{t['gloo_p50']:9,.0f} /{t['gloo_p99']:9,.0f}"
+        ratio = t["gloo_p50"] / t["shared_memory_p50"]
+        lines.append(f"{t['n_bytes'] >> 10:6d} KiB   shared memory {ours}   gloo {gloo}   gloo takes {ratio:4.1f}x")
+    if step := report["step"]:
+        lines.append(
+            f"decode step, batch {step['batch']}: forward {step['forward_us']:,.0f} µs "
+            f"+ communication {step['communication_us']:,.0f} + sample {step['sample_us']:,.0f}"
+        )
+    lines.append(f"communication is {report['share']:.1%} of a decode step at {report['ranks']} ranks")
+    lines += [f"predicted over one rank, {n} ranks: {gain:.2f}x" for n, gain in report["speedup"].items()]
+    return "\n".join(lines)
 
 
 def readings(report: dict[str, Any]) -> list[Reading]:
@@ -33,15 +64,23 @@ def readings(report: dict[str, Any]) -> list[Reading]:
 
 
 def main(
-    json_file: Annotated[Path, typer.Option("--json", help="Write the readings there.")],
-    ranks: int = 2,
-    repeats: int = 300,
+    ranks: Annotated[int, typer.Option(min=2, max=16, help="Tensor-parallel ranks.")] = 2,
+    model: Annotated[Path, typer.Option(help="Checkpoint folder whose decode steps are measured.")] = BUNDLED_MODEL,
+    share: Annotated[
+        float | None, typer.Option(min=0, max=0.999, help="Instead of --model: communication's share of a decode step.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, max=256, help="Sequences in a decode step.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="All-reduces per size.")] = 300,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:
-    """Measure the collectives and a decode step of one sequence."""
-    options = ["--ranks", str(ranks), "--repeats", str(repeats), "--model", str(BUNDLED_MODEL), "--json"]
-    command = [str(Path(sys.executable).with_name("ryzanstein")), "bench", "collectives", *options]
-    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    write_readings(json_file, readings(json.loads(ran.stdout)))
+    """Compare all-reduces with gloo's, and predict what more ranks bring."""
+    if not (model / "config.json").is_file():
+        raise typer.BadParameter(f"{model}: no config.json there", param_hint="--model")
+    step = ["--model", str(model)] if share is None else ["--share", str(share)]
+    report = measure(ranks, ["--repeats", str(repeats), "--batch", str(batch), *step])
+    print(show(report))
+    if json_file is not None:
+        write_readings(json_file, readings(report))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from services.cli.errors import CommandError
 from services.cli.kube.commands import kube
 from services.cli.stack.options import BUNDLED_MODEL, StackOptions
 from services.cli.stack.state import read_state
-from services.common.cores import usable_cores
 
 _DOWN_S = 60.0
 
@@ -193,7 +192,7 @@ def train_tiny(context: typer.Context) -> None:
 
 app.add_typer(kube, name="kube")
 
-bench = typer.Typer(no_args_is_help=True, help="Measure parts of the system on this machine.")
+bench = typer.Typer(no_args_is_help=True, help="What `make bench` measured.")
 app.add_typer(bench, name="bench")
 
 
@@ -208,29 +207,3 @@ def bench_compare(
 
     if comparison.run(before, after, everything=everything):
         raise typer.Exit(1)
-
-
-@bench.command("collectives")
-def bench_collectives(
-    ranks: Annotated[int, typer.Option(min=2, max=16, help="Tensor-parallel ranks.")] = 2,
-    model: Annotated[str, typer.Option(help="Checkpoint folder whose decode steps are measured.")] = "",
-    share: Annotated[
-        float, typer.Option(min=0, max=0.999, help="Instead of --model: communication's share of a decode step.")
-    ] = 0.0,
-    batch: Annotated[int, typer.Option(min=1, max=256, help="Sequences in a decode step.")] = 1,
-    repeats: Annotated[int, typer.Option(min=1, help="All-reduces per size.")] = 300,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-) -> None:
-    """Compare all-reduces with gloo's, and predict what more ranks bring."""
-    if model and share:
-        raise CommandError("give --model or --share, not both")
-    if model and not Path(model, "config.json").is_file():
-        raise CommandError(f"--model {model}: no config.json there")
-    options = ["--repeats", str(repeats), "--batch", str(batch), *(["--json"] if as_json else [])]
-    options += ["--model", model] if model else ["--share", str(share)] if share else []
-    threads = max(1, usable_cores() // ranks)
-    # As in a worker: idle OpenMP threads must not take the cores from the other ranks.
-    defaults = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    launch = ["-m", "services.worker.supervision.launch", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [sys.executable, *launch, "-m", "services.worker.ranks.bench_collectives", *options]
-    raise typer.Exit(subprocess.call(command, env={**defaults, **os.environ}))

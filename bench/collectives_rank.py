@@ -1,7 +1,7 @@
-"""What the collectives cost, measured by the ranks themselves: `torchrun -m services.worker.ranks.bench_collectives`.
+"""What the collectives cost, measured by the ranks themselves; `bench.collectives` starts this with torchrun.
 
 All-reduces of our shared-memory collectives and of gloo take turns, so that drift of the machine hits both alike.
-`ryzanstein bench collectives` starts this with torchrun.
+Rank 0 prints its report as JSON.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from bench.decode_share import DecodeStep, measure_decode, predict_speedup
 from services.common.cores import usable_cores
 from services.worker.backends.collectives import GroupSeat, StepCommunicator
 from services.worker.backends.opening import open_backend
-from services.worker.ranks.decode_share import DecodeStep, measure_decode, predict_speedup
 from services.worker.supervision.lifeline import die_with_parent
 from services.worker.transport.control import RankLine
 from services.worker.transport.futex import Patience
@@ -125,50 +125,21 @@ def run(options: argparse.Namespace) -> Report:
     return Report(config.ranks, timings, step, share, speedup)
 
 
-def show(report: Report) -> str:
-    """Return the report as tables."""
-    lines = [f"all-reduce, {report.ranks} ranks, bfloat16, µs (median / p99)"]
-    for t in report.timings:
-        ours = f"{t.shared_memory_p50:9,.0f} /{t.shared_memory_p99:9,.0f}"
-        gloo = f"{t.gloo_p50:9,.0f} /{t.gloo_p99:9,.0f}"
-        ratio = t.gloo_p50 / t.shared_memory_p50
-        lines.append(f"{t.n_bytes >> 10:6d} KiB   shared memory {ours}   gloo {gloo}   gloo takes {ratio:4.1f}x")
-    if report.step:
-        s = report.step
-        lines.append(
-            f"decode step, batch {s.batch}: {s.step_us:,.0f} µs = forward {s.forward_us:,.0f} "
-            f"+ communication {s.communication_us:,.0f} + sample {s.sample_us:,.0f}"
-        )
-    if report.share is not None:
-        lines.append(f"communication is {report.share:.1%} of a decode step at {report.ranks} ranks")
-        lines += [f"predicted over one rank, {n} ranks: {gain:.2f}x" for n, gain in report.speedup.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not within [0, 1)")
-    return value
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench-collectives", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kib", type=int, nargs="+", default=[4, 16, 64, 256, 1024, 4096])
     parser.add_argument("--repeats", type=int, default=300)
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--model", type=Path, help="checkpoint folder whose decode steps are measured")
-    source.add_argument("--share", type=_share, help="communication's share of a decode step, from StepTimes")
+    parser.add_argument("--model", type=Path, help="checkpoint folder whose decode steps are measured")
+    parser.add_argument("--share", type=float, help="instead: communication's share of a decode step")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--decode-steps", type=int, default=64)
-    parser.add_argument("--json", action="store_true")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print a table, or JSON, on rank 0."""
+    """Print the report on rank 0."""
     die_with_parent()
     options = _parser().parse_args(arguments)
     torch.set_num_threads(max(1, usable_cores() // int(os.environ["WORLD_SIZE"])))
@@ -176,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         report = run(options)
         if dist.get_rank() == 0:
-            sys.stdout.write(json.dumps(asdict(report)) + "\n" if options.json else show(report))
+            print(json.dumps(asdict(report)))
     finally:
         dist.destroy_process_group()
     return 0

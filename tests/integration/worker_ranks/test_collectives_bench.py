@@ -1,25 +1,21 @@
-"""`ryzanstein bench collectives` runs under torchrun and prints numbers that fit together."""
+"""`bench.collectives` runs under torchrun and prints numbers that fit together."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.ranks.decode_share import predict_speedup
-from tests.stack import ryzanstein
+from bench.collectives import measure
+from bench.decode_share import predict_speedup
+from services.cli.stack.options import BUNDLED_MODEL
 
-BUNDLED_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
 
-
-def test_two_ranks_measure_collectives_and_decode_steps(tmp_path: Path) -> None:
-    options = ("--ranks", "2", "--repeats", "5", "--model", str(BUNDLED_MODEL), "--json")
-    ran = ryzanstein("bench", "collectives", *options, runtime_dir=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    report = json.loads(ran.stdout)
+def test_two_ranks_measure_collectives_and_decode_steps() -> None:
+    report = measure(2, ["--repeats", "5", "--model", str(BUNDLED_MODEL)])
     assert report["ranks"] == 2
     assert [timing["n_bytes"] for timing in report["timings"]] == [4 << 10 << 2 * i for i in range(6)]
     for timing in report["timings"]:
@@ -32,17 +28,22 @@ def test_two_ranks_measure_collectives_and_decode_steps(tmp_path: Path) -> None:
     assert report["speedup"] == {str(n): pytest.approx(predict_speedup(report["share"], 2, n)) for n in (2, 4, 8)}
 
 
-def test_a_given_share_is_predicted_from_in_words(tmp_path: Path) -> None:
-    ran = ryzanstein("bench", "collectives", "--repeats", "2", "--share", "0.2", runtime_dir=tmp_path)
+def collectives(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench.collectives", *options]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def test_a_given_share_is_predicted_from_in_words() -> None:
+    ran = collectives("--repeats", "2", "--share", "0.2")
     assert ran.returncode == 0, ran.stderr
     assert "communication is 20.0% of a decode step at 2 ranks" in ran.stdout
     assert "predicted over one rank, 2 ranks: 1.60x" in ran.stdout
 
 
-def test_a_missing_model_is_said_in_one_line(tmp_path: Path) -> None:
-    ran = ryzanstein("bench", "collectives", "--model", "/no/such/folder", runtime_dir=tmp_path)
-    assert ran.returncode == 1
-    assert ran.stderr.strip().splitlines() == ["ryzanstein: --model /no/such/folder: no config.json there"]
+def test_a_missing_model_is_said() -> None:
+    ran = collectives("--model", "/no/such/folder")
+    assert ran.returncode == 2
+    assert "/no/such/folder: no config.json there" in ran.stderr
 
 
 @given(st.floats(0, 0.99), st.integers(2, 16), st.integers(2, 64))
