@@ -88,7 +88,7 @@ class Marks:
 
     def split(self, text: str) -> Sequence[str]:
         """Text and spellings in turn."""
-        return re.split(f"{self._open}|{self._close}", text)
+        return text.replace(self._close, self._open).split(self._open)
 
     def cut(self, text: str) -> str | None:
         """The text up to the end of the message that is to be continued; None when the template dropped it."""

@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2
 
+from services.common.batches import batches
 from services.common.ports import free_port
 from services.common.rpc import bind, new_server
 from tests.integration.gateway.fleet import Worker
@@ -57,7 +58,7 @@ class Router(routing_pb2_grpc.RouterServicer):
             self._server = None
 
     async def RouteMany(self, messages, context):  # noqa: N802
-        answers: asyncio.Queue[routing_pb2.RouteAnswer] = asyncio.Queue()
+        answers: asyncio.Queue[routing_pb2.RouteAnswer | None] = asyncio.Queue()
 
         async def decide(frame: routing_pb2.RouteFrame) -> None:
             answers.put_nowait(await self._answer(frame))
@@ -70,8 +71,8 @@ class Router(routing_pb2_grpc.RouterServicer):
 
         reader = asyncio.create_task(read())
         try:
-            while True:
-                yield routing_pb2.RouteAnswers(answers=[await answers.get()])
+            async for batch in batches(answers):  # as a router does: what waits travels together
+                yield routing_pb2.RouteAnswers(answers=batch)
         finally:
             reader.cancel()
 
