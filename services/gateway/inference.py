@@ -5,27 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-import msgspec
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 from services.common.logs import request_id_var
-from services.gateway.api.decode import explain
 from services.gateway.api.embeddings import Embedder
 from services.gateway.api.generate import FALLBACK_HEADER, Ask, JobMaker, Made, permitted_model
-from services.gateway.api.schema import ChatBody, CompletionBody, SamplingBody
+from services.gateway.api.run import chunks_of
+from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid
 from services.gateway.generation.output import Usage
 from services.gateway.generation.pipeline import check_prompt
-from services.gateway.grpc_chat import call_delta, chat_fields
+from services.gateway.grpc_answers import ResponseWriter, usage_message
+from services.gateway.grpc_bodies import chat_body, completion_body
 from services.gateway.observation import CLIENT_GONE, Observer, new_request_id
 from services.gateway.tenants.tenant import Admission, Gate, Tenant
 from services.gateway.upstream.catalog import Catalog
@@ -33,10 +32,8 @@ from services.gateway.upstream.catalog import Catalog
 log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-T = TypeVar("T", bound=msgspec.Struct)
-B = TypeVar("B", bound=SamplingBody)
+B = TypeVar("B", ChatBody, CompletionBody)
 
-_MAX_ENTRIES = 1024  # of an option: logit_bias, stop_token_ids
 SERVICE = "ryzanstein.v1.Inference"
 _STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -100,7 +97,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             tenant = await self._tenant(context)
             async with self._admitted(tenant) as admitted:
                 prompt = await self._prompt(request, tenant)
-                body = _body({"model": request.model, "prompt": prompt}, request.options, CompletionBody)
+                body = completion_body(request, prompt)
                 ask = Ask(body, tenant, request.options.session_id, call.traceparent)
                 async for response in self._answer(self.completions, ask, call, admitted):
                     yield response
@@ -113,7 +110,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             tenant = await self._tenant(context)
             async with self._admitted(tenant) as admitted:
                 await self._check_count(request.model, tenant, len(request.messages), "messages")
-                body = _chat_body(chat_fields(request), request.options)
+                body = chat_body(request)
                 ask = Ask(body, tenant, request.options.session_id, call.traceparent)
                 async for response in self._answer(self.chat, ask, call, admitted):
                     yield response
@@ -131,7 +128,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     tenant, admitted.admission, model, inputs, traceparent=call.traceparent
                 )
                 data = [inference_pb2.Embedding(values=vector) for vector in vectors]
-                return inference_pb2.EmbedResponse(data=data, usage=_usage(usage))
+                return inference_pb2.EmbedResponse(data=data, usage=usage_message(usage))
         raise AssertionError("unreachable: errors abort the call")
 
     async def Tokenize(  # noqa: N802
@@ -235,86 +232,30 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         made = await maker.make(ask)
         try:
-            async for response in self._stream(admitted, made, call):
+            async for response in self._stream(admitted, made, ask.body, call):
                 yield response
         except ApiError as error:
             if call.answering:
                 raise
             made = await maker.fall_back(ask, made, error)
-            async for response in self._stream(admitted, made, call):
+            async for response in self._stream(admitted, made, ask.body, call):
                 yield response
 
     async def _stream(
-        self, admitted: _Admitted, made: Made, call: _Call
+        self, admitted: _Admitted, made: Made, body: ChatBody | CompletionBody, call: _Call
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         job, call.model = made.job, made.model.name
-        generation, index = job.generations[0], 0
         try:
             await admitted.admission.reserve(job.reserved_tokens())
-            finish = None
-            while finish is None:
-                chunk = await generation.next()
-                if not call.answering:
-                    await call.begin_answer(made)
-                finish = chunk.finish
-                response = inference_pb2.GenerateResponse(
-                    request_id=generation.request.request_id,
-                    first_index=index,
-                    text=chunk.text,
-                    ids=chunk.ids,
-                    logprobs=[token.logprobs for token in chunk.tokens],
-                    finish_reason=finish or "",
-                    reasoning=chunk.reasoning,
-                    tool_calls=map(call_delta, chunk.calls),
-                )
-                if finish is not None:
-                    response.usage.CopyFrom(_usage(job.usage()))
-                index += len(chunk.ids)
-                yield response
+            writer = ResponseWriter(made, body)
+            async with aclosing(chunks_of(job.generations)) as chunks:
+                async for index, chunk in chunks:
+                    if not call.answering:
+                        await call.begin_answer(made)
+                    yield writer.response(index, chunk)
         finally:
             job.close()
             admitted.usage = job.usage()
-
-
-def _usage(usage: Usage) -> inference_pb2.Usage:
-    return inference_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
-    )
-
-
-def _fields(message: Message) -> dict[str, Any]:
-    """The fields that are set, by name; raises :class:`ApiError` for lists far beyond what any of them may hold."""
-    for descriptor, value in message.ListFields():
-        if descriptor.is_repeated and len(value) > _MAX_ENTRIES:
-            name = descriptor.name
-            raise invalid(f"`{name}` may hold at most {_MAX_ENTRIES} entries, got {len(value)}.", name)
-    return {field.name: _value(field, value) for field, value in message.ListFields()}
-
-
-def _value(field: FieldDescriptor, value: Any) -> Any:
-    if field.message_type is None:
-        return list(value) if field.is_repeated else value
-    return dict(value) if field.message_type.GetOptions().map_entry else _fields(value)
-
-
-def _body(fields: dict[str, Any], options: inference_pb2.GenerationOptions, kind: type[T]) -> T:
-    """Validated like a REST body; raises :class:`ApiError`."""
-    given = _fields(options)
-    if "seed" in given:
-        given["seed"] -= (given["seed"] >> 63) << 64  # REST seeds are signed; the bits are the same
-    try:
-        return msgspec.convert({**given, **fields}, kind)
-    except msgspec.ValidationError as error:
-        raise explain(error, kind) from error
-
-
-def _chat_body(fields: dict[str, Any], options: inference_pb2.GenerationOptions) -> ChatBody:
-    """Chat names its logprobs differently."""
-    if options.HasField("logprobs"):
-        fields |= {"logprobs": True, "top_logprobs": options.logprobs}
-    return _body(fields, options, ChatBody)
 
 
 def _metadata(context: Context, name: str) -> str:

@@ -20,7 +20,7 @@ from ryzanstein_client.rest.aio import AsyncClient
 from ryzanstein_client.rest.client import Client
 from ryzanstein_client.results import Chunk, Completion, Embeddings, Model, TokenLogprob, ToolCall, ToolCallDelta, Usage
 from ryzanstein_client.retries import RetryPolicy
-from ryzanstein_client.settings import Message, Options, Settings, Tool
+from ryzanstein_client.settings import Message, Options, ResponseFormat, Settings, Tool
 from ryzanstein_client.streams import AsyncStream, Stream
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "Options",
     "ProtocolError",
     "RateLimited",
+    "ResponseFormat",
     "RetryPolicy",
     "RyzansteinError",
     "ServerError",

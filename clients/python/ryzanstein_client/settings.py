@@ -23,6 +23,22 @@ class StructuredOutputs(TypedDict, total=False):
     disable_any_whitespace: bool
 
 
+class JsonSchema(TypedDict, total=False):
+    """A JSON Schema with a name."""
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+    strict: bool
+
+
+class ResponseFormat(TypedDict, total=False):
+    """OpenAI's form of structured output: `json_schema` has its schema, the other types have none."""
+
+    type: Required[Literal["text", "json_object", "json_schema"]]
+    json_schema: JsonSchema
+
+
 class Tool(TypedDict, total=False):
     """A function that the model may call."""
 
@@ -47,18 +63,35 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     seed: int
     stop: str | Sequence[str]
+    include_stop_str_in_output: bool
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    skip_special_tokens: bool
     logprobs: int  # how many likeliest tokens are reported beside each token; 0: only the token itself
     session_id: str  # calls of a session go to one worker, which has their prefix in its cache
     priority: int  # lower runs first
     structured_outputs: StructuredOutputs
-    tools: Sequence[Tool]  # of chats, as the next two
+    response_format: ResponseFormat  # in place of structured_outputs
+    # Of completions:
+    echo: bool  # text and logprobs begin with the prompt's (its first token has none); not over WebSocket
+    add_special_tokens: bool
+    # Of chats:
+    tools: Sequence[Tool]
     tool_choice: str  # auto, none, required, or the name of a tool
     parallel_tool_calls: bool
+    reasoning_effort: str
+    chat_template_kwargs: Mapping[str, Any]
+    add_generation_prompt: bool
+    continue_final_message: bool  # needs add_generation_prompt to be false
 
 
-CHAT_ONLY = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+CHAT_ONLY = frozenset(
+    {
+        "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs",
+        "add_generation_prompt", "continue_final_message",
+    }
+)  # fmt: skip
+TEXT_ONLY = frozenset({"echo", "add_special_tokens"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +102,8 @@ class Message:
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()  # of the assistant
     tool_call_id: str = ""  # that a tool's message answers
+    name: str = ""
+    reasoning: str = ""  # of the assistant, for chat templates that show it again
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +126,18 @@ class Settings:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
     def text_options(self, options: Options) -> Options:
-        """:meth:`complete_options` of a call that is no chat; raises TypeError for those of chats."""
+        """A completion's options with the settings' session; raises TypeError for one it does not have."""
         if wrong := sorted(options.keys() & CHAT_ONLY):
-            raise TypeError(f"{', '.join(wrong)}: only chats have tools")
-        return self.complete_options(options)
+            raise TypeError(f"only chats have {', '.join(wrong)}")
+        return self._complete_options(options)
 
-    def complete_options(self, options: Options) -> Options:
-        """A call's options with the settings' session; raises TypeError for an unknown one."""
+    def chat_options(self, options: Options) -> Options:
+        """A chat's options with the settings' session; raises TypeError for one it does not have."""
+        if wrong := sorted(options.keys() & TEXT_ONLY):
+            raise TypeError(f"only completions have {', '.join(wrong)}")
+        return self._complete_options(options)
+
+    def _complete_options(self, options: Options) -> Options:
         if unknown := sorted(options.keys() - Options.__annotations__.keys()):
             known = ", ".join(sorted(Options.__annotations__))
             raise TypeError(f"unknown option {', '.join(unknown)}; known options: {known}")

@@ -111,7 +111,7 @@ async def run(exchange: Exchange, job: Job) -> None:
 
 async def _collect(job: Job) -> list[Choice]:
     choices = [job.new_choice() for _ in job.generations]
-    async with aclosing(_chunks(job.generations)) as chunks:
+    async with aclosing(chunks_of(job.generations)) as chunks:
         async for index, chunk in chunks:
             choices[index].add(chunk)
     return choices
@@ -120,7 +120,7 @@ async def _collect(job: Job) -> list[Choice]:
 async def _stream(exchange: Exchange, job: Job) -> None:
     exchange.errors = replace(exchange.errors, frames=job.dialect.failure)
     unopened, running, tail = set(range(len(job.generations))), len(job.generations), b""
-    async with aclosing(_chunks(job.generations)) as chunks:
+    async with aclosing(chunks_of(job.generations)) as chunks:
         async for index, chunk in chunks:
             begun = b""
             if index in unopened:
@@ -138,7 +138,7 @@ async def _stream(exchange: Exchange, job: Job) -> None:
     await exchange.send_events(tail + await job.dialect.ending(job.usage()), last=True)
 
 
-async def _chunks(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Chunk], None]:
+async def chunks_of(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Chunk], None]:
     """Chunks of all sequences as they come, with the index of their sequence."""
     if len(generations) == 1:
         generation = generations[0]

@@ -115,4 +115,4 @@ def test_bad_settings_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="first_pause_s"):
         RetryPolicy(first_pause_s=-1)
     with pytest.raises(TypeError, match=r"temprature.*known options.*temperature"):
-        Settings().complete_options({"temprature": 1})  # type: ignore[typeddict-unknown-key]
+        Settings().text_options({"temprature": 1})  # type: ignore[typeddict-unknown-key]

@@ -117,6 +117,35 @@ async def test_tools_calls_and_their_results(kind: str) -> None:
 
 
 @every_client
+async def test_what_a_template_reads_and_a_prompt_that_is_given_back(kind: str) -> None:
+    template = (
+        "{{ reasoning_effort }}{{ tone }}{% for m in messages %}{{ m.name }}{{ m.reasoning_content }}{{ m.content }}"
+        "{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+    )
+    async with served([Worker("w0", template=template)]) as gateway, gateway.client(kind) as client:
+        told = [Message("user", "hi", name="Ada"), Message("assistant", "ho", reasoning="hm")]
+        submits = gateway.stack.workers[0].submits
+        variables = {"reasoning_effort": "low", "chat_template_kwargs": {"tone": "dry"}}
+        await call(client, "chat", told, max_tokens=1, response_format={"type": "json_object"}, **variables)
+        assert byte_level().decode(list(submits[-1].prompt_ids)) == "lowdryAdahihmhoA:"
+        assert submits[-1].sampling.grammar
+        named = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"uniqueItems": True}}}
+        with pytest.raises(BadRequest, match="uniqueItems"):
+            await call(client, "chat", told, response_format=named)
+        await call(client, "chat", told, max_tokens=1, add_generation_prompt=False, continue_final_message=True)
+        assert byte_level().decode(list(submits[-1].prompt_ids)) == "Adahihmho"
+        plain = await call(client, "complete", PROMPT, seed=1, max_tokens=5, logprobs=1)
+        echoed = await call(client, "complete", PROMPT, seed=1, max_tokens=5, logprobs=1, echo=True)
+        assert echoed.text == PROMPT + plain.text
+        assert len(echoed.logprobs) == plain.usage.prompt_tokens - 1 + 5
+        chunks = await read(client, "stream_completion", PROMPT, seed=1, max_tokens=5, logprobs=1, echo=True)
+        assert "".join(chunk.text for chunk in chunks) == echoed.text
+        assert tuple(token for chunk in chunks for token in chunk.logprobs) == echoed.logprobs
+        with pytest.raises(TypeError, match="only completions"):
+            await call(client, "chat", told, echo=True)
+
+
+@every_client
 async def test_logprobs_are_the_same_whole_and_streamed(gateway: Served, kind: str) -> None:
     async with gateway.client(kind) as client:
         for whole_call, stream_call, asked in (
@@ -152,13 +181,23 @@ async def test_every_option_reaches_the_worker(gateway: Served, kind: str) -> No
     options = {
         "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_p": 0.75, "top_k": 7, "min_p": 0.125,
         "presence_penalty": 0.25, "frequency_penalty": -0.5, "repetition_penalty": 1.25, "logit_bias": {5: -100.0},
-        "seed": -3, "stop": "zzz", "stop_token_ids": [17], "ignore_eos": True, "session_id": "s", "priority": 3,
+        "seed": -3, "stop": "zzz", "stop_token_ids": [17], "ignore_eos": True,
+        "include_stop_str_in_output": True, "skip_special_tokens": False, "session_id": "s", "priority": 3,
     }  # fmt: skip
     async with gateway.client(kind) as client:
         for method, asked in (("complete", PROMPT), ("chat", TALK)):
             await call(client, method, asked, **options)
             submit = gateway.stack.workers[0].submits[-1]
-            names = options.keys() - {"seed", "stop", "stop_token_ids", "logit_bias", "session_id", "priority"}
+            names = options.keys() - {
+                "include_stop_str_in_output",
+                "skip_special_tokens",
+                "seed",
+                "stop",
+                "stop_token_ids",
+                "logit_bias",
+                "session_id",
+                "priority",
+            }
             assert {name: getattr(submit.sampling, name) for name in names} == {name: options[name] for name in names}
             assert submit.sampling.seed == 2**64 - 3
             assert dict(submit.sampling.logit_bias) == {5: -100.0}

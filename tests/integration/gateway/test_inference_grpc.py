@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+import msgspec
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ryzanstein.v1 import inference_pb2 as pb
@@ -15,7 +16,9 @@ from ryzanstein.v1 import inference_pb2_grpc
 
 from services.common.ports import free_port
 from services.common.rpc import open_channel
-from tests.integration.gateway.fleet import MODEL, Worker
+from services.gateway.api.fields import advisory_fields, neutral_values
+from services.gateway.api.schema import ChatBody, CompletionBody, Message
+from tests.integration.gateway.fleet import MODEL, Fault, Worker
 from tests.integration.gateway.gateways import Stack, eventually, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 
@@ -50,6 +53,173 @@ async def test_generate_equals_rest() -> None:
         assert responses[-1].finish_reason == "length"
         assert responses[-1].usage.completion_tokens == 30
         assert responses[-1].usage.prompt_tokens == rest["usage"]["prompt_tokens"]
+
+
+TEMPLATE = (
+    "{{ reasoning_effort }}{{ tone }}{% for m in messages %}{{ m.name }}{{ m.reasoning_content }}"
+    "{{ m.role }}: {{ m.content }}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+)
+IDS = pb.TokenIds(ids=byte_level().encode(PROMPT).ids)
+FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}, "strict": True}}
+FORMAT_PB = pb.ResponseFormat(
+    type="json_schema", json_schema=pb.JsonSchemaFormat(name="n", schema='{"type": "integer"}', strict=True)
+)
+
+
+def options(**fields: Any) -> pb.GenerationOptions:
+    return pb.GenerationOptions(seed=3, **{"max_tokens": 12, **fields})
+
+
+SAID = [
+    {"role": "user", "content": "hi", "name": "Ada"},
+    {"role": "assistant", "content": "ho", "reasoning_content": "hm"},
+]
+SAID_PB = [
+    pb.ChatMessage(role="user", content="hi", name="Ada"),
+    pb.ChatMessage(role="assistant", content="ho", reasoning="hm"),
+]
+SAME: list[tuple[dict[str, Any], pb.GenerateRequest | pb.ChatRequest]] = [
+    ({"echo": True}, pb.GenerateRequest(echo=True, options=options())),
+    ({"echo": True, "prompt": list(IDS.ids)}, pb.GenerateRequest(echo=True, options=options(), prompt_ids=IDS)),
+    ({"echo": True, "logprobs": 2, "n": 3}, pb.GenerateRequest(echo=True, options=options(logprobs=2, n=3))),
+    (
+        {"echo": True, "logprobs": 1, "max_tokens": 0},
+        pb.GenerateRequest(echo=True, options=options(logprobs=1, max_tokens=0)),
+    ),
+    ({"prompt_logprobs": 1}, pb.GenerateRequest(prompt_logprobs=1, options=options())),
+    (
+        {"prompt": "<|bos|>a", "add_special_tokens": False, "skip_special_tokens": False},
+        pb.GenerateRequest(prompt="<|bos|>a", add_special_tokens=False, options=options(skip_special_tokens=False)),
+    ),
+    (
+        {"stop": ["e", "a", "\n", " "], "include_stop_str_in_output": True, "max_tokens": 60},
+        pb.GenerateRequest(options=options(stop=["e", "a", "\n", " "], include_stop_str_in_output=True, max_tokens=60)),
+    ),
+    ({"response_format": FORMAT}, pb.GenerateRequest(options=options(response_format=FORMAT_PB))),
+    (
+        {"messages": SAID, "reasoning_effort": "low", "chat_template_kwargs": {"tone": "dry"}},
+        pb.ChatRequest(
+            messages=SAID_PB, reasoning_effort="low", chat_template_kwargs='{"tone": "dry"}', options=options()
+        ),
+    ),
+    (
+        {"messages": SAID, "continue_final_message": True, "add_generation_prompt": False, "n": 2, "logprobs": True},
+        pb.ChatRequest(
+            messages=SAID_PB,
+            continue_final_message=True,
+            add_generation_prompt=False,
+            options=options(n=2, logprobs=0),
+        ),
+    ),
+    (
+        {"messages": SAID, "response_format": {"type": "json_object"}},
+        pb.ChatRequest(messages=SAID_PB, options=options(response_format=pb.ResponseFormat(type="json_object"))),
+    ),
+]
+
+
+def scored(logprobs: dict[str, Any] | None) -> list[float]:
+    """The log probabilities that REST gives, the first of a prompt left out: it has none."""
+    if logprobs is None:
+        return []
+    found = [t["logprob"] for t in logprobs["content"]] if "content" in logprobs else logprobs["token_logprobs"]
+    return [logprob for logprob in found if logprob is not None]
+
+
+async def test_every_field_does_what_it_does_over_rest() -> None:
+    async with inference([Worker("w0", template=TEMPLATE)]) as (stack, stub):
+        worker = stack.workers[0]
+        for fields, request in SAME:
+            chat = isinstance(request, pb.ChatRequest)
+            if not chat and request.WhichOneof("input") is None:
+                request.prompt = PROMPT
+            path = "/v1/chat/completions" if chat else "/v1/completions"
+            body = {"seed": 3, "max_tokens": 12, **({} if chat else {"prompt": PROMPT}), **fields}
+            answer = await stack.http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            rest, of_rest = answer.json(), len(worker.submits)
+            responses = [r async for r in (stub.Chat(request) if chat else stub.Generate(request))]
+            first, second = worker.submits[of_rest - body.get("n", 1)], worker.submits[of_rest]
+            assert list(first.prompt_ids) == list(second.prompt_ids), fields
+            assert first.sampling == second.sampling, fields
+            for choice in rest["choices"]:
+                own = [r for r in responses if r.choice == choice["index"]]
+                expected = choice["message"]["content"] if chat else choice["text"]
+                assert "".join(r.text for r in own) == expected, fields
+                assert own[-1].finish_reason == choice["finish_reason"], fields
+                found = [t.logprob for r in own for t in (*r.prompt_logprobs, *r.logprobs)]
+                if "prompt_logprobs" not in choice:
+                    assert found == pytest.approx(scored(choice["logprobs"])), fields
+                else:
+                    by_id = [entry for entry in choice["prompt_logprobs"] if entry is not None]
+                    assert [str(t.token_id) for t in own[0].prompt_logprobs] == [next(iter(e)) for e in by_id]
+                assert list(own[0].prompt_ids) == (list(second.prompt_ids) if body.get("echo") else [])
+            assert len({r.choice for r in responses}) == len(rest["choices"])
+            used = responses[-1].usage
+            assert (used.prompt_tokens, used.completion_tokens) == (
+                rest["usage"]["prompt_tokens"], rest["usage"]["completion_tokens"],
+            ), fields  # fmt: skip
+
+
+# What the contract has under another name, or always does.
+ELSEWHERE = {
+    "prompt": "prompt_ids", "stream": "first_index", "stream_options": "include_workers", "return_token_ids": "ids",
+    "user": "session_id", "guided_json": "structured_outputs", "guided_regex": "structured_outputs",
+    "guided_choice": "structured_outputs", "guided_grammar": "structured_outputs",
+    "guided_whitespace_pattern": "structured_outputs", "max_completion_tokens": "max_tokens",
+    "top_logprobs": "logprobs", "functions": "tools", "function_call": "tool_choice", "best_of": "n",
+    "reasoning_content": "reasoning",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "messages"),
+    [
+        (CompletionBody, (pb.GenerateRequest, pb.GenerationOptions, pb.GenerateResponse)),
+        (ChatBody, (pb.ChatRequest, pb.GenerationOptions, pb.GenerateResponse)),
+        (Message, (pb.ChatMessage,)),
+    ],
+)
+def test_the_contract_has_every_field_that_rest_honours(kind: type[msgspec.Struct], messages: tuple[Any, ...]) -> None:
+    there = {name for message in messages for name in message.DESCRIPTOR.fields_by_name}
+    honoured = set(kind.__struct_encode_fields__) - advisory_fields(kind) - neutral_values(kind).keys()
+    missing = {name for name in honoured if ELSEWHERE.get(name, name) not in there}
+    assert missing == ({"function_call"} if kind is Message else set())  # the older form of tool_calls
+
+
+async def test_what_cannot_be_honoured_is_refused_by_name() -> None:
+    newer = pb.GenerateRequest(prompt="a", options=options())
+    newer.options.MergeFromString(b"\xf8\x3e\x01")  # field 1007
+    async with inference() as (_, stub):
+        for call, request, names in (
+            (stub.Generate, newer, "Unknown field 1007 of GenerationOptions"),
+            (stub.Generate, pb.GenerateRequest(prompt="a", options=options(n=2000)), "`n`"),
+            (stub.Generate, pb.GenerateRequest(prompt="a", options=options(max_tokens=0)), "`max_tokens`"),
+            (stub.Chat, pb.ChatRequest(messages=SAID_PB, chat_template_kwargs="{"), "`chat_template_kwargs`"),
+            (stub.Chat, pb.ChatRequest(messages=SAID_PB, chat_template_kwargs='{"tools": 1}'), "tools"),
+            (stub.Chat, pb.ChatRequest(messages=SAID_PB, continue_final_message=True), "`continue_final_message`"),
+            (
+                stub.Generate,
+                pb.GenerateRequest(prompt="a", options=options(response_format=pb.ResponseFormat(type="xml"))),
+                "`response_format.type`",
+            ),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await anext(aiter(call(request)))
+            assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT, names
+            assert names in failure.value.details()
+
+
+async def test_a_response_says_which_worker_answers_when_asked() -> None:
+    workers = [Worker(name, faults=[Fault("break", 3)]) for name in ("w0", "w1")]
+    async with inference([*workers, Worker("w2")]) as (_, stub):
+        asked = pb.GenerateRequest(prompt=PROMPT, options=options(include_workers=True))
+        told = [r.worker async for r in stub.Generate(asked) if r.HasField("worker")]
+        assert len({worker.id for worker in told}) == len(told) >= 1
+        assert not told[0].after
+        assert all(worker.after for worker in told[1:])
+        asked.options.include_workers = False
+        assert not any([r.HasField("worker") async for r in stub.Generate(asked)])
 
 
 async def test_token_ids_and_chat() -> None:

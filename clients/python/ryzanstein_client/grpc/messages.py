@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ryzanstein.v1 import inference_pb2, worker_pb2
 
 from ryzanstein_client.results import Chunk, Embeddings, Model, TokenLogprob, ToolCallDelta, Usage
-from ryzanstein_client.settings import CHAT_ONLY, Message, Options, Settings, Tool
+from ryzanstein_client.settings import CHAT_ONLY, TEXT_ONLY, Message, Options, ResponseFormat, Settings, Tool
 
 _SEED_MASK = (1 << 64) - 1
 
@@ -24,7 +24,10 @@ class Messages:
     ) -> inference_pb2.GenerateRequest:
         """Of a completion."""
         request = inference_pb2.GenerateRequest(
-            model=self._model(model), options=self._options(self._settings.text_options(options))
+            model=self._model(model),
+            options=_options(self._settings.text_options(options)),
+            echo=options.get("echo", False),
+            add_special_tokens=options.get("add_special_tokens"),
         )
         if isinstance(prompt, str):
             request.prompt = prompt
@@ -37,10 +40,14 @@ class Messages:
         return inference_pb2.ChatRequest(
             model=self._model(model),
             messages=list(map(_turn, messages)),
-            options=self._options(options),
+            options=_options(self._settings.chat_options(options)),
             tools=list(map(_tool, options.get("tools", ()))),
             tool_choice=options.get("tool_choice", ""),
             parallel_tool_calls=options.get("parallel_tool_calls"),
+            reasoning_effort=options.get("reasoning_effort", ""),
+            chat_template_kwargs=json.dumps(variables) if (variables := options.get("chat_template_kwargs")) else "",
+            add_generation_prompt=options.get("add_generation_prompt"),
+            continue_final_message=options.get("continue_final_message", False),
         )
 
     def embed(self, inputs: str | Sequence[str], model: str | None) -> inference_pb2.EmbedRequest:
@@ -56,20 +63,33 @@ class Messages:
         """Of text."""
         return inference_pb2.DetokenizeRequest(model=self._model(model), ids=token_ids)
 
-    def _options(self, options: Options) -> inference_pb2.GenerationOptions:
-        fields = {k: v for k, v in self._settings.complete_options(options).items() if k not in CHAT_ONLY}
-        if isinstance(stop := options.get("stop"), str):
-            fields["stop"] = [stop]
-        if (seed := options.get("seed")) is not None:
-            fields["seed"] = seed & _SEED_MASK  # the contract's seeds have no sign; the bits are the same
-        if (structured := options.get("structured_outputs")) is not None:
-            schema = structured.get("json")
-            text = {} if schema is None or isinstance(schema, str) else {"json": json.dumps(schema)}
-            fields["structured_outputs"] = {**structured, **text}
-        return inference_pb2.GenerationOptions(**fields)  # type: ignore[arg-type]  # Options has the contract's names
-
     def _model(self, model: str | None) -> str:
         return self._settings.model if model is None else model
+
+
+def _options(options: Options) -> inference_pb2.GenerationOptions:
+    fields = {name: value for name, value in options.items() if name not in CHAT_ONLY | TEXT_ONLY}
+    if isinstance(stop := options.get("stop"), str):
+        fields["stop"] = [stop]
+    if (seed := options.get("seed")) is not None:
+        fields["seed"] = seed & _SEED_MASK  # the contract's seeds have no sign; the bits are the same
+    if (structured := options.get("structured_outputs")) is not None:
+        schema = structured.get("json")
+        text = {} if schema is None or isinstance(schema, str) else {"json": json.dumps(schema)}
+        fields["structured_outputs"] = {**structured, **text}
+    if (asked := options.get("response_format")) is not None:
+        fields["response_format"] = _response_format(asked)
+    return inference_pb2.GenerationOptions(**fields)  # type: ignore[arg-type]  # Options has the contract's names
+
+
+def _response_format(asked: ResponseFormat) -> inference_pb2.ResponseFormat:
+    found = inference_pb2.ResponseFormat(type=asked["type"])
+    if (named := asked.get("json_schema")) is not None:
+        found.json_schema.SetInParent()
+        found.json_schema.name, found.json_schema.description = named.get("name", ""), named.get("description", "")
+        found.json_schema.strict = named.get("strict", False)
+        found.json_schema.schema = json.dumps(named["schema"]) if "schema" in named else ""
+    return found
 
 
 def _turn(message: Message) -> inference_pb2.ChatMessage:
@@ -77,7 +97,12 @@ def _turn(message: Message) -> inference_pb2.ChatMessage:
         inference_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in message.tool_calls
     ]
     return inference_pb2.ChatMessage(
-        role=message.role, content=message.content, tool_calls=calls, tool_call_id=message.tool_call_id
+        role=message.role,
+        content=message.content,
+        tool_calls=calls,
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+        reasoning=message.reasoning,
     )
 
 
@@ -95,7 +120,7 @@ def chunk_of(found: inference_pb2.GenerateResponse) -> Chunk:
     finished = bool(found.finish_reason)
     return Chunk(
         text=found.text,
-        logprobs=tuple(map(_logprob, found.logprobs)),
+        logprobs=tuple(map(_logprob, (*found.prompt_logprobs, *found.logprobs))),
         token_ids=tuple(found.ids),
         finish_reason=found.finish_reason if finished else None,
         usage=_usage(found.usage) if finished else None,

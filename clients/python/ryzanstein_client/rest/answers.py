@@ -46,8 +46,9 @@ def text_logprobs(found: wire.TextLogprobs | None) -> tuple[TokenLogprob, ...]:
         return ()
     rows = zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True)
     return tuple(
-        TokenLogprob(logprob, text, top=tuple(TokenLogprob(value, other) for other, value in top.items()))
+        TokenLogprob(logprob, text, top=tuple(TokenLogprob(value, other) for other, value in (top or {}).items()))
         for text, logprob, top in rows
+        if logprob is not None
     )
 
 

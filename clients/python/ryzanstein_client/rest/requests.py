@@ -88,7 +88,7 @@ class Requests:
 
     def chat_body(self, messages: Sequence[Message], model: str | None, options: Options) -> dict[str, Any]:
         """The body of a chat, whose names for two options differ."""
-        fields: dict[str, Any] = dict(self._settings.complete_options(options))
+        fields: dict[str, Any] = dict(self._settings.chat_options(options))
         if "max_tokens" in fields:
             fields["max_completion_tokens"] = fields.pop("max_tokens")
         if "logprobs" in fields:
@@ -106,9 +106,9 @@ class Requests:
 
 
 def _message(message: Message) -> dict[str, Any]:
+    told = {"tool_call_id": message.tool_call_id, "name": message.name, "reasoning_content": message.reasoning}
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_call_id:
-        turn["tool_call_id"] = message.tool_call_id
+    turn |= {name: value for name, value in told.items() if value}
     if message.tool_calls:
         turn["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -35,11 +35,11 @@ class Usage(Struct):
 
 
 class TextLogprobs(Struct):
-    """Of completions: parallel lists."""
+    """Of completions: parallel lists. A prompt's first token has no logprob."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class TextChoice(Struct):
