@@ -18,7 +18,23 @@ from ryzanstein_client.errors import (
 )
 from ryzanstein_client.rest.aio import AsyncClient
 from ryzanstein_client.rest.client import Client
-from ryzanstein_client.results import Chunk, Completion, Embeddings, Model, TokenLogprob, ToolCall, ToolCallDelta, Usage
+from ryzanstein_client.results import (
+    Batch,
+    BatchError,
+    Chunk,
+    Completion,
+    Embeddings,
+    File,
+    Model,
+    Ranked,
+    Ranking,
+    Response,
+    Scores,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
 from ryzanstein_client.retries import RetryPolicy
 from ryzanstein_client.settings import Message, Options, ResponseFormat, Settings, Tool
 from ryzanstein_client.streams import AsyncStream, Stream
@@ -28,20 +44,27 @@ __all__ = [
     "AsyncClient",
     "AsyncStream",
     "BadRequest",
+    "Batch",
+    "BatchError",
     "Chunk",
     "Client",
     "Completion",
     "Embeddings",
+    "File",
     "Forbidden",
     "Message",
     "Model",
     "NotFound",
     "Options",
     "ProtocolError",
+    "Ranked",
+    "Ranking",
     "RateLimited",
+    "Response",
     "ResponseFormat",
     "RetryPolicy",
     "RyzansteinError",
+    "Scores",
     "ServerError",
     "Settings",
     "Stream",

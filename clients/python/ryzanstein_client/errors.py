@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CONNECTION_LOST = "connection_lost"  # the code of an Unavailable that the server did not say itself
+
 
 class RyzansteinError(Exception):
     """Anything that kept a call from its result."""
@@ -133,4 +135,4 @@ def error_of_object(fields: ErrorFields) -> ApiError:
 
 def unreachable(message: str) -> Unavailable:
     """The server could not be reached, or the connection to it was lost."""
-    return Unavailable(ErrorFields(message, "connection_error", code="connection_lost"))
+    return Unavailable(ErrorFields(message, "connection_error", code=CONNECTION_LOST))

@@ -93,3 +93,85 @@ class Model:
     id: str
     created: int  # Unix seconds
     max_model_len: int  # tokens of prompt and completion together
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How alike texts are, from -1 to 1, in their order."""
+
+    values: tuple[float, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document's place in a ranking."""
+
+    index: int  # among the documents given
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Documents, the likest first."""
+
+    results: tuple[Ranked, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A turn of a conversation that the server keeps."""
+
+    id: str  # the next turn's previous_response_id
+    text: str
+    status: str  # completed, incomplete
+    usage: Usage
+    stored: bool
+    model: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    incomplete_reason: str = ""  # max_output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of requests or answers."""
+
+    id: str
+    filename: str
+    purpose: str  # batch, batch_output
+    size: int  # bytes
+    created: int  # Unix seconds
+    expires: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchError:
+    """Why a file of requests cannot be run."""
+
+    code: str
+    message: str
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A file of requests that is being answered."""
+
+    id: str
+    status: str  # validating, in_progress, finalizing, completed, failed, expired, cancelling, cancelled
+    endpoint: str
+    input_file_id: str
+    output_file_id: str | None  # answers, when they are there
+    error_file_id: str | None  # requests that were refused
+    total: int  # requests
+    completed: int
+    failed: int
+    usage: Usage
+    errors: tuple[BatchError, ...] = ()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will change."""
+        return self.status in ("completed", "failed", "expired", "cancelled")

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import httpx
 
 from ryzanstein_client.attempts import persist_async
-from ryzanstein_client.rest import transport
+from ryzanstein_client.rest import batches, comparisons, responses, transport
 from ryzanstein_client.rest.frames import FrameReader
 from ryzanstein_client.rest.requests import Request, Requests, StreamRequest
-from ryzanstein_client.results import Chunk, Completion, Embeddings, Model
+from ryzanstein_client.results import (
+    Batch,
+    Chunk,
+    Completion,
+    Embeddings,
+    File,
+    Model,
+    Ranking,
+    Response,
+    Scores,
+)
 from ryzanstein_client.retries import Call, RetryBudget
 from ryzanstein_client.settings import Message, Options, Settings
 from ryzanstein_client.streams import AsyncStream
@@ -96,6 +106,99 @@ class AsyncClient:
         """The models that are served now."""
         return await self._persist(self._requests.models(), timeout_s)
 
+    async def score(
+        self,
+        text: str | Sequence[str],
+        others: str | Sequence[str],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Scores:
+        """How alike a text and others are, or pair by pair."""
+        return await self._persist(comparisons.score(self._requests.model(model), text, others), timeout_s)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        model: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Ranking:
+        """Documents in the order of their likeness to a query."""
+        request = comparisons.rerank(self._requests.model(model), query, documents, top_n)
+        return await self._persist(request, timeout_s)
+
+    async def respond(
+        self,
+        said: str | Sequence[Message],
+        *,
+        instructions: str | None = None,
+        previous_response_id: str | None = None,
+        store: bool | None = None,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> Response:
+        """Answer, and keep the conversation: the next turn names this response. `store`: True keeps or fails."""
+        request = responses.create(
+            self._requests.model(model),
+            said,
+            instructions,
+            previous_response_id,
+            store,
+            self._settings.chat_options(options),
+        )
+        return await self._persist(request, timeout_s)
+
+    async def response(self, response_id: str, *, timeout_s: float | None = None) -> Response:
+        """A kept response."""
+        return await self._persist(responses.kept(response_id), timeout_s)
+
+    async def delete_response(self, response_id: str, *, timeout_s: float | None = None) -> bool:
+        """Forget a response."""
+        return await self._persist(responses.delete(response_id), timeout_s)
+
+    async def upload_file(
+        self, content: bytes, filename: str = "requests.jsonl", *, timeout_s: float | None = None
+    ) -> File:
+        """Store a file of requests, one a line, for batches."""
+        return await self._persist(batches.upload(content, filename), timeout_s)
+
+    async def file(self, file_id: str, *, timeout_s: float | None = None) -> File:
+        """What is known of a file."""
+        return await self._persist(batches.file(file_id), timeout_s)
+
+    async def download_file(self, file_id: str, *, timeout_s: float | None = None) -> bytes:
+        """What a file holds."""
+        return await self._persist(batches.download(file_id), timeout_s)
+
+    async def delete_file(self, file_id: str, *, timeout_s: float | None = None) -> bool:
+        """Remove a file."""
+        return await self._persist(batches.delete_file(file_id), timeout_s)
+
+    async def create_batch(
+        self,
+        input_file_id: str,
+        endpoint: str,
+        *,
+        completion_window: str = "24h",
+        metadata: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Batch:
+        """Answer a file's requests, all for one endpoint such as `/v1/chat/completions`."""
+        request = batches.create(input_file_id, endpoint, completion_window, metadata)
+        return await self._persist(request, timeout_s)
+
+    async def batch(self, batch_id: str, *, timeout_s: float | None = None) -> Batch:
+        """How far a batch has come."""
+        return await self._persist(batches.batch(batch_id), timeout_s)
+
+    async def cancel_batch(self, batch_id: str, *, timeout_s: float | None = None) -> Batch:
+        """Stop a batch; what is answered stays."""
+        return await self._persist(batches.cancel(batch_id), timeout_s)
+
     async def aclose(self) -> None:
         """Close all connections; what still runs on them is cancelled."""
         await self._http.aclose()
@@ -119,12 +222,13 @@ class AsyncClient:
                     request.method,
                     request.path,
                     content=request.body,
+                    headers={"content-type": request.content_type},
                     timeout=transport.timeout(self._settings, left_s),
                 )
             transport.check(response)
             return request.read(response.content)
 
-        return await persist_async(attempt, self._call(timeout_s))
+        return await persist_async(attempt, self._call(timeout_s), repeatable=request.repeatable)
 
     def _stream(self, request: StreamRequest, timeout_s: float | None) -> AsyncStream:
         async def source(call: Call) -> AsyncGenerator[Chunk, None]:

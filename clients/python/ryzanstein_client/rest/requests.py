@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -20,10 +20,12 @@ Answer = TypeVar("Answer")
 class Request(Generic[Answer]):
     """A request with one answer."""
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "DELETE"]
     path: str
     body: bytes
     read: Callable[[bytes], Answer]
+    content_type: str = "application/json"
+    repeatable: bool = True  # else it is not tried again where the server may have heard it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +64,17 @@ class Requests:
 
     def embed(self, inputs: str | Sequence[str], model: str | None) -> Request[Embeddings]:
         """POST /v1/embeddings. base64 is a third of the size and exact."""
-        body = {**self._model(model), "input": inputs, "encoding_format": "base64"}
+        body = {**self.model(model), "input": inputs, "encoding_format": "base64"}
         return _post("/v1/embeddings", body, answers.read_embeddings)
 
     def tokenize(self, text: str, model: str | None, *, add_special_tokens: bool) -> Request[tuple[int, ...]]:
         """POST /tokenize."""
-        body = {**self._model(model), "prompt": text, "add_special_tokens": add_special_tokens}
+        body = {**self.model(model), "prompt": text, "add_special_tokens": add_special_tokens}
         return _post("/tokenize", body, answers.read_tokens)
 
     def detokenize(self, token_ids: Sequence[int], model: str | None) -> Request[str]:
         """POST /detokenize."""
-        return _post("/detokenize", {**self._model(model), "tokens": list(token_ids)}, answers.read_text)
+        return _post("/detokenize", {**self.model(model), "tokens": list(token_ids)}, answers.read_text)
 
     def models(self) -> Request[tuple[Model, ...]]:
         """GET /v1/models."""
@@ -81,7 +83,7 @@ class Requests:
     def completion_body(self, prompt: str | Sequence[int], model: str | None, options: Options) -> dict[str, Any]:
         """The body of a completion."""
         return {
-            **self._model(model),
+            **self.model(model),
             "prompt": prompt if isinstance(prompt, str) else list(prompt),
             **self._settings.text_options(options),
         }
@@ -98,9 +100,10 @@ class Requests:
             fields["tools"] = [{"type": "function", "function": tool} for tool in fields["tools"]]
         if fields.get("tool_choice", "auto") not in ("auto", "none", "required"):
             fields["tool_choice"] = {"type": "function", "function": {"name": fields["tool_choice"]}}
-        return {**self._model(model), "messages": list(map(_message, messages)), **fields}
+        return {**self.model(model), "messages": list(map(_message, messages)), **fields}
 
-    def _model(self, model: str | None) -> dict[str, str]:
+    def model(self, model: str | None) -> dict[str, str]:
+        """The field that names the model, if one is named."""
         name = self._settings.model if model is None else model
         return {"model": name} if name else {}
 
@@ -122,6 +125,11 @@ _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 def _post(path: str, body: Mapping[str, Any], read: Callable[[bytes], Answer]) -> Request[Answer]:
     return Request("POST", path, msgspec.json.encode(body), read)
+
+
+def path_of(folder: str, name: str) -> str:
+    """The path of an object; its id is no path of its own."""
+    return f"{folder}/{quote(name, safe='')}"
 
 
 def headers(settings: Settings) -> dict[str, str]:

@@ -1,0 +1,63 @@
+"""Scores and ranks over REST."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ryzanstein_client.rest import wire
+from ryzanstein_client.rest.answers import reader_of, usage
+from ryzanstein_client.rest.requests import Request
+from ryzanstein_client.results import Ranked, Ranking, Scores
+
+
+class _Score(Struct):
+    index: int
+    score: float
+
+
+class _Scores(Struct):
+    data: list[_Score]
+    usage: wire.Usage
+
+
+class _Ranked(Struct):
+    index: int
+    relevance_score: float
+
+
+class _Ranking(Struct):
+    results: list[_Ranked]
+    usage: wire.Usage
+
+
+def score(model: Mapping[str, str], text: str | Sequence[str], others: str | Sequence[str]) -> Request[Scores]:
+    """POST /v1/score."""
+    body = {**model, "text_1": text, "text_2": others}
+    return Request("POST", "/v1/score", msgspec.json.encode(body), _read_scores)
+
+
+def rerank(model: Mapping[str, str], query: str, documents: Sequence[str], top_n: int | None) -> Request[Ranking]:
+    """POST /v1/rerank."""
+    body: dict[str, Any] = {**model, "query": query, "documents": documents, "return_documents": False}
+    if top_n is not None:
+        body["top_n"] = top_n
+    return Request("POST", "/v1/rerank", msgspec.json.encode(body), _read_ranking)
+
+
+def _read_scores(data: bytes) -> Scores:
+    found = _scores(data)
+    rows = sorted(found.data, key=lambda row: row.index)
+    return Scores(tuple(row.score for row in rows), usage(found.usage))
+
+
+def _read_ranking(data: bytes) -> Ranking:
+    found = _ranking(data)
+    return Ranking(tuple(Ranked(row.index, row.relevance_score) for row in found.results), usage(found.usage))
+
+
+_scores = reader_of(_Scores)
+_ranking = reader_of(_Ranking)

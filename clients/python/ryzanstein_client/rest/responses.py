@@ -1,0 +1,141 @@
+"""Responses over REST: chats that the server remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from ryzanstein_client.rest.answers import reader_of
+from ryzanstein_client.rest.requests import Request, path_of
+from ryzanstein_client.results import Response, ToolCall, Usage
+from ryzanstein_client.settings import Message, Options, ResponseFormat
+
+# An option's name in a chat -> in a response.
+_RENAMED = {"max_tokens": "max_output_tokens"}
+_ABSENT = frozenset(
+    {
+        "min_tokens", "logit_bias", "stop", "include_stop_str_in_output", "stop_token_ids", "ignore_eos",
+        "skip_special_tokens", "logprobs", "structured_outputs", "add_generation_prompt", "continue_final_message",
+    }
+)  # fmt: skip
+
+
+class _Text(Struct):
+    text: str = ""
+
+
+class _Item(Struct):
+    type: str
+    content: list[_Text] | None = None  # of messages and reasoning
+    call_id: str = ""  # of calls, as the next two
+    name: str = ""
+    arguments: str = ""
+
+
+class _InputDetails(Struct):
+    cached_tokens: int = 0
+
+
+class _Usage(Struct):
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: _InputDetails = field(default_factory=_InputDetails)
+
+
+class _Incomplete(Struct):
+    reason: str = ""
+
+
+class _Response(Struct):
+    id: str
+    status: str
+    output: list[_Item]
+    store: bool
+    model: str = ""
+    usage: _Usage | None = None
+    incomplete_details: _Incomplete | None = None
+
+
+class _Deleted(Struct):
+    deleted: bool
+
+
+def create(
+    model: Mapping[str, str],
+    said: str | Sequence[Message],
+    instructions: str | None,
+    previous_response_id: str | None,
+    store: bool | None,
+    options: Options,
+) -> Request[Response]:
+    """POST /v1/responses; raises TypeError for options that responses do not have."""
+    if wrong := sorted(options.keys() & _ABSENT):
+        raise TypeError(f"responses have no {', '.join(wrong)}")
+    body: dict[str, Any] = {**model, "input": said if isinstance(said, str) else list(_items(said))}
+    named = {"instructions": instructions, "previous_response_id": previous_response_id, "store": store}
+    body |= {name: value for name, value in named.items() if value is not None}
+    fields: dict[str, Any] = {_RENAMED.get(name, name): value for name, value in options.items()}
+    if "tools" in fields:
+        fields["tools"] = [{"type": "function", **tool} for tool in fields["tools"]]
+    if fields.get("tool_choice", "auto") not in ("auto", "none", "required"):
+        fields["tool_choice"] = {"type": "function", "name": fields["tool_choice"]}
+    if "reasoning_effort" in fields:
+        fields["reasoning"] = {"effort": fields.pop("reasoning_effort")}
+    if "response_format" in fields:
+        fields["text"] = {"format": _format(fields.pop("response_format"))}
+    return Request("POST", "/v1/responses", msgspec.json.encode(body | fields), read_response)
+
+
+def kept(response_id: str) -> Request[Response]:
+    """GET /v1/responses/{id}."""
+    return Request("GET", path_of("/v1/responses", response_id), b"", read_response)
+
+
+def delete(response_id: str) -> Request[bool]:
+    """DELETE /v1/responses/{id}."""
+    return Request("DELETE", path_of("/v1/responses", response_id), b"", lambda data: _deleted(data).deleted)
+
+
+def _items(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+    for message in messages:
+        if message.role == "tool":
+            yield {"type": "function_call_output", "call_id": message.tool_call_id, "output": message.content}
+            continue
+        if message.content or not message.tool_calls:
+            yield {"type": "message", "role": message.role, "content": message.content}
+        for call in message.tool_calls:
+            yield {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
+
+
+def _format(asked: ResponseFormat) -> dict[str, Any]:
+    return {"type": asked["type"], **({"name": "answer"} | asked["json_schema"] if "json_schema" in asked else {})}
+
+
+def read_response(data: bytes) -> Response:
+    """A response."""
+    found = _response(data)
+    used = found.usage or _Usage()
+    return Response(
+        id=found.id,
+        text=_joined(found, "message"),
+        status=found.status,
+        usage=Usage(used.input_tokens, used.output_tokens, used.input_tokens_details.cached_tokens),
+        stored=found.store,
+        model=found.model,
+        reasoning=_joined(found, "reasoning"),
+        tool_calls=tuple(
+            ToolCall(item.call_id, item.name, item.arguments) for item in found.output if item.type == "function_call"
+        ),
+        incomplete_reason=found.incomplete_details.reason if found.incomplete_details else "",
+    )
+
+
+def _joined(found: _Response, kind: str) -> str:
+    return "".join(part.text for item in found.output if item.type == kind for part in item.content or ())
+
+
+_response = reader_of(_Response)
+_deleted = reader_of(_Deleted)
