@@ -145,6 +145,7 @@ def test_who_watches_is_let_through() -> None:
         *(Edge(service, "jaeger", 4317) for service in services),
         Edge("grafana", "prometheus", 9090),
         Edge("grafana", "jaeger", 16686),
+        Edge("test", "prometheus", 9090),
     }
 
 

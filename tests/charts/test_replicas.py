@@ -64,7 +64,7 @@ def test_replicas_are_rendered_otherwise(component: str) -> None:
 )
 def test_an_autoscaler_decides_alone(component: str, mode: str, kind: str) -> None:
     values = COMPONENTS[component] % f"autoscaling: {{mode: {mode}, min: 2, max: 5}}"
-    rendered = render(inline=f"{values}\nkeda: {{prometheusUrl: http://prometheus:9090}}")
+    rendered = render(inline=values)
     workload = _workload(rendered, component)
     assert "replicas" not in workload["spec"]
     (scaler,) = rendered.of(*SCALERS)
@@ -73,6 +73,25 @@ def test_an_autoscaler_decides_alone(component: str, mode: str, kind: str) -> No
     assert {spec["scaleTargetRef"]["name"]} == {workload["metadata"]["name"]}
     bounds = {spec.get(key) for key in ("minReplicas", "maxReplicas", "minReplicaCount", "maxReplicaCount")}
     assert bounds == {2, 5, None}
+
+
+@pytest.mark.parametrize(
+    ("inline", "address"),
+    [
+        ("", "http://ryzanstein-prometheus.serving.svc.cluster.local:9090"),
+        ("keda: {prometheusUrl: 'http://theirs:9090'}", "http://theirs:9090"),
+    ],
+)
+def test_keda_asks_a_prometheus_that_it_reaches(inline: str, address: str) -> None:
+    """The bundled one unless another is named; only then do the policies let its operator in."""
+    values = "{gateway: {autoscaling: {mode: keda}}, workers: {defaults: {autoscaling: {mode: keda}}}}"
+    rendered = render(inline=values if not inline else f"{values[:-1]}, {inline}}}")
+    triggers = [trigger for scaler in rendered.of("ScaledObject") for trigger in scaler["spec"]["triggers"]]
+    assert {trigger["metadata"]["serverAddress"] for trigger in triggers} == {address}
+    policy = rendered.named("NetworkPolicy", "ryzanstein-prometheus")
+    let_in = [peer for rule in policy["spec"]["ingress"] for peer in rule["from"] if "namespaceSelector" in peer]
+    keda = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
+    assert let_in == ([] if inline else [keda])
 
 
 def test_workers_with_pods_of_two_revisions_are_replaced_one_by_one(rendered: Rendered) -> None:

@@ -50,7 +50,7 @@ OF_THE_SCHEMA = [
 # What a schema can't say: values that contradict each other.
 OF_VALIDATION = [
     ("redis: {mode: external}", "redis.external.url"),
-    ("gateway: {autoscaling: {mode: keda}}", "keda.prometheusUrl"),
+    ("{gateway: {autoscaling: {mode: keda}}, monitoring: {mode: none}}", "keda.prometheusUrl"),
     ("tracing: {mode: otlp}", "tracing.endpoint"),
     ("tracing: {endpoint: 'http://collector:4317'}", "tracing.endpoint"),
     ("monitoring: {rules: {overrides: {RedisAway: {for: 1m}}}}", "monitoring.rules.overrides.RedisAway"),

@@ -16,6 +16,7 @@ import pytest
 from tests.cluster.installation import Installation
 from tests.cluster.kube import Kube
 from tests.cluster.load import Load, Traffic
+from tests.cluster.prometheus import Prometheus
 from tests.cluster.rig import Rig
 from tests.programs import required
 
@@ -33,6 +34,8 @@ Namespaces = Callable[..., Kube]
 Disturb = Callable[..., Load]
 Restarts = Callable[[], dict[str, int]]
 
+# The alert that a test makes fire; others wait for as long as they say.
+IMPATIENT = "RyzansteinRedisAway"
 # Every component twice or more, so that each has a survivor; small requests, so that two nodes of one machine hold it.
 SHARED = {
     "workers.defaults.replicas": 3,
@@ -42,6 +45,7 @@ SHARED = {
     "ingress.enabled": "true",
     "ingress.className": "traefik",
     "ingress.controller": "traefik",
+    f"monitoring.rules.overrides.{IMPATIENT}.for": "15s",
 }
 SHARED_NAMESPACE = "shared"
 SETTLE_S = 5.0
@@ -145,6 +149,13 @@ def installed(namespaces: Namespaces) -> Installation:
 def settings(values: dict[str, object]) -> list[str]:
     """As arguments of Helm."""
     return [arg for name, value in values.items() for arg in ("--set", f"{name}={value}")]
+
+
+@pytest.fixture(scope="module")
+def prometheus(installed: Installation) -> Iterator[Prometheus]:
+    """That of the shared installation, which scrapes every 15 s."""
+    with installed.kube.forward(f"{installed.release}-prometheus", 9090) as url:
+        yield Prometheus(url)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from tests.cluster.kube import Kube, Object
 from tests.programs import CHART
 
 RELEASE = "ryzanstein"
+PASSWORD = "/etc/ryzanstein/redis/current/password"
 READY_S = 150
 
 
@@ -55,6 +56,14 @@ class Installation:
     def pods(self, component: str) -> list[Object]:
         """A component's pods."""
         return self.kube.pods(component, self.release)
+
+    def redis(self, command: str) -> str:
+        """What the bundled Redis answers to a command."""
+        talk = f'printf "auth %s\\n%s\\n" "$(cat {PASSWORD})" "$1" | redis-cli'
+        answers = self.kube.exec(self.pod("redis")["metadata"]["name"], "sh", "-c", talk, "sh", command)
+        first, _, rest = answers.partition("\n")
+        assert first == "OK", answers
+        return rest.rstrip("\n")
 
     def pod(self, component: str) -> Object:
         """The first of them."""

@@ -53,6 +53,11 @@ def test_the_bundled_model_answers(defaults: Installation) -> None:
     assert httpx.get(f"{defaults.url}/health").json()["status"] == "ok"
 
 
+def test_helm_test_passes(defaults: Installation) -> None:
+    """Chat, stream, a session's second turn, and Prometheus reads every component."""
+    defaults.kube.helm("test", defaults.release, "--timeout", "150s", timeout_s=160)
+
+
 def test_nothing_was_restarted(defaults: Installation) -> None:
     restarts = {name: count for name, count in defaults.kube.restarts().items() if "-secrets-" not in name}
     assert not any(restarts.values()), restarts

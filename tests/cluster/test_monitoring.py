@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
 
+from tests.cluster.conftest import IMPATIENT
 from tests.cluster.installation import Installation
 from tests.cluster.load import Load, Traffic
+from tests.cluster.prometheus import Prometheus
+from tests.programs import CHART
 from tests.unit.monitoring.panels import panels, shows
 
-pytestmark = [pytest.mark.smoke, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
+RUNBOOKS = CHART.parents[1] / "docs" / "runbooks"
 COMPONENTS = {"gateway", "router", "coordinator", "worker"}
 SERVICES = {f"ryzanstein-{name}" for name in ("gateway", "router", "kv-coordinator", "worker")}
 # Those of Kubernetes, GPUs and autoscaling are off by default.
@@ -37,28 +39,7 @@ EVENTS = {
 }
 
 
-class Prometheus:
-    """Behind a port-forward."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def ask(self, path: str, **parameters: str) -> Any:
-        answer = httpx.get(f"{self._url}/api/v1/{path}", params=parameters, timeout=20).json()
-        assert answer["status"] == "success", f"{path} {parameters}: {answer}"
-        return answer["data"]
-
-    def query(self, expr: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.ask("query", query=expr)["result"]
-        return found
-
-
-@pytest.fixture(scope="module")
-def prometheus(installed: Installation) -> Iterator[Prometheus]:
-    with installed.kube.forward(f"{installed.release}-prometheus", 9090) as url:
-        yield Prometheus(url)
-
-
+@pytest.mark.smoke
 def test_every_pod_is_scraped(installed: Installation, prometheus: Prometheus) -> None:
     pods = {pod["metadata"]["name"] for component in COMPONENTS for pod in installed.pods(component)}
 
@@ -68,6 +49,7 @@ def test_every_pod_is_scraped(installed: Installation, prometheus: Prometheus) -
     installed.kube.until("every pod is scraped", lambda: pods <= scraped(), timeout_s=60, every_s=1)
 
 
+@pytest.mark.smoke
 def test_every_panel_shows_something_and_every_rule_is_evaluated(
     installed: Installation, traffic: Traffic, prometheus: Prometheus
 ) -> None:
@@ -81,6 +63,7 @@ def test_every_panel_shows_something_and_every_rule_is_evaluated(
     assert empty <= EVENTS
 
 
+@pytest.mark.smoke
 def test_a_trace_of_all_four_services(installed: Installation) -> None:
     """By the id that the client got. After a load routers may do without the coordinator for a while."""
     body = {"model": "ryzanstein-tiny", "prompt": "def fibonacci(n):\n" * 8, "max_tokens": 8}
@@ -99,3 +82,23 @@ def test_a_trace_of_all_four_services(installed: Installation) -> None:
             return any(services(trace) >= SERVICES for trace in traces)
 
         installed.kube.until("spans of all services", traced, every_s=2)
+
+
+def test_an_alert_fires_and_resolves(installed: Installation, traffic: Traffic, prometheus: Prometheus) -> None:
+    """Redis goes: the service does without, somebody is told, and told where to read on; then it comes back."""
+    kube, redis = installed.kube, installed.workload("redis")
+    assert not prometheus.firing(IMPATIENT)
+    kube.kubectl("scale", redis, "--replicas=0")
+    try:
+        kube.until(f"{IMPATIENT} fires", lambda: bool(prometheus.firing(IMPATIENT)), timeout_s=120, every_s=2)
+        (alert,) = prometheus.firing(IMPATIENT)
+        page = RUNBOOKS / alert["annotations"]["runbook_url"].rpartition("/")[2]
+        assert IMPATIENT in page.read_text()
+        assert alert["labels"]["release"] == installed.release
+        with Load(traffic) as load:
+            pass
+        load.assert_unharmed()
+    finally:
+        kube.kubectl("scale", redis, "--replicas=1")
+    installed.wait_ready()
+    kube.until(f"{IMPATIENT} is over", lambda: not prometheus.firing(IMPATIENT), timeout_s=90, every_s=2)

@@ -1,6 +1,7 @@
 """Load for long, with a fault all the time: no request fails, no byte changes, memory stays what it was.
 
-Left out unless ``RYZANSTEIN_SOAK_MINUTES`` says for how long; docs/soak.md has the table of the last run.
+Left out unless ``RYZANSTEIN_SOAK_MINUTES`` says for how long; docs/soak.md has the table of the last run. With
+``RYZANSTEIN_SOAK_PICTURES`` pictures of the dashboards are left in that folder.
 """
 
 from __future__ import annotations
@@ -11,39 +12,72 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import SETTLE_S, Restarts
+from bench.soaking.load import Served
+from bench.soaking.memory import slope
+from charts.tools.pictures import Source, pictures
+from tests.cluster.conftest import SETTLE_S, SHARED, Restarts, settings
 from tests.cluster.installation import Installation
 from tests.cluster.kube import Object
 from tests.cluster.load import Load, Traffic
+from tests.cluster.prometheus import Prometheus
 from tests.cluster.rig import Rig
+from tests.cluster.visitors import Visitors
 
 MINUTES = float(os.environ.get("RYZANSTEIN_SOAK_MINUTES", "0"))
 EVERY_S = 20.0
 AWAY_S = 8.0
-# What a process may have gained at the end: caches fill, and nothing else.
-GROWTH = 1.25
-RESIDENT = (
-    "import pathlib as p; print(sum(int(l.split()[1]) for l in p.Path('/proc/1/status').read_text().splitlines() "
-    "if l.startswith('VmRSS')))"
-)
+# What a component's processes may gain while it lasts: caches fill, and nothing else.
+GROWTH = 0.25
+WARM_UP_S = 120.0
+# Bursts of long prompts wait in the routers' queues.
+TIGHT = {**SHARED, "router.settings.saturationS": 2}
 pytestmark = [
     pytest.mark.skipif(not MINUTES, reason="RYZANSTEIN_SOAK_MINUTES says for how long"),
     pytest.mark.timeout(MINUTES * 60 + 900),
 ]
 
 
+@dataclass
 class Faults:
-    """What happens, one after the other, as a seed has it."""
+    """What happens, one after the other: every kind once, in an order of the seed's, before any comes again."""
 
-    def __init__(self, installed: Installation, rig: Rig, seed: int) -> None:
-        self._installed = installed
-        self._rig = rig
-        self._rng = random.Random(seed)
-        self.planted: Counter[str] = Counter()
-        self._kinds: dict[str, Callable[[], None]] = {
+    installed: Installation
+    rig: Rig
+    rng: random.Random
+    planted: list[tuple[str, float]] = field(default_factory=list)  # and when
+    _next: list[str] = field(default_factory=list)
+
+    def plant(self) -> None:
+        """The next one."""
+        kinds = self._kinds()
+        self._next = self._next or self.rng.sample(list(kinds), len(kinds))
+        kind = self._next.pop()
+        self.planted.append((kind, time.monotonic()))
+        kinds[kind]()
+
+    def longest_pauses(self, served: list[Served]) -> dict[str, float]:
+        """Of any client until the next fault came, by the kind of fault."""
+        worst: dict[str, float] = {}
+        bounds = [*(began for _, began in self.planted), time.monotonic()]
+        for (kind, began), end in zip(self.planted, bounds[1:], strict=True):
+            waits = [
+                later - earlier
+                for each in served
+                if each.began < end and each.ended > began
+                for earlier, later in pairwise([each.began, *each.arrivals])
+                if earlier < end and later > began
+            ]
+            worst[kind] = round(max(worst.get(kind, 0.0), *waits), 2)
+        return worst
+
+    def _kinds(self) -> dict[str, Callable[[], None]]:
+        kinds: dict[str, Callable[[], None]] = {
             "worker pod deleted with force": lambda: self._delete("worker", force=True),
             "worker pod deleted": lambda: self._delete("worker", force=False),
             "rank killed": lambda: self._signal("worker", "services.worker.ranks", signal.SIGKILL),
@@ -52,51 +86,71 @@ class Faults:
             "router pod deleted with force": lambda: self._delete("router", force=True),
             "coordinator pod deleted with force": lambda: self._delete("coordinator", force=True),
             "Redis' pod deleted with force": lambda: self._delete("redis", force=True),
-            "gateways rolled out": lambda: self._installed.restart("gateway"),
+            "gateways rolled out": lambda: self.installed.restart("gateway"),
         }
         if len(self._nodes()) > 1:
-            self._kinds["cable pulled for 8 s"] = self._unplug
-
-    def plant(self) -> None:
-        """The next one, once everything is ready again after the last."""
-        kind = self._rng.choice(list(self._kinds))
-        self._kinds[kind]()
-        self.planted[kind] += 1
+            kinds["cable pulled for 8 s"] = self._unplug
+        return kinds
 
     def _any(self, component: str) -> Object:
-        return self._rng.choice(self._installed.pods(component))
+        return self.rng.choice(self.installed.pods(component))
 
     def _delete(self, component: str, *, force: bool) -> None:
-        self._installed.delete(self._any(component), force=force)
+        self.installed.delete(self._any(component), force=force)
 
     def _signal(self, component: str, module: str, signum: signal.Signals) -> None:
-        self._rig.signal(self._any(component), module, signum)
+        self.rig.signal(self._any(component), module, signum)
 
     def _nodes(self) -> list[str]:
-        return [node["metadata"]["name"] for node in self._installed.kube.items("nodes")]
+        return [node["metadata"]["name"] for node in self.installed.kube.items("nodes")]
 
     def _unplug(self) -> None:
         """Of a node without gateways: clients' connections end where a gateway ends."""
-        taken = {pod["spec"]["nodeName"] for pod in self._installed.pods("gateway")}
+        taken = {pod["spec"]["nodeName"] for pod in self.installed.pods("gateway")}
         for node in set(self._nodes()[1:]) - taken:
-            self._rig.unplug(node)
+            self.rig.unplug(node)
             time.sleep(AWAY_S)
-            self._rig.plug_in(node)
+            self.rig.plug_in(node)
 
 
-def resident(installed: Installation) -> dict[str, int]:
-    """KiB of each gateway's, router's and coordinator's process."""
-    pods = [pod for component in ("gateway", "router", "coordinator") for pod in installed.pods(component)]
-    names = [pod["metadata"]["name"] for pod in pods]
-    return {name: int(installed.kube.exec(name, "python", "-c", RESIDENT)) for name in names}
+def growths(prometheus: Prometheus, start: float, end: float) -> dict[str, dict[str, float]]:
+    """By component: MiB that its processes have, and gain an hour, their first minutes left out."""
+    samples: dict[str, dict[tuple[str, float], list[tuple[float, float]]]] = {}
+    # A pod's series go on when its container is restarted; the process is another one.
+    asked = {"start": str(start), "end": str(end), "step": "15"}
+    begun = {
+        (series["metric"]["instance"], at): float(value)
+        for series in prometheus.ask("query_range", query="process_start_time_seconds", **asked)["result"]
+        for at, value in series["values"]
+    }
+    for series in prometheus.ask("query_range", query="process_resident_memory_bytes", **asked)["result"]:
+        instance, lives = series["metric"]["instance"], samples.setdefault(series["metric"]["component"], {})
+        for at, value in series["values"]:
+            began = begun.get((instance, at))
+            if began is not None and at - began > WARM_UP_S:
+                lives.setdefault((instance, began), []).append((at, float(value) / 2**20))
+    return {
+        component: {
+            "MiB": round(max(value for life in lives.values() for _, value in life), 1),
+            "MiB an hour": round(slope(list(lives.values())) or 0.0, 1),
+        }
+        for component, lives in samples.items()
+        if lives
+    }
 
 
 def test_soak(
-    installed: Installation, traffic: Traffic, rig: Rig, figures: dict[str, object], restarts: Restarts
+    installed: Installation,
+    traffic: Traffic,
+    rig: Rig,
+    figures: dict[str, object],
+    restarts: Restarts,
+    tmp_path: Path,
 ) -> None:
-    faults = Faults(installed, rig, seed=0)
-    before = resident(installed)
-    with Load(traffic) as load:
+    installed.install(*settings(TIGHT))
+    faults = Faults(installed, rig, random.Random(0))
+    start = time.time()
+    with Load(traffic) as load, Visitors(traffic.url) as visitors:
         end = time.monotonic() + MINUTES * 60
         while time.monotonic() < end:
             began = time.monotonic()
@@ -104,10 +158,17 @@ def test_soak(
             time.sleep(SETTLE_S)
             installed.wait_ready()
             time.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
-    after = resident(installed)
-    figures["soak"] = {"minutes": MINUTES, "faults": dict(faults.planted), **load.figures()}
-    figures["soak, MiB"] = {name: (before.get(name, 0) // 1024, after[name] // 1024) for name in after}
+    planted = Counter(kind for kind, _ in faults.planted)
+    figures["soak"] = {"minutes": MINUTES, "visits": visitors.visits, **load.figures()}
+    worst = faults.longest_pauses(load.served)
+    figures["soak, faults: times, longest pause"] = {kind: (count, worst[kind]) for kind, count in planted.items()}
+    with installed.kube.forward(f"{installed.release}-prometheus", 9090) as url:
+        figures["soak, memory"] = memory = growths(Prometheus(url), start, time.time())
+        folder = Path(os.environ.get("RYZANSTEIN_SOAK_PICTURES") or tmp_path)
+        figures["soak, panels without anything"] = empty = pictures(Source(url, start, time.time()), folder)
     load.assert_unharmed()
-    assert all(after[name] < before[name] * GROWTH for name in after.keys() & before.keys()), (before, after)
-    frozen = sum(count for kind, count in faults.planted.items() if "frozen" in kind)
+    assert not visitors.failures, f"{len(visitors.failures)} of {visitors.visits} visits: {visitors.failures[:10]}"
+    assert all(each["MiB an hour"] * MINUTES / 60 < GROWTH * each["MiB"] for each in memory.values()), memory
+    assert empty == []
+    frozen = sum(count for kind, count in planted.items() if "frozen" in kind)
     assert sum(restarts().values()) <= frozen, restarts()

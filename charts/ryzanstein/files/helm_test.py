@@ -37,6 +37,23 @@ def check(client: httpx.Client, model: str) -> None:
     print(f"{model}: chat, stream and session are well")
 
 
+def check_targets(url: str) -> None:
+    """The bundled Prometheus finds and reaches every pod that serves; it looks for them every few seconds."""
+    wanted = set(os.environ["COMPONENTS"].split(","))
+    deadline = time.monotonic() + PATIENCE_S
+    with httpx.Client(base_url=url, timeout=10) as prometheus:
+        while True:
+            answer = prometheus.get("/api/v1/targets", params={"state": "active"}).raise_for_status()
+            targets = answer.json()["data"]["activeTargets"]
+            missing = wanted - {target["labels"]["component"] for target in targets}
+            down = [f"{each['labels']['pod']}: {each['lastError']}" for each in targets if each["health"] != "up"]
+            if not missing and not down:
+                print(f"Prometheus reads {len(targets)} pods")
+                return
+            assert time.monotonic() < deadline, f"Prometheus has no pod of {sorted(missing)} and cannot read {down}"
+            time.sleep(2)
+
+
 with httpx.Client(base_url=os.environ["BASE_URL"], headers=HEADERS, timeout=60) as client:
     for model in MODELS:
         check(client, model)
@@ -44,3 +61,5 @@ with httpx.Client(base_url=os.environ["BASE_URL"], headers=HEADERS, timeout=60) 
     metrics.raise_for_status()
     assert "ryzanstein_gateway_in_flight_requests" in metrics.text, "no metrics of the gateway"
     print("metrics are well")
+if prometheus_url := os.environ.get("PROMETHEUS_URL"):
+    check_targets(prometheus_url)

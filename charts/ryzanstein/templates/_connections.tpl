@@ -33,6 +33,9 @@ connections:
   {{- end }}
   {{- if .Values.tests.enabled }}
   - {from: test, to: gateway, port: 8000}
+  {{- if eq .Values.monitoring.mode "bundled" }}
+  - {from: test, to: prometheus, port: 9090}
+  {{- end }}
   {{- end }}
 {{- end }}
 

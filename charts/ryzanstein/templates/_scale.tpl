@@ -28,7 +28,7 @@ spec:
 - type: prometheus
   metricType: {{ ternary (last .) "AverageValue" (gt (len .) 3) }}
   metadata:
-    serverAddress: {{ $root.Values.keda.prometheusUrl }}
+    serverAddress: {{ default (printf "http://%s:9090" (include "ryzanstein.host" (list $root "prometheus"))) $root.Values.keda.prometheusUrl }}
     query: {{ index . 1 }}
     threshold: {{ index . 2 | quote }}
     ignoreNullValues: "false"
@@ -36,6 +36,13 @@ spec:
   authenticationRef:
     {{- toYaml . | nindent 4 }}
   {{- end }}
+{{- end }}
+
+{{/* Whether KEDA asks the bundled Prometheus. Empty or "true". */}}
+{{- define "ryzanstein.keda.bundled" -}}
+{{- $modes := list .Values.gateway.autoscaling.mode -}}
+{{- range include "ryzanstein.pools" . | fromYaml }}{{ $modes = append $modes .autoscaling.mode }}{{ end -}}
+{{- if and (has "keda" $modes) (not .Values.keda.prometheusUrl) (eq .Values.monitoring.mode "bundled") }}true{{ end -}}
 {{- end }}
 
 {{/* The labels that series of this release have: include "ryzanstein.keda.series" $. */}}

@@ -124,8 +124,8 @@ gateway.tenancy.keysSecret.name: has no effect without gateway.tenancy.enabled
 {{- if gt (int64 $scale.min) (int64 $scale.max) }}
 {{ $where }}.autoscaling.min: {{ $scale.min }} is more than max, {{ $scale.max }}
 {{- end -}}
-{{- if and (eq $scale.mode "keda") (not $.Values.keda.prometheusUrl) }}
-keda.prometheusUrl: {{ $where }}.autoscaling.mode keda asks a Prometheus; name its address
+{{- if and (eq $scale.mode "keda") (not $.Values.keda.prometheusUrl) (ne $.Values.monitoring.mode "bundled") }}
+keda.prometheusUrl: {{ $where }}.autoscaling.mode keda asks a Prometheus, and monitoring.mode {{ $.Values.monitoring.mode }} brings none; name its address
 {{- end -}}
 {{- end -}}
 {{- end -}}

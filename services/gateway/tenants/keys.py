@@ -20,8 +20,8 @@ from services.gateway.errors import ApiError
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 from services.gateway.tenants.tenant import Tenant
 
-_KNOWN_S = 30.0  # a changed or withdrawn key takes effect within this time
-_UNKNOWN_S = 2.0
+_KNOWN_S = 1.0  # a changed or withdrawn key takes effect within this time
+_UNKNOWN_S = 1.0
 _MAX_REMEMBERED = 10_000  # keys tried by strangers must not fill the memory
 
 
