@@ -1,4 +1,4 @@
-"""`python -m services.worker.ranks`: one rank, started by torchrun on behalf of a RankGroup."""
+"""`python -m services.worker.ranks`: one rank, started by the launcher on behalf of a RankGroup."""
 
 from __future__ import annotations
 

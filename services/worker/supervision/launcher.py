@@ -1,4 +1,4 @@
-"""Runs torchrun as a child process and keeps the end of what it and the ranks print."""
+"""Runs the launcher of the ranks as a child process and keeps the end of what it and they print."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIB = 1 << 20
 
 
 def rank_environment(settings: RankSettings, cores: int) -> dict[str, str]:
-    """Return the environment of torchrun and the ranks."""
+    """Return the environment of the launcher and the ranks."""
     threads = max(1, cores // settings.config.ranks)
     defaults = {
         "OMP_NUM_THREADS": str(threads),
@@ -41,15 +41,15 @@ def rank_environment(settings: RankSettings, cores: int) -> dict[str, str]:
     }
 
 
-def torchrun_command(ranks: int, module: str) -> list[str]:
-    """Return the command line of the launcher."""
-    # The server sees a rank's end first, and reads its exit status before torchrun looks and reaps it.
+def launch_command(ranks: int, module: str) -> list[str]:
+    """Return the command line of the launcher, in torchrun's words."""
+    # The server sees a rank's end first, and reads its exit status before the launcher looks and reaps it.
     options = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=1"]
     return [sys.executable, "-m", "services.worker.supervision.launch", *options, "-m", module]
 
 
 class Launcher:
-    """A running torchrun."""
+    """A running launcher: torchrun for several ranks."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -58,9 +58,9 @@ class Launcher:
 
     @classmethod
     async def spawn(cls, settings: RankSettings) -> Launcher:
-        """Start torchrun for the group."""
+        """Start the launcher for the group."""
         process = await asyncio.create_subprocess_exec(
-            *torchrun_command(settings.config.ranks, settings.config.rank_module),
+            *launch_command(settings.config.ranks, settings.config.rank_module),
             env=rank_environment(settings, usable_cores()),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -72,7 +72,7 @@ class Launcher:
 
     @property
     def output_tail(self) -> str:
-        """The last lines that torchrun or a rank printed."""
+        """The last lines that the launcher or a rank printed."""
         return self._output.tail
 
     def kill(self) -> None:
@@ -84,7 +84,7 @@ class Launcher:
         self._signal(signal.SIGTERM)
 
     async def wait(self) -> int:
-        """Wait until torchrun has exited and its output is read; return its exit status (negative: signal)."""
+        """Wait until it has exited and its output is read; return its exit status (negative: signal)."""
         status = await self._process.wait()
         await self._reader
         return status

@@ -42,7 +42,7 @@ class GroupStarted:
 
 
 class RankGroup:
-    """One tensor-parallel group of rank processes under torchrun.
+    """One tensor-parallel group of rank processes under their launcher.
 
     Set `on_result` before `start` to be called from the event loop with every result (the cheapest way), or iterate
     over `results()`. After a failure or a stop, `start` makes a fresh group.

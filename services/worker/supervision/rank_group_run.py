@@ -1,4 +1,4 @@
-"""One life of a rank group, from torchrun to the last process reaped. Never restarted: a new one is made."""
+"""One life of a rank group, from the launcher to the last process reaped. Never restarted: a new one is made."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class RankGroupRun:
             RankFailure(
                 None,
                 FailureKind.LAUNCH,
-                f"torchrun ended with status {status}{why}; it printed:\n{launcher.output_tail}",
+                f"the launcher ended with status {status}{why}; it printed:\n{launcher.output_tail}",
                 exit_code=status,
             )
         )

@@ -1,4 +1,4 @@
-"""Rank groups of stand-in decoders under a real torchrun, and nothing left of them afterwards."""
+"""Rank groups of stand-in decoders under their real launcher, and nothing left of them afterwards."""
 
 from __future__ import annotations
 

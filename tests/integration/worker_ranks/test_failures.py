@@ -40,8 +40,9 @@ async def test_a_killed_rank_is_named_also_when_idle_and_the_group_starts_again(
     assert await Conversation(group, PROMPTS).run(3) == expected
 
 
-async def test_a_killed_rank_is_named_under_load(make_group: MakeGroup) -> None:
-    group = make_group()
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_a_killed_rank_is_named_under_load(make_group: MakeGroup, ranks: int) -> None:
+    group = make_group(ranks)
     pids = pids_of(await group.start())
     talk = Conversation(group, PROMPTS)
     talk.submit()
@@ -51,6 +52,17 @@ async def test_a_killed_rank_is_named_under_load(make_group: MakeGroup) -> None:
     failure = await failure_of(group)
     assert (failure.rank, failure.signal) == (0, signal.SIGKILL)
     await wait_gone(pids)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_ranks_do_not_outlive_their_launcher(make_group: MakeGroup, ranks: int) -> None:
+    group = make_group(ranks)
+    pids = pids_of(await group.start())
+    os.kill(pids[-1], signal.SIGKILL)
+    failure = await failure_of(group)
+    assert "SIGKILL" in failure.detail or f"status {-signal.SIGKILL}" in failure.detail
+    await wait_gone(pids)
+    await group.start()
 
 
 async def test_a_rank_without_its_main_thread_is_noticed_and_ended(make_group: MakeGroup) -> None:

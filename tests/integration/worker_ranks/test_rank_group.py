@@ -40,6 +40,28 @@ async def test_one_and_two_ranks_draw_the_same_tokens(make_group: MakeGroup) -> 
     assert len(set(tokens[0])) > 1
 
 
+def environment(pid: int) -> set[str]:
+    return set(Path(f"/proc/{pid}/environ").read_text().split("\0"))
+
+
+def has_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_the_launcher_is_torchrun_only_where_ranks_have_to_meet(make_group: MakeGroup) -> None:
+    """Torch in a process that only waits was a third of a worker's memory."""
+    torch_mapped = []
+    for ranks in (1, 2):
+        group = make_group(ranks)
+        *of_ranks, launcher = pids_of(await group.start())
+        torch_mapped.append(has_torch(launcher))
+        for rank, pid in enumerate(of_ranks):
+            told = {f"RANK={rank}", f"LOCAL_RANK={rank}", f"WORLD_SIZE={ranks}", f"LOCAL_WORLD_SIZE={ranks}"}
+            assert told <= environment(pid)
+        await group.stop()
+    assert torch_mapped == [False, True]
+
+
 async def test_stop_leaves_nothing_and_start_works_again(make_group: MakeGroup) -> None:
     group = make_group()
     pids = pids_of(await group.start())
@@ -85,8 +107,9 @@ async def test_a_loader_that_fails_is_reported_with_its_own_words(make_group: Ma
         await group.start()
 
 
-async def test_a_rank_that_cannot_even_start_is_reported(make_group: MakeGroup) -> None:
-    group = make_group(rank_module="tests.integration.worker_ranks.no_such_module")
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_a_rank_that_cannot_even_start_is_reported(make_group: MakeGroup, ranks: int) -> None:
+    group = make_group(ranks, rank_module="tests.integration.worker_ranks.no_such_module")
     with pytest.raises(RanksFailedError, match=r"No module named .*no_such_module"):
         await group.start()
 
