@@ -122,8 +122,9 @@ async def complete(
             answer.error = (status + await reader.read()).decode(errors="replace")[-300:]
         while line := await reader.readline():
             if line.startswith(b"data: {"):
-                answer.token_times += [time.perf_counter() - started] * _tokens_of(line)
-                if b'"error"' in line:
+                at, event = time.perf_counter() - started, json.loads(line[6:])
+                answer.token_times += [at] * _tokens_of(event)
+                if "error" in event:
                     answer.error = line.decode(errors="replace")
         writer.close()
     except OSError as error:
@@ -132,15 +133,14 @@ async def complete(
     return answer
 
 
-def _tokens_of(line: bytes) -> int:
+def _tokens_of(event: dict) -> int:
     """Tokens in one event: a server that says how many is believed, else an event with a choice counts as one."""
-    event = json.loads(line[6:])
     if not event.get("choices"):
         return 0
-    ids = event["choices"][0].get("token_ids")
-    return (
-        len(ids) if ids else int(event["choices"][0].get("finish_reason") is None or bool(event["choices"][0]["text"]))
-    )
+    choice = event["choices"][0]
+    if (ids := choice.get("token_ids")) is not None:
+        return len(ids)
+    return int(choice.get("finish_reason") is None or bool(choice["text"]))
 
 
 async def drive(url: str, model: str, load: Load) -> Summary:
