@@ -21,7 +21,7 @@ INSTALL = options="$$($(BIN)/python deploy/torch_wheel.py $(TORCH))" && \
   $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $$options
 
 .DEFAULT_GOAL := help
-.PHONY: help run install proto kernels test test-charts test-cluster lint format reference bench eval loadtest soak wheelhouse images images-archive constraints clean
+.PHONY: help run install proto kernels test coverage test-charts test-cluster lint format reference bench eval loadtest soak wheelhouse images images-archive constraints clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -37,7 +37,10 @@ proto: $(STAMPS)/dev ## Generate the gRPC stubs from proto/
 kernels: $(STAMPS)/dev ## Compile the worker's kernels
 	$(BIN)/python services/worker/kernels/build.py
 
-test: $(STAMPS)/dev ## Set up and run the whole test suite with coverage
+test: $(STAMPS)/dev ## Set up and run the whole test suite; its slowest twenty are named
+	$(BIN)/pytest -n 2 $(PYTEST_ARGS)
+
+coverage: $(STAMPS)/dev ## The same, and how much of services/ it runs; takes twice as long
 	$(BIN)/pytest --cov -n 2 $(PYTEST_ARGS)
 
 test-charts: $(STAMPS)/dev ## Render the chart with Helm 3 and 4 and hold it to its rules; `make test` does where Helm is
