@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from contextlib import aclosing, asynccontextmanager, closing
+from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,23 +16,22 @@ from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 from services.common.logs import request_id_var
 from services.gateway.api.embeddings import Embedder
-from services.gateway.api.generate import FALLBACK_HEADER, Ask, JobMaker, Made, permitted_model
-from services.gateway.api.run import chunks_of
 from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid
-from services.gateway.generation.output import Usage
+from services.gateway.generation.entrance import AdmittedRequest, Entrance
+from services.gateway.generation.job import FALLBACK_HEADER, GenerationTask, Preparer
 from services.gateway.generation.pipeline import check_prompt
 from services.gateway.grpc_answers import ResponseWriter, usage_message
 from services.gateway.grpc_bodies import chat_body, completion_body
 from services.gateway.observation import CLIENT_GONE, Observer, new_request_id
-from services.gateway.tenants.tenant import Admission, Gate, Tenant
+from services.gateway.tenants.tenant import Tenant
+from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
 
 log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-B = TypeVar("B", ChatBody, CompletionBody)
 
 SERVICE = "ryzanstein.v1.Inference"
 _STATUS = {
@@ -62,19 +61,17 @@ class _Call:
     model: str = ""
     answering: bool = False  # from the first response on
 
-    async def begin_answer(self, made: Made) -> None:
+    async def begin_answer(self, task: GenerationTask[Any]) -> None:
         """Say which model answers, if it is not the one asked for."""
-        if made.fell_back:
-            await self.context.send_initial_metadata(((FALLBACK_HEADER, made.model.name),))
+        if task.fell_back:
+            await self.context.send_initial_metadata(((FALLBACK_HEADER, task.model.name),))
         self.answering = True
 
-
-@dataclass(slots=True)
-class _Admitted:
-    """A call that was let in, and what it has used."""
-
-    admission: Admission
-    usage: Usage = field(default_factory=Usage)
+    async def find(self, admitted: AdmittedRequest, name: str) -> ServedModel:
+        """The model of a call, which is counted for it; raises :class:`ApiError`."""
+        model = await admitted.model(name)
+        self.model = model.name
+        return model
 
 
 @dataclass(frozen=True)
@@ -82,9 +79,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     """`ryzanstein.v1.Inference`. Errors are status codes whose details are the message of the REST error."""
 
     catalog: Catalog
-    gate: Gate
-    completions: JobMaker[CompletionBody]
-    chat: JobMaker[ChatBody]
+    entrance: Entrance
+    completions: Preparer[CompletionBody]
+    chat: Preparer[ChatBody]
     embedder: Embedder
     observer: Observer
     drain: Drain
@@ -93,71 +90,55 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Continue a text or token ids."""
-        async with self._call("Generate", request, context) as call:
-            tenant = await self._tenant(context)
-            async with self._admitted(tenant) as admitted:
-                prompt = await self._prompt(request, tenant)
-                body = completion_body(request, prompt)
-                ask = Ask(body, tenant, request.options.session_id, call.traceparent)
-                async for response in self._answer(self.completions, ask, call, admitted):
-                    yield response
+        async with self._call("Generate", request, context) as call, self._admitted(context) as admitted:
+            body = completion_body(request, await _prompt(request, admitted))
+            task = GenerationTask(admitted, self.completions, body, request.options.session_id, call.traceparent)
+            async for response in _answer(task, call):
+                yield response
 
     async def Chat(  # noqa: N802
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Continue a conversation."""
-        async with self._call("Chat", request, context) as call:
-            tenant = await self._tenant(context)
-            async with self._admitted(tenant) as admitted:
-                await self._check_count(request.model, tenant, len(request.messages), "messages")
-                body = chat_body(request)
-                ask = Ask(body, tenant, request.options.session_id, call.traceparent)
-                async for response in self._answer(self.chat, ask, call, admitted):
-                    yield response
+        async with self._call("Chat", request, context) as call, self._admitted(context) as admitted:
+            _check_count(await admitted.model(request.model), len(request.messages), "messages")
+            body = chat_body(request)
+            task = GenerationTask(admitted, self.chat, body, request.options.session_id, call.traceparent)
+            async for response in _answer(task, call):
+                yield response
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:  # noqa: N802
         """Vectors of texts."""
-        async with self._call("Embed", request, context) as call:
-            tenant = await self._tenant(context)
-            model = await permitted_model(self.catalog, request.model, tenant)
-            call.model = model.name
-            async with self._admitted(tenant) as admitted:
-                inputs = await self.embedder.inputs(request.input, model)
-                usage = admitted.usage = Usage(sum(map(len, inputs)))
-                vectors = await self.embedder.embed_for(
-                    tenant, admitted.admission, model, inputs, traceparent=call.traceparent
-                )
-                data = [inference_pb2.Embedding(values=vector) for vector in vectors]
-                return inference_pb2.EmbedResponse(data=data, usage=usage_message(usage))
+        async with self._call("Embed", request, context) as call, self._admitted(context) as admitted:
+            model = await call.find(admitted, request.model)
+            inputs = await self.embedder.inputs(request.input, model)
+            caller = admitted.caller("", None, call.traceparent)
+            vectors = await self.embedder.embed(admitted, model, inputs, caller)
+            data = [inference_pb2.Embedding(values=vector) for vector in vectors]
+            return inference_pb2.EmbedResponse(data=data, usage=usage_message(admitted.used))
         raise AssertionError("unreachable: errors abort the call")
 
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
         """Ids of a text."""
-        async with self._call("Tokenize", request, context) as call:
-            tenant = await self._tenant(context)
-            model = await permitted_model(self.catalog, request.model, tenant)
-            call.model = model.name
-            async with self._admitted(tenant):
-                ids = await model.encode(request.text, "text", add_special_tokens=request.add_special_tokens)
-                return inference_pb2.TokenizeResponse(ids=ids)
+        async with self._call("Tokenize", request, context) as call, self._admitted(context) as admitted:
+            model = await call.find(admitted, request.model)
+            ids = await model.encode(request.text, "text", add_special_tokens=request.add_special_tokens)
+            return inference_pb2.TokenizeResponse(ids=ids)
         raise AssertionError("unreachable: errors abort the call")
 
     async def Detokenize(  # noqa: N802
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         """Text of ids."""
-        async with self._call("Detokenize", request, context) as call:
-            tenant = await self._tenant(context)
-            model = await permitted_model(self.catalog, request.model, tenant)
-            call.model = model.name
-            async with self._admitted(tenant):
-                await self._check_count(request.model, tenant, len(request.ids), "ids")
-                if request.ids:
-                    check_prompt(model, list(request.ids), "ids")
-                text = await model.text_of(list(request.ids), skip_special_tokens=False)
-                return inference_pb2.DetokenizeResponse(text=text)
+        async with self._call("Detokenize", request, context) as call, self._admitted(context) as admitted:
+            model = await call.find(admitted, request.model)
+            _check_count(model, len(request.ids), "ids")
+            if request.ids:
+                check_prompt(model, list(request.ids), "ids")
+            text = await model.text_of(list(request.ids), skip_special_tokens=False)
+            return inference_pb2.DetokenizeResponse(text=text)
         raise AssertionError("unreachable: errors abort the call")
 
     async def ListModels(  # noqa: N802
@@ -204,58 +185,40 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             observed.end(status, call.model)
 
     async def _tenant(self, context: Context) -> Tenant:
-        return await self.gate.identify(_metadata(context, "authorization"))
+        return await self.entrance.gate.identify(_metadata(context, "authorization"))
 
     @asynccontextmanager
-    async def _admitted(self, tenant: Tenant) -> AsyncIterator[_Admitted]:
-        """Let a call in before anything is done that grows with its size."""
-        admitted = _Admitted(await self.gate.enter(tenant))
-        try:
+    async def _admitted(self, context: Context) -> AsyncIterator[AdmittedRequest]:
+        async with self.entrance.admit(await self._tenant(context)) as admitted:
             yield admitted
-        finally:
-            await admitted.admission.settle(admitted.usage)
 
-    async def _check_count(self, model: str, tenant: Tenant, count: int, param: str) -> None:
-        """Refuse more ids or messages than any prompt has; raises :class:`ApiError`."""
-        limit = (await permitted_model(self.catalog, model, tenant)).max_len
-        if count > limit:
-            raise invalid(f"`{param}` may hold at most {limit} entries for this model, got {count}.", param)
 
-    async def _prompt(self, request: inference_pb2.GenerateRequest, tenant: Tenant) -> str | list[int]:
-        if not request.HasField("prompt_ids"):
-            return request.prompt
-        await self._check_count(request.model, tenant, len(request.prompt_ids.ids), "prompt")
-        return list(request.prompt_ids.ids)
+def _check_count(model: ServedModel, count: int, param: str) -> None:
+    """Refuse more ids or messages than any prompt has; raises :class:`ApiError`."""
+    if count > model.max_len:
+        raise invalid(f"`{param}` may hold at most {model.max_len} entries for this model, got {count}.", param)
 
-    async def _answer(
-        self, maker: JobMaker[B], ask: Ask[B], call: _Call, admitted: _Admitted
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        made = await maker.make(ask)
-        try:
-            async for response in self._stream(admitted, made, ask.body, call):
-                yield response
-        except ApiError as error:
-            if call.answering:
-                raise
-            made = await maker.fall_back(ask, made, error)
-            async for response in self._stream(admitted, made, ask.body, call):
-                yield response
 
-    async def _stream(
-        self, admitted: _Admitted, made: Made, body: ChatBody | CompletionBody, call: _Call
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        job, call.model = made.job, made.model.name
-        try:
-            await admitted.admission.reserve(job.reserved_tokens())
-            writer = ResponseWriter(made, body)
-            async with aclosing(chunks_of(job.generations)) as chunks:
-                async for index, chunk in chunks:
-                    if not call.answering:
-                        await call.begin_answer(made)
-                    yield writer.response(index, chunk)
-        finally:
-            job.close()
-            admitted.usage = job.usage()
+async def _prompt(request: inference_pb2.GenerateRequest, admitted: AdmittedRequest) -> str | list[int]:
+    if not request.HasField("prompt_ids"):
+        return request.prompt
+    _check_count(await admitted.model(request.model), len(request.prompt_ids.ids), "prompt")
+    return list(request.prompt_ids.ids)
+
+
+async def _answer(task: GenerationTask[Any], call: _Call) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    def started() -> None:
+        call.model = task.model.name
+
+    task.on_start = started
+    with closing(task):
+        await task.start()
+        async with aclosing(task.chunks()) as chunks:
+            async for choice, chunk in chunks:
+                if not call.answering:
+                    await call.begin_answer(task)
+                    writer = ResponseWriter(task)
+                yield writer.response(choice, chunk)
 
 
 def _metadata(context: Context, name: str) -> str:

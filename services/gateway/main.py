@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from redis.asyncio import Redis
 from starlette.applications import Starlette
@@ -20,34 +21,35 @@ from services.common.redis_client import open_redis
 from services.common.tasks import end_tasks
 from services.common.tracing import tracing
 from services.gateway.api.app import new_app
-from services.gateway.api.chat import ChatEndpoint
-from services.gateway.api.comparison import ComparisonEndpoint, RerankForm, ScoreForm
-from services.gateway.api.completions import CompletionEndpoint
-from services.gateway.api.embeddings import Embedder, EmbeddingEndpoint
-from services.gateway.api.front import Endpoint, Front
-from services.gateway.api.generate import GenerateEndpoint, JobMaker
+from services.gateway.api.chat import ChatPreparer
+from services.gateway.api.comparison import ComparisonHandler, RerankForm, ScoreForm
+from services.gateway.api.completions import CompletionPreparer
+from services.gateway.api.embeddings import Embedder, EmbeddingHandler
+from services.gateway.api.endpoint import Endpoint, Handler, JsonEndpoint
+from services.gateway.api.front import Front
 from services.gateway.api.http import ASGIApp, BodyLimits
 from services.gateway.api.origins import OriginPolicy
 from services.gateway.api.playground import add_playground
-from services.gateway.api.schema import ChatBody, CompletionBody
-from services.gateway.api.tokens import DetokenizeEndpoint, TokenizeEndpoint
+from services.gateway.api.run import GenerateHandler
+from services.gateway.api.tokens import DetokenizeHandler, TokenizeHandler
 from services.gateway.batches.gate import BatchGate
 from services.gateway.batches.parts import Batches
 from services.gateway.drain import LAST_WORDS_S, Drain, Phase
 from services.gateway.generation.budget import ResumeBudget
+from services.gateway.generation.entrance import Entrance
+from services.gateway.generation.models import Models
 from services.gateway.generation.pipeline import Pipeline, Wrapper
 from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.grpc_server import GrpcServer, serving_grpc
 from services.gateway.inference import InferenceService
-from services.gateway.messages.endpoint import WIRE, CountEndpoint, MessagesEndpoint
-from services.gateway.messages.schema import MessagesBody
+from services.gateway.messages.endpoint import WIRE, CountHandler, MessagesPreparer
 from services.gateway.observation import Observer
-from services.gateway.realtime.recording import Recordings
+from services.gateway.realtime.protocol import SingleSequence
+from services.gateway.realtime.replay import ReplayBuffers
 from services.gateway.realtime.socket import StreamSocket
-from services.gateway.responses.dialect import WIRE as RESPONSES_WIRE
-from services.gateway.responses.endpoint import ResponsesEndpoint
+from services.gateway.responses.endpoint import ResponsesPreparer
 from services.gateway.responses.routes import add_routes
-from services.gateway.responses.schema import ResponsesBody
+from services.gateway.responses.serializer import WIRE as RESPONSES_WIRE
 from services.gateway.responses.store import ResponseStore, StoreLimits
 from services.gateway.resume import ResumePolicy, Upstream
 from services.gateway.server import HttpServer, listen, new_http_server
@@ -80,7 +82,7 @@ class Gateway:
     catalog: Catalog
     metrics: GatewayMetrics
     drain: Drain
-    recordings: Recordings
+    buffers: ReplayBuffers
     settings: GatewaySettings
 
     @property
@@ -99,7 +101,7 @@ class Gateway:
         await asyncio.sleep(delay_s)
         self.drain.enter(Phase.CLOSING)
         self.http.stop_listening()
-        self.recordings.give_up_lost()
+        self.buffers.give_up_lost()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.grpc.stop(timeout_s + LAST_WORDS_S))
             await self.drain.finish(timeout_s)
@@ -126,14 +128,14 @@ class _Services:
     router: RouterClient
     gate: Gate
     metrics: GatewayMetrics
-    completions: JobMaker[CompletionBody]
-    chat: JobMaker[ChatBody]
-    messages: JobMaker[MessagesBody]
-    chats: ChatEndpoint
-    responses: JobMaker[ResponsesBody]
+    models: Models
+    completions: CompletionPreparer
+    chat: ChatPreparer
+    messages: MessagesPreparer
+    responses: ResponsesPreparer
     store: ResponseStore
     embedder: Embedder
-    recordings: Recordings
+    buffers: ReplayBuffers
     tracer: RequestTracer
     drain: Drain
     batches: Batches | None
@@ -142,28 +144,29 @@ class _Services:
         settings = self.settings
         return OriginPolicy(settings.allowed_origins, host=settings.host, keyless=not settings.tenancy)
 
+    def _entrance(self, gate: Gate) -> Entrance:
+        return Entrance(gate, self.models)
+
     def _limits(self) -> BodyLimits:
         return BodyLimits(self.settings.max_body_bytes, self.settings.body_timeout_s)
 
     def _endpoints(self, gate: Gate) -> dict[str, Endpoint]:
         """The hot routes, for those whom `gate` lets in."""
-        catalog, limits, heartbeat_s = self.catalog, self._limits(), self.settings.sse_heartbeat_s
-        score: Endpoint = ComparisonEndpoint(ScoreForm(), self.embedder, catalog, gate, limits)
-        rerank: Endpoint = ComparisonEndpoint(RerankForm(), self.embedder, catalog, gate, limits)
-        return {
-            "/v1/chat/completions": GenerateEndpoint(self.chat, gate, limits, heartbeat_s),
-            "/v1/responses": GenerateEndpoint(self.responses, gate, limits, heartbeat_s),
-            "/v1/completions": GenerateEndpoint(self.completions, gate, limits, heartbeat_s),
-            "/v1/messages": GenerateEndpoint(self.messages, gate, limits, heartbeat_s),
-            "/v1/messages/count_tokens": CountEndpoint(self.chats, catalog, gate, limits),
-            "/v1/embeddings": EmbeddingEndpoint(self.embedder, catalog, gate, limits),
+        entrance, limits, heartbeat_s = self._entrance(gate), self._limits(), self.settings.sse_heartbeat_s
+        score, rerank = ComparisonHandler(ScoreForm(), self.embedder), ComparisonHandler(RerankForm(), self.embedder)
+        handlers: dict[str, Handler[Any]] = {
+            "/v1/chat/completions": GenerateHandler(self.chat, heartbeat_s),
+            "/v1/responses": GenerateHandler(self.responses, heartbeat_s),
+            "/v1/completions": GenerateHandler(self.completions, heartbeat_s),
+            "/v1/messages": GenerateHandler(self.messages, heartbeat_s),
+            "/v1/messages/count_tokens": CountHandler(self.chat),
+            "/v1/embeddings": EmbeddingHandler(self.embedder),
             **dict.fromkeys(("/v1/score", "/score"), score),
             **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), rerank),
-            "/tokenize": TokenizeEndpoint(
-                catalog, gate, limits, control_tokens=self.settings.control_tokens_in_messages
-            ),
-            "/detokenize": DetokenizeEndpoint(catalog, gate, limits),
+            "/tokenize": TokenizeHandler(control_tokens=self.settings.control_tokens_in_messages),
+            "/detokenize": DetokenizeHandler(),
         }
+        return {route: JsonEndpoint(entrance, limits, handler) for route, handler in handlers.items()}
 
     def batch_front(self) -> ASGIApp:
         """The same routes for the requests of batches."""
@@ -173,11 +176,13 @@ class _Services:
     def front(self) -> ASGIApp:
         """REST and WebSocket."""
         catalog, gate, origins, batches = self.catalog, self.gate, self._origins(), self.batches
-        endpoints = self._endpoints(gate) | (batches.endpoints(gate, self._limits()) if batches else {})
+        entrance, endpoints = self._entrance(gate), self._endpoints(gate)
+        if batches:
+            endpoints |= batches.endpoints(entrance, self._limits())
         socket = StreamSocket(
-            gate,
-            {"chat": self.chat, "completion": self.completions},
-            self.recordings,
+            entrance,
+            {"chat": SingleSequence(self.chat), "completion": SingleSequence(self.completions)},
+            self.buffers,
             Observer("websocket", self.metrics, self.tracer),
             self.metrics,
             self.settings.stream_max_generations,
@@ -200,7 +205,7 @@ class _Services:
         """gRPC."""
         observer = Observer("grpc", self.metrics, self.tracer)
         return InferenceService(
-            self.catalog, self.gate, self.completions, self.chat, self.embedder, observer, self.drain
+            self.catalog, self._entrance(self.gate), self.completions, self.chat, self.embedder, observer, self.drain
         )
 
 
@@ -261,22 +266,21 @@ def _new_services(
     drain: Drain,
     batches: Batches | None,
 ) -> _Services:
-    fallback, catalog = settings.fallback_model, pipeline.catalog
-    chats = ChatEndpoint(pipeline, grammars, settings)
+    catalog, chat = pipeline.catalog, ChatPreparer(pipeline, grammars, settings)
     return _Services(
         settings,
         catalog,
         router,
         gate,
         metrics,
-        JobMaker(CompletionEndpoint(pipeline, grammars, settings), catalog, fallback, metrics),
-        JobMaker(chats, catalog, fallback, metrics),
-        JobMaker(MessagesEndpoint(chats), catalog, fallback, metrics),
-        chats,
-        JobMaker(ResponsesEndpoint(chats, store), catalog, fallback, metrics),
+        Models(catalog, settings.fallback_model, metrics),
+        CompletionPreparer(pipeline, grammars, settings),
+        chat,
+        MessagesPreparer(chat),
+        ResponsesPreparer(chat, store),
         store,
         Embedder(pipeline),
-        Recordings(settings.stream_resume_window_s),
+        ReplayBuffers(settings.stream_resume_window_s),
         tracer,
         drain,
         batches,
@@ -345,11 +349,11 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
                 *([batches.run(services.batch_front(), gate, gateway_id, drain)] if batches else []),
             ),
             aclosing(grammars),
-            aclosing(services.recordings),
+            aclosing(services.buffers),
             _http(services.front(), settings, drain) as http,
             serving_grpc(services.inference(), settings) as grpc,
         ):
-            gateway = Gateway(http, grpc, catalog, metrics, drain, services.recordings, settings)
+            gateway = Gateway(http, grpc, catalog, metrics, drain, services.buffers, settings)
             try:
                 yield gateway
             finally:

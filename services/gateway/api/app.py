@@ -17,9 +17,9 @@ from starlette.exceptions import HTTPException
 
 from services.gateway.api.caller import Caller
 from services.gateway.api.files import storage_away
-from services.gateway.api.generate import check_permission
 from services.gateway.api.openapi import document
 from services.gateway.errors import ApiError, invalid
+from services.gateway.generation.models import check_permission
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.redis_guard import RedisAwayError
 from services.gateway.tenants.tenant import Gate

@@ -12,14 +12,13 @@ from fastapi import FastAPI, Query, Response
 from services.gateway.api.caller import Caller
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.files import as_json, listed, storage_away
-from services.gateway.api.http import BodyLimits, Exchange
+from services.gateway.api.http import Exchange
 from services.gateway.api.schema import BatchBody
 from services.gateway.batches.jobs import JobStore
 from services.gateway.batches.objects import Plan, new_object_id
 from services.gateway.errors import invalid
-from services.gateway.generation.output import Usage
+from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.tenants.redis_guard import RedisAwayError
-from services.gateway.tenants.tenant import Gate
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
@@ -35,30 +34,26 @@ def window_s(text: str, most_s: int) -> int:
     return seconds
 
 
-class BatchEndpoint:
+class BatchHandler:
     """POST /v1/batches."""
 
-    def __init__(self, store: JobStore, gate: Gate, limits: BodyLimits, on_new: Callable[[], None]) -> None:
+    def __init__(self, store: JobStore, credential: Callable[[str], str], on_new: Callable[[], None]) -> None:
+        """`credential`: what may be stored of an Authorization header; `on_new` is called when a batch was made."""
         self._store = store
-        self._gate = gate
-        self._limits = limits
+        self._credential = credential
         self._on_new = on_new
-        self._decoder = BodyDecoder(BatchBody)
+        self.decode = BodyDecoder(BatchBody).decode
 
-    async def serve(self, exchange: Exchange) -> None:
-        """See :class:`Endpoint`."""
-        tenant = await self._gate.identify(exchange.authorization)
-        data = await exchange.body(self._limits)
-        admission = await self._gate.enter(tenant)
+    async def answer(self, exchange: Exchange, body: BatchBody, request: AdmittedRequest) -> None:
+        """See :class:`Handler`."""
+        tenant = request.tenant.name
         try:
-            plan = await self._plan(tenant.name, await self._decoder.decode(data), exchange.authorization)
-            batch = await self._store.create(tenant.name, plan)
+            plan = await self._plan(tenant, body, exchange.authorization)
+            batch = await self._store.create(tenant, plan)
         except RedisAwayError as error:
             raise storage_away(error) from error
-        finally:
-            await admission.settle(Usage())
         self._on_new()
-        await exchange.send_json(200, batch, list(admission.headers))
+        await exchange.send_json(200, batch, list(request.admission.headers))
 
     async def _plan(self, tenant: str, body: BatchBody, authorization: str) -> Plan:
         files, now = self._store.files, int(time.time())
@@ -76,7 +71,7 @@ class BatchEndpoint:
             created_at=now,
             expires_at=expires_at,
             metadata=body.metadata,
-            credential=self._gate.credential(authorization),
+            credential=self._credential(authorization),
             output_file_id=new_object_id("file-"),
             error_file_id=new_object_id("file-"),
         )

@@ -13,7 +13,6 @@ from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.http import DONE, OPENAI_ERRORS
 from services.gateway.api.logprobs import LogprobWriter
 from services.gateway.api.reading import reading_of
-from services.gateway.api.run import Choice, Dialect, Job
 from services.gateway.api.sampling import check_token_ids, sampling_options
 from services.gateway.api.schema import ChatBody, Message, ToolCall
 from services.gateway.errors import ApiError, invalid
@@ -21,6 +20,7 @@ from services.gateway.generation.output import Chunk, Generation, ScoredToken, U
 from services.gateway.generation.parts import Parts
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
 from services.gateway.generation.request import Caller, new_id
+from services.gateway.generation.sequences import Choice, Sequences, Serializer
 from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.settings import GatewaySettings
 from services.gateway.text.codec import ServedModel
@@ -32,7 +32,7 @@ from services.gateway.tools.use import ToolUse, tool_use
 _encode = msgspec.json.encode
 
 
-class ChatDialect:
+class ChatSerializer:
     """Writes chat completions. The frames of plain text are built once, around the text."""
 
     def __init__(self, request_id: str, model: ServedModel, body: ChatBody) -> None:
@@ -54,15 +54,15 @@ class ChatDialect:
         return b',"usage":null' if self._usage_field else b""
 
     def opening(self, index: int, generation: Generation) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         return self._frame(index, {"role": "assistant", "content": ""}, None, None, {}, generation)
 
     def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         return self._writer.chat(tokens) if self._writer else None
 
     def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         plain = not (chunk.calls or chunk.reasoning)
         takeover = chunk.takeover if self._with_workers else None
         quick = plain and chunk.finish is None and not self._with_ids and takeover is None
@@ -108,18 +108,18 @@ class ChatDialect:
         )
 
     async def ending(self, usage: Usage) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         if not self._usage_field:
             return DONE
         chunk = {"object": "chat.completion.chunk", **self._common, "choices": [], "usage": usage_json(usage)}
         return b"data: " + _encode(chunk) + b"\n\n" + DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         return OPENAI_ERRORS.frames(error)
 
     async def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         return {
             "object": "chat.completion",
             **self._common,
@@ -200,11 +200,11 @@ class ChatPrompt:
     tools: ToolUse | None
 
 
-NewDialect = Callable[[str, ServedModel, ChatBody], Dialect]  # of a request's id
+NewSerializer = Callable[[str, ServedModel, ChatBody], Serializer]  # of a request's id
 
 
-class ChatEndpoint:
-    """Turns bodies into jobs."""
+class ChatPreparer:
+    """Turns bodies into sequences."""
 
     def __init__(self, pipeline: Pipeline, grammars: GrammarCompiler, settings: GatewaySettings) -> None:
         self._pipeline = pipeline
@@ -230,11 +230,11 @@ class ChatEndpoint:
         body: ChatBody,
         model: ServedModel,
         caller: Caller,
-        dialect: NewDialect = ChatDialect,
+        serializer: NewSerializer = ChatSerializer,
         request_id: str | None = None,
         prompt: ChatPrompt | None = None,
-    ) -> Job:
-        """A job for a body, answered in `dialect`; raises :class:`ApiError`, which names fields of chat."""
+    ) -> Sequences:
+        """The sequences of a body, written by `serializer`; raises :class:`ApiError`, which names fields of chat."""
         if body.top_logprobs is not None and not body.logprobs:
             raise invalid("`top_logprobs` needs `logprobs` to be true.", "top_logprobs", "invalid_value")
         check_token_ids(body, model.card.vocab_size)
@@ -264,9 +264,9 @@ class ChatEndpoint:
         parts = Parts() if n > 1 else None
         request = await self._pipeline.prepare(request_id, model, ids, options, caller, parts=parts)
         readers = [reads.new() if reads else None for _ in range(n)]
-        return Job(
+        return Sequences(
             generations=[self._pipeline.generate(request.choice(i), reader) for i, reader in enumerate(readers)],
-            dialect=dialect(request_id, model, body),
+            serializer=serializer(request_id, model, body),
             stream=bool(body.stream),
             include_workers=body.stream_options is not None and bool(body.stream_options.include_workers),
             billed=lambda generation: generation.usage,

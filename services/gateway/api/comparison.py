@@ -13,16 +13,13 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.embeddings import Embedder
-from services.gateway.api.generate import permitted_model
-from services.gateway.api.http import BodyLimits, Exchange, UntilDisconnect
+from services.gateway.api.http import Exchange, UntilDisconnect
 from services.gateway.api.schema import ComparisonBody, RerankBody, ScoreBody
 from services.gateway.errors import invalid
-from services.gateway.generation.output import Usage
+from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.generation.pipeline import check_prompt
 from services.gateway.generation.request import new_id
-from services.gateway.tenants.tenant import Gate
 from services.gateway.text.codec import ServedModel
-from services.gateway.upstream.catalog import Catalog
 
 Body = TypeVar("Body", bound=ComparisonBody)
 _INLINE_FLOATS = 8_192  # multiplied within a millisecond
@@ -113,45 +110,28 @@ class RerankForm:
         }
 
 
-class ComparisonEndpoint(Generic[Body]):
+class ComparisonHandler(Generic[Body]):
     """One of the two."""
 
-    def __init__(self, form: Form[Body], embedder: Embedder, catalog: Catalog, gate: Gate, limits: BodyLimits) -> None:
+    def __init__(self, form: Form[Body], embedder: Embedder) -> None:
         self._form = form
         self._embedder = embedder
-        self._catalog = catalog
-        self._gate = gate
-        self._limits = limits
-        self._decoder = BodyDecoder(form.kind)
+        self.decode = BodyDecoder(form.kind).decode
 
-    async def serve(self, exchange: Exchange) -> None:
-        """See :class:`Endpoint`."""
-        tenant = await self._gate.identify(exchange.authorization)
-        data, tokens = await exchange.body(self._limits), 0
-        admission = await self._gate.enter(tenant)
-        try:
-            body = await self._decoder.decode(data)
-            model = await permitted_model(self._catalog, body.model or "", tenant)
-            exchange.model = model.name
-            asked = self._form.comparison(body, model.max_len)
-            inputs = await _encoded(model, asked.texts)
-            tokens = sum(map(len, inputs))
-            async with UntilDisconnect(exchange):
-                vectors = await self._embedder.embed_for(
-                    tenant,
-                    admission,
-                    model,
-                    inputs,
-                    session=body.user or "",
-                    priority=body.priority,
-                    traceparent=exchange.traceparent,
-                )
-                exchange.answer_headers = list(admission.headers)
-                size = len(asked.pairs) * model.card.hidden_size
-                scores = await model.off_loop(size, partial(_cosines, vectors, asked.pairs), _INLINE_FLOATS)
-                await exchange.send_json(200, self._form.answer(body, model.name, scores, tokens))
-        finally:
-            await admission.settle(Usage(tokens))
+    async def answer(self, exchange: Exchange, body: Body, request: AdmittedRequest) -> None:
+        """See :class:`Handler`."""
+        model = await request.model(body.model)
+        exchange.model = model.name
+        asked = self._form.comparison(body, model.max_len)
+        inputs = await _encoded(model, asked.texts)
+        caller = request.caller(body.user or "", body.priority, exchange.traceparent)
+        async with UntilDisconnect(exchange):
+            vectors = await self._embedder.embed(request, model, inputs, caller)
+            exchange.answer_headers = list(request.admission.headers)
+            size = len(asked.pairs) * model.card.hidden_size
+            scores = await model.off_loop(size, partial(_cosines, vectors, asked.pairs), _INLINE_FLOATS)
+            tokens = request.used.prompt_tokens
+            await exchange.send_json(200, self._form.answer(body, model.name, scores, tokens))
 
 
 def _limit(body: ComparisonBody, max_len: int) -> int | None:

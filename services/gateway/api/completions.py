@@ -13,7 +13,6 @@ import msgspec
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.http import DONE, OPENAI_ERRORS
 from services.gateway.api.logprobs import LogprobWriter
-from services.gateway.api.run import Choice, Job
 from services.gateway.api.sampling import check_token_ids, sampling_options
 from services.gateway.api.schema import CompletionBody
 from services.gateway.errors import ApiError, invalid
@@ -21,6 +20,7 @@ from services.gateway.generation.output import Chunk, Generation, ScoredToken, U
 from services.gateway.generation.parts import Parts
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
 from services.gateway.generation.request import Caller, SamplingOptions, new_id
+from services.gateway.generation.sequences import Choice, Sequences
 from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.settings import GatewaySettings
 from services.gateway.text.codec import ServedModel
@@ -67,7 +67,7 @@ async def encode_prompts(
     return encoded
 
 
-class CompletionDialect:
+class CompletionSerializer:
     """Writes text completions."""
 
     def __init__(
@@ -94,7 +94,7 @@ class CompletionDialect:
         self._tail = b',"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
 
     def opening(self, index: int, generation: Generation) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         if not self._echo and not self._with_ids:
             return b""
         logprobs = self._echo_logprobs(index, generation) if self._echo and self._scored else None
@@ -105,11 +105,11 @@ class CompletionDialect:
         return self._frame(index, text, logprobs, None, extra, generation)
 
     def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         return self._writer.completion(tokens, self._shift(index)) if self._scored else None
 
     def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         if self._silent:
             return b"" if chunk.finish is None else self._frame(index, "", None, "length", {}, generation)
         takeover = chunk.takeover if self._with_workers else None
@@ -140,17 +140,17 @@ class CompletionDialect:
         return b"data: " + _encode({**self._common, "choices": [choice], **usage}) + b"\n\n"
 
     async def ending(self, usage: Usage) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         if not self._usage_field:
             return DONE
         return b"data: " + _encode({**self._common, "choices": [], "usage": usage_json(usage)}) + b"\n\n" + DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         return OPENAI_ERRORS.frames(error)
 
     async def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         written = [
             self._choice(index, choice, generation)
             for index, (choice, generation) in enumerate(zip(choices, generations, strict=True))
@@ -187,8 +187,8 @@ class CompletionDialect:
         return self._writer.echo(self._prompts[index // self._per_prompt].ids, generation.prompt_logprobs)
 
 
-class CompletionEndpoint:
-    """Turns bodies into jobs."""
+class CompletionPreparer:
+    """Turns bodies into sequences."""
 
     def __init__(self, pipeline: Pipeline, grammars: GrammarCompiler, settings: GatewaySettings) -> None:
         self._pipeline = pipeline
@@ -200,8 +200,8 @@ class CompletionEndpoint:
         """Validate a body."""
         return await self._decoder.decode(data)
 
-    async def prepare(self, body: CompletionBody, model: ServedModel, caller: Caller) -> Job:
-        """A job for a body; raises :class:`ApiError`."""
+    async def prepare(self, body: CompletionBody, model: ServedModel, caller: Caller) -> Sequences:
+        """The sequences of a body; raises :class:`ApiError`."""
         n = body.n or 1
         _check(body, n)
         check_token_ids(body, model.card.vocab_size)
@@ -220,9 +220,9 @@ class CompletionEndpoint:
             own_id = request_id if len(prompts) == 1 else f"{request_id}-p{position}"
             request = await self._pipeline.prepare(own_id, model, prompt.ids, options, caller, parts=parts)
             generations += [self._pipeline.generate(request.choice(index)) for index in range(n)]
-        return Job(
+        return Sequences(
             generations=generations,
-            dialect=CompletionDialect(request_id, model, body, prompts, n),
+            serializer=CompletionSerializer(request_id, model, body, prompts, n),
             stream=bool(body.stream),
             include_workers=body.stream_options is not None and bool(body.stream_options.include_workers),
             billed=_billed_prompt if body.max_tokens == 0 else lambda generation: generation.usage,

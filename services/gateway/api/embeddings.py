@@ -12,17 +12,15 @@ from msgspec.json import encode
 
 from services.gateway.api.completions import encode_prompts, split_prompts
 from services.gateway.api.decode import BodyDecoder
-from services.gateway.api.generate import caller_of, permitted_model
-from services.gateway.api.http import JSON, BodyLimits, Exchange, UntilDisconnect
+from services.gateway.api.http import JSON, Exchange, UntilDisconnect
 from services.gateway.api.schema import MAX_TEXTS, EmbeddingBody
 from services.gateway.errors import interrupted, invalid, too_long
+from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.generation.output import Generation, Usage
 from services.gateway.generation.parts import Parts
 from services.gateway.generation.pipeline import Pipeline
 from services.gateway.generation.request import Caller, SamplingOptions, new_id
-from services.gateway.tenants.tenant import Admission, Gate, Tenant
 from services.gateway.text.codec import ServedModel
-from services.gateway.upstream.catalog import Catalog
 
 _INLINE_FLOATS = 8_192  # written within a millisecond
 _AT_ONCE = 64  # more would only queue at the workers and hold memory here
@@ -45,31 +43,22 @@ class Embedder:
             raise too_long(model.max_len, longest, 0, "input")
         return inputs
 
-    async def embed_for(
-        self,
-        tenant: Tenant,
-        admission: Admission,
-        model: ServedModel,
-        inputs: Sequence[list[int]],
-        *,
-        session: str = "",
-        priority: int | None = None,
-        traceparent: str = "",
+    async def embed(
+        self, request: AdmittedRequest, model: ServedModel, inputs: Sequence[list[int]], caller: Caller
     ) -> list[list[float]]:
         """One vector per input, for a request that was let in; raises :class:`ApiError`."""
-        await admission.reserve(sum(map(len, inputs)))
-        return await self._embed(model, inputs, caller_of(tenant, session, priority, traceparent))
-
-    async def _embed(self, model: ServedModel, inputs: Sequence[list[int]], caller: Caller) -> list[list[float]]:
+        tokens = sum(map(len, inputs))
+        await request.admission.reserve(tokens)
+        request.used = Usage(tokens)
         request_id, slots, parts = new_id("embd"), asyncio.Semaphore(_AT_ONCE), Parts()
 
         async def one(index: int, ids: list[int]) -> list[float]:
             options = SamplingOptions(max_tokens=1, temperature=0)
             async with slots:
-                request = await self._pipeline.prepare(
+                sequence = await self._pipeline.prepare(
                     f"{request_id}-{index}", model, ids, options, caller, embed=True, parts=parts
                 )
-                return await _vector(self._pipeline.generate(request))
+                return await _vector(self._pipeline.generate(sequence))
 
         tasks = [asyncio.create_task(one(index, ids)) for index, ids in enumerate(inputs)]
         try:
@@ -79,40 +68,29 @@ class Embedder:
                 task.cancel()
 
 
-class EmbeddingEndpoint:
+class EmbeddingHandler:
     """POST /v1/embeddings."""
 
-    def __init__(self, embedder: Embedder, catalog: Catalog, gate: Gate, limits: BodyLimits) -> None:
+    def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
-        self._catalog = catalog
-        self._gate = gate
-        self._limits = limits
-        self._decoder = BodyDecoder(EmbeddingBody)
+        self.decode = BodyDecoder(EmbeddingBody).decode
 
-    async def serve(self, exchange: Exchange) -> None:
-        """See :class:`Endpoint`."""
-        tenant = await self._gate.identify(exchange.authorization)
-        data, tokens = await exchange.body(self._limits), 0
-        admission = await self._gate.enter(tenant)
-        try:
-            body = await self._decoder.decode(data)
-            model = await permitted_model(self._catalog, body.model or "", tenant)
-            exchange.model = model.name
-            if body.dimensions not in (None, model.card.hidden_size):
-                message = f"`dimensions` must be the model's own size, {model.card.hidden_size}."
-                raise invalid(message, "dimensions", "unsupported_field")
-            inputs = await self._embedder.inputs(body.input, model)
-            tokens = sum(map(len, inputs))
-            async with UntilDisconnect(exchange):
-                vectors = await self._embedder.embed_for(
-                    tenant, admission, model, inputs, session=body.user or "", traceparent=exchange.traceparent
-                )
-                exchange.answer_headers = list(admission.headers)
-                answer = partial(_answer, model, vectors, tokens, as_base64=body.encoding_format == "base64")
-                size = len(vectors) * model.card.hidden_size
-                await exchange.send_bytes(200, await model.off_loop(size, answer, _INLINE_FLOATS), [JSON])
-        finally:
-            await admission.settle(Usage(tokens))
+    async def answer(self, exchange: Exchange, body: EmbeddingBody, request: AdmittedRequest) -> None:
+        """See :class:`Handler`."""
+        model = await request.model(body.model)
+        exchange.model = model.name
+        if body.dimensions not in (None, model.card.hidden_size):
+            message = f"`dimensions` must be the model's own size, {model.card.hidden_size}."
+            raise invalid(message, "dimensions", "unsupported_field")
+        inputs = await self._embedder.inputs(body.input, model)
+        caller = request.caller(body.user or "", None, exchange.traceparent)
+        async with UntilDisconnect(exchange):
+            vectors = await self._embedder.embed(request, model, inputs, caller)
+            exchange.answer_headers = list(request.admission.headers)
+            tokens = request.used.prompt_tokens
+            answer = partial(_answer, model, vectors, tokens, as_base64=body.encoding_format == "base64")
+            size = len(vectors) * model.card.hidden_size
+            await exchange.send_bytes(200, await model.off_loop(size, answer, _INLINE_FLOATS), [JSON])
 
 
 async def _vector(generation: Generation) -> list[float]:

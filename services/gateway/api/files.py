@@ -15,9 +15,8 @@ from services.gateway.api.multipart import FormReader, read_form
 from services.gateway.batches.files import FileGoneError, FileStore, Upload, no_file
 from services.gateway.batches.objects import Batch, File
 from services.gateway.errors import ApiError, invalid
-from services.gateway.generation.output import Usage
+from services.gateway.generation.entrance import Entrance
 from services.gateway.tenants.redis_guard import RedisAwayError
-from services.gateway.tenants.tenant import Gate
 
 _FORM_BYTES = 64 * 1024  # of all but the file
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
@@ -35,22 +34,20 @@ def storage_away(_error: RedisAwayError) -> ApiError:
 class UploadEndpoint:
     """POST /v1/files."""
 
-    def __init__(self, store: FileStore, gate: Gate, patience_s: float) -> None:
+    def __init__(self, store: FileStore, entrance: Entrance, patience_s: float) -> None:
         self._store = store
-        self._gate = gate
+        self._entrance = entrance
         self._patience_s = patience_s
 
     async def serve(self, exchange: Exchange) -> None:
         """See :class:`Endpoint`."""
-        tenant = await self._gate.identify(exchange.authorization)
-        admission = await self._gate.enter(tenant)
-        try:
-            file = await self._store_file(exchange, self._store.begin(tenant.name))
-        except RedisAwayError as error:
-            raise storage_away(error) from error
-        finally:
-            await admission.settle(Usage())
-        await exchange.send_json(200, file, list(admission.headers))
+        tenant = await self._entrance.gate.identify(exchange.authorization)
+        async with self._entrance.admit(tenant) as request:
+            try:
+                file = await self._store_file(exchange, self._store.begin(tenant.name))
+            except RedisAwayError as error:
+                raise storage_away(error) from error
+            await exchange.send_json(200, file, list(request.admission.headers))
 
     async def _store_file(self, exchange: Exchange, upload: Upload) -> File:
         form, published = FormReader("file"), False

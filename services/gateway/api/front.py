@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Set
-from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.routing import Match
 
 from services.common.logs import request_id_var
+from services.gateway.api.endpoint import Endpoint
 from services.gateway.api.http import OPENAI_WIRE, ASGIApp, Exchange, Receive, Scope, Send, Wire
 from services.gateway.api.origins import OriginPolicy
 from services.gateway.drain import Drain
@@ -19,13 +19,6 @@ from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer,
 
 log = logging.getLogger(__name__)
 _SAFE = ("GET", "HEAD", "OPTIONS")
-
-
-class Endpoint(Protocol):
-    """A route that is served without FastAPI."""
-
-    async def serve(self, exchange: Exchange) -> None:
-        """Answer; raises :class:`ApiError`, also after a stream has begun."""
 
 
 class Front:

@@ -8,15 +8,16 @@ from fastapi import FastAPI
 
 from services.common.keys import RedisKeys
 from services.common.redis_client import open_redis
-from services.gateway.api.batches import BatchEndpoint, add_batches
+from services.gateway.api.batches import BatchHandler, add_batches
+from services.gateway.api.endpoint import Endpoint, JsonEndpoint
 from services.gateway.api.files import UploadEndpoint, add_files
-from services.gateway.api.front import Endpoint
 from services.gateway.api.http import ASGIApp, BodyLimits
 from services.gateway.batches.files import FileStore, StorageLimits
 from services.gateway.batches.jobs import JobStore
 from services.gateway.batches.run import Means
 from services.gateway.batches.runner import BatchRunner
 from services.gateway.drain import Drain
+from services.gateway.generation.entrance import Entrance
 from services.gateway.settings import GatewaySettings
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.redis_guard import RedisGuard
@@ -42,11 +43,12 @@ class Batches:
         self._store = JobStore(FileStore(guard, keys, limits), settings.batch_lease_s)
         self._woken = asyncio.Event()
 
-    def endpoints(self, gate: Gate, limits: BodyLimits) -> dict[str, Endpoint]:
+    def endpoints(self, entrance: Entrance, limits: BodyLimits) -> dict[str, Endpoint]:
         """The hot routes."""
+        handler = BatchHandler(self._store, entrance.gate.credential, self._woken.set)
         return {
-            "/v1/files": UploadEndpoint(self._store.files, gate, limits.timeout_s),
-            "/v1/batches": BatchEndpoint(self._store, gate, limits, self._woken.set),
+            "/v1/files": UploadEndpoint(self._store.files, entrance, limits.timeout_s),
+            "/v1/batches": JsonEndpoint(entrance, limits, handler),
         }
 
     def add_routes(self, app: FastAPI) -> None:

@@ -6,22 +6,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from services.gateway.api.chat import ChatEndpoint
+from services.gateway.api.chat import ChatPreparer
 from services.gateway.api.decode import BodyDecoder
-from services.gateway.api.generate import permitted_model
-from services.gateway.api.http import BodyLimits, ErrorShape, Exchange, Wire
-from services.gateway.api.run import Job
+from services.gateway.api.http import ErrorShape, Exchange, Wire
 from services.gateway.api.schema import ChatBody
 from services.gateway.errors import ApiError, invalid
-from services.gateway.generation.output import Usage
+from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.generation.request import Caller, new_id
-from services.gateway.messages.dialect import PING, MessagesDialect, Thoughts
+from services.gateway.generation.sequences import Sequences
 from services.gateway.messages.errors import error_body, error_frames
 from services.gateway.messages.schema import CountBody, MessagesBody, ThinkingAdaptive, ThinkingOff, ThinkingOn
+from services.gateway.messages.serializer import PING, MessagesSerializer, Thoughts
 from services.gateway.messages.translation import chat_of, in_our_words, sampled_chat_of
-from services.gateway.tenants.tenant import Gate
 from services.gateway.text.codec import ServedModel
-from services.gateway.upstream.catalog import Catalog
 
 Body = TypeVar("Body", bound=CountBody)
 WIRE = Wire(ErrorShape(error_body, error_frames), PING, b"request-id")
@@ -29,10 +26,10 @@ NO_THREADS = "thread_unsupported_request"  # which lets clients send conversatio
 _INLINE_BLOCKS = 500  # translated within a millisecond
 
 
-class MessagesEndpoint:
-    """Turns bodies into jobs, by way of chats."""
+class MessagesPreparer:
+    """Turns bodies into sequences, by way of chats."""
 
-    def __init__(self, chat: ChatEndpoint) -> None:
+    def __init__(self, chat: ChatPreparer) -> None:
         self._chat = chat
         self._decoder = BodyDecoder(MessagesBody)
 
@@ -45,8 +42,8 @@ class MessagesEndpoint:
                 error.code = NO_THREADS
             raise
 
-    async def prepare(self, body: MessagesBody, model: ServedModel, caller: Caller) -> Job:
-        """A job for a body; raises :class:`ApiError`."""
+    async def prepare(self, body: MessagesBody, model: ServedModel, caller: Caller) -> Sequences:
+        """The sequences of a body; raises :class:`ApiError`."""
         thoughts = _thoughts(body)
         try:
             chat = await _translated(sampled_chat_of, body, model)
@@ -56,41 +53,32 @@ class MessagesEndpoint:
             if full:
                 chat.max_tokens = room
 
-            def dialect(request_id: str, model: ServedModel, _chat: ChatBody) -> MessagesDialect:
-                return MessagesDialect(request_id, model.name, thoughts, full=full)
+            def serializer(request_id: str, model: ServedModel, _chat: ChatBody) -> MessagesSerializer:
+                return MessagesSerializer(request_id, model.name, thoughts, full=full)
 
-            return await self._chat.prepare(chat, model, caller, dialect, new_id("msg"), prompt)
+            return await self._chat.prepare(chat, model, caller, serializer, new_id("msg"), prompt)
         except ApiError as error:
             raise in_our_words(error) from error
 
 
-class CountEndpoint:
+class CountHandler:
     """Tells the tokens of a prompt, which are what `usage.input_tokens` of its answer will be."""
 
-    def __init__(self, chat: ChatEndpoint, catalog: Catalog, gate: Gate, limits: BodyLimits) -> None:
+    def __init__(self, chat: ChatPreparer) -> None:
         self._chat = chat
-        self._catalog = catalog
-        self._gate = gate
-        self._limits = limits
-        self._decoder = BodyDecoder(CountBody)
+        self.decode = BodyDecoder(CountBody).decode
 
-    async def serve(self, exchange: Exchange) -> None:
-        """See :class:`Endpoint`."""
-        tenant = await self._gate.identify(exchange.authorization)
-        data = await exchange.body(self._limits)
-        admission = await self._gate.enter(tenant)
+    async def answer(self, exchange: Exchange, body: CountBody, request: AdmittedRequest) -> None:
+        """See :class:`Handler`."""
+        model = await request.model(body.model)
+        exchange.model = model.name
         try:
-            body = await self._decoder.decode(data)
-            model = await permitted_model(self._catalog, body.model or "", tenant)
-            exchange.model = model.name
             chat = await _translated(chat_of, body, model)
             prompt = await self._chat.prompt(chat, model)
-            exchange.answer_headers = list(admission.headers)
-            await exchange.send_json(200, {"input_tokens": len(prompt.ids)})
         except ApiError as error:
             raise in_our_words(error) from error
-        finally:
-            await admission.settle(Usage())
+        exchange.answer_headers = list(request.admission.headers)
+        await exchange.send_json(200, {"input_tokens": len(prompt.ids)})
 
 
 async def _translated(translate: Callable[[Body], ChatBody], body: Body, model: ServedModel) -> ChatBody:

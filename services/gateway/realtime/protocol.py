@@ -34,7 +34,7 @@ a message began that time: what the client already has, it knows by the index.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct, field
@@ -42,10 +42,15 @@ from msgspec import Meta, Raw, Struct, field
 from services.gateway.api.decode import lone_surrogate
 from services.gateway.api.schema import SamplingBody
 from services.gateway.errors import ApiError, invalid
+from services.gateway.generation.job import Preparer
 from services.gateway.generation.output import Usage, usage_json
+from services.gateway.generation.request import Caller
+from services.gateway.generation.sequences import Sequences
+from services.gateway.text.codec import ServedModel
 
 CANCELLED = "cancelled"  # a finish reason that REST has no use for
 
+Body = TypeVar("Body", bound=SamplingBody)
 GenerationName = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
@@ -95,7 +100,7 @@ def read(data: bytes | str) -> ClientMessage:
     return message
 
 
-def check_body(body: SamplingBody) -> None:
+def _check_body(body: SamplingBody) -> None:
     """Refuse what these messages have no place for; raises :class:`ApiError` (400)."""
     options = body.stream_options
     for name, asked in (
@@ -105,6 +110,26 @@ def check_body(body: SamplingBody) -> None:
     ):
         if asked:
             raise invalid(f"`{name}` is not supported on a WebSocket.", name, "unsupported_field")
+
+
+class SingleSequence(Generic[Body]):
+    """A preparer of what one generation on a connection may be."""
+
+    def __init__(self, preparer: Preparer[Body]) -> None:
+        self._preparer = preparer
+
+    async def decode(self, data: bytes) -> Body:
+        """See :class:`Preparer`."""
+        body = await self._preparer.decode(data)
+        _check_body(body)
+        return body
+
+    async def prepare(self, body: Body, model: ServedModel, caller: Caller) -> Sequences:
+        """See :class:`Preparer`."""
+        sequences = await self._preparer.prepare(body, model, caller)
+        if len(sequences.generations) != 1:
+            raise invalid("A generation is one sequence: one prompt, and `n` of 1.", "n", "invalid_value")
+        return sequences
 
 
 def failure(name: str, error: ApiError) -> dict[str, object]:

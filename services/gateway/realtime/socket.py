@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,12 +13,12 @@ from typing import Any
 import msgspec
 
 from services.common.logs import request_id_var
-from services.gateway.api.generate import Ask, JobMaker
 from services.gateway.api.http import JSON, Receive, Scope, Send
 from services.gateway.api.origins import OriginPolicy
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid, shutting_down
-from services.gateway.generation.output import Usage
+from services.gateway.generation.entrance import Entrance
+from services.gateway.generation.job import GenerationTask, Preparer
 from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, new_request_id
 from services.gateway.realtime.protocol import (
     Auth,
@@ -27,13 +28,11 @@ from services.gateway.realtime.protocol import (
     Resume,
     Start,
     cancelled,
-    check_body,
     failure,
     read,
 )
-from services.gateway.realtime.recording import Recording, Recordings
+from services.gateway.realtime.replay import ReplayBuffer, ReplayBuffers
 from services.gateway.telemetry import GatewayMetrics
-from services.gateway.tenants.tenant import Gate, Tenant
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ SERVICE_RESTART = 1012  # a close code of RFC 6455's registry: connect again
 
 @dataclass(slots=True)
 class _Followed:
-    recording: Recording
+    buffer: ReplayBuffer
     position: int  # chunks sent
     model: str  # as told to the client
 
@@ -54,9 +53,9 @@ class _Followed:
 class StreamSocket:
     """The ASGI callable of /v1/stream; see :mod:`services.gateway.realtime.protocol`."""
 
-    gate: Gate
-    makers: Mapping[str, JobMaker[Any]]  # by kind
-    recordings: Recordings
+    entrance: Entrance
+    preparers: Mapping[str, Preparer[Any]]  # by kind
+    buffers: ReplayBuffers
     observer: Observer
     metrics: GatewayMetrics
     max_generations: int
@@ -124,7 +123,7 @@ class _Connection:
         for starting in self._starting.values():
             starting.cancel()
         for followed in self._followed.values():
-            self._socket.recordings.release(followed.recording)
+            self._socket.buffers.release(followed.buffer)
 
     def wake(self) -> None:
         """There may be something to send, or an end to come to."""
@@ -163,7 +162,7 @@ class _Connection:
                 elif name not in self._followed:
                     raise invalid(f"No generation `{name}` is running on this connection.", "id", "unknown_generation")
                 else:
-                    await self._followed[name].recording.cancel()
+                    await self._followed[name].buffer.cancel()
 
     def _start(self, message: Start) -> None:
         """In a task of its own: it may wait for a model, and the client's other generations must not."""
@@ -189,46 +188,38 @@ class _Connection:
     async def _begin(self, message: Start, observed: ObservedRequest) -> None:
         try:
             async with self._socket.drain.limit():
-                tenant = await self._socket.gate.identify(self._authorization)
-                recording = await self._record(message, tenant, observed)
+                buffer = await self._buffer(message, observed)
         except ApiError as error:
             self._refuse(message.id, error, observed)
         except Exception:
             log.exception("generation not begun")
             self._refuse(message.id, internal_error(), observed)
         else:
-            self._follow(message.id, recording, 0)
+            self._follow(message.id, buffer, 0)
 
     def _refuse(self, name: str, error: ApiError, observed: ObservedRequest) -> None:
         observed.end(error.status, "")
         self._reply(failure(name, error))
 
-    async def _record(self, message: Start, tenant: Tenant, observed: ObservedRequest) -> Recording:
-        maker = self._socket.makers[message.kind]
+    async def _buffer(self, message: Start, observed: ObservedRequest) -> ReplayBuffer:
         socket = self._socket
-        admission, made = await socket.gate.enter(tenant), None
-        try:
-            body = await maker.decode(bytes(message.request))
-            check_body(body)
-            ask = Ask(body, tenant, self._session, observed.traceparent)
-            made = await maker.make(ask)
-            if len(made.job.generations) != 1:
-                raise invalid("A generation is one sequence: one prompt, and `n` of 1.", "n", "invalid_value")
-            await admission.reserve(made.job.reserved_tokens())
-        except BaseException:
-            if made is not None:
-                made.job.close()
-            await admission.settle(Usage())
-            raise
-        recording = Recording(tenant, made, admission, partial(maker.fall_back, ask), observed, socket.drain)
-        socket.recordings.add(recording)
-        return recording
+        entrance, preparer = socket.entrance, socket.preparers[message.kind]
+        tenant = await entrance.gate.identify(self._authorization)
+        async with AsyncExitStack() as held:
+            request = await held.enter_async_context(entrance.admit(tenant))
+            body = await preparer.decode(bytes(message.request))
+            generation = GenerationTask(request, preparer, body, self._session, observed.traceparent)
+            held.callback(generation.close)
+            await generation.start()
+            buffer = ReplayBuffer(generation, held.pop_all(), observed, socket.drain)
+        socket.buffers.add(buffer)
+        return buffer
 
     async def _resume(self, message: Resume) -> None:
         self._check_name(message.id)
-        tenant = await self._socket.gate.identify(self._authorization)
-        recording = self._socket.recordings.take(message.token, tenant)
-        self._follow(message.id, recording, recording.position_of(message.first))
+        tenant = await self._socket.entrance.gate.identify(self._authorization)
+        buffer = self._socket.buffers.take(message.token, tenant)
+        self._follow(message.id, buffer, buffer.position_of(message.first))
 
     def _check_name(self, name: str) -> None:
         if name in self._followed or name in self._starting:
@@ -237,10 +228,10 @@ class _Connection:
             limit = self._socket.max_generations
             raise invalid(f"At most {limit} generations may run on one connection.", "id", "too_many_generations")
 
-    def _follow(self, name: str, recording: Recording, position: int) -> None:
-        self._followed[name] = _Followed(recording, position, recording.model)
-        recording.follow(self.wake)
-        self._reply(recording.beginning(name))
+    def _follow(self, name: str, buffer: ReplayBuffer, position: int) -> None:
+        self._followed[name] = _Followed(buffer, position, buffer.model)
+        buffer.follow(self.wake)
+        self._reply(buffer.beginning(name))
 
     # --- sending ---------------------------------------------------------------------------------------------------
 
@@ -274,21 +265,21 @@ class _Connection:
             await self._advance(name, followed)
 
     async def _advance(self, name: str, followed: _Followed) -> None:
-        recording = followed.recording
-        if followed.model != recording.model:
-            followed.model = recording.model
-            await self._write(recording.beginning(name))
-        available, ended = len(recording.chunks), recording.ended
+        buffer = followed.buffer
+        if followed.model != buffer.model:
+            followed.model = buffer.model
+            await self._write(buffer.beginning(name))
+        available, ended = len(buffer.chunks), buffer.ended
         if available > followed.position:
-            message = recording.message(name, followed.position)
+            message = buffer.message(name, followed.position)
             followed.position = available
             if any(message.get(part) for part in _BROUGHT):
                 await self._write(message)
         if ended:
             self._followed.pop(name, None)
-            await self._write(recording.ending(name))
+            await self._write(buffer.ending(name))
             # The client may have lost the end together with its connection.
-            self._socket.recordings.release(recording)
+            self._socket.buffers.release(buffer)
 
     async def _write(self, message: dict[str, Any]) -> None:
         await self._send({"type": "websocket.send", "text": msgspec.json.encode(message).decode()})

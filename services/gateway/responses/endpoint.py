@@ -11,18 +11,18 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.api.chat import ChatEndpoint
+from services.gateway.api.chat import ChatPreparer
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.logprobs import LogprobWriter
-from services.gateway.api.run import Job
 from services.gateway.api.schema import ChatBody
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.request import Caller
+from services.gateway.generation.sequences import Sequences
 from services.gateway.responses.chat import chat_of, in_own_words
-from services.gateway.responses.dialect import ResponseChoice, ResponseDialect
 from services.gateway.responses.output import Output
 from services.gateway.responses.reading import read_items, read_tools
 from services.gateway.responses.schema import FunctionTool, Item, MessageItem, ReferenceItem, ResponsesBody
+from services.gateway.responses.serializer import ResponseChoice, ResponseSerializer
 from services.gateway.responses.store import (
     NOT_FOUND,
     NOTHING,
@@ -85,10 +85,10 @@ def _check_number(body: ResponsesBody, model: ServedModel) -> None:
         raise invalid(message, "input", "invalid_value")
 
 
-class ResponsesEndpoint:
-    """Turns bodies into jobs."""
+class ResponsesPreparer:
+    """Turns bodies into sequences."""
 
-    def __init__(self, chat: ChatEndpoint, store: ResponseStore) -> None:
+    def __init__(self, chat: ChatPreparer, store: ResponseStore) -> None:
         self._chat = chat
         self._store = store
         self._decoder = BodyDecoder(ResponsesBody)
@@ -97,16 +97,16 @@ class ResponsesEndpoint:
         """Validate a body."""
         return await self._decoder.decode(data)
 
-    async def prepare(self, body: ResponsesBody, model: ServedModel, caller: Caller) -> Job:
-        """A job for a body; raises :class:`ApiError`."""
+    async def prepare(self, body: ResponsesBody, model: ServedModel, caller: Caller) -> Sequences:
+        """The sequences of a body; raises :class:`ApiError`."""
         await self._check_store(body)
         turn = await self._turn(body, model, caller.tenant)
         if not caller.session and body.store is not False:
             caller = replace(caller, session=turn.session)
         output = Output(stem_of(turn.response_id), self._writer(body, model))
-        dialect = ResponseDialect(self._facts(turn, model), output, partial(self._keep, turn))
-        job = await self._job(turn, model, caller, dialect)
-        return replace(job, new_choice=partial(ResponseChoice, output))
+        serializer = ResponseSerializer(self._facts(turn, model), output, partial(self._keep, turn))
+        sequences = await self._sequences(turn, model, caller, serializer)
+        return replace(sequences, new_choice=partial(ResponseChoice, output))
 
     async def _check_store(self, body: ResponsesBody) -> None:
         """Refuse now what could not be kept later; raises :class:`ApiError` 400 or 503."""
@@ -159,14 +159,16 @@ class ResponsesEndpoint:
                 raise
             return []
 
-    async def _job(self, turn: _Turn, model: ServedModel, caller: Caller, dialect: ResponseDialect) -> Job:
-        """A job for as much of the conversation as the model takes, where the body lets turns be dropped."""
+    async def _sequences(
+        self, turn: _Turn, model: ServedModel, caller: Caller, serializer: ResponseSerializer
+    ) -> Sequences:
+        """The sequences for as much of the conversation as the model takes, where the body lets turns be dropped."""
         items = turn.items
 
-        async def attempt(start: int) -> Job:
+        async def attempt(start: int) -> Sequences:
             chat: ChatBody = chat_of(turn.body, items[start:])
             try:
-                return await self._chat.prepare(chat, model, caller, lambda *_: dialect, turn.response_id)
+                return await self._chat.prepare(chat, model, caller, lambda *_: serializer, turn.response_id)
             except ApiError as error:
                 raise in_own_words(error) from error
 
@@ -256,19 +258,19 @@ def _starts(items: Sequence[Item]) -> list[int]:
     return [index for index in users if index]
 
 
-async def _first_that_fits(starts: Sequence[int], attempt: Any) -> Job:
-    """The job that drops the fewest items; raises :class:`ApiError` when even the last turn is too long."""
+async def _first_that_fits(starts: Sequence[int], attempt: Any) -> Sequences:
+    """With the fewest items dropped; raises :class:`ApiError` when even the last turn is too long."""
     low, high = 0, len(starts) - 1
-    best: Job = await attempt(starts[high])
+    best: Sequences = await attempt(starts[high])
     while low < high:
         middle = (low + high) // 2
         try:
-            job: Job = await attempt(starts[middle])
+            sequences: Sequences = await attempt(starts[middle])
         except ApiError as error:
             if error.code != "context_length_exceeded":
                 raise
             low = middle + 1
         else:
             best.close()
-            best, high = job, middle
+            best, high = sequences, middle
     return best

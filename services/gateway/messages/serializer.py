@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.api.run import Choice
 from services.gateway.errors import ApiError
 from services.gateway.generation.output import Chunk, Generation, ScoredToken, Usage
+from services.gateway.generation.sequences import Choice
 from services.gateway.generation.tokens import Finish
 from services.gateway.messages.errors import error_frames
 from services.gateway.tools.calls import CallDelta
@@ -29,7 +29,7 @@ class Thoughts(Enum):
     LEFT_OUT = "left_out"
 
 
-class MessagesDialect:
+class MessagesSerializer:
     """Writes one answer."""
 
     def __init__(self, request_id: str, model: str, thoughts: Thoughts, *, full: bool) -> None:
@@ -40,16 +40,16 @@ class MessagesDialect:
         self._blocks = _Blocks()
 
     def opening(self, index: int, generation: Generation) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         message = self._message([], None, None, Usage(generation.usage.prompt_tokens))
         return _event({"type": "message_start", "message": message})
 
     def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         return None
 
     def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         blocks = self._blocks
         frames = b""
         if chunk.reasoning and self._thoughts is not Thoughts.LEFT_OUT:
@@ -68,15 +68,15 @@ class MessagesDialect:
         return frames + blocks.end() + _event({"type": "message_delta", "delta": delta, "usage": usage})
 
     async def ending(self, usage: Usage) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         return _event({"type": "message_stop"})
 
     def failure(self, error: ApiError) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         return error_frames(error)
 
     async def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         (choice,), (generation,) = choices, generations
         content: list[dict[str, Any]] = []
         if choice.reasoning and self._thoughts is not Thoughts.LEFT_OUT:

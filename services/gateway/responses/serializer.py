@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from services.gateway.api.http import ErrorShape, Wire
-from services.gateway.api.run import Choice
 from services.gateway.errors import ApiError
 from services.gateway.generation.output import Chunk, Generation, ScoredToken, Usage
+from services.gateway.generation.sequences import Choice
 from services.gateway.responses.output import Event, Output
 
 _encode = msgspec.json.encode
@@ -43,7 +43,7 @@ class ResponseChoice(Choice):
             pass
 
 
-class ResponseDialect:
+class ResponseSerializer:
     """Writes one response; `facts` is the object without what the answer adds."""
 
     def __init__(self, facts: dict[str, Any], output: Output, keep: Keep) -> None:
@@ -53,27 +53,27 @@ class ResponseDialect:
         self._number = 0
 
     def opening(self, index: int, generation: Generation) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         self._read_options(generation)
         begun = self._response("in_progress", None)
         return self._frames({"type": kind, "response": begun} for kind in ("response.created", "response.in_progress"))
 
     def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         return self._frames(self._output.add(chunk))
 
     def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
-        """See :class:`Dialect`: items have them."""
+        """See :class:`Serializer`: items have them."""
         return None
 
     async def ending(self, usage: Usage) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         frames = self._frames(self._output.close())
         response = await self._ended(usage)
         return frames + self._frames([{"type": f"response.{response['status']}", "response": response}])
 
     def failure(self, error: ApiError) -> bytes:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         if not self._number:
             return _error_frame(error)
         code = "server_error" if error.status >= 500 else "invalid_prompt"
@@ -83,7 +83,7 @@ class ResponseDialect:
         return self._frames([{"type": "response.failed", "response": failed}])
 
     async def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
-        """See :class:`Dialect`."""
+        """See :class:`Serializer`."""
         self._read_options(generations[0])
         for _ in self._output.close():
             pass
