@@ -32,9 +32,9 @@ from services.common.metrics import new_registry
 from services.common.settings import ServiceSettings
 from services.gateway.api import schema
 from services.gateway.api.fields import advisory_fields, neutral_values
+from services.gateway.http.messages import schema as messages
+from services.gateway.http.responses import schema as responses
 from services.gateway.main import running_gateway
-from services.gateway.messages import schema as messages
-from services.gateway.responses import schema as responses
 from services.gateway.settings import GatewaySettings
 from services.gateway.telemetry import GatewayMetrics
 from services.kv_coordinator.metrics import CoordinatorMetrics

@@ -88,3 +88,9 @@ def internal_error() -> ApiError:
 def interrupted(message: str, code: str = "generation_failed") -> ApiError:
     """500: workers failed under the request and it may not be retried any further."""
     return ApiError(500, message, "server_error", code=code)
+
+
+def storage_away() -> ApiError:
+    """503: Redis does not answer."""
+    message = "Files and batches cannot be reached at the moment."
+    return ApiError(503, message, "service_unavailable_error", code="storage_unavailable", retry_after_s=2)

@@ -20,43 +20,44 @@ from services.common.metrics import serve_metrics
 from services.common.redis_client import open_redis
 from services.common.tasks import end_tasks
 from services.common.tracing import tracing
-from services.gateway.api.app import new_app
-from services.gateway.api.chat import ChatPreparer
-from services.gateway.api.comparison import ComparisonHandler, RerankForm, ScoreForm
-from services.gateway.api.completions import CompletionPreparer
-from services.gateway.api.embeddings import Embedder, EmbeddingHandler
-from services.gateway.api.endpoint import Endpoint, Handler, JsonEndpoint
-from services.gateway.api.front import Front
-from services.gateway.api.http import ASGIApp, BodyLimits
-from services.gateway.api.origins import OriginPolicy
-from services.gateway.api.playground import add_playground
-from services.gateway.api.run import GenerateHandler
-from services.gateway.api.tokens import DetokenizeHandler, TokenizeHandler
+from services.gateway.asgi import ASGIApp
 from services.gateway.batches.gate import BatchGate
 from services.gateway.batches.parts import Batches
 from services.gateway.drain import LAST_WORDS_S, Drain, Phase
 from services.gateway.generation.budget import ResumeBudget
+from services.gateway.generation.cache import ResponseCache
+from services.gateway.generation.chat import ChatPreparer
+from services.gateway.generation.completions import CompletionPreparer
+from services.gateway.generation.embedding import Embedder
 from services.gateway.generation.entrance import Entrance
 from services.gateway.generation.models import Models
 from services.gateway.generation.pipeline import Pipeline, Wrapper
+from services.gateway.generation.resume import ResumePolicy, Upstream
 from services.gateway.grammar.admission import GrammarCompiler
-from services.gateway.grpc_server import GrpcServer, serving_grpc
-from services.gateway.inference import InferenceService
-from services.gateway.messages.endpoint import WIRE, CountHandler, MessagesPreparer
+from services.gateway.grpc.inference import InferenceService
+from services.gateway.grpc.server import GrpcServer, serving_grpc
+from services.gateway.http.app import new_app
+from services.gateway.http.chat import ChatSerializer
+from services.gateway.http.comparison import ComparisonHandler, RerankForm, ScoreForm
+from services.gateway.http.completions import CompletionSerializer
+from services.gateway.http.embeddings import EmbeddingHandler
+from services.gateway.http.endpoint import Endpoint, Handler, JsonEndpoint
+from services.gateway.http.exchange import BodyLimits
+from services.gateway.http.generate import GenerateHandler
+from services.gateway.http.messages.endpoint import WIRE, CountHandler, MessagesPreparer
+from services.gateway.http.playground import add_playground
+from services.gateway.http.responses.endpoint import ResponsesPreparer
+from services.gateway.http.responses.routes import add_routes
+from services.gateway.http.responses.serializer import WIRE as RESPONSES_WIRE
+from services.gateway.http.responses.store import ResponseStore, StoreLimits
+from services.gateway.http.routes import Routes
+from services.gateway.http.server import HttpServer, listen, new_http_server
+from services.gateway.http.tokens import DetokenizeHandler, TokenizeHandler
 from services.gateway.observation import Observer
-from services.gateway.realtime.protocol import SingleSequence
-from services.gateway.realtime.replay import ReplayBuffers
-from services.gateway.realtime.socket import StreamSocket
-from services.gateway.responses.endpoint import ResponsesPreparer
-from services.gateway.responses.routes import add_routes
-from services.gateway.responses.serializer import WIRE as RESPONSES_WIRE
-from services.gateway.responses.store import ResponseStore, StoreLimits
-from services.gateway.resume import ResumePolicy, Upstream
-from services.gateway.server import HttpServer, listen, new_http_server
+from services.gateway.origins import OriginPolicy
 from services.gateway.settings import GatewaySettings
 from services.gateway.spans import RequestTracer
 from services.gateway.telemetry import GatewayMetrics
-from services.gateway.tenants.cache import ResponseCache
 from services.gateway.tenants.gate import TenantGate
 from services.gateway.tenants.keys import KeyDirectory, read_keys
 from services.gateway.tenants.limits import Concurrency, RateLimits
@@ -67,6 +68,9 @@ from services.gateway.upstream.addresses import RouterAddresses
 from services.gateway.upstream.catalog import Catalog
 from services.gateway.upstream.connection import WorkerPool
 from services.gateway.upstream.router import RouterClient
+from services.gateway.websocket.protocol import SingleSequence
+from services.gateway.websocket.replay import ReplayBuffers
+from services.gateway.websocket.socket import StreamSocket
 
 _STORE_S = 1.0  # longest wait for Redis where responses are kept
 
@@ -168,12 +172,12 @@ class _Services:
         }
         return {route: JsonEndpoint(entrance, limits, handler) for route, handler in handlers.items()}
 
-    def batch_front(self) -> ASGIApp:
+    def batch_routes(self) -> ASGIApp:
         """The same routes for the requests of batches."""
         observer, endpoints = Observer("batch", self.metrics, self.tracer), self._endpoints(BatchGate(self.gate))
-        return Front(Starlette(), endpoints, {}, observer, self.drain, self._origins(), _WIRES)
+        return Routes(Starlette(), endpoints, {}, observer, self.drain, self._origins(), _WIRES)
 
-    def front(self) -> ASGIApp:
+    def routes(self) -> ASGIApp:
         """REST and WebSocket."""
         catalog, gate, origins, batches = self.catalog, self.gate, self._origins(), self.batches
         entrance, endpoints = self._entrance(gate), self._endpoints(gate)
@@ -199,7 +203,7 @@ class _Services:
         )
         add_routes(app, self.store)
         observer = Observer("rest", self.metrics, self.tracer)
-        return origins.share(Front(app, endpoints, {"/v1/stream": socket}, observer, self.drain, origins, _WIRES))
+        return origins.share(Routes(app, endpoints, {"/v1/stream": socket}, observer, self.drain, origins, _WIRES))
 
     def inference(self) -> InferenceService:
         """gRPC."""
@@ -266,7 +270,7 @@ def _new_services(
     drain: Drain,
     batches: Batches | None,
 ) -> _Services:
-    catalog, chat = pipeline.catalog, ChatPreparer(pipeline, grammars, settings)
+    catalog, chat = pipeline.catalog, ChatPreparer(pipeline, grammars, settings, ChatSerializer)
     return _Services(
         settings,
         catalog,
@@ -274,7 +278,7 @@ def _new_services(
         gate,
         metrics,
         Models(catalog, settings.fallback_model, metrics),
-        CompletionPreparer(pipeline, grammars, settings),
+        CompletionPreparer(pipeline, grammars, settings, CompletionSerializer),
         chat,
         MessagesPreparer(chat),
         ResponsesPreparer(chat, store),
@@ -298,9 +302,9 @@ async def _tasks(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _http(front: ASGIApp, settings: GatewaySettings, drain: Drain) -> AsyncIterator[HttpServer]:
+async def _http(routes: ASGIApp, settings: GatewaySettings, drain: Drain) -> AsyncIterator[HttpServer]:
     listener = listen(settings)
-    server = new_http_server(front, settings, drain)
+    server = new_http_server(routes, settings, drain)
     serving = asyncio.create_task(server.serve([listener]))
     while not server.started:
         if serving.done():
@@ -346,11 +350,11 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
                 catalog.run(settings.refresh_s),
                 pool.watch(),
                 *([peers.run()] if settings.tenancy and not settings.gateway_replicas else []),
-                *([batches.run(services.batch_front(), gate, gateway_id, drain)] if batches else []),
+                *([batches.run(services.batch_routes(), gate, gateway_id, drain)] if batches else []),
             ),
             aclosing(grammars),
             aclosing(services.buffers),
-            _http(services.front(), settings, drain) as http,
+            _http(services.routes(), settings, drain) as http,
             serving_grpc(services.inference(), settings) as grpc,
         ):
             gateway = Gateway(http, grpc, catalog, metrics, drain, services.buffers, settings)

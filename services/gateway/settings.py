@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, field_validator
 from pydantic_settings import NoDecode
 
 from services.common.settings import CommaList, ServiceSettings, peer_address
-from services.gateway.api.origins import origin
+from services.gateway.origins import origin
 from services.gateway.tools.formats import PARSERS
 from services.gateway.upstream.addresses import DNS
 

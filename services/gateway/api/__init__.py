@@ -1,1 +1,1 @@
-"""The OpenAI-compatible REST API."""
+"""The bodies of requests, whichever API they take."""

@@ -8,16 +8,17 @@ from fastapi import FastAPI
 
 from services.common.keys import RedisKeys
 from services.common.redis_client import open_redis
-from services.gateway.api.batches import BatchHandler, add_batches
-from services.gateway.api.endpoint import Endpoint, JsonEndpoint
-from services.gateway.api.files import UploadEndpoint, add_files
-from services.gateway.api.http import ASGIApp, BodyLimits
+from services.gateway.asgi import ASGIApp
+from services.gateway.batches.file_routes import UploadEndpoint, add_files
 from services.gateway.batches.files import FileStore, StorageLimits
 from services.gateway.batches.jobs import JobStore
+from services.gateway.batches.routes import BatchHandler, add_batches
 from services.gateway.batches.run import Means
 from services.gateway.batches.runner import BatchRunner
 from services.gateway.drain import Drain
 from services.gateway.generation.entrance import Entrance
+from services.gateway.http.endpoint import Endpoint, JsonEndpoint
+from services.gateway.http.exchange import BodyLimits
 from services.gateway.settings import GatewaySettings
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.redis_guard import RedisGuard
@@ -56,12 +57,12 @@ class Batches:
         add_files(app, self._store.files)
         add_batches(app, self._store, self._woken.set)
 
-    async def run(self, front: ASGIApp, gate: Gate, gateway_id: str, drain: Drain) -> None:
-        """Work on batches until cancelled; their requests go to `front`."""
+    async def run(self, routes: ASGIApp, gate: Gate, gateway_id: str, drain: Drain) -> None:
+        """Work on batches until cancelled; their requests go to `routes`."""
         settings = self._settings
         means = Means(
             store=self._store,
-            front=front,
+            routes=routes,
             gate=gate,
             slots=asyncio.Semaphore(settings.batch_concurrency),
             concurrency=settings.batch_concurrency,

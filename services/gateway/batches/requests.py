@@ -1,4 +1,4 @@
-"""Requests of this gateway to itself, through the same front as everybody's, without a connection."""
+"""Requests of this gateway to itself, by the same routes as everybody's, without a connection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from services.gateway.api.http import ASGIApp, ASGIMessage, Scope
+from services.gateway.asgi import ASGIApp, ASGIMessage, Scope
 
 _NOT_LATER = "insufficient_quota"  # waiting does not help
 _BUSY = "overloaded"
@@ -86,7 +86,7 @@ class Answer:
         return used[0], details.cached_tokens or 0, used[1]
 
 
-async def post(front: ASGIApp, path: str, credential: str, request_id: str, body: bytes) -> Answer:
+async def post(routes: ASGIApp, path: str, credential: str, request_id: str, body: bytes) -> Answer:
     """One request and its whole answer."""
     messages: list[ASGIMessage] = [{"type": "http.request", "body": body, "more_body": False}]
     status, headers, parts = 0, {}, []
@@ -111,5 +111,5 @@ async def post(front: ASGIApp, path: str, credential: str, request_id: str, body
         "path": path,
         "headers": [(b"authorization", credential.encode()), (b"x-request-id", request_id.encode())],
     }
-    await front(scope, receive, send)
+    await routes(scope, receive, send)
     return Answer(status, headers, b"".join(parts))

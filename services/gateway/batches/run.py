@@ -21,14 +21,14 @@ from typing import TypeVar
 import msgspec
 
 from services.common.tasks import end_tasks
-from services.gateway.api.http import ASGIApp
+from services.gateway.asgi import ASGIApp
 from services.gateway.batches.files import FileGoneError
 from services.gateway.batches.jobs import Claim, JobStore, Outcome
 from services.gateway.batches.lines import Inspector, Line, inspect_whole, numbered_lines, read_line, streams
 from services.gateway.batches.objects import BatchError, File, Plan, Status
 from services.gateway.batches.requests import Answer, post
 from services.gateway.errors import ApiError, invalid
-from services.gateway.generation.request import new_id
+from services.gateway.ids import new_id
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.redis_guard import RedisAwayError
 from services.gateway.tenants.tenant import Gate
@@ -53,7 +53,7 @@ class Means:
     """What all jobs of a gateway share."""
 
     store: JobStore
-    front: ASGIApp
+    routes: ASGIApp
     gate: Gate
     slots: asyncio.Semaphore
     concurrency: int
@@ -169,7 +169,7 @@ class BatchRun:
                     return None
                 request_id = new_id("req")
                 # In a task of its own: what is said of a request in logs and traces is its context's.
-                asking = post(self._means.front, plan.endpoint, plan.credential, request_id, bytes(line.body))
+                asking = post(self._means.routes, plan.endpoint, plan.credential, request_id, bytes(line.body))
                 answer = await asyncio.create_task(asking)
             patient = not answer.limited or time.monotonic() - began < _PATIENCE_S
             if not (answer.later and patient):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.gateway.generation.models import Models
-from services.gateway.generation.output import Usage
 from services.gateway.generation.request import Caller
 from services.gateway.tenants.tenant import Admission, Gate, Tenant
 from services.gateway.text.codec import ServedModel
+from services.gateway.usage import Usage
 
 _NOTHING = Usage()
 

@@ -14,6 +14,7 @@ from services.gateway.generation.tokens import Finish, Takeover, TokenBatch, Tok
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.text.stops import StopBuffer
 from services.gateway.tools.calls import CallDelta
+from services.gateway.usage import Usage, usage_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +37,6 @@ class Chunk:
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)
     takeover: Takeover | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens that a request used."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.completion_tokens + other.completion_tokens,
-            self.cached_tokens + other.cached_tokens,
-        )
 
 
 class Generation:
@@ -200,13 +185,3 @@ class Generation:
             count = len(self._scored)
         released, self._scored = self._scored[:count], self._scored[count:]
         return released
-
-
-def usage_json(usage: Usage) -> dict[str, object]:
-    """OpenAI's usage object."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }

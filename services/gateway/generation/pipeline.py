@@ -12,8 +12,8 @@ from services.gateway.generation.message import MessageReader
 from services.gateway.generation.output import Generation
 from services.gateway.generation.parts import Parts
 from services.gateway.generation.request import Caller, GenerationRequest, SamplingOptions
+from services.gateway.generation.resume import ResumableStream, Upstream
 from services.gateway.generation.tokens import TokenSource
-from services.gateway.resume import ResumableStream, Upstream
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog

@@ -15,11 +15,6 @@ _SEED_MASK = (1 << 64) - 1
 LAST_PRIORITY = 100  # of those who wait for everybody else, as batches do
 
 
-def new_id(prefix: str) -> str:
-    """A request id that no other gateway makes: unique, not secret, so the process's generator will do."""
-    return f"{prefix}-{random.getrandbits(96):024x}"
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """How tokens are chosen and when a sequence ends."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from services.gateway.errors import ApiError
-from services.gateway.generation.output import Chunk, Generation, ScoredToken, Usage
+from services.gateway.generation.output import Chunk, Generation, ScoredToken
 from services.gateway.generation.tokens import Finish
 from services.gateway.tools.calls import CallDelta, join_calls
+from services.gateway.usage import Usage
 
 
 @dataclass(slots=True)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from services.common.keys import RedisKeys
 from services.gateway.errors import ApiError
-from services.gateway.generation.output import Usage
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.keys import KeyDirectory, digest_of, key_of
 from services.gateway.tenants.limits import Concurrency, RateLimits, Reservation, Window
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 from services.gateway.tenants.tenant import Tenant
+from services.gateway.usage import Usage
 
 _QUOTA_KEPT_S = 40 * 24 * 3600
 _REQUESTS, _TOKENS = "requests", "tokens"

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from services.gateway.generation.output import Usage
+from services.gateway.usage import Usage
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):

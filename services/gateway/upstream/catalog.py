@@ -11,7 +11,7 @@ from ryzanstein.v1 import routing_pb2, worker_pb2, worker_pb2_grpc
 
 from services.common.rpc import open_channel
 from services.gateway.errors import unavailable, unknown_model
-from services.gateway.generation.request import new_id
+from services.gateway.ids import new_id
 from services.gateway.text.codec import ModelCardError, ServedModel
 from services.gateway.upstream.connection import WorkerPool, WorkerRef
 from services.gateway.upstream.fleet import Fleet, ref_of

@@ -18,9 +18,9 @@ from services.gateway.api.schema import (
     ScoreBody,
     TokenizeBody,
 )
-from services.gateway.messages.endpoint import NO_THREADS
-from services.gateway.messages.schema import CountBody, MessagesBody
-from services.gateway.responses.schema import ResponsesBody
+from services.gateway.http.messages.endpoint import NO_THREADS
+from services.gateway.http.messages.schema import CountBody, MessagesBody
+from services.gateway.http.responses.schema import ResponsesBody
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import Stack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level

@@ -12,7 +12,7 @@ from openai.types.responses import ResponseStreamEvent
 
 from services.gateway.generation.output import Chunk
 from services.gateway.generation.tokens import Finish
-from services.gateway.responses.output import Output
+from services.gateway.http.responses.output import Output
 from services.gateway.tools.calls import CallDelta
 
 FIRST, SECOND = CallDelta(0, "get", "", "call00001"), CallDelta(1, "now", "{}", "call00002")

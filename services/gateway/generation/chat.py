@@ -1,0 +1,155 @@
+"""Chats: from a body to sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from services.gateway.api.decode import BodyDecoder
+from services.gateway.api.schema import ChatBody, Message, ToolCall
+from services.gateway.errors import invalid
+from services.gateway.generation.parts import Parts
+from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
+from services.gateway.generation.reading import reading_of
+from services.gateway.generation.request import Caller
+from services.gateway.generation.sampling import check_token_ids, sampling_options
+from services.gateway.generation.sequences import Sequences, Serializer
+from services.gateway.grammar.admission import GrammarCompiler
+from services.gateway.ids import new_id
+from services.gateway.settings import GatewaySettings
+from services.gateway.text.codec import ServedModel
+from services.gateway.text.conversation import Conversation, encode_conversation
+from services.gateway.tools.formats import parser_for
+from services.gateway.tools.use import ToolUse, tool_use
+
+
+def conversation_of(body: ChatBody, tools: ToolUse | None, *, control_tokens: bool) -> Conversation:
+    """What the template is to render; raises :class:`ApiError` (400)."""
+    open_turn, continued = body.add_generation_prompt is not False, bool(body.continue_final_message)
+    if open_turn and continued:
+        message = "`continue_final_message` needs `add_generation_prompt` to be false."
+        raise invalid(message, "continue_final_message", "invalid_value")
+    variables = body.chat_template_kwargs or {}
+    if reserved := {"messages", "add_generation_prompt", "tools"} & variables.keys():
+        raise invalid(f"`chat_template_kwargs` may not set {', '.join(sorted(reserved))}.", "chat_template_kwargs")
+    if body.reasoning_effort is not None:
+        variables = {"reasoning_effort": body.reasoning_effort} | variables
+    turns = [template_message(message) for message in body.messages]
+    definitions = tools.definitions() if tools else ()
+    return Conversation(turns, open_turn, continued, variables, control_tokens=control_tokens, tools=definitions)
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """A message as templates expect it: `content` is one text."""
+    extra = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning": message.reasoning,
+        "reasoning_content": message.reasoning_content,
+    }
+    role = "tool" if message.role == "function" else message.role
+    turn: dict[str, Any] = {"role": role, "content": message.text()} | {k: v for k, v in extra.items() if v is not None}
+    made = message.tool_calls or ([ToolCall(function=message.function_call)] if message.function_call else [])
+    if made:
+        turn["tool_calls"] = [_template_call(call) for call in made]
+    return turn
+
+
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    """Arguments as the object that they are, if they are one."""
+    text = call.function.arguments or "{}"
+    try:
+        arguments: dict[str, Any] | str = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        arguments = text  # what the model wrote was cut off, or is no JSON: it is shown as it is
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"type": "function", "function": function} | ({} if call.id is None else {"id": call.id})
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """What a model gets to read, and the tools that it was told of."""
+
+    ids: list[int]
+    tools: ToolUse | None
+
+
+NewSerializer = Callable[[str, ServedModel, ChatBody], Serializer]  # of a request's id
+
+
+class ChatPreparer:
+    """Turns bodies into sequences."""
+
+    def __init__(
+        self, pipeline: Pipeline, grammars: GrammarCompiler, settings: GatewaySettings, serializer: NewSerializer
+    ) -> None:
+        """`serializer` writes the answers that ask for no other one."""
+        self._serializer = serializer
+        self._pipeline = pipeline
+        self._grammars = grammars
+        self._settings = settings
+        self._decoder = BodyDecoder(ChatBody)
+
+    async def decode(self, data: bytes) -> ChatBody:
+        """Validate a body."""
+        return await self._decoder.decode(data)
+
+    async def prompt(self, body: ChatBody, model: ServedModel) -> ChatPrompt:
+        """The prompt of a body; raises :class:`ApiError` (400)."""
+        allowed = self._settings.control_tokens_in_messages
+        template = model.template.source if model.template else ""
+        tools = tool_use(body, parser_for(template, self._settings.tool_parser))
+        ids = await encode_conversation(model, conversation_of(body, tools, control_tokens=allowed))
+        check_prompt(model, ids, "messages")
+        return ChatPrompt(ids, tools)
+
+    async def prepare(
+        self,
+        body: ChatBody,
+        model: ServedModel,
+        caller: Caller,
+        serializer: NewSerializer | None = None,
+        request_id: str | None = None,
+        prompt: ChatPrompt | None = None,
+    ) -> Sequences:
+        """The sequences of a body, written by `serializer`; raises :class:`ApiError`, which names fields of chat."""
+        if body.top_logprobs is not None and not body.logprobs:
+            raise invalid("`top_logprobs` needs `logprobs` to be true.", "top_logprobs", "invalid_value")
+        check_token_ids(body, model.card.vocab_size)
+        n = body.n or 1
+        if n > self._settings.max_choices:
+            raise invalid(f"`n` may be at most {self._settings.max_choices}.", "n", "invalid_value")
+        prompt = prompt or await self.prompt(body, model)
+        ids, tools = prompt.ids, prompt.tools
+        asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+        asked_grammar, new_calls = await self._grammars.asked(body), None
+        if tools is not None:
+            asked_grammar, new_calls = tools.plan(asked_grammar)
+        grammar = await self._grammars.admit(asked_grammar, model) if asked_grammar else ""
+        reasons = self._settings.reasoning == "auto"
+        reads = reading_of(model, ids, tools, new_calls, constrained=bool(grammar), reasoning=reasons)
+        options = sampling_options(
+            body,
+            model.card.sampling_defaults,
+            max_tokens=fit_max_tokens(model, len(ids), asked, "messages", None),
+            max_stops=self._settings.max_stop_strings,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            grammar=grammar,
+        )
+        if reads and reads.special and body.skip_special_tokens is None:
+            options = replace(options, skip_special_tokens=False)
+        request_id = request_id or new_id("chatcmpl")
+        parts = Parts() if n > 1 else None
+        request = await self._pipeline.prepare(request_id, model, ids, options, caller, parts=parts)
+        readers = [reads.new() if reads else None for _ in range(n)]
+        return Sequences(
+            generations=[self._pipeline.generate(request.choice(i), reader) for i, reader in enumerate(readers)],
+            serializer=(serializer or self._serializer)(request_id, model, body),
+            stream=bool(body.stream),
+            include_workers=body.stream_options is not None and bool(body.stream_options.include_workers),
+            billed=lambda generation: generation.usage,
+            per_prompt=n,
+        )

@@ -1,0 +1,106 @@
+"""Completions: from a body to sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from services.gateway.api.decode import BodyDecoder
+from services.gateway.api.schema import CompletionBody
+from services.gateway.errors import invalid
+from services.gateway.generation.output import Generation
+from services.gateway.generation.parts import Parts
+from services.gateway.generation.pipeline import Pipeline, fit_max_tokens
+from services.gateway.generation.prompts import Prompt, encode_prompts, split_prompts
+from services.gateway.generation.request import Caller, SamplingOptions
+from services.gateway.generation.sampling import check_token_ids, sampling_options
+from services.gateway.generation.sequences import Sequences, Serializer
+from services.gateway.grammar.admission import GrammarCompiler
+from services.gateway.ids import new_id
+from services.gateway.settings import GatewaySettings
+from services.gateway.text.codec import ServedModel
+from services.gateway.usage import Usage
+
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+# Of a request's id, its model, body and prompts, and the number of choices of each prompt.
+NewSerializer = Callable[[str, ServedModel, CompletionBody, Sequence[Prompt], int], Serializer]
+
+
+def billed_prompt(generation: Generation) -> Usage:
+    """What counts where nothing but the prompt was wanted."""
+    return Usage(generation.usage.prompt_tokens, 0, generation.usage.cached_tokens)
+
+
+class CompletionPreparer:
+    """Turns bodies into sequences."""
+
+    def __init__(
+        self, pipeline: Pipeline, grammars: GrammarCompiler, settings: GatewaySettings, serializer: NewSerializer
+    ) -> None:
+        self._serializer = serializer
+        self._pipeline = pipeline
+        self._grammars = grammars
+        self._settings = settings
+        self._decoder = BodyDecoder(CompletionBody)
+
+    async def decode(self, data: bytes) -> CompletionBody:
+        """Validate a body."""
+        return await self._decoder.decode(data)
+
+    async def prepare(self, body: CompletionBody, model: ServedModel, caller: Caller) -> Sequences:
+        """The sequences of a body; raises :class:`ApiError`."""
+        n = body.n or 1
+        _check(body, n)
+        check_token_ids(body, model.card.vocab_size)
+        pieces = split_prompts(body.prompt, "prompt")
+        if n * len(pieces) > self._settings.max_choices:
+            message = (
+                f"The request asks for {n * len(pieces)} sequences; at most {self._settings.max_choices} are allowed."
+            )
+            raise invalid(message, "n" if n > 1 else "prompt", "invalid_value")
+        prompts = await encode_prompts(model, pieces, "prompt", add_special_tokens=body.add_special_tokens is not False)
+        grammar = await self._grammars.grammar_of(body, model)
+        request_id = new_id("cmpl")
+        generations, parts = [], Parts() if n * len(prompts) > 1 else None
+        for position, prompt in enumerate(prompts):
+            options = self._options(body, model, prompt, grammar)
+            own_id = request_id if len(prompts) == 1 else f"{request_id}-p{position}"
+            request = await self._pipeline.prepare(own_id, model, prompt.ids, options, caller, parts=parts)
+            generations += [self._pipeline.generate(request.choice(index)) for index in range(n)]
+        return Sequences(
+            generations=generations,
+            serializer=self._serializer(request_id, model, body, prompts, n),
+            stream=bool(body.stream),
+            include_workers=body.stream_options is not None and bool(body.stream_options.include_workers),
+            billed=billed_prompt if body.max_tokens == 0 else lambda generation: generation.usage,
+            per_prompt=n,
+        )
+
+    def _options(self, body: CompletionBody, model: ServedModel, prompt: Prompt, grammar: str) -> SamplingOptions:
+        asked = _DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+        if body.max_tokens is None:
+            asked = fit_max_tokens(model, len(prompt.ids), None, "prompt", _DEFAULT_MAX_TOKENS)
+        prompt_logprobs = body.prompt_logprobs
+        if prompt_logprobs is None and body.echo:
+            prompt_logprobs = body.logprobs
+        return sampling_options(
+            body,
+            model.card.sampling_defaults,
+            # A worker generates at least one token: with max_tokens=0 it is thrown away.
+            max_tokens=fit_max_tokens(model, len(prompt.ids), asked, "prompt", None),
+            max_stops=self._settings.max_stop_strings,
+            logprobs=body.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            grammar=grammar,
+        )
+
+
+def _check(body: CompletionBody, n: int) -> None:
+    if body.best_of is not None and body.best_of != n:
+        raise invalid(f"`best_of` is only supported with the value of `n` ({n}).", "best_of", "unsupported_field")
+    if body.stream and body.prompt_logprobs is not None:
+        message = "`prompt_logprobs` are not available with `stream`; use `echo` with `logprobs`."
+        raise invalid(message, "prompt_logprobs", "unsupported_field")
+    if body.max_tokens == 0 and not (body.echo or body.prompt_logprobs is not None):
+        message = "`max_tokens` must be at least 1, or 0 together with `echo` or `prompt_logprobs`."
+        raise invalid(message, "max_tokens", "invalid_value")

@@ -1,0 +1,74 @@
+"""Texts or ids to vectors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from services.gateway.api.schema import MAX_TEXTS
+from services.gateway.errors import interrupted, invalid, too_long
+from services.gateway.generation.entrance import AdmittedRequest
+from services.gateway.generation.output import Generation
+from services.gateway.generation.parts import Parts
+from services.gateway.generation.pipeline import Pipeline
+from services.gateway.generation.prompts import encode_prompts, split_prompts
+from services.gateway.generation.request import Caller, SamplingOptions
+from services.gateway.ids import new_id
+from services.gateway.text.codec import ServedModel
+from services.gateway.usage import Usage
+
+_AT_ONCE = 64  # more would only queue at the workers and hold memory here
+
+
+class Embedder:
+    """Texts or ids to vectors, for REST and gRPC."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    async def inputs(self, value: str | Sequence[str | int | list[int]], model: ServedModel) -> list[list[int]]:
+        """Token ids of each input; raises :class:`ApiError` (400)."""
+        pieces = split_prompts(value, "input")
+        if len(pieces) > MAX_TEXTS:
+            raise invalid(f"`input` may hold at most {MAX_TEXTS} entries.", "input", "invalid_value")
+        inputs = [prompt.ids for prompt in await encode_prompts(model, pieces, "input")]
+        longest = max(map(len, inputs))
+        if longest > model.max_len:
+            raise too_long(model.max_len, longest, 0, "input")
+        return inputs
+
+    async def embed(
+        self, request: AdmittedRequest, model: ServedModel, inputs: Sequence[list[int]], caller: Caller
+    ) -> list[list[float]]:
+        """One vector per input, for a request that was let in; raises :class:`ApiError`."""
+        tokens = sum(map(len, inputs))
+        await request.admission.reserve(tokens)
+        request.used = Usage(tokens)
+        request_id, slots, parts = new_id("embd"), asyncio.Semaphore(_AT_ONCE), Parts()
+
+        async def one(index: int, ids: list[int]) -> list[float]:
+            options = SamplingOptions(max_tokens=1, temperature=0)
+            async with slots:
+                sequence = await self._pipeline.prepare(
+                    f"{request_id}-{index}", model, ids, options, caller, embed=True, parts=parts
+                )
+                return await _vector(self._pipeline.generate(sequence))
+
+        tasks = [asyncio.create_task(one(index, ids)) for index, ids in enumerate(inputs)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def _vector(generation: Generation) -> list[float]:
+    try:
+        while True:
+            chunk = await generation.next()
+            if chunk.embedding:
+                return chunk.embedding
+            if chunk.finish is not None:
+                raise interrupted("The worker sent no embedding.")
+    finally:
+        generation.close()

@@ -1,0 +1,49 @@
+"""The prompts of a body: texts or token ids, one or many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.gateway.errors import invalid
+from services.gateway.generation.pipeline import check_prompt
+from services.gateway.text.codec import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, as text where it came as text."""
+
+    ids: list[int]
+    text: str | None
+
+
+def split_prompts(value: str | Sequence[str | int | list[int]], field: str) -> list[str | list[int]]:
+    """Texts and token-id lists of a body's prompt or input; raises :class:`ApiError` (400)."""
+    if isinstance(value, str):
+        return [value]
+    if not value:
+        raise invalid(f"`{field}` is empty.", field, "invalid_value")
+    if all(isinstance(item, int) for item in value):
+        return [[item for item in value if isinstance(item, int)]]
+    prompts = [item for item in value if not isinstance(item, int)]
+    if len(prompts) != len(value):
+        raise invalid(f"`{field}` mixes token ids with texts or lists.", field, "invalid_value")
+    return prompts
+
+
+async def encode_prompts(
+    model: ServedModel, prompts: Sequence[str | list[int]], field: str, *, add_special_tokens: bool = True
+) -> list[Prompt]:
+    """Tokenize; raises :class:`ApiError` (400)."""
+    encoded = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            found = Prompt(await model.encode(prompt, field, add_special_tokens=add_special_tokens), prompt)
+        else:
+            found = Prompt(prompt, None)
+        check_prompt(model, found.ids, field)
+        encoded.append(found)
+        await asyncio.sleep(0)  # a batch gives way after each prompt
+    return encoded

@@ -1,0 +1,83 @@
+"""A generation's chunks as messages of gRPC's contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ryzanstein.v1 import inference_pb2
+
+from services.gateway.api.schema import CompletionBody
+from services.gateway.generation.job import GenerationTask
+from services.gateway.generation.output import Chunk
+from services.gateway.generation.tokens import Finish
+from services.gateway.tools.calls import CallDelta
+from services.gateway.usage import Usage
+
+
+class ResponseWriter:
+    """Writes the messages of a generation whose model is certain: it has a first chunk."""
+
+    def __init__(self, task: GenerationTask[Any]) -> None:
+        body = task.body
+        self._sequences = task.sequences
+        self._echo = isinstance(body, CompletionBody) and bool(body.echo)
+        self._prompt = ""
+        if isinstance(body, CompletionBody) and self._echo:
+            given = body.prompt
+            ids = self._sequences.generations[0].request.prompt_ids
+            self._prompt = given if isinstance(given, str) else task.model.decode(ids)
+        # Only the prompt is scored: what was generated is not shown.
+        self._silent = isinstance(body, CompletionBody) and body.max_tokens == 0
+        self._next_index = [0] * len(self._sequences.generations)
+        self._unopened = set(range(len(self._sequences.generations)))
+        self._running = len(self._sequences.generations)
+
+    def response(self, choice: int, chunk: Chunk) -> inference_pb2.GenerateResponse:
+        """The message of a chunk."""
+        generation = self._sequences.generations[choice]
+        response = inference_pb2.GenerateResponse(
+            request_id=generation.request.request_id, first_index=self._next_index[choice], choice=choice
+        )
+        if choice in self._unopened:
+            self._unopened.discard(choice)
+            response.prompt_logprobs.extend(generation.prompt_logprobs)
+            if self._echo:
+                response.text = self._prompt
+                response.prompt_ids.extend(generation.request.prompt_ids)
+        if not self._silent:
+            self._add(response, chunk)
+            self._next_index[choice] += len(chunk.ids)
+        if chunk.finish is not None:
+            response.finish_reason = Finish.LENGTH if self._silent else chunk.finish
+            self._running -= 1
+            if not self._running:
+                response.usage.CopyFrom(usage_message(self._sequences.usage()))
+        return response
+
+    def _add(self, response: inference_pb2.GenerateResponse, chunk: Chunk) -> None:
+        response.text += chunk.text
+        response.ids.extend(chunk.ids)
+        if chunk.tokens:
+            response.logprobs.extend(token.logprobs for token in chunk.tokens)
+        if chunk.reasoning:
+            response.reasoning = chunk.reasoning
+        if chunk.calls:
+            response.tool_calls.extend(map(_call_delta, chunk.calls))
+        if chunk.takeover is not None and self._sequences.include_workers:
+            response.worker.id, response.worker.attempt = chunk.takeover.worker, chunk.takeover.attempt
+            response.worker.after = chunk.takeover.after
+
+
+def _call_delta(call: CallDelta) -> inference_pb2.ToolCallDelta:
+    return inference_pb2.ToolCallDelta(
+        index=call.index, id=call.id or "", name=call.name or "", arguments=call.arguments
+    )
+
+
+def usage_message(usage: Usage) -> inference_pb2.Usage:
+    """What a call has used."""
+    return inference_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+    )

@@ -1,0 +1,235 @@
+"""The public gRPC service, over the same pipeline as REST."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, closing
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
+
+from services.common.logs import request_id_var
+from services.gateway.api.schema import ChatBody, CompletionBody
+from services.gateway.drain import Drain
+from services.gateway.errors import ApiError, internal_error, invalid
+from services.gateway.generation.embedding import Embedder
+from services.gateway.generation.entrance import AdmittedRequest, Entrance
+from services.gateway.generation.job import FALLBACK_HEADER, GenerationTask, Preparer
+from services.gateway.generation.pipeline import check_prompt
+from services.gateway.grpc.answers import ResponseWriter, usage_message
+from services.gateway.grpc.bodies import chat_body, completion_body
+from services.gateway.observation import CLIENT_GONE, Observer, new_request_id
+from services.gateway.tenants.tenant import Tenant
+from services.gateway.text.codec import ServedModel
+from services.gateway.upstream.catalog import Catalog
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+SERVICE = "ryzanstein.v1.Inference"
+_STATUS = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Undecodable:
+    """What came instead of a request."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class _Call:
+    """What is known of a call while it runs."""
+
+    context: Context
+    traceparent: str
+    model: str = ""
+    answering: bool = False  # from the first response on
+
+    async def begin_answer(self, task: GenerationTask[Any]) -> None:
+        """Say which model answers, if it is not the one asked for."""
+        if task.fell_back:
+            await self.context.send_initial_metadata(((FALLBACK_HEADER, task.model.name),))
+        self.answering = True
+
+    async def find(self, admitted: AdmittedRequest, name: str) -> ServedModel:
+        """The model of a call, which is counted for it; raises :class:`ApiError`."""
+        model = await admitted.model(name)
+        self.model = model.name
+        return model
+
+
+@dataclass(frozen=True)
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """`ryzanstein.v1.Inference`. Errors are status codes whose details are the message of the REST error."""
+
+    catalog: Catalog
+    entrance: Entrance
+    completions: Preparer[CompletionBody]
+    chat: Preparer[ChatBody]
+    embedder: Embedder
+    observer: Observer
+    drain: Drain
+
+    async def Generate(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Continue a text or token ids."""
+        async with self._call("Generate", request, context) as call, self._admitted(context) as admitted:
+            body = completion_body(request, await _prompt(request, admitted))
+            task = GenerationTask(admitted, self.completions, body, request.options.session_id, call.traceparent)
+            async for response in _answer(task, call):
+                yield response
+
+    async def Chat(  # noqa: N802
+        self, request: inference_pb2.ChatRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Continue a conversation."""
+        async with self._call("Chat", request, context) as call, self._admitted(context) as admitted:
+            _check_count(await admitted.model(request.model), len(request.messages), "messages")
+            body = chat_body(request)
+            task = GenerationTask(admitted, self.chat, body, request.options.session_id, call.traceparent)
+            async for response in _answer(task, call):
+                yield response
+
+    async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:  # noqa: N802
+        """Vectors of texts."""
+        async with self._call("Embed", request, context) as call, self._admitted(context) as admitted:
+            model = await call.find(admitted, request.model)
+            inputs = await self.embedder.inputs(request.input, model)
+            caller = admitted.caller("", None, call.traceparent)
+            vectors = await self.embedder.embed(admitted, model, inputs, caller)
+            data = [inference_pb2.Embedding(values=vector) for vector in vectors]
+            return inference_pb2.EmbedResponse(data=data, usage=usage_message(admitted.used))
+        raise AssertionError("unreachable: errors abort the call")
+
+    async def Tokenize(  # noqa: N802
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        """Ids of a text."""
+        async with self._call("Tokenize", request, context) as call, self._admitted(context) as admitted:
+            model = await call.find(admitted, request.model)
+            ids = await model.encode(request.text, "text", add_special_tokens=request.add_special_tokens)
+            return inference_pb2.TokenizeResponse(ids=ids)
+        raise AssertionError("unreachable: errors abort the call")
+
+    async def Detokenize(  # noqa: N802
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        """Text of ids."""
+        async with self._call("Detokenize", request, context) as call, self._admitted(context) as admitted:
+            model = await call.find(admitted, request.model)
+            _check_count(model, len(request.ids), "ids")
+            if request.ids:
+                check_prompt(model, list(request.ids), "ids")
+            text = await model.text_of(list(request.ids), skip_special_tokens=False)
+            return inference_pb2.DetokenizeResponse(text=text)
+        raise AssertionError("unreachable: errors abort the call")
+
+    async def ListModels(  # noqa: N802
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        """The models that requests may name."""
+        async with self._call("ListModels", request, context):
+            tenant = await self._tenant(context)
+            models = [
+                inference_pb2.Model(id=name, **({"created": m.card.created, "max_model_len": m.max_len} if m else {}))
+                for name, m in self.catalog.listed().items()
+                if not tenant.models or name in tenant.models
+            ]
+            return inference_pb2.ListModelsResponse(models=models)
+        raise AssertionError("unreachable: errors abort the call")
+
+    @asynccontextmanager
+    async def _call(self, name: str, request: Message | Undecodable, context: Context) -> AsyncIterator[_Call]:
+        request_id = _metadata(context, "x-request-id")[:128] or new_request_id()
+        observed = self.observer.begin(name, name, _metadata(context, "traceparent"), request_id)
+        request_id_var.set(request_id)
+        ids = (("x-request-id", request_id), *((("x-trace-id", observed.trace_id),) if observed.trace_id else ()))
+        context.set_trailing_metadata(ids)
+        observed.attach()  # gRPC gives every call a task of its own
+        call, status = _Call(context, observed.traceparent), CLIENT_GONE
+        try:
+            if isinstance(request, Undecodable):
+                raise invalid(f"The request cannot be read, its texts must be UTF-8: {request.reason}")
+            async with self.drain.limit():
+                yield call
+            status = 200
+        except ApiError as error:
+            status = error.status
+            if call.answering:
+                observed.broken(error)
+            await _abort(context, error, ids)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("call failed")
+            status = 500
+            await _abort(context, internal_error(), ids)
+        finally:
+            observed.end(status, call.model)
+
+    async def _tenant(self, context: Context) -> Tenant:
+        return await self.entrance.gate.identify(_metadata(context, "authorization"))
+
+    @asynccontextmanager
+    async def _admitted(self, context: Context) -> AsyncIterator[AdmittedRequest]:
+        async with self.entrance.admit(await self._tenant(context)) as admitted:
+            yield admitted
+
+
+def _check_count(model: ServedModel, count: int, param: str) -> None:
+    """Refuse more ids or messages than any prompt has; raises :class:`ApiError`."""
+    if count > model.max_len:
+        raise invalid(f"`{param}` may hold at most {model.max_len} entries for this model, got {count}.", param)
+
+
+async def _prompt(request: inference_pb2.GenerateRequest, admitted: AdmittedRequest) -> str | list[int]:
+    if not request.HasField("prompt_ids"):
+        return request.prompt
+    _check_count(await admitted.model(request.model), len(request.prompt_ids.ids), "prompt")
+    return list(request.prompt_ids.ids)
+
+
+async def _answer(task: GenerationTask[Any], call: _Call) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    def started() -> None:
+        call.model = task.model.name
+
+    task.on_start = started
+    with closing(task):
+        await task.start()
+        async with aclosing(task.chunks()) as chunks:
+            async for choice, chunk in chunks:
+                if not call.answering:
+                    await call.begin_answer(task)
+                    writer = ResponseWriter(task)
+                yield writer.response(choice, chunk)
+
+
+def _metadata(context: Context, name: str) -> str:
+    value = dict(context.invocation_metadata() or ()).get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+async def _abort(context: Context, error: ApiError, ids: tuple[tuple[str, str], ...]) -> None:
+    """End the call with the error's status; always raises."""
+    retry_after = None if error.retry_after_s is None else str(max(1, round(error.retry_after_s)))
+    facts = (("retry-after", retry_after), ("param", error.param), ("code", error.code))
+    trailing = tuple((key, value) for key, value in facts if value is not None)
+    code = _STATUS.get(error.status, grpc.StatusCode.INTERNAL)
+    await context.abort(code, error.message, trailing_metadata=(*ids, *trailing))

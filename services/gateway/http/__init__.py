@@ -1,0 +1,1 @@
+"""REST: requests decoded, generations called, answers encoded."""

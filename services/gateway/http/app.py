@@ -1,0 +1,135 @@
+"""The FastAPI app: models, health, metrics, administration and the API's documentation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.telemetry import TelemetryConfig
+from google.protobuf.json_format import MessageToDict
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+
+from services.gateway.errors import ApiError, invalid, storage_away
+from services.gateway.generation.models import check_permission
+from services.gateway.http.caller import Caller
+from services.gateway.http.openapi import document
+from services.gateway.telemetry import GatewayMetrics
+from services.gateway.tenants.redis_guard import RedisAwayError
+from services.gateway.tenants.tenant import Gate
+from services.gateway.text.codec import ServedModel
+from services.gateway.upstream.catalog import Catalog
+from services.gateway.upstream.router import RouterClient
+
+_NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
+
+
+def _model_json(name: str, model: ServedModel | None) -> dict[str, Any]:
+    """OpenAI's object; of an expected model that no worker has served yet, little is known."""
+    facts = {"created": model.card.created, "max_model_len": model.max_len} if model else {"created": 0}
+    return {"id": name, "object": "model", "owned_by": "ryzanstein", **facts}
+
+
+async def _api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    waits = {} if error.retry_after_s is None else {"retry-after": str(max(1, round(error.retry_after_s)))}
+    return JSONResponse(error.body(), error.status, headers=dict(error.headers) | waits)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    code = "method_not_allowed" if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else "not_found"
+    shaped = ApiError(error.status_code, message, "invalid_request_error", code=code)
+    return JSONResponse(shaped.body(), error.status_code, headers=error.headers)
+
+
+async def _query_error(_request: Request, error: Exception) -> Response:
+    """FastAPI has refused a parameter of the query or the path."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = str(first["loc"][-1])
+    return await _api_error(_request, invalid(f"Invalid value for `{param}`: {first['msg']}.", param))
+
+
+async def _storage_away(_request: Request, error: Exception) -> Response:
+    return await _api_error(_request, storage_away())
+
+
+def new_app(
+    catalog: Catalog,
+    router: RouterClient,
+    gate: Gate,
+    metrics: GatewayMetrics,
+    ready: Callable[[], bool],
+    parts: Sequence[Callable[[FastAPI], None]] = (),
+) -> FastAPI:
+    """Build the app; `parts` add the routes of what may be off."""
+    # FastAPI's own spans would be of probes and scrapes, mostly; requests have theirs from the routes.
+    app = FastAPI(
+        title="Ryzanstein", docs_url="/docs", redoc_url=None, openapi_url="/openapi.json", telemetry=_NO_TELEMETRY
+    )
+    app.state.gate = gate
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _query_error)
+    app.add_exception_handler(RedisAwayError, _storage_away)
+
+    @app.get("/v1/models", summary="The models that requests may name: served now, or expected", tags=["models"])
+    async def models(tenant: Caller) -> dict[str, Any]:
+        visible = {name: m for name, m in catalog.listed().items() if not tenant.models or name in tenant.models}
+        return {"object": "list", "data": [_model_json(name, model) for name, model in visible.items()]}
+
+    @app.get("/v1/models/{name:path}", summary="One model", tags=["models"])
+    async def model(name: str, tenant: Caller) -> dict[str, Any]:
+        check_permission(name, tenant)
+        return _model_json(name, None if catalog.expects(name) and not catalog.knows(name) else catalog.get(name))
+
+    @app.get("/admin/workers", summary="The workers as the routers see them", tags=["administration"])
+    async def workers(tenant: Caller) -> dict[str, Any]:
+        if not tenant.admin:
+            raise ApiError(403, "This needs an administrator's key.", "permission_error", code="forbidden")
+        return {"workers": [MessageToDict(view, preserving_proto_field_name=True) for view in router.fleet.workers]}
+
+    _add_probes(app, catalog, metrics, ready)
+    for add_routes in parts:
+        add_routes(app)
+    app.openapi = lambda: document(app)  # type: ignore[method-assign]  # FastAPI's documented way
+    return app
+
+
+def _add_probes(app: FastAPI, catalog: Catalog, metrics: GatewayMetrics, ready: Callable[[], bool]) -> None:
+    @app.get(
+        "/health",
+        summary="Whether requests can be served, and for which models",
+        tags=["health"],
+        responses={503: {"description": "No model has a worker"}},
+    )
+    async def health(response: Response) -> dict[str, Any]:
+        names = [model.name for model in catalog.available()]
+        response.status_code = 200 if names else 503
+        return {"status": "ok" if names else "unavailable", "models": names}
+
+    @app.get("/livez", summary="Whether the process answers", tags=["health"])
+    async def livez() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get(
+        "/readyz",
+        summary="Whether the gateway should get traffic",
+        tags=["health"],
+        responses={503: {"description": "Not yet"}},
+    )
+    async def readyz(response: Response) -> dict[str, str]:
+        response.status_code = 200 if ready() else 503
+        return {"status": "ok" if ready() else "not ready"}
+
+    @app.get("/metrics", summary="Prometheus metrics", tags=["health"], response_class=PlainTextResponse)
+    async def prometheus() -> Response:
+        text = await asyncio.to_thread(generate_latest, metrics.registry)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)

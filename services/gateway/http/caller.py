@@ -1,0 +1,18 @@
+"""Who calls one of the app's routes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from services.gateway.asgi import authorization
+from services.gateway.tenants.tenant import Gate, Tenant
+
+
+async def _tenant(request: Request) -> Tenant:
+    gate: Gate = request.app.state.gate
+    return await gate.identify(authorization(request.scope))
+
+
+Caller = Annotated[Tenant, Depends(_tenant)]

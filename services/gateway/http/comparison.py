@@ -1,0 +1,171 @@
+"""POST /v1/score and /v1/rerank: texts compared by the cosine of their embeddings; vLLM's and Cohere's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import mul
+from typing import Any, Generic, Protocol, TypeVar
+
+from services.gateway.api.decode import BodyDecoder
+from services.gateway.api.schema import ComparisonBody, RerankBody, ScoreBody
+from services.gateway.errors import invalid
+from services.gateway.generation.embedding import Embedder
+from services.gateway.generation.entrance import AdmittedRequest
+from services.gateway.generation.pipeline import check_prompt
+from services.gateway.http.exchange import Exchange, UntilDisconnect
+from services.gateway.ids import new_id
+from services.gateway.text.codec import ServedModel
+
+Body = TypeVar("Body", bound=ComparisonBody)
+_INLINE_FLOATS = 8_192  # multiplied within a millisecond
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text to embed."""
+
+    value: str
+    field: str  # where it stands in the body
+    limit: int | None  # its first tokens that count; None: all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Texts, and which of them are compared."""
+
+    texts: list[Text]
+    pairs: list[tuple[int, int]]
+
+
+class Form(Protocol[Body]):
+    """What differs between the two endpoints."""
+
+    @property
+    def kind(self) -> type[Body]:
+        """The body."""
+
+    def comparison(self, body: Body, max_len: int) -> Comparison:
+        """What to compare; raises :class:`ApiError` (400)."""
+
+    def answer(self, body: Body, model: str, scores: list[float], tokens: int) -> dict[str, Any]:
+        """The answer's JSON."""
+
+
+class ScoreForm:
+    """Scores in the order of the texts."""
+
+    kind = ScoreBody
+
+    def comparison(self, body: ScoreBody, max_len: int) -> Comparison:
+        """See :class:`Form`."""
+        limit = _limit(body, max_len)
+        first, second = _texts(body.text_1, "text_1", limit), _texts(body.text_2, "text_2", limit)
+        if len(first) not in (1, len(second)):
+            message = f"`text_1` must hold one text, or as many as `text_2` ({len(second)}), got {len(first)}."
+            raise invalid(message, "text_1", "invalid_value")
+        starts = range(len(first)) if len(first) > 1 else [0] * len(second)
+        return Comparison(first + second, [(start, len(first) + index) for index, start in enumerate(starts)])
+
+    def answer(self, body: ScoreBody, model: str, scores: list[float], tokens: int) -> dict[str, Any]:
+        """See :class:`Form`."""
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+        head = {"id": new_id("score"), "object": "list", "created": int(time.time()), "model": model}
+        return head | {"data": data, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+
+
+class RerankForm:
+    """Documents in the order of their likeness to a query."""
+
+    kind = RerankBody
+
+    def comparison(self, body: RerankBody, max_len: int) -> Comparison:
+        """See :class:`Form`."""
+        limit = _limit(body, max_len)
+        bounds = [bound for bound in (limit, body.max_tokens_per_doc) if bound is not None]
+        per_document = min([*bounds, max_len]) if bounds else None
+        documents = [document if isinstance(document, str) else document.text for document in body.documents]
+        texts = [Text(body.query, "query", limit), *_texts(documents, "documents", per_document)]
+        return Comparison(texts, [(0, index) for index in range(1, len(texts))])
+
+    def answer(self, body: RerankBody, model: str, scores: list[float], tokens: int) -> dict[str, Any]:
+        """See :class:`Form`."""
+        best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
+        results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in best]
+        if body.return_documents is not False:
+            for result in results:
+                document = body.documents[result["index"]]
+                result["document"] = {"text": document if isinstance(document, str) else document.text}
+        return {
+            "id": new_id("rerank"),
+            "object": "list",
+            "model": model,
+            "results": results,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            "meta": {"tokens": {"input_tokens": tokens, "output_tokens": 0}},  # where Cohere's clients look
+        }
+
+
+class ComparisonHandler(Generic[Body]):
+    """One of the two."""
+
+    def __init__(self, form: Form[Body], embedder: Embedder) -> None:
+        self._form = form
+        self._embedder = embedder
+        self.decode = BodyDecoder(form.kind).decode
+
+    async def answer(self, exchange: Exchange, body: Body, request: AdmittedRequest) -> None:
+        """See :class:`Handler`."""
+        model = await request.model(body.model)
+        exchange.model = model.name
+        asked = self._form.comparison(body, model.max_len)
+        inputs = await _encoded(model, asked.texts)
+        caller = request.caller(body.user or "", body.priority, exchange.traceparent)
+        async with UntilDisconnect(exchange):
+            vectors = await self._embedder.embed(request, model, inputs, caller)
+            exchange.answer_headers = list(request.admission.headers)
+            size = len(asked.pairs) * model.card.hidden_size
+            scores = await model.off_loop(size, partial(_cosines, vectors, asked.pairs), _INLINE_FLOATS)
+            tokens = request.used.prompt_tokens
+            await exchange.send_json(200, self._form.answer(body, model.name, scores, tokens))
+
+
+def _limit(body: ComparisonBody, max_len: int) -> int | None:
+    limit = body.truncate_prompt_tokens
+    if limit is None or limit == -1:
+        return limit and max_len
+    if not 0 < limit <= max_len:
+        message = f"`truncate_prompt_tokens` must be 1 to {max_len} for this model, or -1, got {limit}."
+        raise invalid(message, "truncate_prompt_tokens", "invalid_value")
+    return limit
+
+
+def _texts(value: str | Sequence[str], field: str, limit: int | None) -> list[Text]:
+    if isinstance(value, str):
+        return [Text(value, field, limit)]
+    return [Text(text, f"{field}[{index}]", limit) for index, text in enumerate(value)]
+
+
+async def _encoded(model: ServedModel, texts: Sequence[Text]) -> list[list[int]]:
+    inputs = []
+    for text in texts:
+        if text.limit is None:
+            ids = await model.encode(text.value, text.field, add_special_tokens=True)
+        else:
+            ids = await model.encode_start(text.value, text.limit)
+        check_prompt(model, ids, text.field)
+        inputs.append(ids)
+        await asyncio.sleep(0)  # many texts give way after each
+    return inputs
+
+
+def _cosines(vectors: list[list[float]], pairs: list[tuple[int, int]]) -> list[float]:
+    lengths = [math.hypot(*vector) for vector in vectors]
+    return [
+        max(-1.0, min(1.0, sum(map(mul, vectors[one], vectors[other])) / (lengths[one] * lengths[other] or 1.0)))
+        for one, other in pairs
+    ]

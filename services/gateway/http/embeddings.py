@@ -1,0 +1,61 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from functools import partial
+
+from msgspec.json import encode
+
+from services.gateway.api.decode import BodyDecoder
+from services.gateway.api.schema import EmbeddingBody
+from services.gateway.asgi import JSON
+from services.gateway.errors import invalid
+from services.gateway.generation.embedding import Embedder
+from services.gateway.generation.entrance import AdmittedRequest
+from services.gateway.http.exchange import Exchange, UntilDisconnect
+from services.gateway.text.codec import ServedModel
+
+_INLINE_FLOATS = 8_192  # written within a millisecond
+
+
+class EmbeddingHandler:
+    """POST /v1/embeddings."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self.decode = BodyDecoder(EmbeddingBody).decode
+
+    async def answer(self, exchange: Exchange, body: EmbeddingBody, request: AdmittedRequest) -> None:
+        """See :class:`Handler`."""
+        model = await request.model(body.model)
+        exchange.model = model.name
+        if body.dimensions not in (None, model.card.hidden_size):
+            message = f"`dimensions` must be the model's own size, {model.card.hidden_size}."
+            raise invalid(message, "dimensions", "unsupported_field")
+        inputs = await self._embedder.inputs(body.input, model)
+        caller = request.caller(body.user or "", None, exchange.traceparent)
+        async with UntilDisconnect(exchange):
+            vectors = await self._embedder.embed(request, model, inputs, caller)
+            exchange.answer_headers = list(request.admission.headers)
+            tokens = request.used.prompt_tokens
+            answer = partial(_answer, model, vectors, tokens, as_base64=body.encoding_format == "base64")
+            size = len(vectors) * model.card.hidden_size
+            await exchange.send_bytes(200, await model.off_loop(size, answer, _INLINE_FLOATS), [JSON])
+
+
+def _answer(model: ServedModel, vectors: list[list[float]], tokens: int, *, as_base64: bool) -> bytes:
+    """The answer's JSON, written vector by vector: one call for all would hold the interpreter for too long."""
+    data = [
+        encode({"object": "embedding", "index": index, "embedding": _base64(vector) if as_base64 else vector})
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    head = encode({"object": "list", "model": model.name, "usage": usage})
+    return head[:-1] + b',"data":[' + b",".join(data) + b"]}"
+
+
+def _base64(vector: list[float]) -> str:
+    """Little-endian float32, as OpenAI's clients read it."""
+    return base64.b64encode(array("f", vector).tobytes()).decode()

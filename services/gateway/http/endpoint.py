@@ -1,0 +1,43 @@
+"""A route whose requests are JSON: who asks, the body, the limits, the answer."""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+
+from services.gateway.generation.entrance import AdmittedRequest, Entrance
+from services.gateway.http.exchange import BodyLimits, Exchange
+
+Body = TypeVar("Body")
+
+
+class Endpoint(Protocol):
+    """A route that is served without FastAPI."""
+
+    async def serve(self, exchange: Exchange) -> None:
+        """Answer; raises :class:`ApiError`, also after a stream has begun."""
+
+
+class Handler(Protocol[Body]):
+    """What differs between such routes."""
+
+    async def decode(self, data: bytes) -> Body:
+        """Validate a body; raises :class:`ApiError`."""
+
+    async def answer(self, exchange: Exchange, body: Body, request: AdmittedRequest) -> None:
+        """Answer a request that was let in; raises :class:`ApiError`."""
+
+
+class JsonEndpoint(Generic[Body]):
+    """Serves a handler."""
+
+    def __init__(self, entrance: Entrance, limits: BodyLimits, handler: Handler[Body]) -> None:
+        self._entrance = entrance
+        self._limits = limits
+        self._handler = handler
+
+    async def serve(self, exchange: Exchange) -> None:
+        """See :class:`Endpoint`."""
+        tenant = await self._entrance.gate.identify(exchange.authorization)
+        data = await exchange.body(self._limits)
+        async with self._entrance.admit(tenant) as request:
+            await self._handler.answer(exchange, await self._handler.decode(data), request)

@@ -1,0 +1,221 @@
+"""One HTTP exchange on bare ASGI: bounded body, JSON and SSE answers, the client's disconnection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from services.gateway.asgi import JSON, ASGIMessage, Headers, Receive, Scope, Send, authorization, header
+from services.gateway.errors import ApiError, invalid, too_large
+from services.gateway.http.encoding import inflate
+
+DONE = b"data: [DONE]\n\n"  # the last event of OpenAI's streams
+_DISCARD_S = 1.0
+
+
+def _error_frames(error: ApiError) -> bytes:
+    return b"data: " + msgspec.json.encode(error.body()) + b"\n\n" + DONE
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """How a protocol writes errors."""
+
+    body: Callable[[ApiError], dict[str, Any]] = ApiError.body  # as the whole answer
+    frames: Callable[[ApiError], bytes] = _error_frames  # as the end of a stream that has begun
+
+
+OPENAI_ERRORS = ErrorShape()
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What all answers of a protocol have in common."""
+
+    errors: ErrorShape = OPENAI_ERRORS
+    heartbeat: bytes = b": waiting\n\n"  # clients of server-sent events ignore what begins with a colon
+    id_header: bytes = b""  # has the request's id, beside x-request-id
+
+
+OPENAI_WIRE = Wire()
+_SSE: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """What a request's body may cost."""
+
+    max_bytes: int
+    timeout_s: float
+
+
+class Exchange:
+    """A request and its answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, wire: Wire = OPENAI_WIRE) -> None:
+        self.scope = scope
+        self.receive = receive
+        self._send = send
+        self._received = False  # the whole body
+        self.status = 0  # once the answer has started
+        self.failure = 0  # the status that would have told what went wrong after that
+        self.streaming = False  # once it has started as server-sent events
+        self.answering = False  # once an event has been sent, not only comments
+        self.sent_at = 0.0  # event-loop time of the last event or comment
+        self.complete = False  # once its last byte has been handed over
+        self.response_headers: Headers = []
+        self.answer_headers: Headers = []  # of the attempt that answers
+        self.wire = wire
+        self.errors = wire.errors
+        self.model = ""  # for metrics, once known
+        self.traceparent = ""
+
+    async def send(self, message: ASGIMessage) -> None:
+        """Send an ASGI message as it is."""
+        self.status = message.get("status", self.status)
+        await self._send(message)
+
+    def header(self, name: bytes) -> str:
+        """A request header (name in lower case), or the empty string."""
+        return header(self.scope, name)
+
+    @property
+    def authorization(self) -> str:
+        """See :func:`authorization`."""
+        return authorization(self.scope)
+
+    async def body(self, limits: BodyLimits) -> bytes:
+        """The whole body; raises :class:`ApiError` 413, 408 or 400."""
+        self._check_type()
+        declared = self.header(b"content-length")
+        if declared.isdigit() and int(declared) > limits.max_bytes:
+            raise too_large(limits.max_bytes)
+        try:
+            async with asyncio.timeout(limits.timeout_s):
+                data = await self._read(limits.max_bytes)
+        except TimeoutError as error:
+            message = f"The request's body did not arrive within {limits.timeout_s:g} s."
+            raise ApiError(408, message, "invalid_request_error", code="body_timeout") from error
+        self._received = True
+        encoding = self.header(b"content-encoding").strip().lower()
+        return data if encoding in ("", "identity") else await inflate(data, encoding, limits.max_bytes)
+
+    def _check_type(self) -> None:
+        """Refuse what browsers send for any page without asking first; raises :class:`ApiError` 415."""
+        media = self.header(b"content-type").partition(";")[0].strip().lower()
+        if media and media != "application/json" and not media.endswith("+json"):
+            message = f"The body must be application/json, not {media} (header Content-Type)."
+            raise ApiError(415, message, "invalid_request_error", code="unsupported_media_type")
+
+    async def _read(self, max_bytes: int) -> bytes:
+        parts, size, more = [], 0, True
+        while more:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise invalid("The client went away before its request was complete.")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > max_bytes:
+                raise too_large(max_bytes)
+            more = message.get("more_body", False)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def send_json(self, status: int, value: object, headers: Headers | None = None) -> None:
+        """Answer with JSON."""
+        await self.send_bytes(status, msgspec.json.encode(value), [JSON, *(headers or ())])
+
+    async def send_bytes(self, status: int, body: bytes, headers: Headers) -> None:
+        """Answer with a whole body."""
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(status, [*headers, length])
+        self.complete = True
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def send_error(self, error: ApiError) -> None:
+        """Answer with an error in the protocol's shape."""
+        headers = [(name.encode(), value.encode()) for name, value in error.headers]
+        if error.retry_after_s is not None:
+            headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
+        if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            await self._discard_body()
+        if error.status in (408, 413):  # the rest of the body is not read
+            headers.append((b"connection", b"close"))
+        await self.send_json(error.status, self.errors.body(error), headers)
+
+    async def _discard_body(self) -> None:
+        """Read on for a moment: closing on a client that still sends would destroy the answer on its way."""
+        if self._received or self.header(b"expect"):
+            return  # nothing is left, or the client waits for leave to send
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_S):
+                while (await self.receive()).get("more_body", False):
+                    pass
+
+    async def fail(self, error: ApiError) -> None:
+        """End with an error: as the answer, or as the last event of a stream that has begun.
+
+        Raises the error where neither can be said any more.
+        """
+        if not self.status:
+            await self.send_error(error)
+        elif self.streaming and not self.complete:
+            self.failure = error.status
+            await self.send_events(self.errors.frames(error), last=True)
+        else:
+            raise error
+
+    async def start_events(self) -> None:
+        """Begin a stream of server-sent events."""
+        self.streaming = True
+        await self._start(200, _SSE)
+
+    async def send_events(self, frames: bytes, *, last: bool = False) -> None:
+        """Send events; `last` ends the stream."""
+        self.complete = last
+        self.sent_at = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        whole = [*headers, *self.response_headers, *self.answer_headers]
+        await self.send({"type": "http.response.start", "status": status, "headers": whole})
+
+
+class UntilDisconnect:
+    """Cancels the enclosed block as soon as the client goes away, and ends quietly then."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.gone = False
+
+    async def __aenter__(self) -> UntilDisconnect:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._watcher.cancel()
+        if self.gone and kind is not None and issubclass(kind, asyncio.CancelledError):
+            return self._task.uncancel() == 0
+        return False
+
+    async def _watch(self) -> None:
+        while (await self._exchange.receive())["type"] != "http.disconnect":
+            pass
+        if not self._exchange.complete:  # servers also say "disconnect" after a whole answer
+            self.gone = True
+            self._task.cancel()

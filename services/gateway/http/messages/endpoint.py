@@ -1,0 +1,101 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from services.gateway.api.decode import BodyDecoder
+from services.gateway.api.schema import ChatBody
+from services.gateway.errors import ApiError, invalid
+from services.gateway.generation.chat import ChatPreparer
+from services.gateway.generation.entrance import AdmittedRequest
+from services.gateway.generation.request import Caller
+from services.gateway.generation.sequences import Sequences
+from services.gateway.http.exchange import ErrorShape, Exchange, Wire
+from services.gateway.http.messages.errors import error_body, error_frames
+from services.gateway.http.messages.schema import CountBody, MessagesBody, ThinkingAdaptive, ThinkingOff, ThinkingOn
+from services.gateway.http.messages.serializer import PING, MessagesSerializer, Thoughts
+from services.gateway.http.messages.translation import chat_of, in_our_words, sampled_chat_of
+from services.gateway.ids import new_id
+from services.gateway.text.codec import ServedModel
+
+Body = TypeVar("Body", bound=CountBody)
+WIRE = Wire(ErrorShape(error_body, error_frames), PING, b"request-id")
+NO_THREADS = "thread_unsupported_request"  # which lets clients send conversations whole
+_INLINE_BLOCKS = 500  # translated within a millisecond
+
+
+class MessagesPreparer:
+    """Turns bodies into sequences, by way of chats."""
+
+    def __init__(self, chat: ChatPreparer) -> None:
+        self._chat = chat
+        self._decoder = BodyDecoder(MessagesBody)
+
+    async def decode(self, data: bytes) -> MessagesBody:
+        """Validate a body."""
+        try:
+            return await self._decoder.decode(data)
+        except ApiError as error:
+            if error.param == "thread":
+                error.code = NO_THREADS
+            raise
+
+    async def prepare(self, body: MessagesBody, model: ServedModel, caller: Caller) -> Sequences:
+        """The sequences of a body; raises :class:`ApiError`."""
+        thoughts = _thoughts(body)
+        try:
+            chat = await _translated(sampled_chat_of, body, model)
+            prompt = await self._chat.prompt(chat, model)
+            room = model.max_len - len(prompt.ids)
+            full = 0 < room < body.max_tokens
+            if full:
+                chat.max_tokens = room
+
+            def serializer(request_id: str, model: ServedModel, _chat: ChatBody) -> MessagesSerializer:
+                return MessagesSerializer(request_id, model.name, thoughts, full=full)
+
+            return await self._chat.prepare(chat, model, caller, serializer, new_id("msg"), prompt)
+        except ApiError as error:
+            raise in_our_words(error) from error
+
+
+class CountHandler:
+    """Tells the tokens of a prompt, which are what `usage.input_tokens` of its answer will be."""
+
+    def __init__(self, chat: ChatPreparer) -> None:
+        self._chat = chat
+        self.decode = BodyDecoder(CountBody).decode
+
+    async def answer(self, exchange: Exchange, body: CountBody, request: AdmittedRequest) -> None:
+        """See :class:`Handler`."""
+        model = await request.model(body.model)
+        exchange.model = model.name
+        try:
+            chat = await _translated(chat_of, body, model)
+            prompt = await self._chat.prompt(chat, model)
+        except ApiError as error:
+            raise in_our_words(error) from error
+        exchange.answer_headers = list(request.admission.headers)
+        await exchange.send_json(200, {"input_tokens": len(prompt.ids)})
+
+
+async def _translated(translate: Callable[[Body], ChatBody], body: Body, model: ServedModel) -> ChatBody:
+    """The chat of a body; raises :class:`ApiError` (400), for too many blocks before any is looked at."""
+    for field, contents in (("system", [body.system or ""]), ("messages", [turn.content for turn in body.messages])):
+        count = sum(1 if isinstance(content, str) else max(1, len(content)) for content in contents)
+        if count > model.max_len:  # a block costs a token at the least
+            message = f"`{field}` may hold at most {model.max_len} blocks for this model, got {count}."
+            raise invalid(message, field, "invalid_value")
+    return await model.off_loop(count, partial(translate, body), _INLINE_BLOCKS)
+
+
+def _thoughts(body: MessagesBody) -> Thoughts:
+    match body.thinking:
+        case ThinkingOff():
+            return Thoughts.LEFT_OUT
+        case ThinkingOn(display="omitted") | ThinkingAdaptive(display="omitted"):
+            return Thoughts.OMITTED
+    return Thoughts.SHOWN

@@ -1,0 +1,125 @@
+"""Writes responses: one object, or the events by which it grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from services.gateway.errors import ApiError
+from services.gateway.generation.output import Chunk, Generation, ScoredToken
+from services.gateway.generation.sequences import Choice
+from services.gateway.http.exchange import ErrorShape, Wire
+from services.gateway.http.responses.output import Event, Output
+from services.gateway.usage import Usage
+
+_encode = msgspec.json.encode
+Keep = Callable[[dict[str, Any]], Awaitable[bool]]
+
+
+def _frame(event: Event) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))
+
+
+def _error_frame(error: ApiError) -> bytes:
+    event = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+    return _frame({**event, "sequence_number": 0})
+
+
+WIRE = Wire(errors=ErrorShape(frames=_error_frame))
+
+
+class ResponseChoice(Choice):
+    """A whole answer, as items."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__()
+        self._output = output
+
+    def add(self, chunk: Chunk) -> None:
+        """See :class:`Choice`."""
+        for _ in self._output.add(chunk):
+            pass
+
+
+class ResponseSerializer:
+    """Writes one response; `facts` is the object without what the answer adds."""
+
+    def __init__(self, facts: dict[str, Any], output: Output, keep: Keep) -> None:
+        self._facts = facts
+        self._output = output
+        self._keep = keep
+        self._number = 0
+
+    def opening(self, index: int, generation: Generation) -> bytes:
+        """See :class:`Serializer`."""
+        self._read_options(generation)
+        begun = self._response("in_progress", None)
+        return self._frames({"type": kind, "response": begun} for kind in ("response.created", "response.in_progress"))
+
+    def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
+        """See :class:`Serializer`."""
+        return self._frames(self._output.add(chunk))
+
+    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
+        """See :class:`Serializer`: items have them."""
+        return None
+
+    async def ending(self, usage: Usage) -> bytes:
+        """See :class:`Serializer`."""
+        frames = self._frames(self._output.close())
+        response = await self._ended(usage)
+        return frames + self._frames([{"type": f"response.{response['status']}", "response": response}])
+
+    def failure(self, error: ApiError) -> bytes:
+        """See :class:`Serializer`."""
+        if not self._number:
+            return _error_frame(error)
+        code = "server_error" if error.status >= 500 else "invalid_prompt"
+        code = "rate_limit_exceeded" if error.status == 429 else code
+        failed = self._response("failed", None)
+        failed |= {"store": False, "error": {"code": code, "message": error.message, "type": error.code}}
+        return self._frames([{"type": "response.failed", "response": failed}])
+
+    async def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
+        """See :class:`Serializer`."""
+        self._read_options(generations[0])
+        for _ in self._output.close():
+            pass
+        return await self._ended(usage)
+
+    def _read_options(self, generation: Generation) -> None:
+        options = generation.request.options
+        self._facts |= {"temperature": options.temperature, "top_p": options.top_p}
+
+    def _frames(self, events: Iterable[Event]) -> bytes:
+        frames = []
+        for event in events:
+            event["sequence_number"] = self._number
+            self._number += 1
+            frames.append(_frame(event))
+        return b"".join(frames)
+
+    async def _ended(self, usage: Usage) -> dict[str, Any]:
+        """The whole response, which is kept if it can be, and says so."""
+        response = self._response("incomplete" if self._output.cut else "completed", usage)
+        response["store"] = await self._keep(response)
+        return response
+
+    def _response(self, status: str, usage: Usage | None) -> dict[str, Any]:
+        response = self._facts | {"status": status, "output": self._output.items}
+        if status == "incomplete":
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        if status == "completed":
+            response["completed_at"] = int(time.time())
+        if usage is not None:
+            response["usage"] = {
+                "input_tokens": usage.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+                "output_tokens": usage.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": self._output.reasoning_tokens},
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            }
+        return response

@@ -1,0 +1,136 @@
+"""The outermost ASGI callable: hot routes go to their endpoints, everything else to the FastAPI app."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Set
+
+from starlette.applications import Starlette
+from starlette.routing import Match
+
+from services.common.logs import request_id_var
+from services.gateway.asgi import ASGIApp, Receive, Scope, Send
+from services.gateway.drain import Drain
+from services.gateway.errors import ApiError, internal_error
+from services.gateway.http.endpoint import Endpoint
+from services.gateway.http.exchange import OPENAI_WIRE, Exchange, Wire
+from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, new_request_id
+from services.gateway.origins import OriginPolicy
+
+log = logging.getLogger(__name__)
+_SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+class Routes:
+    """Dispatches requests and turns errors into answers."""
+
+    def __init__(
+        self,
+        app: Starlette,
+        endpoints: Mapping[str, Endpoint],
+        sockets: Mapping[str, ASGIApp],
+        observer: Observer,
+        drain: Drain,
+        origins: OriginPolicy,
+        wires: Mapping[str, Wire],
+    ) -> None:
+        """`wires`: of routes that are not OpenAI's."""
+        self._app = app
+        self._endpoints = endpoints
+        self._sockets = sockets
+        self._observer = observer
+        self._drain = drain
+        self._origins = origins
+        self._wires = wires
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["path"].endswith("/"):
+            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
+        if scope["type"] == "http":
+            endpoint = self._endpoints.get(scope["path"])
+            # What a hot route makes may be listed by the app, under the same path.
+            if endpoint is not None and (scope["method"] == "POST" or not self._methods(scope)):
+                wire = self._wires.get(scope["path"], OPENAI_WIRE)
+                await self._serve(endpoint, Exchange(scope, receive, send, wire))
+            else:
+                await self._pass_on(Exchange(scope, receive, send))
+            return
+        if scope["type"] == "websocket" and scope["path"] in self._sockets:
+            await self._sockets[scope["path"]](scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _methods(self, scope: Scope) -> set[str]:
+        """The methods that the app knows for a path."""
+        matching = (route for route in self._app.routes if route.matches(scope)[0] is not Match.NONE)
+        return {method for route in matching for method in getattr(route, "methods", None) or ()}
+
+    def _check_method(self, scope: Scope) -> None:
+        """Refuse what no route of a path serves; raises :class:`ApiError` (405)."""
+        methods = self._methods(scope)
+        if methods and scope["method"] not in methods:
+            raise _not_allowed(scope["method"], methods | ({"POST"} if scope["path"] in self._endpoints else set()))
+
+    async def _pass_on(self, exchange: Exchange) -> None:
+        """Everything but the hot routes; paths that do not exist are one route."""
+        scope = exchange.scope
+        if scope["method"] == "HEAD":  # the server leaves the body away
+            scope = {**scope, "method": "GET"}
+        matching = (getattr(r, "path", "") for r in self._app.routes if r.matches(scope)[0] is not Match.NONE)
+        observed = self._observer.begin(next(matching, "other"))
+        try:
+            self._check_method(scope)
+            if scope["method"] not in _SAFE:
+                self._origins.check_post(scope)
+            async with self._drain.limit():
+                await self._app(scope, exchange.receive, exchange.send)
+        except ApiError as error:
+            await exchange.fail(error)
+        finally:
+            observed.end(exchange.status or CLIENT_GONE, "")
+
+    async def _serve(self, endpoint: Endpoint, exchange: Exchange) -> None:
+        route = exchange.scope["path"]
+        request_id = exchange.header(b"x-request-id")[:128] or new_request_id()
+        observed = self._observer.begin(route, f"POST {route}", exchange.header(b"traceparent"), request_id)
+        request_id_var.set(request_id)
+        for name in filter(None, (b"x-request-id", exchange.wire.id_header)):
+            exchange.response_headers.append((name, request_id.encode("latin-1")))
+        if observed.trace_id:
+            exchange.response_headers.append((b"x-trace-id", observed.trace_id.encode()))
+        try:
+            observed.attach()
+            exchange.traceparent = observed.traceparent
+            await self._answer(endpoint, exchange, observed)
+        finally:
+            status = exchange.status if exchange.complete else CLIENT_GONE
+            observed.end(exchange.failure or status, exchange.model)
+
+    async def _answer(self, endpoint: Endpoint, exchange: Exchange, observed: ObservedRequest) -> None:
+        try:
+            if exchange.scope["method"] != "POST":
+                raise _not_allowed(exchange.scope["method"], {"POST"})
+            self._origins.check_post(exchange.scope)
+            async with self._drain.limit():
+                await endpoint.serve(exchange)
+        except ApiError as error:
+            if exchange.answering:
+                observed.broken(error)
+            await exchange.fail(error)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("request failed")
+            if exchange.status:
+                exchange.failure = 500
+                observed.broken(None)
+                raise  # the server closes the connection: the client must not take the answer for whole
+            await exchange.send_error(internal_error())
+
+
+def _not_allowed(method: str, allowed: Set[str]) -> ApiError:
+    listed = ", ".join(sorted(allowed))
+    message = f"{method} is not allowed here; use {listed}."
+    return ApiError(405, message, "invalid_request_error", code="method_not_allowed", headers=(("allow", listed),))

@@ -1,0 +1,56 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from services.gateway.api.decode import BodyDecoder
+from services.gateway.api.schema import DetokenizeBody, TokenizeBody
+from services.gateway.errors import invalid
+from services.gateway.generation.chat import template_message
+from services.gateway.generation.entrance import AdmittedRequest
+from services.gateway.generation.pipeline import check_prompt
+from services.gateway.http.exchange import Exchange
+from services.gateway.text.codec import ServedModel
+from services.gateway.text.conversation import Conversation, encode_conversation
+
+
+class TokenizeHandler:
+    """Text or messages to ids."""
+
+    def __init__(self, *, control_tokens: bool) -> None:
+        self._control_tokens = control_tokens
+        self.decode = BodyDecoder(TokenizeBody).decode
+
+    async def answer(self, exchange: Exchange, body: TokenizeBody, request: AdmittedRequest) -> None:
+        """See :class:`Handler`."""
+        model = await request.model(body.model)
+        ids = await self._encode(body, model)
+        answer = {"count": len(ids), "max_model_len": model.max_len, "tokens": ids, "token_strs": None}
+        if body.return_token_strs:
+            answer["token_strs"] = await model.off_loop(len(ids), lambda: model.spellings(ids))
+        await exchange.send_json(200, answer)
+
+    async def _encode(self, body: TokenizeBody, model: ServedModel) -> list[int]:
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("Exactly one of `prompt` and `messages` is needed.", "prompt", "invalid_value")
+        if body.prompt is not None:
+            if body.add_generation_prompt is not None:
+                raise invalid("`add_generation_prompt` needs `messages`.", "add_generation_prompt")
+            special = body.add_special_tokens is not False
+            return await model.encode(body.prompt, "prompt", add_special_tokens=special)
+        turns = [template_message(message) for message in body.messages or ()]
+        conversation = Conversation(turns, body.add_generation_prompt is not False, control_tokens=self._control_tokens)
+        return await encode_conversation(model, conversation, add_special_tokens=bool(body.add_special_tokens))
+
+
+class DetokenizeHandler:
+    """Ids to text."""
+
+    def __init__(self) -> None:
+        self.decode = BodyDecoder(DetokenizeBody).decode
+
+    async def answer(self, exchange: Exchange, body: DetokenizeBody, request: AdmittedRequest) -> None:
+        """See :class:`Handler`."""
+        model = await request.model(body.model)
+        if body.tokens:
+            check_prompt(model, body.tokens, "tokens")
+        await exchange.send_json(200, {"prompt": await model.text_of(body.tokens, skip_special_tokens=False)})

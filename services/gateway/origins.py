@@ -1,0 +1,80 @@
+"""Which web pages may use the gateway: their browsers say where they come from, other clients say nothing."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.middleware.cors import CORSMiddleware
+
+from services.gateway.asgi import ASGIApp, Scope, header
+from services.gateway.errors import ApiError
+
+ANY = "*"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
+_EXPOSED = (
+    "retry-after", "x-request-id", "x-trace-id", "x-ryzanstein-fallback-model", "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests", "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",
+)  # fmt: skip
+
+
+def origin(entry: str) -> str:
+    """An entry of the list of origins; raises ValueError when it is none."""
+    if entry not in (ANY, "null") and not _ORIGIN.fullmatch(entry.lower()):
+        raise ValueError("must be scheme://host, scheme://host:port, null or *, without a path")
+    return entry.lower()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address stands for this machine only."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class OriginPolicy:
+    """Pages of the gateway's own address may use it, and those of the list."""
+
+    def __init__(self, allowed: Collection[str], *, host: str, keyless: bool) -> None:
+        """`host` is what the gateway listens on; `keyless` when it knows its callers by nothing."""
+        self._allowed = frozenset(allowed)
+        self._loopback = is_loopback(host)
+        self._keyless = keyless
+
+    def check(self, scope: Scope) -> None:
+        """Refuse another page, as a WebSocket's server has to do; raises :class:`ApiError` (403)."""
+        sent = header(scope, b"origin")
+        if sent and not self._permits(sent.lower(), header(scope, b"host").lower()):
+            message = f"Pages of {sent} may not use this gateway; RYZANSTEIN_ALLOWED_ORIGINS lists those that may."
+            raise ApiError(403, message, "permission_error", code="origin_not_allowed")
+
+    def check_post(self, scope: Scope) -> None:
+        """Refuse a request of another page where no key protects from it: browsers only hide the answer. Raises 403."""
+        if self._keyless:
+            self.check(scope)
+
+    def _permits(self, sent: str, host: str) -> bool:
+        if ANY in self._allowed or sent in self._allowed:
+            return True
+        # A name that anybody's DNS points at this machine makes no page its own.
+        own = not self._loopback or is_loopback(urlsplit(f"//{host}").hostname or "")
+        return own and sent.partition("://")[2] == host
+
+    def share(self, app: ASGIApp) -> ASGIApp:
+        """The app, telling browsers which pages may read its answers."""
+        if not self._allowed:
+            return app
+        return CORSMiddleware(
+            app,
+            allow_origins=sorted(self._allowed),
+            allow_methods=("GET", "HEAD", "POST", "DELETE"),
+            allow_headers=("*",),
+            allow_private_network=True,
+            expose_headers=_EXPOSED,
+        )

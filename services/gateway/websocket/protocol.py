@@ -1,0 +1,142 @@
+"""The WebSocket protocol of ``/v1/stream``: JSON text messages, several generations on one connection.
+
+Client to server, told apart by ``type``:
+
+* ``auth``: ``{"type": "auth", "key": "..."}``, first, where the client cannot set an Authorization header (browsers).
+* ``start``: ``{"type": "start", "id": "a", "kind": "chat", "request": {...}}`` where ``request`` is the body of
+  ``/v1/chat/completions`` (``kind: chat``) or ``/v1/completions`` (``kind: completion``) for one sequence, without
+  ``echo`` and ``prompt_logprobs``. ``id`` is the client's own name for the generation on this connection.
+* ``cancel``: ``{"type": "cancel", "id": "a"}``; answered by ``done`` with ``finish_reason: cancelled``.
+* ``resume``: ``{"type": "resume", "id": "a", "token": "...", "from": 17}`` on a new connection: go on after a lost
+  one, from token index 17. ``token`` is the one of ``started``. The gateway keeps generating and remembers everything
+  for a while after a connection is lost. Only the gateway process that started it can: others answer
+  ``unknown_generation``.
+* ``ping``: ``{"type": "ping"}``, answered by ``pong``. The server's own WebSocket pings need no answer by the
+  application.
+
+Server to client:
+
+* ``started``: ``{"type": "started", "id", "token", "model", "prompt_tokens"}``. It comes again, before the first token,
+  when the model has lost its last worker meanwhile and the fallback model answers.
+* ``token``: ``{"type": "token", "id", "index", "text", "ids"}``: tokens ``index`` to ``index + len(ids) - 1`` and the
+  text they add. Tokens that are ready together travel together: a slow reader gets larger messages, never fewer
+  tokens. Joined texts are the whole text; text can lag behind its ids (an unfinished character, a possible stop
+  string). ``logprobs``, where they were asked for, come in the shape of the kind, with the text they belong to.
+  ``reasoning_content`` and ``tool_calls`` are those of a chat's stream.
+  With ``stream_options.include_workers`` a message with the first tokens of another worker has ``worker``.
+* ``done``: ``{"type": "done", "id", "finish_reason", "usage"}``.
+* ``error``: ``{"type": "error", "id", "error": {...}}`` with OpenAI's error object; ``id`` is empty when the message
+  itself could not be read. An error ends its generation, not the connection.
+
+Indices have no gap and do not go back, except that after ``resume`` the first message may begin before ``from``, where
+a message began that time: what the client already has, it knows by the index.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Generic, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Raw, Struct, field
+
+from services.gateway.api.decode import lone_surrogate
+from services.gateway.api.schema import SamplingBody
+from services.gateway.errors import ApiError, invalid
+from services.gateway.generation.job import Preparer
+from services.gateway.generation.request import Caller
+from services.gateway.generation.sequences import Sequences
+from services.gateway.text.codec import ServedModel
+from services.gateway.usage import Usage, usage_json
+
+CANCELLED = "cancelled"  # a finish reason that REST has no use for
+
+Body = TypeVar("Body", bound=SamplingBody)
+GenerationName = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class Auth(Struct, tag="auth", forbid_unknown_fields=True):
+    """Who is calling."""
+
+    key: str
+
+
+class Start(Struct, tag="start", forbid_unknown_fields=True):
+    """Begin a generation."""
+
+    id: GenerationName
+    kind: Literal["chat", "completion"]
+    request: Raw
+
+
+class Cancel(Struct, tag="cancel", forbid_unknown_fields=True):
+    """End a generation."""
+
+    id: GenerationName
+
+
+class Resume(Struct, tag="resume", forbid_unknown_fields=True):
+    """Go on after a lost connection."""
+
+    id: GenerationName
+    token: str
+    first: Annotated[int, Meta(ge=0)] = field(name="from", default=0)
+
+
+class Ping(Struct, tag="ping", forbid_unknown_fields=True):
+    """Is anybody there?"""
+
+
+ClientMessage = Auth | Start | Cancel | Resume | Ping
+_decoder = msgspec.json.Decoder(ClientMessage)
+
+
+def read(data: bytes | str) -> ClientMessage:
+    """A client's message; raises :class:`ApiError`."""
+    try:
+        message: ClientMessage = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        other = invalid(f"The message cannot be read: {error}", code="invalid_message")
+        raise lone_surrogate(data) or other from error
+    return message
+
+
+def _check_body(body: SamplingBody) -> None:
+    """Refuse what these messages have no place for; raises :class:`ApiError` (400)."""
+    options = body.stream_options
+    for name, asked in (
+        ("echo", getattr(body, "echo", None)),
+        ("prompt_logprobs", getattr(body, "prompt_logprobs", None) is not None),
+        ("stream_options.continuous_usage_stats", options is not None and options.continuous_usage_stats),
+    ):
+        if asked:
+            raise invalid(f"`{name}` is not supported on a WebSocket.", name, "unsupported_field")
+
+
+class SingleSequence(Generic[Body]):
+    """A preparer of what one generation on a connection may be."""
+
+    def __init__(self, preparer: Preparer[Body]) -> None:
+        self._preparer = preparer
+
+    async def decode(self, data: bytes) -> Body:
+        """See :class:`Preparer`."""
+        body = await self._preparer.decode(data)
+        _check_body(body)
+        return body
+
+    async def prepare(self, body: Body, model: ServedModel, caller: Caller) -> Sequences:
+        """See :class:`Preparer`."""
+        sequences = await self._preparer.prepare(body, model, caller)
+        if len(sequences.generations) != 1:
+            raise invalid("A generation is one sequence: one prompt, and `n` of 1.", "n", "invalid_value")
+        return sequences
+
+
+def failure(name: str, error: ApiError) -> dict[str, object]:
+    """An error message."""
+    return {"type": "error", "id": name, **error.body()}
+
+
+def cancelled(name: str) -> dict[str, object]:
+    """The end of a generation that was cancelled before it had begun."""
+    return {"type": "done", "id": name, "finish_reason": CANCELLED, "usage": usage_json(Usage())}

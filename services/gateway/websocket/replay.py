@@ -1,0 +1,192 @@
+"""A generation and everything it has produced: it outlives the connection that started it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+from services.gateway.drain import Drain
+from services.gateway.errors import ApiError, internal_error
+from services.gateway.generation.job import GenerationTask
+from services.gateway.generation.output import Chunk
+from services.gateway.observation import CLIENT_GONE, ObservedRequest
+from services.gateway.tenants.tenant import Tenant
+from services.gateway.tools.calls import call_deltas
+from services.gateway.usage import usage_json
+from services.gateway.websocket.protocol import CANCELLED
+
+log = logging.getLogger(__name__)
+
+
+class ReplayBuffer:
+    """Runs one sequence to its end. What it keeps is bounded by the model's context."""
+
+    def __init__(
+        self, generation: GenerationTask[Any], held: AsyncExitStack, observed: ObservedRequest, drain: Drain
+    ) -> None:
+        """Runs in a task of its own, which closes what is `held`: the generation, and the request that was let in."""
+        self.token = secrets.token_urlsafe(16)
+        self.tenant = generation.request.tenant.name
+        self.chunks: list[Chunk] = []
+        self.error: ApiError | None = None
+        self.finish: str | None = None
+        self._starts: list[int] = []  # token index at which each chunk begins
+        self._tokens = 0
+        self._generation = generation
+        self._held = held
+        self._observed = observed
+        self._drain = drain
+        self._on_news: Callable[[], None] = lambda: None
+        generation.on_start = lambda: self._on_news()
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def model(self) -> str:
+        """The model that answers."""
+        return self._generation.model.name
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self.finish is not None or self.error is not None
+
+    def position_of(self, token_index: int) -> int:
+        """The chunk that holds a token, or the next one; text released after the last token counts as next."""
+        if token_index >= self._tokens:
+            return bisect_left(self._starts, self._tokens)
+        return bisect_right(self._starts, token_index) - 1
+
+    def message(self, name: str, position: int) -> dict[str, Any]:
+        """All chunks from `position` on as one token message."""
+        chunks, sequences = self.chunks[position:], self._generation.sequences
+        ids = [token_id for chunk in chunks for token_id in chunk.ids]
+        text = "".join(chunk.text for chunk in chunks)
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        message = {"type": "token", "id": name, "index": self._starts[position], "text": text, "ids": ids}
+        takeovers = [chunk.takeover for chunk in chunks if chunk.takeover is not None]
+        if takeovers and sequences.include_workers:
+            message["worker"] = takeovers[-1].json()
+        if tokens:
+            message["logprobs"] = sequences.serializer.logprobs(0, tokens)
+        if reasoning := "".join(chunk.reasoning for chunk in chunks):
+            message["reasoning_content"] = reasoning
+        if calls := call_deltas(call for chunk in chunks for call in chunk.calls):
+            message["tool_calls"] = calls
+        return message
+
+    def beginning(self, name: str) -> dict[str, Any]:
+        """The message before the first token."""
+        prompt_tokens = len(self._generation.sequences.generations[0].request.prompt_ids)
+        return {
+            "type": "started", "id": name, "token": self.token, "model": self.model, "prompt_tokens": prompt_tokens,
+        }  # fmt: skip
+
+    def ending(self, name: str) -> dict[str, Any]:
+        """The message after the last token."""
+        if self.error is not None:
+            return {"type": "error", "id": name, **self.error.body()}
+        usage = usage_json(self._generation.sequences.usage())
+        return {"type": "done", "id": name, "finish_reason": self.finish, "usage": usage}
+
+    def follow(self, on_news: Callable[[], None]) -> None:
+        """Call `on_news` whenever there is something new; replaces the follower before."""
+        self._on_news = on_news
+
+    async def cancel(self) -> None:
+        """Stop generating."""
+        await asyncio.sleep(0)  # a task that is cancelled before its first step would not run its end
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        self._observed.attach()
+        try:
+            async with self._drain.limit():
+                await self._fill()
+        except ApiError as error:
+            self.error = error
+        except Exception:
+            log.exception("generation failed")
+            self.error = internal_error()
+        finally:
+            if not self.ended:
+                self.finish = CANCELLED
+            self._generation.close()
+            if self.error is not None and self.chunks:
+                self._observed.broken(self.error)
+            self._observed.end(self._status(), self.model)
+            self._on_news()
+            await self._held.aclose()
+
+    async def _fill(self) -> None:
+        async with aclosing(self._generation.chunks()) as chunks:
+            async for _, chunk in chunks:
+                self._starts.append(self._tokens)
+                self.chunks.append(chunk)
+                self._tokens += len(chunk.ids)
+                if chunk.finish is None:
+                    self._on_news()
+                else:
+                    self.finish = chunk.finish
+
+    def _status(self) -> int:
+        if self.error is not None:
+            return self.error.status
+        return CLIENT_GONE if self.finish == CANCELLED else 200
+
+
+class ReplayBuffers:
+    """Generations by resume token. One without a follower is given up after `window_s`."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._by_token: dict[str, ReplayBuffer] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def add(self, buffer: ReplayBuffer) -> None:
+        """Make a generation known."""
+        self._by_token[buffer.token] = buffer
+
+    def take(self, token: str, tenant: Tenant) -> ReplayBuffer:
+        """The generation of a token, which then has a follower again; raises :class:`ApiError`."""
+        buffer = self._by_token.get(token)
+        if buffer is None or buffer.tenant != tenant.name:
+            message = "No generation has this token; it may have been given up. Start it again."
+            raise ApiError(404, message, "invalid_request_error", "token", "unknown_generation")
+        if timer := self._timers.pop(token, None):
+            timer.cancel()
+        return buffer
+
+    def release(self, buffer: ReplayBuffer) -> None:
+        """Nobody follows a generation any more: keep it for a while."""
+        buffer.follow(lambda: None)
+        loop = asyncio.get_running_loop()
+        if old := self._timers.pop(buffer.token, None):
+            old.cancel()
+        self._timers[buffer.token] = loop.call_later(self._window_s, self._give_up, buffer)
+
+    def _give_up(self, buffer: ReplayBuffer) -> None:
+        self._timers.pop(buffer.token, None)
+        self._by_token.pop(buffer.token, None)
+        task = asyncio.get_running_loop().create_task(buffer.cancel())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    def give_up_lost(self) -> None:
+        """Give up what has no follower, and from now on at once: no connection can come to resume it."""
+        self._window_s = 0.0
+        for token, timer in list(self._timers.items()):
+            timer.cancel()
+            self._give_up(self._by_token[token])
+
+    async def aclose(self) -> None:
+        """Give everything up."""
+        for timer in self._timers.values():
+            timer.cancel()
+        await asyncio.gather(*(buffer.cancel() for buffer in self._by_token.values()))

@@ -1,0 +1,285 @@
+"""One WebSocket connection: reads messages, and sends whatever its generations have produced meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from services.common.logs import request_id_var
+from services.gateway.asgi import JSON, Receive, Scope, Send
+from services.gateway.drain import Drain
+from services.gateway.errors import ApiError, internal_error, invalid, shutting_down
+from services.gateway.generation.entrance import Entrance
+from services.gateway.generation.job import GenerationTask, Preparer
+from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, new_request_id
+from services.gateway.origins import OriginPolicy
+from services.gateway.telemetry import GatewayMetrics
+from services.gateway.websocket.protocol import (
+    Auth,
+    Cancel,
+    ClientMessage,
+    Ping,
+    Resume,
+    Start,
+    cancelled,
+    failure,
+    read,
+)
+from services.gateway.websocket.replay import ReplayBuffer, ReplayBuffers
+
+log = logging.getLogger(__name__)
+
+_MAX_REPLIES = 256
+_BROUGHT = ("ids", "text", "logprobs", "reasoning_content", "tool_calls")  # of a token message: there may be nothing
+NO_CODE = 1005
+SERVICE_RESTART = 1012  # a close code of RFC 6455's registry: connect again
+
+
+@dataclass(slots=True)
+class _Followed:
+    buffer: ReplayBuffer
+    position: int  # chunks sent
+    model: str  # as told to the client
+
+
+@dataclass(frozen=True)
+class StreamSocket:
+    """The ASGI callable of /v1/stream; see :mod:`services.gateway.websocket.protocol`."""
+
+    entrance: Entrance
+    preparers: Mapping[str, Preparer[Any]]  # by kind
+    buffers: ReplayBuffers
+    observer: Observer
+    metrics: GatewayMetrics
+    max_generations: int
+    drain: Drain
+    origins: OriginPolicy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        await receive()  # websocket.connect
+        try:
+            self.origins.check(scope)
+        except ApiError as error:
+            await _refuse(send, error)
+            return
+        headers = dict(scope["headers"])
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
+        session = headers.get(b"x-session-id", b"").decode("latin-1")
+        traceparent = headers.get(b"traceparent", b"").decode("latin-1")
+        request_id = headers.get(b"x-request-id", b"").decode("latin-1")[:128] or new_request_id()
+        request_id_var.set(request_id)
+        await send({"type": "websocket.accept", "headers": [(b"x-request-id", request_id.encode("latin-1"))]})
+        connection = _Connection(self, send, authorization, session, traceparent, request_id)
+        self.metrics.sockets.inc()
+        code = NO_CODE
+        sender = asyncio.create_task(connection.send_all())
+        try:
+            with self.drain.listening(connection.wake):
+                while (message := await receive())["type"] != "websocket.disconnect":
+                    await connection.handle(message.get("text") or message.get("bytes") or b"")
+            code = message.get("code", NO_CODE)
+        finally:
+            self.metrics.sockets.dec()
+            self.metrics.count_close(code)
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+            connection.release()
+
+
+async def _refuse(send: Send, error: ApiError) -> None:
+    """Answer the handshake with an error: its connection never becomes a WebSocket."""
+    await send({"type": "websocket.http.response.start", "status": error.status, "headers": [JSON]})
+    await send({"type": "websocket.http.response.body", "body": msgspec.json.encode(error.body())})
+
+
+class _Connection:
+    def __init__(
+        self, socket: StreamSocket, send: Send, authorization: str, session: str, traceparent: str, request_id: str
+    ) -> None:
+        self._traceparent = traceparent
+        self._request_id = request_id  # of the connection: its generations have it in common
+        self._socket = socket
+        self._send = send
+        self._authorization = authorization
+        self._session = session
+        self._followed: dict[str, _Followed] = {}
+        self._starting: dict[str, asyncio.Task[None]] = {}
+        self._replies: list[dict[str, Any]] = []
+        self._news = asyncio.Event()
+        self._news.set()  # the gateway may be closing
+        self._drained = asyncio.Event()
+        self._broken = False  # nothing can be sent any more
+
+    def release(self) -> None:
+        """The connection is gone; its generations stay resumable for a while, but for those that have not begun."""
+        for starting in self._starting.values():
+            starting.cancel()
+        for followed in self._followed.values():
+            self._socket.buffers.release(followed.buffer)
+
+    def wake(self) -> None:
+        """There may be something to send, or an end to come to."""
+        self._news.set()
+
+    # --- receiving -------------------------------------------------------------------------------------------------
+
+    async def handle(self, data: bytes | str) -> None:
+        """Act on a client's message; errors become messages."""
+        name = ""
+        try:
+            message = read(data)
+            name = getattr(message, "id", "")
+            await self._act(message)
+        except ApiError as error:
+            self._reply(failure(name, error))
+        # A client that asks and does not read is not read from.
+        if len(self._replies) > _MAX_REPLIES and not self._broken:
+            self._drained.clear()
+            await self._drained.wait()
+
+    async def _act(self, message: ClientMessage) -> None:
+        match message:
+            case Auth(key=key):
+                self._authorization = f"Bearer {key}"
+            case Ping():
+                self._reply({"type": "pong"})
+            case Start():
+                self._start(message)
+            case Resume():
+                await self._resume(message)
+            case Cancel(id=name):
+                if starting := self._starting.get(name):
+                    starting.cancel()
+                    self._reply(cancelled(name))
+                elif name not in self._followed:
+                    raise invalid(f"No generation `{name}` is running on this connection.", "id", "unknown_generation")
+                else:
+                    await self._followed[name].buffer.cancel()
+
+    def _start(self, message: Start) -> None:
+        """In a task of its own: it may wait for a model, and the client's other generations must not."""
+        observed = self._socket.observer.begin(
+            message.kind, f"stream {message.kind}", self._traceparent, self._request_id
+        )
+        try:
+            if self._socket.drain.closing:
+                raise shutting_down()
+            self._check_name(message.id)
+        except ApiError as error:
+            observed.end(error.status, "")
+            raise
+        task = self._starting[message.id] = asyncio.create_task(self._begin(message, observed))
+        task.add_done_callback(partial(self._begun, message.id, observed))
+
+    def _begun(self, name: str, observed: ObservedRequest, task: asyncio.Task[None]) -> None:
+        del self._starting[name]
+        if task.cancelled():  # perhaps before its first step
+            observed.end(CLIENT_GONE, "")
+        self.wake()
+
+    async def _begin(self, message: Start, observed: ObservedRequest) -> None:
+        try:
+            async with self._socket.drain.limit():
+                buffer = await self._buffer(message, observed)
+        except ApiError as error:
+            self._refuse(message.id, error, observed)
+        except Exception:
+            log.exception("generation not begun")
+            self._refuse(message.id, internal_error(), observed)
+        else:
+            self._follow(message.id, buffer, 0)
+
+    def _refuse(self, name: str, error: ApiError, observed: ObservedRequest) -> None:
+        observed.end(error.status, "")
+        self._reply(failure(name, error))
+
+    async def _buffer(self, message: Start, observed: ObservedRequest) -> ReplayBuffer:
+        socket = self._socket
+        entrance, preparer = socket.entrance, socket.preparers[message.kind]
+        tenant = await entrance.gate.identify(self._authorization)
+        async with AsyncExitStack() as held:
+            request = await held.enter_async_context(entrance.admit(tenant))
+            body = await preparer.decode(bytes(message.request))
+            generation = GenerationTask(request, preparer, body, self._session, observed.traceparent)
+            held.callback(generation.close)
+            await generation.start()
+            buffer = ReplayBuffer(generation, held.pop_all(), observed, socket.drain)
+        socket.buffers.add(buffer)
+        return buffer
+
+    async def _resume(self, message: Resume) -> None:
+        self._check_name(message.id)
+        tenant = await self._socket.entrance.gate.identify(self._authorization)
+        buffer = self._socket.buffers.take(message.token, tenant)
+        self._follow(message.id, buffer, buffer.position_of(message.first))
+
+    def _check_name(self, name: str) -> None:
+        if name in self._followed or name in self._starting:
+            raise invalid(f"The generation `{name}` is already running on this connection.", "id", "duplicate_id")
+        if len(self._followed.keys() | self._starting.keys()) >= self._socket.max_generations:  # one may be in both
+            limit = self._socket.max_generations
+            raise invalid(f"At most {limit} generations may run on one connection.", "id", "too_many_generations")
+
+    def _follow(self, name: str, buffer: ReplayBuffer, position: int) -> None:
+        self._followed[name] = _Followed(buffer, position, buffer.model)
+        buffer.follow(self.wake)
+        self._reply(buffer.beginning(name))
+
+    # --- sending ---------------------------------------------------------------------------------------------------
+
+    def _reply(self, message: dict[str, Any]) -> None:
+        self._replies.append(message)
+        self._news.set()
+
+    async def send_all(self) -> None:
+        """Send until cancelled. A send waits while the client does not read: what comes meanwhile is sent together.
+
+        A gateway that closes ends the connection after its last generation.
+        """
+        try:
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                await self._send_news()
+                if self._socket.drain.closing and not (self._followed or self._starting or self._replies):
+                    await self._send({"type": "websocket.close", "code": SERVICE_RESTART, "reason": "shutting down"})
+                    return
+        finally:
+            self._broken = True
+            self._drained.set()
+
+    async def _send_news(self) -> None:
+        replies, self._replies = self._replies, []
+        for reply in replies:
+            await self._write(reply)
+        self._drained.set()
+        for name, followed in list(self._followed.items()):
+            await self._advance(name, followed)
+
+    async def _advance(self, name: str, followed: _Followed) -> None:
+        buffer = followed.buffer
+        if followed.model != buffer.model:
+            followed.model = buffer.model
+            await self._write(buffer.beginning(name))
+        available, ended = len(buffer.chunks), buffer.ended
+        if available > followed.position:
+            message = buffer.message(name, followed.position)
+            followed.position = available
+            if any(message.get(part) for part in _BROUGHT):
+                await self._write(message)
+        if ended:
+            self._followed.pop(name, None)
+            await self._write(buffer.ending(name))
+            # The client may have lost the end together with its connection.
+            self._socket.buffers.release(buffer)
+
+    async def _write(self, message: dict[str, Any]) -> None:
+        await self._send({"type": "websocket.send", "text": msgspec.json.encode(message).decode()})
