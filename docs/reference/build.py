@@ -32,6 +32,7 @@ from services.common.metrics import new_registry
 from services.common.settings import ServiceSettings
 from services.gateway.api import schema
 from services.gateway.api.fields import advisory_fields, neutral_values
+from services.gateway.http import tokens
 from services.gateway.http.messages import schema as messages
 from services.gateway.http.responses import schema as responses
 from services.gateway.main import running_gateway
@@ -221,8 +222,8 @@ BODIES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("POST /v1/embeddings", schema.EmbeddingBody),
     ("POST /v1/score", schema.ScoreBody),
     ("POST /v1/rerank", schema.RerankBody),
-    ("POST /tokenize", schema.TokenizeBody),
-    ("POST /detokenize", schema.DetokenizeBody),
+    ("POST /tokenize", tokens.TokenizeBody),
+    ("POST /detokenize", tokens.DetokenizeBody),
 )
 
 

@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from redis.asyncio import Redis
 from starlette.applications import Starlette
@@ -38,21 +37,15 @@ from services.gateway.grpc.inference import InferenceService
 from services.gateway.grpc.server import GrpcServer, serving_grpc
 from services.gateway.http.app import new_app
 from services.gateway.http.chat import ChatSerializer
-from services.gateway.http.comparison import ComparisonHandler, RerankForm, ScoreForm
 from services.gateway.http.completions import CompletionSerializer
-from services.gateway.http.embeddings import EmbeddingHandler
-from services.gateway.http.endpoint import Endpoint, Handler, JsonEndpoint
-from services.gateway.http.exchange import BodyLimits
-from services.gateway.http.generate import GenerateHandler
-from services.gateway.http.messages.endpoint import WIRE, CountHandler, MessagesPreparer
+from services.gateway.http.endpoint import Endpoint
+from services.gateway.http.exchange import BodyLimits, Wire
+from services.gateway.http.handlers import Route, hot_routes
 from services.gateway.http.playground import add_playground
-from services.gateway.http.responses.endpoint import ResponsesPreparer
 from services.gateway.http.responses.routes import add_routes
-from services.gateway.http.responses.serializer import WIRE as RESPONSES_WIRE
 from services.gateway.http.responses.store import ResponseStore, StoreLimits
 from services.gateway.http.routes import Routes
 from services.gateway.http.server import HttpServer, listen, new_http_server
-from services.gateway.http.tokens import DetokenizeHandler, TokenizeHandler
 from services.gateway.observation import Observer
 from services.gateway.origins import OriginPolicy
 from services.gateway.settings import GatewaySettings
@@ -73,8 +66,6 @@ from services.gateway.websocket.replay import ReplayBuffers
 from services.gateway.websocket.socket import StreamSocket
 
 _STORE_S = 1.0  # longest wait for Redis where responses are kept
-
-_WIRES = {"/v1/messages": WIRE, "/v1/messages/count_tokens": WIRE, "/v1/responses": RESPONSES_WIRE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +126,7 @@ class _Services:
     models: Models
     completions: CompletionPreparer
     chat: ChatPreparer
-    messages: MessagesPreparer
-    responses: ResponsesPreparer
+    hot: list[Route]
     store: ResponseStore
     embedder: Embedder
     buffers: ReplayBuffers
@@ -156,33 +146,26 @@ class _Services:
 
     def _endpoints(self, gate: Gate) -> dict[str, Endpoint]:
         """The hot routes, for those whom `gate` lets in."""
-        entrance, limits, heartbeat_s = self._entrance(gate), self._limits(), self.settings.sse_heartbeat_s
-        score, rerank = ComparisonHandler(ScoreForm(), self.embedder), ComparisonHandler(RerankForm(), self.embedder)
-        handlers: dict[str, Handler[Any]] = {
-            "/v1/chat/completions": GenerateHandler(self.chat, heartbeat_s),
-            "/v1/responses": GenerateHandler(self.responses, heartbeat_s),
-            "/v1/completions": GenerateHandler(self.completions, heartbeat_s),
-            "/v1/messages": GenerateHandler(self.messages, heartbeat_s),
-            "/v1/messages/count_tokens": CountHandler(self.chat),
-            "/v1/embeddings": EmbeddingHandler(self.embedder),
-            **dict.fromkeys(("/v1/score", "/score"), score),
-            **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), rerank),
-            "/tokenize": TokenizeHandler(control_tokens=self.settings.control_tokens_in_messages),
-            "/detokenize": DetokenizeHandler(),
-        }
-        return {route: JsonEndpoint(entrance, limits, handler) for route, handler in handlers.items()}
+        entrance, limits = self._entrance(gate), self._limits()
+        return {path: one for route in self.hot for path, one in route.endpoints(entrance, limits).items()}
+
+    @property
+    def _wires(self) -> dict[str, Wire]:
+        return {route.path: route.wire for route in self.hot}
 
     def batch_routes(self) -> ASGIApp:
         """The same routes for the requests of batches."""
         observer, endpoints = Observer("batch", self.metrics, self.tracer), self._endpoints(BatchGate(self.gate))
-        return Routes(Starlette(), endpoints, {}, observer, self.drain, self._origins(), _WIRES)
+        return Routes(Starlette(), endpoints, {}, observer, self.drain, self._origins(), self._wires)
 
     def routes(self) -> ASGIApp:
         """REST and WebSocket."""
         catalog, gate, origins, batches = self.catalog, self.gate, self._origins(), self.batches
         entrance, endpoints = self._entrance(gate), self._endpoints(gate)
+        documented = {route.path: route.documented for route in self.hot}
         if batches:
             endpoints |= batches.endpoints(entrance, self._limits())
+            documented |= batches.documented
         socket = StreamSocket(
             entrance,
             {"chat": SingleSequence(self.chat), "completion": SingleSequence(self.completions)},
@@ -199,11 +182,12 @@ class _Services:
             gate,
             self.metrics,
             lambda: catalog.ready and not self.drain.draining,
+            documented,
             [*([add_playground] if self.settings.playground else []), *([batches.add_routes] if batches else [])],
         )
         add_routes(app, self.store)
         observer = Observer("rest", self.metrics, self.tracer)
-        return origins.share(Routes(app, endpoints, {"/v1/stream": socket}, observer, self.drain, origins, _WIRES))
+        return origins.share(Routes(app, endpoints, {"/v1/stream": socket}, observer, self.drain, origins, self._wires))
 
     def inference(self) -> InferenceService:
         """gRPC."""
@@ -270,7 +254,9 @@ def _new_services(
     drain: Drain,
     batches: Batches | None,
 ) -> _Services:
-    catalog, chat = pipeline.catalog, ChatPreparer(pipeline, grammars, settings, ChatSerializer)
+    catalog, embedder = pipeline.catalog, Embedder(pipeline)
+    chat = ChatPreparer(pipeline, grammars, settings, ChatSerializer)
+    completions = CompletionPreparer(pipeline, grammars, settings, CompletionSerializer)
     return _Services(
         settings,
         catalog,
@@ -278,12 +264,11 @@ def _new_services(
         gate,
         metrics,
         Models(catalog, settings.fallback_model, metrics),
-        CompletionPreparer(pipeline, grammars, settings, CompletionSerializer),
+        completions,
         chat,
-        MessagesPreparer(chat),
-        ResponsesPreparer(chat, store),
+        hot_routes(settings, chat, completions, embedder, store),
         store,
-        Embedder(pipeline),
+        embedder,
         ReplayBuffers(settings.stream_resume_window_s),
         tracer,
         drain,

@@ -299,24 +299,6 @@ class RerankBody(ComparisonBody, kw_only=True, forbid_unknown_fields=True):
     mm_processor_kwargs: Annotated[Any, neutral({})] = None
 
 
-class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize: a prompt or messages."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /detokenize."""
-
-    tokens: list[TokenId]
-    model: str | None = None
-
-
 class BatchBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/batches."""
 

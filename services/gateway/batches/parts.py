@@ -12,11 +12,12 @@ from services.gateway.asgi import ASGIApp
 from services.gateway.batches.file_routes import UploadEndpoint, add_files
 from services.gateway.batches.files import FileStore, StorageLimits
 from services.gateway.batches.jobs import JobStore
-from services.gateway.batches.routes import BatchHandler, add_batches
+from services.gateway.batches.routes import DOCUMENTED, BatchHandler, add_batches
 from services.gateway.batches.run import Means
 from services.gateway.batches.runner import BatchRunner
 from services.gateway.drain import Drain
 from services.gateway.generation.entrance import Entrance
+from services.gateway.http.documentation import Documentation
 from services.gateway.http.endpoint import Endpoint, JsonEndpoint
 from services.gateway.http.exchange import BodyLimits
 from services.gateway.settings import GatewaySettings
@@ -43,6 +44,11 @@ class Batches:
         )
         self._store = JobStore(FileStore(guard, keys, limits), settings.batch_lease_s)
         self._woken = asyncio.Event()
+
+    @property
+    def documented(self) -> dict[str, Documentation]:
+        """What takes JSON."""
+        return {"/v1/batches": DOCUMENTED}
 
     def endpoints(self, entrance: Entrance, limits: BodyLimits) -> dict[str, Endpoint]:
         """The hot routes."""

@@ -17,11 +17,29 @@ from services.gateway.batches.objects import Plan, new_object_id
 from services.gateway.errors import invalid, storage_away
 from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.http.caller import Caller
+from services.gateway.http.documentation import Documentation
 from services.gateway.http.exchange import Exchange
 from services.gateway.tenants.redis_guard import RedisAwayError
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+DOCUMENTED = Documentation(
+    summary="Answer all requests of a file when there is room for them",
+    tag="batches",
+    body=BatchBody,
+    example={"input_file_id": "file-0d6f8f2c9b1e4a57", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
+    answer={
+        "id": "batch_0d6f8f2c9b1e4a57",
+        "object": "batch",
+        "endpoint": "/v1/chat/completions",
+        "input_file_id": "file-0d6f8f2c9b1e4a57",
+        "completion_window": "24h",
+        "status": "validating",
+        "created_at": 1767225600,
+        "expires_at": 1767312000,
+        "request_counts": {"total": 0, "completed": 0, "failed": 0},
+    },
+)
 
 
 def window_s(text: str, most_s: int) -> int:

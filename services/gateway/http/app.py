@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from services.gateway.errors import ApiError, invalid, storage_away
 from services.gateway.generation.models import check_permission
 from services.gateway.http.caller import Caller
+from services.gateway.http.documentation import Documentation
 from services.gateway.http.openapi import document
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.redis_guard import RedisAwayError
@@ -67,9 +68,10 @@ def new_app(
     gate: Gate,
     metrics: GatewayMetrics,
     ready: Callable[[], bool],
+    documented: Mapping[str, Documentation],
     parts: Sequence[Callable[[FastAPI], None]] = (),
 ) -> FastAPI:
-    """Build the app; `parts` add the routes of what may be off."""
+    """Build the app; `documented` are the routes beside it, `parts` add the routes of what may be off."""
     # FastAPI's own spans would be of probes and scrapes, mostly; requests have theirs from the routes.
     app = FastAPI(
         title="Ryzanstein", docs_url="/docs", redoc_url=None, openapi_url="/openapi.json", telemetry=_NO_TELEMETRY
@@ -99,7 +101,7 @@ def new_app(
     _add_probes(app, catalog, metrics, ready)
     for add_routes in parts:
         add_routes(app)
-    app.openapi = lambda: document(app)  # type: ignore[method-assign]  # FastAPI's documented way
+    app.openapi = lambda: document(app, documented)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
 
 

@@ -13,12 +13,43 @@ from services.gateway.errors import ApiError
 from services.gateway.generation.logprobs import LogprobWriter
 from services.gateway.generation.output import Chunk, Generation, ScoredToken
 from services.gateway.generation.sequences import Choice
+from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import DONE, OPENAI_ERRORS
 from services.gateway.text.codec import ServedModel
 from services.gateway.tools.calls import CallDelta, call_deltas, function_json, join_calls
 from services.gateway.usage import Usage, usage_json
 
 _encode = msgspec.json.encode
+DOCUMENTED = Documentation(
+    summary="Continue a conversation; server-sent events with `stream`",
+    tag="generation",
+    body=ChatBody,
+    example={
+        "model": EXAMPLE_MODEL,
+        "messages": [{"role": "user", "content": "Name a colour."}],
+        "max_completion_tokens": 32,
+    },
+    answer={
+        "id": "chatcmpl-0d6f8f2c9b1e4a57a3c1d2e4",
+        "object": "chat.completion",
+        "created": 1767225600,
+        "model": EXAMPLE_MODEL,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Blue.", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 12,
+            "completion_tokens": 3,
+            "total_tokens": 15,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+    },
+)
 
 
 class ChatSerializer:

@@ -17,12 +17,41 @@ from services.gateway.errors import invalid
 from services.gateway.generation.embedding import Embedder
 from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.generation.pipeline import check_prompt
+from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import Exchange, UntilDisconnect
 from services.gateway.ids import new_id
 from services.gateway.text.codec import ServedModel
 
 Body = TypeVar("Body", bound=ComparisonBody)
 _INLINE_FLOATS = 8_192  # multiplied within a millisecond
+SCORE = Documentation(
+    summary="Likeness of texts, one with many or pair by pair; also at /score",
+    tag="embeddings",
+    body=ScoreBody,
+    example={"model": EXAMPLE_MODEL, "text_1": "a list", "text_2": ["a tuple", "a file"]},
+    answer={
+        "id": "score-0d6f8f2c9b1e4a57a3c1d2e4",
+        "object": "list",
+        "created": 1767225600,
+        "model": EXAMPLE_MODEL,
+        "data": [{"index": 0, "object": "score", "score": 0.9}, {"index": 1, "object": "score", "score": 0.4}],
+        "usage": {"prompt_tokens": 6, "total_tokens": 6},
+    },
+)
+RERANK = Documentation(
+    summary="Documents in the order of their likeness to a query; also at /rerank and /v2/rerank",
+    tag="embeddings",
+    body=RerankBody,
+    example={"model": EXAMPLE_MODEL, "query": "a list", "documents": ["a file", "a tuple"], "top_n": 1},
+    answer={
+        "id": "rerank-0d6f8f2c9b1e4a57a3c1d2e4",
+        "object": "list",
+        "model": EXAMPLE_MODEL,
+        "results": [{"index": 1, "relevance_score": 0.9, "document": {"text": "a tuple"}}],
+        "usage": {"prompt_tokens": 6, "total_tokens": 6},
+        "meta": {"tokens": {"input_tokens": 6, "output_tokens": 0}},
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,26 @@ from services.gateway.generation.logprobs import LogprobWriter
 from services.gateway.generation.output import Chunk, Generation, ScoredToken
 from services.gateway.generation.prompts import Prompt
 from services.gateway.generation.sequences import Choice
+from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import DONE, OPENAI_ERRORS
 from services.gateway.text.codec import ServedModel
 from services.gateway.usage import Usage, usage_json
 
 _encode = msgspec.json.encode
+DOCUMENTED = Documentation(
+    summary="Continue a text; server-sent events with `stream`",
+    tag="generation",
+    body=CompletionBody,
+    example={"model": EXAMPLE_MODEL, "prompt": "Once upon a time", "max_tokens": 16, "temperature": 0},
+    answer={
+        "id": "cmpl-0d6f8f2c9b1e4a57a3c1d2e4",
+        "object": "text_completion",
+        "created": 1767225600,
+        "model": EXAMPLE_MODEL,
+        "choices": [{"index": 0, "text": " there was", "logprobs": None, "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 4, "completion_tokens": 16, "total_tokens": 20},
+    },
+)
 
 
 class CompletionSerializer:

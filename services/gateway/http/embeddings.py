@@ -14,10 +14,23 @@ from services.gateway.asgi import JSON
 from services.gateway.errors import invalid
 from services.gateway.generation.embedding import Embedder
 from services.gateway.generation.entrance import AdmittedRequest
+from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import Exchange, UntilDisconnect
 from services.gateway.text.codec import ServedModel
 
 _INLINE_FLOATS = 8_192  # written within a millisecond
+DOCUMENTED = Documentation(
+    summary="Embed texts or token ids",
+    tag="embeddings",
+    body=EmbeddingBody,
+    example={"model": EXAMPLE_MODEL, "input": ["first text", "second text"]},
+    answer={
+        "object": "list",
+        "model": EXAMPLE_MODEL,
+        "data": [{"object": "embedding", "index": 0, "embedding": [0.01, -0.02]}],
+        "usage": {"prompt_tokens": 5, "total_tokens": 5},
+    },
+)
 
 
 class EmbeddingHandler:

@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from services.gateway.api.decode import BodyDecoder
-from services.gateway.api.schema import DetokenizeBody, TokenizeBody
+from services.gateway.api.schema import Message, TokenId
 from services.gateway.errors import invalid
 from services.gateway.generation.chat import template_message
 from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.generation.pipeline import check_prompt
+from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import Exchange
 from services.gateway.text.codec import ServedModel
 from services.gateway.text.conversation import Conversation, encode_conversation
+
+
+class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /detokenize."""
+
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+TOKENIZE = Documentation(
+    summary="Token ids of a text or a conversation",
+    tag="tokens",
+    body=TokenizeBody,
+    example={"model": EXAMPLE_MODEL, "prompt": "Hello"},
+    answer={"count": 1, "max_model_len": 2048, "tokens": [9906], "token_strs": None},
+)
+DETOKENIZE = Documentation(
+    summary="Text of token ids",
+    tag="tokens",
+    body=DetokenizeBody,
+    example={"model": EXAMPLE_MODEL, "tokens": [9906]},
+    answer={"prompt": "Hello"},
+)
 
 
 class TokenizeHandler:

@@ -12,15 +12,14 @@ from services.gateway.api.fields import neutral_values
 from services.gateway.api.schema import (
     ChatBody,
     CompletionBody,
-    DetokenizeBody,
     EmbeddingBody,
     RerankBody,
     ScoreBody,
-    TokenizeBody,
 )
 from services.gateway.http.messages.endpoint import NO_THREADS
 from services.gateway.http.messages.schema import CountBody, MessagesBody
 from services.gateway.http.responses.schema import ResponsesBody
+from services.gateway.http.tokens import DetokenizeBody, TokenizeBody
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import Stack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level

@@ -13,6 +13,7 @@ from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.generation.request import Caller
 from services.gateway.generation.sequences import Sequences
+from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import ErrorShape, Exchange, Wire
 from services.gateway.http.messages.errors import error_body, error_frames
 from services.gateway.http.messages.schema import CountBody, MessagesBody, ThinkingAdaptive, ThinkingOff, ThinkingOn
@@ -25,6 +26,34 @@ Body = TypeVar("Body", bound=CountBody)
 WIRE = Wire(ErrorShape(error_body, error_frames), PING, b"request-id")
 NO_THREADS = "thread_unsupported_request"  # which lets clients send conversations whole
 _INLINE_BLOCKS = 500  # translated within a millisecond
+MESSAGES = Documentation(
+    summary="Continue a conversation, in Anthropic's form; server-sent events with `stream`",
+    tag="messages",
+    body=MessagesBody,
+    example={"model": EXAMPLE_MODEL, "messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 32},
+    answer={
+        "id": "msg-0d6f8f2c9b1e4a57a3c1d2e4",
+        "type": "message",
+        "role": "assistant",
+        "model": EXAMPLE_MODEL,
+        "content": [{"type": "text", "text": "Blue."}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 12,
+            "output_tokens": 3,
+            "cache_creation_input_tokens": None,
+            "cache_read_input_tokens": None,
+        },
+    },
+)
+COUNT = Documentation(
+    summary="Tokens of a prompt, in Anthropic's form",
+    tag="messages",
+    body=CountBody,
+    example={"model": EXAMPLE_MODEL, "messages": [{"role": "user", "content": "Name a colour."}]},
+    answer={"input_tokens": 12},
+)
 
 
 class MessagesPreparer:

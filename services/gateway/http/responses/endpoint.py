@@ -18,6 +18,7 @@ from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.logprobs import LogprobWriter
 from services.gateway.generation.request import Caller
 from services.gateway.generation.sequences import Sequences
+from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.responses.chat import chat_of, in_own_words
 from services.gateway.http.responses.output import Output
 from services.gateway.http.responses.reading import read_items, read_tools
@@ -38,6 +39,30 @@ from services.gateway.text.codec import ServedModel
 _INLINE_ITEMS = 256
 _MAX_REFERRED = 64  # responses: each is read for itself
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+DOCUMENTED = Documentation(
+    summary="Answer a turn of a conversation that the gateway may keep; server-sent events with `stream`",
+    tag="responses",
+    body=ResponsesBody,
+    example={"model": EXAMPLE_MODEL, "input": "Name a colour.", "max_output_tokens": 32},
+    answer={
+        "id": "resp_0d6f8f2c9b1e4a57a3c1d2e40d6f8f2c9b1e4a57a3c1d2e4",
+        "object": "response",
+        "created_at": 1767225600,
+        "status": "completed",
+        "model": EXAMPLE_MODEL,
+        "output": [
+            {
+                "id": "msg_0d6f8f2c9b1e4a57a3c1d2e40d6f8f2c9b1e4a57a3c1d2e40000",
+                "type": "message",
+                "status": "completed",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "Blue.", "annotations": [], "logprobs": []}],
+            }
+        ],
+        "store": True,
+        "usage": {"input_tokens": 12, "output_tokens": 3, "total_tokens": 15},
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,84 @@
+"""The hot routes: all that take JSON, each with its handler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from services.gateway.generation.chat import ChatPreparer
+from services.gateway.generation.completions import CompletionPreparer
+from services.gateway.generation.embedding import Embedder
+from services.gateway.generation.entrance import Entrance
+from services.gateway.http import chat, comparison, completions, embeddings, tokens
+from services.gateway.http.documentation import Documentation
+from services.gateway.http.endpoint import Endpoint, Handler, JsonEndpoint
+from services.gateway.http.exchange import OPENAI_WIRE, BodyLimits, Wire
+from services.gateway.http.generate import GenerateHandler
+from services.gateway.http.messages import endpoint as messages
+from services.gateway.http.responses import endpoint as responses
+from services.gateway.http.responses.serializer import WIRE as RESPONSES_WIRE
+from services.gateway.http.responses.store import ResponseStore
+from services.gateway.settings import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path, and what it serves."""
+
+    path: str
+    handler: Handler[Any]
+    documented: Documentation
+    wire: Wire = OPENAI_WIRE
+    aliases: tuple[str, ...] = ()
+
+    def endpoints(self, entrance: Entrance, limits: BodyLimits) -> dict[str, Endpoint]:
+        """By path, for those who come in by `entrance`."""
+        return dict.fromkeys((self.path, *self.aliases), JsonEndpoint(entrance, limits, self.handler))
+
+
+def hot_routes(
+    settings: GatewaySettings,
+    chats: ChatPreparer,
+    completing: CompletionPreparer,
+    embedder: Embedder,
+    store: ResponseStore,
+) -> list[Route]:
+    """Every route that takes JSON and is always there."""
+    beat_s = settings.sse_heartbeat_s
+    score, rerank = comparison.ScoreForm(), comparison.RerankForm()
+    return [
+        Route("/v1/chat/completions", GenerateHandler(chats, beat_s), chat.DOCUMENTED),
+        Route(
+            "/v1/responses",
+            GenerateHandler(responses.ResponsesPreparer(chats, store), beat_s),
+            responses.DOCUMENTED,
+            RESPONSES_WIRE,
+        ),
+        Route("/v1/completions", GenerateHandler(completing, beat_s), completions.DOCUMENTED),
+        Route(
+            "/v1/messages",
+            GenerateHandler(messages.MessagesPreparer(chats), beat_s),
+            messages.MESSAGES,
+            messages.WIRE,
+        ),
+        Route("/v1/messages/count_tokens", messages.CountHandler(chats), messages.COUNT, messages.WIRE),
+        Route("/v1/embeddings", embeddings.EmbeddingHandler(embedder), embeddings.DOCUMENTED),
+        Route(
+            "/v1/score",
+            comparison.ComparisonHandler(score, embedder),
+            comparison.SCORE,
+            aliases=("/score",),
+        ),
+        Route(
+            "/v1/rerank",
+            comparison.ComparisonHandler(rerank, embedder),
+            comparison.RERANK,
+            aliases=("/v2/rerank", "/rerank"),
+        ),
+        Route(
+            "/tokenize",
+            tokens.TokenizeHandler(control_tokens=settings.control_tokens_in_messages),
+            tokens.TOKENIZE,
+        ),
+        Route("/detokenize", tokens.DetokenizeHandler(), tokens.DETOKENIZE),
+    ]
