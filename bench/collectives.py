@@ -23,7 +23,7 @@ def measure(ranks: int, options: list[str]) -> dict[str, Any]:
     """The report of `bench.collectives_rank` on so many ranks."""
     # As in a worker: idle OpenMP threads must not take the cores from the other ranks.
     defaults = {"OMP_NUM_THREADS": str(max(1, usable_cores() // ranks)), "OMP_WAIT_POLICY": "PASSIVE"}
-    launch = ["-m", "services.worker.supervision.launch", "--standalone", f"--nproc-per-node={ranks}"]
+    launch = ["-m", "services.worker.process.launch", "--standalone", f"--nproc-per-node={ranks}"]
     command = [sys.executable, *launch, "-m", "bench.collectives_rank", *options]
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**defaults, **os.environ})
     report: dict[str, Any] = json.loads(ran.stdout)

@@ -23,11 +23,11 @@ from bench.decode_share import DecodeStep, measure_decode, predict_speedup
 from services.common.cores import usable_cores
 from services.worker.backends.collectives import GroupSeat, StepCommunicator
 from services.worker.backends.opening import open_backend
-from services.worker.supervision.lifeline import die_with_parent
-from services.worker.transport.control import RankLine
-from services.worker.transport.futex import Patience
-from services.worker.transport.segment import Segment
-from services.worker.transport.settings import GroupLayout, RankGroupConfig
+from services.worker.ipc.control import RankLine
+from services.worker.ipc.futex import Patience
+from services.worker.ipc.lifeline import die_with_parent
+from services.worker.ipc.segment import Segment
+from services.worker.protocol.rank_config import GroupLayout, RankGroupConfig
 
 _SPIN_S = 0.001
 _WARM_UP = 20

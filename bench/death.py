@@ -3,7 +3,7 @@
     python -m bench.death --mib 256 --mib 4096
 
 A process fills as much memory in pages of 4 KiB, as most of a rank's are, and is killed. A pidfd is ready once that
-memory has been taken apart, the lock at once (`services/worker/transport/life_lock.py`). Nothing else runs.
+memory has been taken apart, the lock at once (`services/worker/ipc/life_lock.py`). Nothing else runs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.stats import median
-from services.worker.transport.life_lock import LifeLock
-from services.worker.transport.segment import Segment
+from services.worker.ipc.life_lock import LifeLock
+from services.worker.ipc.segment import Segment
 
 _PATIENCE_S = 60.0
 

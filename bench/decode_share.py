@@ -9,10 +9,10 @@ import torch
 
 from services.worker.backends.collectives import StepCommunicator
 from services.worker.backends.opening import open_backend
-from services.worker.ranks.loading import load
-from services.worker.ranks.runner import Runner
-from services.worker.scheduling.plan import Admission, Chunk, SamplingParams, StepPlan
-from services.worker.transport.settings import RankGroupConfig
+from services.worker.protocol.plan import Admission, Chunk, SamplingParams, StepPlan
+from services.worker.protocol.rank_config import RankGroupConfig
+from services.worker.rank.loading import load
+from services.worker.rank.runner import Runner
 
 _WARM_UP_STEPS = 4
 

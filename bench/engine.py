@@ -22,12 +22,12 @@ from rich.table import Table
 
 from bench.reading import Reading, higher, lower, write_readings
 from bench.stats import median
+from services.worker.process.rank_group import GroupStarted, RankGroup, RankGroupConfig
+from services.worker.protocol.plan import SamplingParams, StepPlan, StepResult
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.kv_events import KvEventLog
-from services.worker.scheduling.plan import SamplingParams, StepPlan, StepResult
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
-from services.worker.supervision.rank_group import GroupStarted, RankGroup, RankGroupConfig
 
 
 @dataclass(frozen=True)

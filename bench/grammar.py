@@ -25,11 +25,11 @@ from rich.table import Table
 
 from bench.engine import Workload, make_engine, make_requests
 from bench.reading import Reading, lower, write_readings
-from services.worker.loading.vocabulary import read_vocabulary
+from services.worker.api.model_files import read_model_files
+from services.worker.model.loading.vocabulary import read_vocabulary
+from services.worker.process.rank_group import RankGroup, RankGroupConfig
+from services.worker.protocol.plan import SamplingParams
 from services.worker.sampling.grammar import Matchers
-from services.worker.scheduling.plan import SamplingParams
-from services.worker.server.model_files import read_model_files
-from services.worker.supervision.rank_group import RankGroup, RankGroupConfig
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64
 SCHEMA = {

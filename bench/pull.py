@@ -86,7 +86,7 @@ async def worker(model: str, dtype: str, ranks: int, kv_tokens: int) -> AsyncIte
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "services.worker.server",
+        "services.worker.api",
         env=os.environ | {f"RYZANSTEIN_{name}": str(value) for name, value in settings.items()},
         stdout=asyncio.subprocess.DEVNULL,
     )

@@ -14,9 +14,9 @@ import typer
 
 from bench.reading import lower, write_readings
 from bench.stats import percentile
+from services.worker.protocol.plan import SamplingParams, StepPlan, StepResult
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.kv_events import KvEventLog
-from services.worker.scheduling.plan import SamplingParams, StepPlan, StepResult
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
 

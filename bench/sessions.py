@@ -97,7 +97,7 @@ async def join(port: int, name: str, clients: Clients, log: Path) -> float:
     }
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "services.worker.server", env=os.environ | environment, stdout=output, stderr=output
+            sys.executable, "-m", "services.worker.api", env=os.environ | environment, stdout=output, stderr=output
         )
     try:
         async with asyncio.timeout(120):

@@ -72,7 +72,7 @@ class RunningStack:
         """The tensor-parallel ranks of a worker, in no particular order."""
         children = psutil.Process(self.pid_of(worker)).children(recursive=True)
         leaves = [child for child in children if not child.children()]
-        return [leaf.pid for leaf in leaves if "services.worker.ranks" in leaf.cmdline()]
+        return [leaf.pid for leaf in leaves if "services.worker.rank" in leaf.cmdline()]
 
     def workers(self) -> list[routing_pb2.WorkerView]:
         """The workers as the router sees them; none while it does not answer."""

@@ -15,8 +15,8 @@ from tests.stack import RunningStack
 WARM_UP_S = 30.0  # a young process fills its caches and pools; that is not growth
 _EVERY_S = 5.0
 _CHILDREN = {  # in this order: the launcher is also given the module that it is to run
-    "services.worker.supervision.launch": "rank launcher",
-    "services.worker.ranks": "rank",
+    "services.worker.process.launch": "rank launcher",
+    "services.worker.rank": "rank",
 }
 _MIB = 2**20
 

@@ -43,12 +43,12 @@ from services.kv_coordinator.settings import CoordinatorSettings
 from services.kv_coordinator.subscriptions import Counters as EventCounters
 from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
+from services.worker.api.life_metrics import LifeMetrics
+from services.worker.api.metrics import WorkerMetrics
+from services.worker.api.settings import WorkerSettings
+from services.worker.api.transfer_metrics import TransferMetrics
+from services.worker.kv_transfer.puller import PullTotals
 from services.worker.scheduling.config import Counters as SchedulerCounters
-from services.worker.server.block_puller import PullTotals
-from services.worker.server.life_metrics import LifeMetrics
-from services.worker.server.metrics import WorkerMetrics
-from services.worker.server.settings import WorkerSettings
-from services.worker.server.transfer_metrics import TransferMetrics
 
 HERE = Path(__file__).resolve().parent
 PROTO = HERE.parents[1] / "proto"

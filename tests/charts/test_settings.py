@@ -11,7 +11,7 @@ from services.common.settings import ServiceSettings
 from services.gateway.settings import GatewaySettings
 from services.kv_coordinator.settings import CoordinatorSettings
 from services.router.settings import RouterSettings
-from services.worker.server.settings import WorkerSettings
+from services.worker.api.settings import WorkerSettings
 from tests.charts.rendering import Pod, Rendered, RenderError, environment, render
 
 SETTINGS: dict[str, type[ServiceSettings]] = {

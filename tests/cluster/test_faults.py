@@ -23,7 +23,7 @@ def test_a_worker_pod_deleted_with_force(installed: Installation, disturbed: Dis
 @pytest.mark.smoke
 def test_a_rank_killed(installed: Installation, disturbed: Disturb, rig: Rig, restarts: Restarts) -> None:
     victim = installed.pod("worker")
-    disturbed(lambda: rig.signal(victim, "services.worker.ranks", signal.SIGKILL))
+    disturbed(lambda: rig.signal(victim, "services.worker.rank", signal.SIGKILL))
     assert not restarts(), "the worker starts its ranks anew by itself"
 
 
@@ -38,7 +38,7 @@ def test_a_control_service_killed_with_force(installed: Installation, disturbed:
 
 @pytest.mark.parametrize(
     ("component", "module"),
-    [("worker", "services.worker.server"), ("router", "services.router")],
+    [("worker", "services.worker.api"), ("router", "services.router")],
     ids=["worker", "router"],
 )
 def test_a_frozen_process(

@@ -49,7 +49,7 @@ def test_one_of_two_ranks_killed(pools: Installation, rig: Rig, figures: dict[st
     pair = [pod for pod in pools.pods("worker") if "-pair-" in pod["metadata"]["name"]]
     traffic = Traffic.undisturbed(pools.url, streams=8, tokens=150, shorts=2, model="tiny-pair")
     with Load(traffic) as load:
-        rig.signal(pair[0], "services.worker.ranks", signal.SIGKILL)
+        rig.signal(pair[0], "services.worker.rank", signal.SIGKILL)
         time.sleep(5)
         pools.wait_ready()
     figures["one of two ranks killed"] = load.figures()

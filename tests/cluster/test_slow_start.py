@@ -16,7 +16,7 @@ LOADING_S = 100
 # Python imports it in every process; it makes ranks start late.
 SLOW = f"""
 import sys, time
-if "services.worker.ranks" in sys.orig_argv:
+if "services.worker.rank" in sys.orig_argv:
     time.sleep({LOADING_S})
 """
 VALUES = {

@@ -42,7 +42,7 @@ def joining(stack: RunningStack, name: str, log: Path) -> Iterator[None]:
         "RYZANSTEIN_WORKER_ID": name,
     }
     with log.open("wb") as output:
-        command = [sys.executable, "-m", "services.worker.server"]
+        command = [sys.executable, "-m", "services.worker.api"]
         process = subprocess.Popen(command, env=os.environ | variables, stdout=output, stderr=output)
     try:
         yield

@@ -92,7 +92,7 @@ def _worker(options: StackOptions, index: int, port: int, shared: dict[str, str]
     }
     if options.kv_tokens:
         env["RYZANSTEIN_KV_TOKENS"] = str(options.kv_tokens)
-    return _service(f"worker-{index}", "services.worker.server", f"{HOST}:{port}", env, stop_s=15.0)
+    return _service(f"worker-{index}", "services.worker.api", f"{HOST}:{port}", env, stop_s=15.0)
 
 
 def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> ProcessSpec:

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from services.worker.transport.control import RankLine
-from services.worker.transport.futex import Patience
-from services.worker.transport.segment import Segment
+from services.worker.ipc.control import RankLine
+from services.worker.ipc.futex import Patience
+from services.worker.ipc.segment import Segment
 
 
 class Communicator(Protocol):

@@ -11,18 +11,18 @@ import torch
 
 from services.worker.backends.base import Attention, AttentionShape, ModelBackend, Norm
 from services.worker.backends.collectives import Communicator
-from services.worker.loading.checkpoint import Checkpoint, Span
-from services.worker.model.attention_layer import load_attention
 from services.worker.model.decoder import Decoder, DecoderLayer, LayerNorms, Tables
 from services.worker.model.families.config import Config
-from services.worker.model.mlp import load_mlp
-from services.worker.model.moe import load_moe
-from services.worker.model.norm import load_norm
+from services.worker.model.layers.attention import load_attention
+from services.worker.model.layers.embedding import VocabEmbedding, VocabHead, divide_vocabulary
+from services.worker.model.layers.linear import LinearLoader
+from services.worker.model.layers.mlp import load_mlp
+from services.worker.model.layers.moe import load_moe
+from services.worker.model.layers.norm import load_norm
+from services.worker.model.layers.rope import explain_rope, rope_tables
+from services.worker.model.loading.checkpoint import Checkpoint, Span
 from services.worker.model.registry import interpret
-from services.worker.model.rope import explain_rope, rope_tables
 from services.worker.model.spec import LayerSpec, ModelError, ModelSpec, RopeSpec
-from services.worker.parallel.embedding import VocabEmbedding, VocabHead, divide_vocabulary
-from services.worker.parallel.linear import LinearLoader
 
 logger = logging.getLogger(__name__)
 

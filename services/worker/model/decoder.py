@@ -12,9 +12,9 @@ from services.worker.backends.base import Attention, Computations, ModelBackend,
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.kv_cache import KvCache
-from services.worker.model.attention_layer import AttentionLayer, Kept
+from services.worker.model.layers.attention import AttentionLayer, Kept
+from services.worker.model.layers.embedding import VocabEmbedding, VocabHead, VocabShard, pad_rows
 from services.worker.model.spec import ModelSpec
-from services.worker.parallel.embedding import VocabEmbedding, VocabHead, VocabShard, pad_rows
 
 
 @dataclass(frozen=True, slots=True)

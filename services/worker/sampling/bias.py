@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.worker.protocol.plan import SamplingParams
 from services.worker.sampling.slots import SlotParams
-from services.worker.scheduling.plan import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.common.grammar import parser_limits
-from services.worker.scheduling.plan import SamplingParams
+from services.worker.protocol.plan import SamplingParams
 
 _KEPT_GRAMMARS = 64  # compiled, of the requests last seen
 _MESSAGE_CHARS = 300

@@ -8,8 +8,8 @@ from torch import Tensor
 from services.worker.backends import keys
 from services.worker.backends.base import Columns
 from services.worker.backends.collectives import Communicator
+from services.worker.protocol.plan import TokenLogprobs
 from services.worker.sampling.candidates import Candidates, gather_candidates
-from services.worker.scheduling.plan import TokenLogprobs
 
 _SLACK = 8  # beyond the wanted top tokens, so that a tie at the edge is usually seen whole
 _WIDEN = 8

@@ -18,14 +18,14 @@ from services.worker.backends import keys
 from services.worker.backends.base import Columns
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.noise import gumbel, row_keys, scale
+from services.worker.protocol.plan import TokenLogprobs
+from services.worker.protocol.plan_codec import AdmissionView
 from services.worker.sampling.bias import Biases, needs_bias
 from services.worker.sampling.filters import Limits, filter_rows
 from services.worker.sampling.grammar import Matchers, Vocabulary, no_vocabulary
 from services.worker.sampling.logprobs import token_logprobs
 from services.worker.sampling.penalties import TokenCounts
 from services.worker.sampling.slots import SlotParams
-from services.worker.scheduling.plan import TokenLogprobs
-from services.worker.transport.plan_codec import AdmissionView
 
 Slots = NDArray[np.int64]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.worker.scheduling.plan import SamplingParams
+from services.worker.protocol.plan import SamplingParams
 
 
 class SlotParams:

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from services.common.blockhash import HASH_BLOCK_TOKENS, extend_chain, wire_hash
-from services.worker.scheduling.plan import SamplingParams, TokenLogprobs
+from services.worker.protocol.plan import SamplingParams, TokenLogprobs
 
 
 class Status(Enum):

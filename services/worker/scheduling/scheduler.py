@@ -12,13 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from services.worker.protocol.plan import Admission, StepPlan, StepResult
 from services.worker.scheduling.admission import Capacity, WaitingQueue, fresh_blocks
 from services.worker.scheduling.block_pool import BlockPool
 from services.worker.scheduling.config import Counters, SchedulerConfig
 from services.worker.scheduling.fairness import CACHED_COST, OUTPUT_COST, PREFILL_COST, TenantLedger
 from services.worker.scheduling.kv_events import KvEventLog
 from services.worker.scheduling.pace import Pace
-from services.worker.scheduling.plan import Admission, StepPlan, StepResult
 from services.worker.scheduling.preemption import choose_victim
 from services.worker.scheduling.prefix_cache import PrefixCache
 from services.worker.scheduling.request import Finish, Output, Request, Status

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from services.worker.protocol.plan import Admission, Chunk, StepPlan
 from services.worker.scheduling.pace import Pace
-from services.worker.scheduling.plan import Admission, Chunk, StepPlan
 from services.worker.scheduling.request import Request
 
 Work = list[tuple[Request, Chunk]]

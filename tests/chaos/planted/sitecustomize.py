@@ -8,8 +8,8 @@ import signal
 import sys
 
 killer = [int(token) for token in os.environ.get("RYZANSTEIN_TEST_KILLER", "").split(",") if token]
-if killer and "services.worker.ranks" in sys.orig_argv:
-    from services.worker.ranks.slot_table import SlotTable
+if killer and "services.worker.rank" in sys.orig_argv:
+    from services.worker.rank.slot_table import SlotTable
 
     admit = SlotTable.admit
 

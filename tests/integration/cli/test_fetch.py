@@ -15,8 +15,8 @@ import pytest
 from services.cli.errors import CommandError
 from services.cli.fetch.download import progress
 from services.cli.fetch.repository import Listing, ModelReference, RemoteFile
-from services.worker.loading.hub import resolve_model
-from services.worker.server.startup import model_revision
+from services.worker.api.startup import model_revision
+from services.worker.model.loading.hub import resolve_model
 from tests.integration.cli.hub import COMMIT, NEXT_COMMIT, Hub, running
 
 COMMAND = str(Path(sys.executable).parent / "ryzanstein")
@@ -186,7 +186,7 @@ def test_the_worker_reads_a_fetched_folder_without_the_hubs_code(hub: Hub, tmp_p
     model = str(tmp_path / "org--tiny")
     assert resolve_model(model) == Path(model).resolve()
     look = (
-        "import sys\nfrom services.worker.server.startup import model_folder\n"
+        "import sys\nfrom services.worker.api.startup import model_folder\n"
         f"model_folder({model!r}, '')\nprint([name for name in sys.modules if name.startswith('huggingface')])"
     )
     answer = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.scheduling.plan import Admission, Chunk, SamplingParams, StepPlan, StepResult
-from services.worker.supervision.process_info import ProcessInfo
-from services.worker.supervision.rank_group import GroupStarted, RankGroup, RankGroupConfig
+from services.worker.process.process_info import ProcessInfo
+from services.worker.process.rank_group import GroupStarted, RankGroup, RankGroupConfig
+from services.worker.protocol.plan import Admission, Chunk, SamplingParams, StepPlan, StepResult
 
 STANDIN = "tests.integration.worker_ranks.standin"
 MakeGroup = Callable[..., RankGroup]

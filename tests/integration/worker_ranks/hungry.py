@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from services.worker.supervision.rank_group import RankGroup, RankGroupConfig
+from services.worker.process.rank_group import RankGroup, RankGroupConfig
 from tests.integration.worker_ranks import standin
 from tests.integration.worker_ranks.conftest import STANDIN, Conversation
 

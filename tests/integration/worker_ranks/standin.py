@@ -22,10 +22,10 @@ from services.worker.backends.base import ModelBackend
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.torch.columns import TorchColumns
-from services.worker.ranks.entry import run_rank
-from services.worker.ranks.process import LoadedModel
-from services.worker.transport.event_codec import ModelFacts
-from services.worker.transport.settings import RankGroupConfig
+from services.worker.protocol.event_codec import ModelFacts
+from services.worker.protocol.rank_config import RankGroupConfig
+from services.worker.rank.entry import run_rank
+from services.worker.rank.process import LoadedModel
 
 VOCAB, HIDDEN = 96, 16
 DIE_SLOWLY, RAISE, HANG, SPIN, SKIP_COLLECTIVE, KILL_SELF, COMPUTE, EAT = range(88, 96)  # misbehave on these tokens

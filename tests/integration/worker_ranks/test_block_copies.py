@@ -7,8 +7,8 @@ import asyncio
 import psutil
 import pytest
 
-from services.worker.scheduling.plan import Admission, Chunk, SamplingParams, StepPlan
-from services.worker.supervision.rank_group import RanksFailedError
+from services.worker.process.rank_group import RanksFailedError
+from services.worker.protocol.plan import Admission, Chunk, SamplingParams, StepPlan
 from tests.integration.worker_ranks.conftest import Conversation, MakeGroup
 from tests.integration.worker_ranks.standin import HIDDEN
 

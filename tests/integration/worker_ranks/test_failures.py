@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.scheduling.plan import Chunk, StepPlan
-from services.worker.supervision.failure import FailureKind
-from services.worker.supervision.rank_group import RankFailure, RankGroup
+from services.worker.process.failure import FailureKind
+from services.worker.process.rank_group import RankFailure, RankGroup
+from services.worker.protocol.plan import Chunk, StepPlan
 from tests.integration.worker_ranks import standin
 from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, alive, pids_of, wait_gone
 from tests.unit.common.containers import groups_v1

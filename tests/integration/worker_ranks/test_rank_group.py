@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.scheduling.plan import SamplingParams, StepPlan
-from services.worker.supervision.process_info import ProcessInfo
-from services.worker.supervision.rank_group import RanksFailedError
-from services.worker.transport.settings import SETTINGS_VARIABLE
+from services.worker.process.process_info import ProcessInfo
+from services.worker.process.rank_group import RanksFailedError
+from services.worker.protocol.plan import SamplingParams, StepPlan
+from services.worker.protocol.rank_config import SETTINGS_VARIABLE
 from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, pids_of, wait_gone
 
 PROMPTS = [[1, 2, 3], [4], list(range(5, 25)), [30, 31]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.scheduling.plan import SamplingParams
+from services.worker.protocol.plan import SamplingParams
 from tests.integration.worker_ranks.conftest import Conversation, MakeGroup
 
 MODEL = Path(__file__).parents[3] / "models" / "ryzanstein-tiny"
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 async def test_one_and_two_ranks_generate_the_same(make_group: MakeGroup, params: SamplingParams) -> None:
     tokens, logprobs = [], []
     for ranks in (1, 2):
-        group = make_group(ranks, str(MODEL), rank_module="services.worker.ranks")
+        group = make_group(ranks, str(MODEL), rank_module="services.worker.rank")
         started = await group.start()
         assert started.model.vocab_size == 4096
         for rank in started.ranks:

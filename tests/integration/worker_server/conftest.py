@@ -14,9 +14,9 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from services.common.ports import free_port
-from services.worker.server.main import serve
-from services.worker.server.settings import WorkerSettings
-from services.worker.supervision.rank_group import RankGroupConfig
+from services.worker.api.main import serve
+from services.worker.api.settings import WorkerSettings
+from services.worker.process.rank_group import RankGroupConfig
 from tests.integration.worker_server.fake_group import FakeGroup
 
 BUNDLED_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"

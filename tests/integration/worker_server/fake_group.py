@@ -6,11 +6,11 @@ import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 
-from services.worker.memory.ledger import MemoryLedger
-from services.worker.scheduling.plan import StepPlan, StepResult
-from services.worker.supervision.failure import FailureKind, RankFailure, RanksFailedError
-from services.worker.supervision.rank_group import GroupStarted, RankGroupConfig
-from services.worker.transport.event_codec import ModelFacts, RankStarted
+from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
+from services.worker.process.rank_group import GroupStarted, RankGroupConfig
+from services.worker.protocol.event_codec import ModelFacts, RankStarted
+from services.worker.protocol.ledger import MemoryLedger
+from services.worker.protocol.plan import StepPlan, StepResult
 from tests.unit.worker.scheduling.fake_ranks import VOCAB, FakeRanks
 
 FACTS = ModelFacts(vocab_size=VOCAB, hidden_size=8, n_layers=1, max_model_len=256)

@@ -26,7 +26,7 @@ class ServerProcess:
 
     def ranks(self) -> list[psutil.Process]:
         below = psutil.Process(self.process.pid).children(recursive=True)
-        ranks = [p for p in below if "services.worker.ranks" in p.cmdline()]
+        ranks = [p for p in below if "services.worker.rank" in p.cmdline()]
         return [p for p in ranks if not any(child.ppid() == p.pid for child in ranks)]
 
 
@@ -47,7 +47,7 @@ def server_process(folder: Path, redis_url: str, **env: str) -> Iterator[ServerP
     environment = os.environ | {f"RYZANSTEIN_{key}": value for key, value in variables.items()}
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "services.worker.server"],
+            [sys.executable, "-m", "services.worker.api"],
             cwd=PROJECT,
             env=environment | {"OMP_NUM_THREADS": "1"},
             stdout=stream,

@@ -18,7 +18,7 @@ from services.common.keys import RedisKeys
 from services.common.lifecycle import GaveUpError
 from services.common.ports import free_port
 from services.common.rpc import open_channel
-from services.worker.scheduling.plan import SamplingParams
+from services.worker.protocol.plan import SamplingParams
 from services.worker.scheduling.scheduler import Scheduler
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
 from tests.integration.worker_server.gateway import Answer, Gateway, until

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.worker.scheduling.plan import SamplingParams
+from services.worker.protocol.plan import SamplingParams
 from tests.integration.worker_server.conftest import RunningWorker
 from tests.integration.worker_server.gateway import Gateway, until
 from tests.unit.worker.scheduling.fake_ranks import generate

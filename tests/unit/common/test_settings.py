@@ -15,7 +15,7 @@ from services.common.lifecycle import StartupError, read_settings
 from services.common.settings import ServiceSettings
 from services.router.settings import RouterSettings
 
-SERVICES = ("gateway", "router", "kv_coordinator", "worker.server")
+SERVICES = ("gateway", "router", "kv_coordinator", "worker.api")
 
 
 def test_settings_come_from_the_environment_and_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_installations_and_tenants_share_no_keys_and_sessions_are_not_stored_in_
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_link_is_one_line_that_says_what_it_is(service: str) -> None:
-    variable = {"kv_coordinator": "COORDINATOR_PORT", "worker.server": "WORKER_PORT"}.get(service)
+    variable = {"kv_coordinator": "COORDINATOR_PORT", "worker.api": "WORKER_PORT"}.get(service)
     variable = f"RYZANSTEIN_{variable or f'{service.upper()}_PORT'}"
     environment = {
         **os.environ,

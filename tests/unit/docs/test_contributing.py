@@ -15,13 +15,14 @@ def short(modules: list[str]) -> str:
     return ", ".join(f"`{module.removeprefix('services.')}`" for module in modules)
 
 
-def floor(layer: str) -> str:
-    return short(re.split(r" [|:] ", layer))
+def floor(layer: str, container: str = "") -> str:
+    return short([f"{container}{module}" for module in re.split(r" [|:] ", layer)])
 
 
 def rule(contract: dict[str, Any]) -> str:
     if contract["type"] == "layers":
-        return " → ".join(floor(layer) for layer in contract["layers"])
+        container = "".join(f"{name}." for name in contract.get("containers", ()))
+        return " → ".join(floor(layer, container) for layer in contract["layers"])
     if contract["type"] == "independence":
         return short(contract["modules"])
     return f"{short(contract['source_modules'])} never {short(contract['forbidden_modules'])}"

@@ -18,7 +18,7 @@ from services.gateway.generation.attempt import Cause
 from services.gateway.telemetry import ModelHistograms
 from services.router.breaker import BreakerState
 from services.router.snapshot import WhyNot
-from services.worker.server.block_puller import REASONS
+from services.worker.kv_transfer.puller import REASONS
 from tests.programs import CHART
 
 # What the relabelling of every mode adds (tests/charts holds both modes to it).

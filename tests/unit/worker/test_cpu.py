@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as F
 
 from services.worker import cpu
+from services.worker.api.model_files import read_model_files
+from services.worker.api.settings import WorkerSettings
+from services.worker.api.startup import group_config
 from services.worker.backends.cpu.ops import OneDnnOps
-from services.worker.server.model_files import read_model_files
-from services.worker.server.settings import WorkerSettings
-from services.worker.server.startup import group_config
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"  # in bfloat16
 WESTMERE = "flags\t\t: fpu sse2 sse4_2"

@@ -30,6 +30,7 @@ from services.worker.backends.cpu.collectives import ReplayedLoneRank
 from services.worker.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGraph
 from services.worker.backends.cpu.ops import KernelOps, OneDnnOps
 from services.worker.backends.cpu.shared_memory import KernelCommunicator, SharedMemoryCommunicator
+from services.worker.backends.sizing import available_host_memory
 from services.worker.backends.torch.gathering import PagedSdpa
 from services.worker.kernels.attention import open_attention, serves
 from services.worker.kernels.bfloat16 import (
@@ -39,7 +40,6 @@ from services.worker.kernels.bfloat16 import (
     why_not,
 )
 from services.worker.kernels.library import RegistersRefusedError
-from services.worker.memory.sizing import available_host_memory
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from services.worker.backends.collectives import LoneRank
+from services.worker.ipc.control import RankLine
 from services.worker.kernels.bfloat16 import Collectives
-from services.worker.transport.control import RankLine
 
 
 class ReplayedCollectives:

@@ -17,9 +17,9 @@ import torch
 
 from services.worker.backends.collectives import GroupSeat
 from services.worker.backends.cpu.collectives import ReplayedCollectives
+from services.worker.ipc.control import RankState
+from services.worker.ipc.futex import Counter
 from services.worker.kernels.bfloat16 import Bfloat16Kernels, Collectives
-from services.worker.transport.control import RankState
-from services.worker.transport.futex import Counter
 
 _HEADER = 4096  # per rank: tag, then the bytes in each parity's buffer on the next cache line
 _SIZES = 64

@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from services.worker.transport.control import RankLine, RankState
+from services.worker.ipc.control import RankLine, RankState
 
 
 class NcclCommunicator:

@@ -17,9 +17,9 @@ from services.worker.backends.cpu.shared_memory import (
     SharedMemoryCommunicator,
     collective_area_bytes,
 )
-from services.worker.transport.control import RankLine, control_bytes
-from services.worker.transport.futex import Patience
-from services.worker.transport.segment import Segment
+from services.worker.ipc.control import RankLine, control_bytes
+from services.worker.ipc.futex import Patience
+from services.worker.ipc.segment import Segment
 
 BUFFER = 1024
 

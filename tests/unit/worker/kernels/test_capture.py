@@ -25,8 +25,8 @@ from services.worker.kernels.bfloat16 import REPLAYED as REPLAYED_CALLS
 from services.worker.kernels.capture import CapturedGraph, Growth, Memory, Sizes
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
-from services.worker.ranks.runner import Runner
-from services.worker.scheduling.plan import Admission, Chunk, SamplingParams, StepPlan
+from services.worker.protocol.plan import Admission, Chunk, SamplingParams, StepPlan
+from services.worker.rank.runner import Runner
 from tests.unit.worker.backends.test_shared_memory import BUFFER, run_group
 from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.model.harness import CPU, Engine, Request, lone_rank, run_ranks

@@ -15,7 +15,7 @@ from services.worker.backends.cpu.ops import KernelOps
 from services.worker.backends.noise import gumbel, row_keys
 from services.worker.backends.torch.columns import TorchColumns
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.scheduling.plan import SamplingParams
+from services.worker.protocol.plan import SamplingParams
 from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.sampling.drawing import draw
 

@@ -11,7 +11,7 @@ from services.worker.backends import keys
 from services.worker.backends.cpu.columns import KernelColumns
 from services.worker.backends.cpu.ops import KernelOps
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.scheduling.plan import SamplingParams
+from services.worker.protocol.plan import SamplingParams
 from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.sampling.drawing import draw
 

@@ -13,9 +13,9 @@ import torch
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import Communicator, SingleRank
 from services.worker.backends.cpu.collectives import ReplayedLoneRank
+from services.worker.ipc.control import RankLine
+from services.worker.ipc.segment import Segment
 from services.worker.model.decoder import Decoder
-from services.worker.transport.control import RankLine
-from services.worker.transport.segment import Segment
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,8 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from services.worker.model.families.config import Config
+from services.worker.model.layers.rope import rope_tables
 from services.worker.model.registry import FAMILIES, interpret
-from services.worker.model.rope import rope_tables
 from services.worker.model.spec import ModelError, ModelSpec
 
 DATA = Path(__file__).parent / "published"  # values as published, one model a line

@@ -11,12 +11,12 @@ import torch
 
 from services.worker.backends.collectives import SingleRank
 from services.worker.backends.torch.backend import TorchBackend
-from services.worker.loading.checkpoint import Checkpoint
 from services.worker.model.build import build_decoder
 from services.worker.model.families.config import Config
+from services.worker.model.layers.linear import LinearLoader
+from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.registry import find_family
 from services.worker.model.spec import LayerSpec, ModelError, ModelSpec, MoeSpec, RopeSpec
-from services.worker.parallel.linear import LinearLoader
 from tests.unit.worker.model.conftest import Sample
 from tests.unit.worker.model.harness import CPU, Engine
 

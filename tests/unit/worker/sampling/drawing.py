@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from services.worker.backends.base import Ops
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.torch.ops import TorchOps
+from services.worker.protocol.plan import SamplingParams
+from services.worker.protocol.plan_codec import AdmissionView
 from services.worker.sampling.sampler import Draws, Sampler
-from services.worker.scheduling.plan import SamplingParams
-from services.worker.transport.plan_codec import AdmissionView
 from tests.unit.worker.sampling.thread_group import on_ranks
 
 CPU = torch.device("cpu")

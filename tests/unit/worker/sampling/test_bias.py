@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.worker.protocol.plan import SamplingParams
 from services.worker.sampling.bias import Biases
-from services.worker.scheduling.plan import SamplingParams
 
 START, WIDTH = 16, 32  # this rank's columns; others' tokens are not its own
 TOKEN = st.integers(0, 63)

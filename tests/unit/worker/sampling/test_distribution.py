@@ -9,7 +9,7 @@ import torch
 from services.worker.backends import keys
 from services.worker.backends.collectives import SingleRank
 from services.worker.backends.noise import gumbel, row_keys
-from services.worker.scheduling.plan import SamplingParams
+from services.worker.protocol.plan import SamplingParams
 from tests.unit.worker.sampling.drawing import admission, draw, make_sampler
 
 VOCAB = 64

@@ -11,9 +11,9 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 
 from services.worker.backends.collectives import Communicator
-from services.worker.loading.vocabulary import read_vocabulary
+from services.worker.model.loading.vocabulary import read_vocabulary
+from services.worker.protocol.plan import SamplingParams
 from services.worker.sampling.sampler import Sampler
-from services.worker.scheduling.plan import SamplingParams
 from tests.integration.worker_server.conftest import BUNDLED_MODEL
 from tests.unit.worker.sampling.drawing import TORCH, admission, part_of
 from tests.unit.worker.sampling.thread_group import on_ranks

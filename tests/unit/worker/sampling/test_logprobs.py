@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from services.worker.backends.collectives import Communicator
-from services.worker.scheduling.plan import SamplingParams, TokenLogprobs
+from services.worker.protocol.plan import SamplingParams, TokenLogprobs
 from tests.unit.worker.sampling.drawing import draw, make_sampler, part_of
 from tests.unit.worker.sampling.thread_group import on_ranks
 

@@ -10,9 +10,9 @@ import torch
 from transformers import MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from services.worker.backends.collectives import Communicator, SingleRank
+from services.worker.protocol.plan import SamplingParams
 from services.worker.sampling.penalties import TokenCounts
 from services.worker.sampling.slots import SlotParams
-from services.worker.scheduling.plan import SamplingParams
 from tests.unit.worker.sampling.drawing import admission, draw, make_sampler, part_of
 from tests.unit.worker.sampling.thread_group import on_ranks
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from services.worker.scheduling.plan import Admission, Chunk, SamplingParams, StepPlan, StepResult
+from services.worker.protocol.plan import Admission, Chunk, SamplingParams, StepPlan, StepResult
 
 VOCAB = 97
 

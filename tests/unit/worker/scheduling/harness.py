@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 
 from services.common.blockhash import chain_root
+from services.worker.protocol.plan import SamplingParams, StepPlan, StepResult
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.kv_events import KvEventLog
-from services.worker.scheduling.plan import SamplingParams, StepPlan, StepResult
 from services.worker.scheduling.request import Finish, Output, Request
 from services.worker.scheduling.scheduler import Scheduler
 from services.worker.scheduling.transfers import Arrival

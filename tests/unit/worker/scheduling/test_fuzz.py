@@ -8,10 +8,10 @@ import random
 import pytest
 
 from services.common.blockhash import HASH_BLOCK_TOKENS, chain_root, extend_chain
+from services.worker.protocol.plan import SamplingParams
 from services.worker.scheduling.admission import TooLongError
 from services.worker.scheduling.kv_events import KvEventLog
 from services.worker.scheduling.pace import Pace
-from services.worker.scheduling.plan import SamplingParams
 from services.worker.scheduling.request import Finish, Request
 from services.worker.scheduling.transfers import Arrival, Pin
 from tests.unit.worker.scheduling.fake_ranks import generate

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from services.worker.protocol.plan import SamplingParams
 from services.worker.scheduling.admission import TooLongError
 from services.worker.scheduling.block_pool import BlockPool
 from services.worker.scheduling.kv_events import KvEvent, KvEventLog
-from services.worker.scheduling.plan import SamplingParams
 from services.worker.scheduling.preemption import MAX_PREEMPTIONS
 from tests.unit.worker.scheduling.fake_ranks import generate
 from tests.unit.worker.scheduling.harness import Harness

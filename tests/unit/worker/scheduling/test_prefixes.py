@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.worker.scheduling.plan import SamplingParams
+from services.worker.protocol.plan import SamplingParams
 from tests.unit.worker.scheduling.fake_ranks import generate
 from tests.unit.worker.scheduling.harness import Harness
 

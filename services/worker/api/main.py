@@ -1,0 +1,172 @@
+"""Wires one worker server: settings, gRPC, ranks, lease, metrics; and takes it apart again on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1 import worker_pb2_grpc
+
+from services.common.heap import freeze_started
+from services.common.keys import RedisKeys
+from services.common.leases import Lease, LeaseKeeper
+from services.common.lifecycle import GaveUpError, StartupError, run_service
+from services.common.metrics import new_registry, serve_metrics
+from services.common.redis_client import open_redis
+from services.common.rpc import Health, bind, new_server
+from services.common.tasks import end_tasks
+from services.common.tracing import tracing
+from services.worker.api.card import build_card, kv_layout
+from services.worker.api.core import Identity, WorkerCore
+from services.worker.api.life_metrics import LifeMetrics
+from services.worker.api.metrics import WorkerMetrics
+from services.worker.api.model_files import ModelFiles, read_model_files
+from services.worker.api.servicer import WorkerServicer
+from services.worker.api.settings import WorkerSettings
+from services.worker.api.startup import group_config, model_folder, model_revision, scheduler_config
+from services.worker.api.submits import ModelLimits
+from services.worker.api.transfer_metrics import TransferMetrics
+from services.worker.engine.loop import Engine
+from services.worker.engine.probe import submit_probe
+from services.worker.engine.recovery import RankKeeper, Ranks
+from services.worker.kv_transfer.puller import Puller
+from services.worker.kv_transfer.store import KvStore
+from services.worker.process.rank_group import GroupStarted, RankGroup, RankGroupConfig
+from services.worker.scheduling.scheduler import Scheduler
+
+REDIS_TIMEOUT_S = 0.5
+STREAMS_END_S = 2.0
+LIVENESS = "liveness"  # a name for grpc.health.v1: SERVING as long as the process answers
+
+log = logging.getLogger(__name__)
+
+
+async def serve(
+    settings: WorkerSettings, stop: asyncio.Event, make_ranks: Callable[[RankGroupConfig], Ranks] = RankGroup
+) -> None:
+    """Serve until `stop` is set, then drain and leave. Raises StartupError when the ranks never start.
+
+    Raises GaveUpError when they are lost and do not come back in time.
+    """
+    folder = await asyncio.to_thread(model_folder, settings.model, settings.revision)
+    files = await asyncio.to_thread(read_model_files, folder)
+    config = group_config(settings, folder, files)
+    identity = Identity(
+        settings.worker_id, str(uuid.uuid4()), settings.served_model_name or Path(settings.model).name or folder.name
+    )
+    registry = new_registry("worker")
+    life = LifeMetrics(registry)
+    life.describe(identity.model, model_revision(settings.revision, folder), config, version("ryzanstein"))
+    puller = Puller(settings.pull_timeout_s, settings.pull_mb_per_s * 1e6)
+    core = WorkerCore(identity, settings.max_waiting, puller, life)
+    metrics = WorkerMetrics(registry, core.counters, core.state)
+    registry.register(TransferMetrics(core.puller.totals, core.source.sent))
+    ranks = make_ranks(config)
+
+    server = new_server()
+    worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(core), server)
+    health = Health(server, [pb.DESCRIPTOR.services_by_name["Worker"].full_name])
+    await health.set_serving(False)
+    await health.set_status(LIVENESS, True)
+    port = bind(server, settings.host, settings.worker_port)
+    await server.start()
+    freeze_started()
+    redis, address = open_redis(settings.redis, REDIS_TIMEOUT_S), settings.advertised(port)
+    lease = LeaseKeeper(
+        redis,
+        RedisKeys(settings.namespace),
+        settings.redis,
+        lambda: Lease(identity.worker_id, identity.incarnation, address, identity.model, core.phase_name),
+    )
+
+    def ready() -> bool:
+        """Nobody finds a worker that has never written its lease; later a Redis that is away takes nothing away."""
+        return core.serving and lease.written.is_set()
+
+    log.info("listening", extra={"worker_id": settings.worker_id, "address": address})
+
+    with (
+        tracing("worker", settings.worker_id),
+        serve_metrics(settings.host, settings.metrics_port, registry, ready),
+    ):
+        engage = partial(_engage, settings, files, config, core, metrics, ranks)
+        rank_keeper = RankKeeper(ranks, core, engage, settings.recovery_limit_s)
+        keeper = asyncio.create_task(rank_keeper.run(), name="ranks")
+        beside = [
+            asyncio.create_task(_follow_phase(core, health, lease.written), name="health"),
+            asyncio.create_task(lease.run(), name="lease"),
+        ]
+        try:
+            await _first(asyncio.create_task(stop.wait()), keeper)
+            await core.drain(settings.drain_s)
+        finally:
+            core.close()
+            await core.puller.close()
+            await server.stop(STREAMS_END_S)
+            await end_tasks(beside)
+            await redis.aclose()
+            await _end(keeper)
+
+
+def _engage(
+    settings: WorkerSettings,
+    files: ModelFiles,
+    config: RankGroupConfig,
+    core: WorkerCore,
+    metrics: WorkerMetrics,
+    ranks: Ranks,
+    started: GroupStarted,
+) -> Engine:
+    """Ranks have started: make their engine and take requests."""
+    core.life.started(started)
+    scheduler = Scheduler(scheduler_config(settings, config, started), core.kv_log, core.counters)
+    changed, prefill_step_s = core.changes.announce, settings.prefill_step_ms / 1e3
+    engine = Engine(scheduler, core.meter, ranks.submit, metrics, changed, prefill_step_s)
+    most = scheduler.capacity.max_request_tokens
+    card = build_card(core.identity, files, config, started, most, recommended=settings.sampling_defaults)
+    layout = kv_layout(files, config, started)
+    limits = ModelLimits(started.model.vocab_size, files.eos_token_ids, layout.hash_root, files.spec.generates)
+    core.serve(KvStore(engine, ranks, layout), limits, card)
+    if not core.meter.decode_step_ms:
+        submit_probe(engine, limits.vocab_size)
+    return engine
+
+
+async def _follow_phase(core: WorkerCore, health: Health, registered: asyncio.Event) -> None:
+    """Health is SERVING exactly while the phase is, once the worker can be found."""
+    await registered.wait()
+    with core.changes.watch() as changed:
+        told = False
+        while True:
+            if core.serving != told:
+                told = core.serving
+                await health.set_serving(told)
+            await changed.wait()
+            changed.clear()
+
+
+async def _first(stop: asyncio.Task[bool], keeper: asyncio.Task[None]) -> None:
+    """Until the stop signal; what ends the keeper ends us."""
+    await asyncio.wait((stop, keeper), return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if keeper.done():
+        keeper.result()
+
+
+async def _end(keeper: asyncio.Task[None]) -> None:
+    """Cancel once: the ranks take their time to stop, and a second cancellation would leave them behind."""
+    keeper.cancel()
+    with contextlib.suppress(asyncio.CancelledError, StartupError, GaveUpError):
+        await keeper
+
+
+def main() -> None:
+    """Entry point of `python -m services.worker.api`."""
+    run_service("worker", WorkerSettings, serve)

@@ -1,0 +1,101 @@
+"""Prometheus metrics of one worker, all named ``ryzanstein_worker_*``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.worker.engine.step_cost import StepCost
+from services.worker.protocol.plan import StepResult
+from services.worker.scheduling.config import Counters
+from services.worker.scheduling.request import Request
+
+_LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_COUNTERS = {
+    "prefill_tokens": "Prompt tokens computed",
+    "generated_tokens": "Tokens generated",
+    "prefix_hit_tokens": "Known tokens whose KV was found in the prefix cache",
+    "preemptions": "Requests put back into the queue because the KV cache was full",
+    "discarded_tokens": "Tokens drawn after their request had ended",
+}
+# name: (field of the state, meaning)
+_GAUGES = {
+    "running": ("running", "Requests being computed"),
+    "waiting": ("waiting", "Requests waiting"),
+    "queued_prefill_tokens": ("queued_prefill_tokens", "Known tokens that no step covers yet"),
+    "kv_blocks_used": ("kv_blocks_used", "KV blocks held by requests"),
+    "kv_blocks_cached": ("kv_blocks_cached", "KV blocks that are reusable and evictable"),
+    "kv_blocks_capacity": ("kv_blocks_total", "KV blocks there are"),  # Prometheus keeps _total for counters
+}
+
+
+class _Snapshot(Collector):
+    """Totals and levels, read from the scheduler when Prometheus asks."""
+
+    def __init__(self, counters: Counters, state: Callable[[], pb.WorkerState]) -> None:
+        self._counters = counters
+        self._state = state
+
+    def collect(self) -> Iterable[Metric]:
+        """Read everything once."""
+        state = self._state()
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"ryzanstein_worker_{name}", text, value=getattr(self._counters, name))
+        for name, (field, text) in _GAUGES.items():
+            yield GaugeMetricFamily(f"ryzanstein_worker_{name}", text, value=getattr(state, field))
+        serving = GaugeMetricFamily("ryzanstein_worker_phase", "1 for the phase the worker is in", labels=["phase"])
+        for phase in pb.Phase.values()[1:]:
+            label = pb.Phase.Name(phase).removeprefix("PHASE_").lower()
+            serving.add_metric([label], float(phase == state.phase))
+        yield serving
+
+
+class WorkerMetrics:
+    """Histograms that the engine feeds; implements StepObserver."""
+
+    def __init__(self, registry: CollectorRegistry, counters: Counters, state: Callable[[], pb.WorkerState]) -> None:
+        self.registry = registry
+        self.registry.register(_Snapshot(counters, state))
+        self._queue = self._histogram("queue_seconds", "From submit to admission")
+        self._ttft = self._histogram("ttft_seconds", "From submit to the first token")
+        self._step = self._histogram("step_seconds", "From a step's start to its result")
+        self._last_step = Gauge(
+            "ryzanstein_worker_last_step_timestamp_seconds",
+            "Unix time of the last step's result; 0 before the first one",
+            registry=self.registry,
+        )
+        self._rows = Histogram(
+            "ryzanstein_worker_step_rows",
+            "Tokens computed in a step",
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
+            registry=self.registry,
+        )
+        split = Histogram(
+            "ryzanstein_worker_step_part_seconds",
+            "Where rank 0 spent a step",
+            ["part"],
+            buckets=_LATENCY,
+            registry=self.registry,
+        )
+        self._parts = {part: split.labels(part) for part in ("wait", "forward", "communication", "sample")}
+
+    def step(self, result: StepResult, cost: StepCost) -> None:
+        """A step is complete."""
+        self._step.observe(cost.seconds)
+        self._last_step.set(time.time())
+        self._rows.observe(cost.n_rows)
+        for part, histogram in self._parts.items():
+            histogram.observe(getattr(result.times, part) / 1e6)
+
+    def first_output(self, request: Request, now: float) -> None:
+        """A request got its first output."""
+        self._queue.observe(request.admitted_at - request.queued_at)
+        self._ttft.observe(now - request.queued_at)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(f"ryzanstein_worker_{name}", text, buckets=_LATENCY, registry=self.registry)

@@ -1,0 +1,116 @@
+"""What gateways need from a model folder: tokenizer, chat template, special tokens, identity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from services.common.lifecycle import StartupError
+from services.common.templates import compile_template
+from services.worker.model.loading.files import check_safetensors, read_json
+from services.worker.model.loading.pooling import Pooling, read_pooling
+from services.worker.model.loading.sampling import SamplingDefaults, read_sampling
+from services.worker.model.loading.tokenizer import read_tokenizer
+from services.worker.model.registry import read_spec
+from services.worker.model.spec import ModelError, ModelSpec
+
+_SAMPLE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The contents of a model folder that are not weights."""
+
+    identity: str  # equal for equal models, wherever they are stored
+    spec: ModelSpec
+    architecture: str
+    pooling: Pooling
+    tokenizer_json: bytes
+    chat_template: str
+    special_tokens: dict[str, str]
+    add_bos_token: bool
+    eos_token_ids: tuple[int, ...]
+    sampling: SamplingDefaults
+
+
+def read_model_files(folder: Path) -> ModelFiles:
+    """Read a Hugging Face model folder; raises StartupError naming the file that is missing or cannot be served."""
+    try:
+        return _read(folder)
+    except ModelError as error:
+        raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
+
+
+def _read(folder: Path) -> ModelFiles:
+    spec = read_spec(folder)
+    for file in sorted(folder.glob("*.safetensors")):
+        check_safetensors(file)
+    config, generation = read_json(folder / "config.json"), read_json(folder / "generation_config.json")
+    tokenizer_config = read_json(folder / "tokenizer_config.json")
+    tokenizer = read_tokenizer(folder, tokenizer_config, spec.vocab_size)
+    own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    ends = (*_as_ids(generation.get("eos_token_id")), *spec.eos_token_ids, *own)
+    return ModelFiles(
+        identity=_identity(folder),
+        spec=spec,
+        architecture=", ".join(config.get("architectures") or [spec.family]),
+        pooling=read_pooling(folder),
+        tokenizer_json=tokenizer.json,
+        chat_template=_chat_template(folder, tokenizer_config),
+        special_tokens=tokenizer.special_tokens,
+        add_bos_token=tokenizer.add_bos_token,
+        # Each may know an end that the others do not: a chat ends with the tokenizer's, a text with the model's.
+        eos_token_ids=tuple(dict.fromkeys(end for end in ends if end < spec.vocab_size)),
+        sampling=read_sampling(folder, generation),
+    )
+
+
+def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str:
+    """Newer repositories keep the template in a file of its own, older ones inside tokenizer_config.json.
+
+    Raises ModelError naming the file when it is none: gateways could only refuse the whole model.
+    """
+    file = folder / "chat_template.jinja"
+    try:
+        if file.is_file():
+            template = file.read_text()
+        else:
+            file = folder / "tokenizer_config.json"
+            template = _configured(tokenizer_config.get("chat_template") or "")
+        if template:
+            compile_template(template)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file}: {error}") from error
+    return template
+
+
+def _configured(value: object) -> str:
+    """The template of a tokenizer_config.json, the default one of several; raises ValueError when there is none."""
+    if isinstance(value, list):
+        if not all(isinstance(entry, dict) and isinstance(entry.get("template"), str) for entry in value):
+            raise ValueError("chat_template: each of several must be an object with `name` and `template`")
+        value = next((entry["template"] for entry in value if entry.get("name") == "default"), "")
+    if not isinstance(value, str):
+        raise ValueError(f"chat_template must be a text or a list of named ones, not {type(value).__name__}")
+    return value
+
+
+def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _identity(folder: Path) -> str:
+    """A digest of the configuration and of samples of the weights: reading all of them would take too long."""
+    digest = sha256((folder / "config.json").read_bytes())
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"\0{file.name}\0{size}\0".encode())
+        with file.open("rb") as stream:
+            for offset in (0, size // 3, size * 2 // 3, max(0, size - _SAMPLE_BYTES)):
+                stream.seek(offset)
+                digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:32]

@@ -1,0 +1,181 @@
+"""The Worker service on the wire: streams in, streams out; decisions are made elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1 import worker_pb2_grpc
+
+from services.worker.api.core import WorkerCore
+from services.worker.api.stream_buffer import StreamBuffer
+from services.worker.kv_transfer.source import PullRefusedError
+
+STATE_THROTTLE_S = 0.020
+STATE_HEARTBEAT_S = 2.0  # of those that do not ask for another
+MIN_HEARTBEAT_S = 0.1
+# What moves with every token waits for the heartbeat until it has moved by a tenth: every router reads every state.
+_DRIFTING = (
+    *("kv_blocks_used", "kv_blocks_cached", "prefill_tokens_per_s", "decode_step_ms", "pull_bytes_per_s"),
+    "computed_tokens",
+)
+_DRIFT = 0.1
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """Implements worker.proto for one worker."""
+
+    def __init__(self, core: WorkerCore) -> None:
+        self._core = core
+
+    async def Connect(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[pb.ConnectFrames],
+        context: grpc.aio.ServicerContext[pb.ConnectFrames, pb.StepOutputs],
+    ) -> AsyncIterator[pb.StepOutputs]:
+        """One gateway: a reader for its frames beside the writer of its outputs."""
+        buffer = self._core.connect()
+        beats = asyncio.Event()
+        reader = asyncio.create_task(self._read(buffer, request_iterator, beats))
+        heart = asyncio.create_task(_beat(buffer, beats))
+        reader.add_done_callback(lambda _: buffer.wake())
+        try:
+            while not ((reader.done() or self._core.closed) and buffer.empty):
+                message = await buffer.take()
+                if message.outputs or message.heartbeat:
+                    yield message
+            if reader.done():
+                reader.result()  # raises what broke the stream
+        finally:
+            heart.cancel()
+            reader.cancel()
+            self._core.drop(buffer)
+
+    async def _read(
+        self, buffer: StreamBuffer, messages: AsyncIterator[pb.ConnectFrames], beats: asyncio.Event
+    ) -> None:
+        """Until the gateway closes its side."""
+        async for message in messages:
+            for frame in message.frames:
+                match frame.WhichOneof("frame"):
+                    case "submit":
+                        self._core.submit(buffer, frame.submit)
+                    case "cancel":
+                        self._core.cancel(buffer, frame.cancel.request_id)
+                    case "hello":
+                        buffer.gateway_id = frame.hello.gateway_id
+                        if frame.hello.heartbeat_ms:
+                            buffer.heartbeat_s = max(frame.hello.heartbeat_ms / 1e3, MIN_HEARTBEAT_S)
+                            beats.set()
+                    case _:
+                        continue  # a frame of a newer protocol
+
+    async def WatchState(  # noqa: N802
+        self, request: pb.WatchStateRequest, context: grpc.aio.ServicerContext[pb.WatchStateRequest, pb.WorkerState]
+    ) -> AsyncIterator[pb.WorkerState]:
+        """The state now and on every change that matters; a heartbeat when there was none for a while."""
+        told, due = pb.WorkerState(), 0.0
+        beat_s = max(request.heartbeat_ms / 1e3, MIN_HEARTBEAT_S) if request.heartbeat_ms else STATE_HEARTBEAT_S
+        with self._core.changes.watch() as changed:
+            while not self._core.closed:
+                changed.clear()
+                state, now = self._core.state(), time.monotonic()
+                state.heartbeat_ms = int(beat_s * 1e3)
+                if now >= due or _matters(state, told):
+                    told.seq = state.seq
+                    yield _heartbeat(state) if told == state else state
+                    told, due = state, now + beat_s
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(due - now):
+                        await changed.wait()
+                    await asyncio.sleep(STATE_THROTTLE_S)  # what changes meanwhile travels together
+
+    async def KvSync(  # noqa: N802
+        self, request: pb.KvSyncRequest, context: grpc.aio.ServicerContext[pb.KvSyncRequest, pb.KvEvents]
+    ) -> AsyncIterator[pb.KvEvents]:
+        """Replay or dump, then live events.
+
+        A dump is one event numbered just before the first live one, so that the receiver counts on as ever.
+        """
+        known = request.incarnation == self._core.identity.incarnation
+        next_seq = request.next_seq if known else -1  # -1 is never held: a dump
+        with self._core.changes.watch() as changed:
+            while not self._core.closed:
+                changed.clear()
+                if next_seq != self._core.kv_log.next_seq:
+                    message = self._kv_events(next_seq)
+                    next_seq = self._core.kv_log.next_seq
+                    yield message
+                await changed.wait()
+
+    def _kv_events(self, next_seq: int) -> pb.KvEvents:
+        identity, log = self._core.identity, self._core.kv_log
+        message = pb.KvEvents(
+            worker_id=identity.worker_id, incarnation=identity.incarnation, first_seq=max(0, next_seq)
+        )
+        fresh = log.since(next_seq)
+        if fresh is None:
+            dump = self._core.kv_hashes()
+            message.reset = True
+            message.first_seq = log.next_seq - bool(dump)
+            if dump:
+                message.events.add(stored=dump)
+        else:
+            for event in fresh:
+                message.events.add(stored=event.stored, removed=event.removed, cleared=event.cleared)
+        return message
+
+    async def GetModelCard(  # noqa: N802
+        self, request: pb.GetModelCardRequest, context: grpc.aio.ServicerContext[pb.GetModelCardRequest, pb.ModelCard]
+    ) -> pb.ModelCard:
+        """The model card; UNAVAILABLE until the ranks have started once."""
+        card = self._core.card
+        if card is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._core.detail)
+        return card
+
+    async def Drain(  # noqa: N802
+        self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainResponse]
+    ) -> pb.DrainResponse:
+        """Stop accepting for good, and empty the worker."""
+        handed_off, completed = await self._core.drain(request.grace_ms / 1e3)
+        return pb.DrainResponse(handed_off=handed_off, completed=completed)
+
+    async def PullBlocks(  # noqa: N802
+        self, request: pb.PullBlocksRequest, context: grpc.aio.ServicerContext[pb.PullBlocksRequest, pb.KvBlock]
+    ) -> AsyncIterator[pb.KvBlock]:
+        """Blocks for another worker, for as long as it listens."""
+        try:
+            async with contextlib.aclosing(self._core.source.read(request)) as blocks:
+                async for block in blocks:
+                    yield block
+        except PullRefusedError as error:
+            await context.abort(error.code, str(error))
+
+
+async def _beat(buffer: StreamBuffer, wanted: asyncio.Event) -> None:
+    await wanted.wait()
+    buffer.beat()
+    while True:
+        await asyncio.sleep(buffer.heartbeat_s)
+        buffer.beat_if_due()
+
+
+def _matters(state: pb.WorkerState, told: pb.WorkerState) -> bool:
+    """Whether routers should know at once what has changed since they were told."""
+    same = pb.WorkerState()
+    same.CopyFrom(state)
+    same.seq = told.seq
+    for name in _DRIFTING:
+        old = getattr(told, name)
+        if abs(getattr(state, name) - old) <= _DRIFT * old:
+            setattr(same, name, old)
+    return same != told
+
+
+def _heartbeat(state: pb.WorkerState) -> pb.WorkerState:
+    return pb.WorkerState(worker_id=state.worker_id, incarnation=state.incarnation, seq=state.seq, unchanged=True)

@@ -1,0 +1,27 @@
+"""A request of the worker's own, so that routers have measured speeds before the first client comes."""
+
+from __future__ import annotations
+
+from services.worker.engine.loop import Engine
+from services.worker.protocol.plan import SamplingParams
+from services.worker.scheduling.request import Request
+
+_PROMPT_TOKENS = 128
+_OUTPUT_TOKENS = 8
+_LEAST_IMPORTANT = 2**31 - 1  # it gives way to everybody
+
+
+def submit_probe(engine: Engine, vocab_size: int) -> None:
+    """Time a prefill and some decodes beside whatever else comes; the answer is thrown away."""
+    n_prompt = min(_PROMPT_TOKENS, engine.scheduler.capacity.max_request_tokens - _OUTPUT_TOKENS)
+    if n_prompt < 1:
+        return
+    request = Request(
+        token_ids=[i % vocab_size for i in range(n_prompt)],
+        n_prompt=n_prompt,
+        sampling=SamplingParams(),
+        max_tokens=_OUTPUT_TOKENS,
+        priority=_LEAST_IMPORTANT,
+        cacheable=False,
+    )
+    engine.submit(request, None)

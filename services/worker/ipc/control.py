@@ -1,0 +1,72 @@
+"""Signs of life: one cache line per rank that the rank writes and the server reads."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from services.worker.ipc.segment import Segment
+
+_LINE = 64
+_BEAT, _STATE, _PID, _STEP = range(4)
+
+
+class RankState(IntEnum):
+    """What a rank is doing."""
+
+    STARTING = 0
+    IDLE = 1  # waits for a plan
+    COMPUTING = 2
+    IN_COLLECTIVE = 3  # waits for its peers
+    LEAVING = 4
+
+
+def control_bytes(ranks: int) -> int:
+    """Bytes that the control lines of a group take."""
+    return _LINE * ranks
+
+
+class RankLine:
+    """The line of one rank. `beat` moves whenever the rank itself gets somewhere, also while it waits."""
+
+    def __init__(self, segment: Segment, offset: int, rank: int) -> None:
+        self._cells = segment.words64
+        self._base = (offset + _LINE * rank) // 8
+        self.beats_address = segment.address + 8 * (self._base + _BEAT)
+
+    def beat(self) -> None:
+        """Say that the rank is alive."""
+        at = self._base + _BEAT
+        self._cells[at] = self._cells[at] + 1
+
+    def enter(self, state: RankState) -> None:
+        """Say what the rank is doing now."""
+        self._cells[self._base + _STATE] = state
+        self.beat()
+
+    def introduce(self, pid: int) -> None:
+        """Publish the rank's process id."""
+        self._cells[self._base + _PID] = pid
+
+    def begin_step(self, step: int) -> None:
+        """Say which step the rank computes."""
+        self._cells[self._base + _STEP] = step
+
+    @property
+    def beats(self) -> int:
+        """The heartbeat counter."""
+        return self._cells[self._base + _BEAT]
+
+    @property
+    def state(self) -> RankState:
+        """What the rank said last."""
+        return RankState(self._cells[self._base + _STATE])
+
+    @property
+    def pid(self) -> int:
+        """The rank's process id, 0 before it started."""
+        return self._cells[self._base + _PID]
+
+    @property
+    def step(self) -> int:
+        """The step that the rank computes or computed last."""
+        return self._cells[self._base + _STEP]

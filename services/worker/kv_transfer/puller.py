@@ -1,0 +1,202 @@
+"""Fetches the KV of a prompt's beginning from another worker, instead of computing it.
+
+Nothing depends on success: whatever goes wrong, the request is queued with the blocks that did arrive and the rest is
+computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import grpc
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1 import worker_pb2_grpc
+
+from services.common.rpc import open_channel
+from services.worker.kv_transfer.store import KvStore
+from services.worker.process.failure import RanksFailedError
+from services.worker.scheduling.request import Request, Status
+from services.worker.scheduling.transfers import Arrival
+
+MAX_PULLS = 4  # at one time; each holds at most one staging area's worth of bytes, beside gRPC's window
+# A pull gets as long as computing the blocks would take, and a little patience for a source in the middle of a step.
+PATIENCE, LEAST_S = 2.0, 1.0
+REMEMBER_S = 60.0  # a bandwidth measured longer ago says nothing
+_WEIGHT = 0.3  # of the newest pull in the average
+
+log = logging.getLogger(__name__)
+
+_REASONS = {
+    grpc.StatusCode.FAILED_PRECONDITION: "mismatch",
+    grpc.StatusCode.NOT_FOUND: "gone",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "busy",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "timeout",
+    grpc.StatusCode.UNAVAILABLE: "unreachable",
+}
+REASONS = (*_REASONS.values(), "evicted", "corrupt", "ranks_lost", "error")
+
+
+class _FailedError(Exception):
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class _UnwantedError(Exception):
+    """Nobody waits for the blocks any more."""
+
+
+@dataclass(slots=True)
+class PullTotals:
+    """Since the start."""
+
+    blocks: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    failures: Counter[str] = field(default_factory=Counter)  # by reason
+
+
+@dataclass(slots=True, eq=False)
+class _Pull:
+    hint: pb.PullHint
+    prefix: list[bytes]  # digests of all blocks, those that are here included
+    arrival: Arrival
+    waiting: list[Request]
+
+    @property
+    def wanted(self) -> bool:
+        return any(request.status is Status.PARKED for request in self.waiting)
+
+
+class Puller:
+    """All pulls of one server. Every parked request it is given is queued again, however its pull ends."""
+
+    def __init__(self, timeout_s: float, assumed_bytes_per_s: float) -> None:
+        """`assumed_bytes_per_s` is what `bytes_per_s` says before anything is measured; 0 means: do not pull."""
+        self._timeout_s = timeout_s
+        self._assumed_bytes_per_s = assumed_bytes_per_s
+        self._pulls: dict[_Pull, asyncio.Task[None]] = {}
+        self._bytes_per_s = 0.0
+        self._measured_at = -REMEMBER_S
+        self.totals = PullTotals()
+
+    def bytes_per_s(self, now: float) -> float:
+        """How fast blocks came lately, all their way into the ranks; the assumption when none did."""
+        return self._bytes_per_s if now - self._measured_at < REMEMBER_S else self._assumed_bytes_per_s
+
+    def start(self, store: KvStore, request: Request, hint: pb.PullHint, prefill_tokens_per_s: float) -> None:
+        """Fetch what is missing of the first `hint.tokens` tokens of a parked request."""
+        transfers, size = store.engine.scheduler.transfers, store.layout.block_tokens
+        prefix = request.block_digests(size, 0, min(hint.tokens, len(request.token_ids) - 1) // size)
+        for pull in self._pulls:
+            if prefix and prefix[-1] in pull.arrival.digests:
+                pull.waiting.append(request)
+                return
+        arrival = None
+        if store.blocks_per_copy and len(self._pulls) < MAX_PULLS:
+            arrival = transfers.expect(request, hint.tokens)
+        if arrival is None:  # everything is here, or there is no room
+            store.engine.unpark([request])
+            return
+        pull = _Pull(hint, prefix, arrival, [request])
+        limit_s = self._timeout_s
+        if prefill_tokens_per_s:
+            computing_s = len(arrival.digests) * size / prefill_tokens_per_s
+            limit_s = min(limit_s, max(LEAST_S, PATIENCE * computing_s))
+        self._pulls[pull] = asyncio.create_task(self._run(store, pull, limit_s), name="pull")
+
+    async def close(self) -> None:
+        """Give all pulls up."""
+        tasks = list(self._pulls.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, store: KvStore, pull: _Pull, limit_s: float) -> None:
+        began, n_missing = time.monotonic(), len(pull.arrival.digests)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._fetch(store, pull, limit_s)
+        except TimeoutError:
+            self._failed(pull, "timeout", f"not complete after {limit_s:.1f} s")
+        except _FailedError as error:
+            self._failed(pull, error.reason, str(error))
+        except RanksFailedError as error:
+            self._failed(pull, "ranks_lost", str(error))
+        except grpc.aio.AioRpcError as error:
+            self._failed(pull, _REASONS.get(error.code(), "error"), f"{error.code().name}: {error.details()}")
+        except _UnwantedError:
+            log.debug("a pull is not wanted any more")
+        except Exception:  # whatever it is, the requests go on
+            log.exception("a pull failed")
+            self.totals.failures["error"] += 1
+        finally:
+            del self._pulls[pull]
+            seconds, n = time.monotonic() - began, n_missing - len(pull.arrival.digests)
+            self.totals.seconds += seconds
+            if n:
+                self._measure(n * store.block_bytes / seconds)
+            store.engine.settle(pull.arrival)
+            store.engine.unpark(pull.waiting)
+
+    async def _fetch(self, store: KvStore, pull: _Pull, limit_s: float) -> None:
+        """Blocks come in their order; every staging area's worth of them is written and made usable at once."""
+        arrival, most = pull.arrival, store.blocks_per_copy
+        request = pb.PullBlocksRequest(
+            digests=pull.prefix, first=len(arrival.held), incarnation=pull.hint.incarnation, layout=store.layout
+        )
+        batch: list[bytes] = []
+        async with open_channel(pull.hint.address) as channel:
+            call = worker_pb2_grpc.WorkerStub(channel).PullBlocks(request, timeout=limit_s)
+            try:
+                async for block in call:
+                    batch.append(_checked(block, arrival.digests[len(batch)], store.block_bytes))
+                    if len(batch) == min(most, len(arrival.digests)):
+                        await self._adopt(store, pull, batch)
+                        batch = []
+                        if not arrival.digests:
+                            return
+            finally:
+                call.cancel()
+        if batch:
+            await self._adopt(store, pull, batch)
+        raise _FailedError("evicted", f"{len(arrival.digests)} of {len(pull.prefix)} blocks are not held there")
+
+    async def _adopt(self, store: KvStore, pull: _Pull, batch: Sequence[bytes]) -> None:
+        if not pull.wanted:
+            raise _UnwantedError
+        await store.ranks.write_blocks(pull.arrival.fresh[: len(batch)], batch)
+        store.engine.adopt(pull.arrival, len(batch))
+        self.totals.blocks += len(batch)
+        self.totals.bytes += sum(len(data) for data in batch)
+
+    def _failed(self, pull: _Pull, reason: str, detail: str) -> None:
+        self.totals.failures[reason] += 1
+        log.warning(
+            "KV blocks of %s could not be pulled, %d are computed instead: %s, %s",
+            pull.hint.worker_id, len(pull.arrival.digests), reason, detail,
+        )  # fmt: skip
+
+    def _measure(self, bytes_per_s: float) -> None:
+        now = time.monotonic()
+        fresh = now - self._measured_at >= REMEMBER_S
+        self._bytes_per_s = bytes_per_s if fresh else self._bytes_per_s + _WEIGHT * (bytes_per_s - self._bytes_per_s)
+        self._measured_at = now
+
+
+def _checked(block: pb.KvBlock, digest: bytes, n_bytes: int) -> bytes:
+    """The block's bytes; raises _FailedError unless it is the one that is due, whole."""
+    if block.digest != digest:
+        raise _FailedError("corrupt", "another block came than the one that was due")
+    if len(block.data) != n_bytes:
+        raise _FailedError("corrupt", f"a block of {len(block.data)} bytes came where {n_bytes} are one")
+    if zlib.crc32(block.data) != block.crc32:
+        raise _FailedError("corrupt", "a block came with a wrong checksum")
+    data: bytes = block.data
+    return data

@@ -1,0 +1,63 @@
+"""The KV cache of one generation of ranks, as far as other workers are concerned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.common.rpc import MAX_MESSAGE_BYTES
+from services.worker.engine.loop import Engine
+from services.worker.protocol.rank_config import STAGING_BYTES
+
+_MESSAGE_OVERHEAD = 1024  # of a KvBlock, beside its data
+
+
+class BlockRanks(Protocol):
+    """Ranks that let KV blocks in and out."""
+
+    async def read_blocks(self, blocks: Sequence[int], block_bytes: int) -> list[bytes]:
+        """The contents of blocks; raises RanksFailedError."""
+        ...
+
+    async def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
+        """Overwrite blocks; raises RanksFailedError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KvStore:
+    """Who decides about the blocks, who holds their bytes, and what the bytes mean."""
+
+    engine: Engine
+    ranks: BlockRanks
+    layout: pb.KvLayout
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block on all ranks."""
+        return int(self.layout.block_bytes * self.layout.tensor_parallel)
+
+    @property
+    def blocks_per_copy(self) -> int:
+        """Blocks that pass the staging area at once; 0: a block is too large to be moved at all."""
+        size = self.layout.block_bytes
+        if not size or self.block_bytes > MAX_MESSAGE_BYTES - _MESSAGE_OVERHEAD:
+            return 0
+        return int(STAGING_BYTES // size)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of a token's KV on all ranks; 0 when blocks cannot be moved."""
+        return self.block_bytes // self.layout.block_tokens if self.blocks_per_copy else 0
+
+
+def mismatch(theirs: pb.KvLayout, ours: pb.KvLayout) -> str:
+    """Why KV of one layout cannot be used under the other; empty when it can."""
+    for field in ("hash_root", "device", "tensor_parallel", "block_tokens", "block_bytes"):
+        asked, held = getattr(theirs, field), getattr(ours, field)
+        if asked != held:
+            return f"{field} {asked!r} is asked for, this worker's is {held!r}"
+    return ""

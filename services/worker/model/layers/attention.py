@@ -1,0 +1,169 @@
+"""The attention block of a layer: projections, positions, cache, attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from services.worker.backends.base import Attention, Linear, Ops, RmsNorm, Step
+from services.worker.backends.collectives import Communicator
+from services.worker.model.layers.embedding import pad_rows
+from services.worker.model.layers.linear import LinearLoader, Shard
+from services.worker.model.loading.checkpoint import Span
+from services.worker.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The rows that go on to the end of the last layer; of the others it computes keys and values."""
+
+    rows: torch.Tensor  # [n_kept] int64, of the step that all layers share
+    step: Step  # of these rows alone
+    n_rows: int  # n_kept, or a few more that are zero
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [n_rows, size] of x [n, size]."""
+        return pad_rows(x.index_select(0, self.rows), self.n_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """This rank's heads, and which stored ones they are."""
+
+    head_dim: int
+    q: Span
+    kv: Span
+
+    @classmethod
+    def of_rank(cls, spec: ModelSpec, comm: Communicator) -> Heads:
+        """Return the share of a rank; ranks share KV heads where there are fewer heads than ranks."""
+        n_kv = spec.kv_heads_per_rank(comm.size)
+        n_q = spec.n_heads // comm.size
+        first_kv = comm.rank * spec.n_kv_heads // comm.size
+        return cls(spec.head_dim, Span(comm.rank * n_q, (comm.rank + 1) * n_q), Span(first_kv, first_kv + n_kv))
+
+    def elements(self, heads: Span) -> Span:
+        """Return the span of the heads' elements."""
+        return Span(heads.start * self.head_dim, heads.stop * self.head_dim)
+
+
+class HeadNorm:
+    """RMS norm of every q and k head by itself."""
+
+    def __init__(self, norm: RmsNorm) -> None:
+        """`norm`: with weights [n_q + n_kv, head_dim]."""
+        self._norm = norm
+
+    def normalise_(self, qk: torch.Tensor) -> None:
+        """Normalise [n, n_q + n_kv, head_dim] in place."""
+        self._norm.write(qk, qk)
+
+
+class FullNorm:
+    """RMS norm over all q heads together, and over all k heads, of all ranks."""
+
+    def __init__(
+        self, q_weight: torch.Tensor, k_weight: torch.Tensor, heads: Heads, spec: ModelSpec, comm: Communicator
+    ) -> None:
+        """`q_weight`, `k_weight`: this rank's elements."""
+        self._n_q, self._comm, self._eps = len(heads.q), comm, spec.norm_eps
+        weight = torch.cat((q_weight, k_weight)).float()
+        self._weight = weight.view(-1, heads.head_dim)  # [n_q + n_kv, head_dim]
+        copies = comm.size * len(heads.kv) // spec.n_kv_heads  # ranks that hold the same KV head
+        q_share = 1 / (spec.n_heads * spec.head_dim)
+        k_share = 1 / (spec.n_kv_heads * spec.head_dim * copies)
+        self._share = torch.tensor([q_share, k_share], device=weight.device)
+
+    def normalise_(self, qk: torch.Tensor) -> None:
+        """Normalise [n, n_q + n_kv, head_dim] in place."""
+        x = qk.float()
+        parts = (x[:, : self._n_q].flatten(1), x[:, self._n_q :].flatten(1))
+        lengths = torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in parts], dim=-1)
+        mean = self._comm.all_reduce(lengths.square_().mul_(self._share))  # [n, 2]
+        scale = torch.rsqrt(mean + self._eps)
+        n_kv = x.shape[1] - self._n_q
+        per_head = torch.cat((scale[:, :1].expand(-1, self._n_q), scale[:, 1:].expand(-1, n_kv)), dim=1)
+        qk.copy_(x * per_head.unsqueeze(-1) * self._weight)
+
+
+QkNorm = HeadNorm | FullNorm
+
+
+class AttentionLayer:
+    """Projects, rotates, caches and attends. The result is this rank's summand."""
+
+    def __init__(
+        self,
+        index: int,
+        heads: Heads,
+        qkv: Linear,
+        o: Linear,
+        qk_norm: QkNorm | None,
+        attention: Attention[Any],
+        ops: Ops,
+        plan: int,
+        rotation: int | None,
+    ) -> None:
+        """`plan` and `rotation` are indices into the step's."""
+        self._index, self._qkv, self._o, self._qk_norm = index, qkv, o, qk_norm
+        self._attention, self._ops, self._plan, self._rotation = attention, ops, plan, rotation
+        self._n_rotated, self._head_dim = len(heads.q) + len(heads.kv), heads.head_dim
+        self._q_size = len(heads.q) * heads.head_dim
+
+    def project(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Write the rows' keys and values to the cache; return their queries, [n_rows, n_q * head_dim]."""
+        qkv = self._qkv(x)  # [n_rows, (n_q + 2 n_kv) * head_dim]
+        if self._qk_norm is not None or self._rotation is not None:
+            # Cut after the view: the other way round the stride of a lone row would be another one.
+            qk = qkv.view(len(qkv), -1, self._head_dim)[:, : self._n_rotated]
+            if self._qk_norm is not None:
+                self._qk_norm.normalise_(qk)
+            if self._rotation is not None:
+                step.rotations[self._rotation](qk)
+        slots = step.batch.kv_slots
+        self._ops.write_kv(step.cache, self._index, slots, qkv[: len(slots), self._q_size :])
+        return qkv[:, : self._q_size]
+
+    def attend(self, q: torch.Tensor, step: Step) -> torch.Tensor:
+        """Return [n_rows, hidden_size] of the rows' queries, to be summed over the ranks."""
+        return self._o(self._attention.attend(q, step.cache, self._index, step.plans[self._plan]))
+
+
+def load_attention(
+    spec: ModelSpec,
+    load: LinearLoader,
+    index: int,
+    attention: Attention[Any],
+    plan: int,
+    rotation: int | None,
+) -> AttentionLayer:
+    """Load layer `index`'s attention."""
+    heads, key, hidden = Heads.of_rank(spec, load.comm), f"layers.{index}.", spec.hidden_size
+    q_out, kv_out = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    q_rows, kv_rows, cols = heads.elements(heads.q), heads.elements(heads.kv), Span(0, hidden)
+    qkv = load.build(
+        [
+            Shard(f"{key}q", (q_out, hidden), q_rows, cols),
+            Shard(f"{key}k", (kv_out, hidden), kv_rows, cols),
+            Shard(f"{key}v", (kv_out, hidden), kv_rows, cols),
+        ]
+    )
+    o = load.row_parallel(f"{key}o", hidden, q_out)
+    qk_norm = _load_qk_norm(spec, load, key, heads)
+    return AttentionLayer(index, heads, qkv, o, qk_norm, attention, load.backend.ops, plan, rotation)
+
+
+def _load_qk_norm(spec: ModelSpec, load: LinearLoader, key: str, heads: Heads) -> QkNorm | None:
+    if spec.qk_norm is None:
+        return None
+    if spec.qk_norm == "head":
+        q, k = (load.source.vector(f"{key}{part}_norm", spec.head_dim) for part in ("q", "k"))
+        q, k = (weight.to(load.backend.device).float() + spec.norm_offset for weight in (q, k))
+        weights = torch.stack([q] * len(heads.q) + [k] * len(heads.kv))  # [n_q + n_kv, head_dim]
+        return HeadNorm(load.backend.ops.rms_norm(weights, spec.norm_eps))
+    q = load.source.vector(f"{key}q_norm", spec.n_heads * spec.head_dim, heads.elements(heads.q))
+    k = load.source.vector(f"{key}k_norm", spec.n_kv_heads * spec.head_dim, heads.elements(heads.kv))
+    device = load.backend.device
+    return FullNorm(q.to(device), k.to(device), heads, spec, load.comm)

@@ -1,0 +1,82 @@
+"""The vocabulary divided among the ranks: token embedding and output head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from services.worker.backends.collectives import Communicator
+from services.worker.model.layers.linear import LinearLoader, Shard
+from services.worker.model.loading.checkpoint import Span
+
+_ALIGNMENT = 16  # vector registers of float32; also keeps every rank's slice equally long
+
+
+@dataclass(frozen=True, slots=True)
+class VocabShard:
+    """This rank's slice [start, start + local) of the padded vocabulary, of which `valid` ids exist."""
+
+    start: int
+    local: int
+    valid: int
+
+    @property
+    def rows(self) -> Span:
+        """The stored rows of this slice."""
+        return Span(self.start, self.start + self.valid)
+
+
+def divide_vocabulary(vocab_size: int, comm: Communicator) -> VocabShard:
+    """Return this rank's slice: equally long on all ranks, the last ones padded."""
+    local = -(-vocab_size // (comm.size * _ALIGNMENT)) * _ALIGNMENT
+    start = comm.rank * local
+    return VocabShard(start, local, max(0, min(local, vocab_size - start)))
+
+
+class VocabEmbedding:
+    """Looks up token embeddings: each rank its own ids, then an all-reduce."""
+
+    def __init__(self, load: LinearLoader, shard: VocabShard, vocab_size: int, hidden_size: int) -> None:
+        self._comm, self._shard = load.comm, shard
+        table = torch.zeros(shard.local, hidden_size, dtype=load.backend.dtype, device=load.backend.device)
+        if shard.valid:
+            stored = load.source.matrix("embed", (vocab_size, hidden_size), shard.rows)
+            table[: shard.valid].copy_(stored)
+        self._table = table
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return [n, hidden_size] of ids [n]."""
+        if self._comm.size == 1:
+            return self._table.index_select(0, token_ids)
+        local = token_ids - self._shard.start
+        absent = (local < 0) | (local >= self._shard.local)
+        x = self._table.index_select(0, local.masked_fill(absent, 0))
+        return self._comm.all_reduce(x.masked_fill_(absent.unsqueeze(-1), 0.0))
+
+
+class VocabHead:
+    """Computes this rank's slice of the logits."""
+
+    def __init__(self, load: LinearLoader, shard: VocabShard, vocab_size: int, hidden_size: int) -> None:
+        self._shard = shard
+        rows = Shard("head", (vocab_size, hidden_size), shard.rows, Span(0, hidden_size))
+        self._linear = load.build([rows], n_padding=shard.local - shard.valid)
+
+    def __call__(self, hidden: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
+        """Return float32 [n, local] of [n, hidden_size]; columns that stand for no token are -inf."""
+        logits = self._linear.in_float32(hidden)
+        if scale != 1.0:
+            logits = logits * scale
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap) * softcap
+        if self._shard.valid < self._shard.local:
+            logits[:, self._shard.valid :] = -torch.inf
+        return logits
+
+
+def pad_rows(x: torch.Tensor, n_rows: int) -> torch.Tensor:
+    """Return `x` with zero rows appended up to `n_rows`."""
+    missing = n_rows - x.shape[0]
+    return x if missing <= 0 else F.pad(x, (0,) * (2 * (x.dim() - 1)) + (0, missing))

@@ -1,0 +1,59 @@
+"""The server's end of the shared memory: plans go out to all ranks, messages of each rank come in."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from services.worker.ipc.control import RankLine
+from services.worker.ipc.doorbell import Doorbell
+from services.worker.ipc.life_lock import LifeLock
+from services.worker.ipc.ring import RingReader, RingWriter
+from services.worker.ipc.segment import Segment
+from services.worker.protocol.rank_config import Endpoint, GroupLayout, RankGroupConfig, RankSettings
+from services.worker.protocol.words import Words, read_words
+
+
+class GroupLink:
+    """Shared memory for one incarnation of a group; a fresh one is made for every start."""
+
+    def __init__(self, config: RankGroupConfig) -> None:
+        layout = GroupLayout.of(config)
+        self._segment = Segment.create("ranks", layout.size)
+        self.doorbell = Doorbell()
+        self.lines = [RankLine(self._segment, layout.control, rank) for rank in range(config.ranks)]
+        self.life_locks = [LifeLock(self._segment, offset) for offset in layout.life_locks]
+        for lock in self.life_locks:
+            lock.prepare()
+        self._plans = RingWriter(self._segment, layout.plans, layout.plan_capacity, config.ranks)
+        self._outboxes = [RingReader(self._segment, offset, layout.outbox_capacity, 1, 0) for offset in layout.outboxes]
+        self.staging = [self._segment.view[start : start + layout.staging_bytes] for start in layout.staging]
+        self._backlog: deque[memoryview | bytes] = deque()
+        endpoint = Endpoint(os.getpid(), self._segment.fd, self.doorbell.write_fd, time.time())
+        self.settings = RankSettings(config, endpoint)
+
+    def send(self, message: memoryview | bytes) -> None:
+        """Send a message to all ranks, now or as soon as they have made room.
+
+        Raises ValueError for one that is larger than the ring takes.
+        """
+        if self._backlog or not self._plans.try_write(message):
+            if len(message) > self._plans.largest_message:
+                raise ValueError(f"a plan of {len(message):,} bytes is more than the ranks can take")
+            self._backlog.append(message)
+
+    def messages(self) -> Iterator[tuple[int, Words]]:
+        """Yield (rank, words) for every message that arrived, each rank's in their order."""
+        self.doorbell.clear()
+        for rank, outbox in enumerate(self._outboxes):
+            while (message := outbox.try_read()) is not None:
+                yield rank, read_words(message)
+        while self._backlog and self._plans.try_write(self._backlog[0]):
+            self._backlog.popleft()
+
+    def close(self) -> None:
+        """Give up the descriptors; the memory goes with the last process that maps it."""
+        self._segment.close()
+        self.doorbell.close()

@@ -1,0 +1,267 @@
+"""One life of a rank group, from the launcher to the last process reaped. Never restarted: a new one is made."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from services.worker.process.block_copies import BlockCopies
+from services.worker.process.death_watch import DeathWatch
+from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
+from services.worker.process.launcher import Launcher
+from services.worker.process.link import GroupLink
+from services.worker.process.memory_kills import MemoryKills
+from services.worker.process.process_info import describe_exit, reap_adopted
+from services.worker.process.stall import StallDetector, StallLimits, is_stopped
+from services.worker.protocol.event_codec import RankError, RankStarted, decode_event, encode_stop
+from services.worker.protocol.plan import StepPlan, StepResult
+from services.worker.protocol.plan_codec import encode_plan
+from services.worker.protocol.rank_config import RankGroupConfig
+from services.worker.protocol.result_codec import decode_result
+from services.worker.protocol.words import Kind
+
+_LOOK_S = 0.1
+_IDLE_LOOK_S = 1.0
+_REAPING_S = 0.2
+_KILLED_S = 10.0  # SIGKILL takes effect long before
+logger = logging.getLogger(__name__)
+
+
+class RankGroupRun:
+    """The processes, their shared memory and what is in flight."""
+
+    def __init__(
+        self,
+        config: RankGroupConfig,
+        deliver: Callable[[StepResult], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._config, self._deliver, self._on_end = config, deliver, on_end
+        self._loop = asyncio.get_running_loop()
+        self._link = GroupLink(config)
+        self.copies = BlockCopies(self._link.staging, self._link.send)
+        self._launcher: Launcher | None = None
+        self._started: dict[int, RankStarted] = {}
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self.lost: asyncio.Future[str] = self._loop.create_future()  # at the first sign, with what is known then
+        self.failed: asyncio.Future[RankFailure] = self._loop.create_future()  # why
+        self._deaths = DeathWatch(self._on_death)
+        self._memory_kills = MemoryKills()
+        self._pidfds: dict[int, int] = {}  # rank -> pidfd, while the process lives
+        self._all_gone = asyncio.Event()
+        self._ending = False
+        self._busy = asyncio.Event()  # plans are in flight
+        self._released = False
+        self._exit_watch: asyncio.Task[None] | None = None
+        self._progress_watch: asyncio.Task[None] | None = None
+        self.in_flight = 0
+
+    async def start(self) -> tuple[RankStarted, ...]:
+        """Launch and wait until every rank is warm. Raises RanksFailedError; nothing is left behind then."""
+        self._loop.add_reader(self._link.doorbell.read_fd, self._on_doorbell)
+        self._launcher = await Launcher.spawn(self._link.settings)
+        self._exit_watch = asyncio.create_task(self._watch_launcher(self._launcher), name="rank-launcher")
+        timeout = self._config.start_timeout_s
+        done, _ = await asyncio.wait((self._ready, self.failed), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            late = sorted(set(range(self._config.ranks)) - set(self._started))
+            rank = late[0] if len(late) == 1 else None
+            self._fail(
+                RankFailure(
+                    rank,
+                    FailureKind.LAUNCH,
+                    f"ranks {late} not ready within {timeout:g} s (RYZANSTEIN_START_TIMEOUT_S)",
+                )
+            )
+        if self.failed.done():
+            await self.stop()
+            raise RanksFailedError(self.failed.result())
+        self._progress_watch = asyncio.create_task(self._watch_progress(), name="rank-progress")
+        return tuple(self._started[rank] for rank in range(self._config.ranks))
+
+    def submit(self, plan: StepPlan) -> None:
+        """Send a plan. Raises RanksFailedError, or ValueError beyond the configured depth."""
+        if self.failed.done():
+            raise RanksFailedError(self.failed.result())
+        if self.in_flight >= self._config.depth:
+            raise ValueError(f"{self.in_flight} plans are in flight already, depth is {self._config.depth}")
+        self._link.send(encode_plan(plan))
+        self.in_flight += 1
+        self._busy.set()
+
+    async def stop(self) -> None:
+        """End every process and release the shared memory. Safe to call again."""
+        if self._released:
+            return
+        grace = self._config.stop_grace_s
+        if not self._ending:
+            self._ending = True
+            self.copies.fail(RanksFailedError(RankFailure(None, FailureKind.EXITED, "the ranks are being stopped")))
+            self._link.send(encode_stop())
+            if self._pidfds and not await self._gone_within(grace) and self._launcher:
+                self._launcher.terminate()
+                await self._gone_within(grace)
+        self._kill()
+        await self._gone_within(_KILLED_S)
+        if self._exit_watch is not None:
+            await asyncio.wait((self._exit_watch,))
+        reap_adopted([line.pid for line in self._link.lines if line.pid])
+        await self._release()
+
+    async def _release(self) -> None:
+        if self._progress_watch is not None:
+            self._progress_watch.cancel()
+            await asyncio.wait((self._progress_watch,))
+        self._loop.remove_reader(self._link.doorbell.read_fd)
+        for rank in list(self._pidfds):
+            self._forget(rank)
+        await self._deaths.close()
+        self._link.close()
+        self._released = True
+        self._on_end()
+
+    async def _gone_within(self, seconds: float) -> bool:
+        if not self._pidfds:
+            return True
+        self._all_gone.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._all_gone.wait()
+        return not self._pidfds
+
+    def _on_doorbell(self) -> None:
+        self._read_messages()
+        if len(self._pidfds) < self._config.ranks and not self._ending:
+            self._watch_new_ranks()
+
+    def _read_messages(self) -> None:
+        for rank, words in self._link.messages():
+            if self._ending:
+                continue  # nobody waits for results any more, and only the first failure counts
+            if words[0] == Kind.RESULT:
+                self.in_flight -= 1
+                self._deliver(decode_result(words))
+            elif words[0] == Kind.COPIED:
+                self.copies.answered(rank, int(words[1]))
+            else:
+                self._on_event(rank, decode_event(words))
+
+    def _on_event(self, rank: int, event: RankStarted | RankError) -> None:
+        if isinstance(event, RankStarted):
+            self._started[rank] = event
+            if len(self._started) == self._config.ranks and not self._ready.done():
+                self._ready.set_result(None)
+            return
+        blamed = event.suspects[0] if event.suspects else rank
+        self._fail(RankFailure(blamed, FailureKind.ERROR, event.error, traceback=event.traceback))
+
+    def _watch_new_ranks(self) -> None:
+        """Ranks publish their process ids and ring: from then on their end is noticed at once."""
+        for rank, line in enumerate(self._link.lines):
+            if line.pid and rank not in self._pidfds:
+                try:
+                    pidfd = os.pidfd_open(line.pid)
+                except ProcessLookupError:
+                    self._fail(RankFailure(rank, FailureKind.EXITED, f"process {line.pid} is gone"))
+                    return
+                self._pidfds[rank] = pidfd
+                self._loop.add_reader(pidfd, self._on_exit, rank)
+                self._deaths.watch(rank, self._link.life_locks[rank])
+
+    def _on_death(self, rank: int) -> None:
+        """A rank is dying. How, is known once it is dead."""
+        if not self._ending:
+            self._read_messages()  # its own words, if it left any, say more
+        if not self.lost.done():
+            self.lost.set_result(f"rank {rank}: process {self._link.lines[rank].pid} is dying")
+        if rank in self._pidfds:  # where only its main thread has ended, the others would keep the process
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfds[rank], signal.SIGKILL)
+
+    def _on_exit(self, rank: int) -> None:
+        text, code, number = describe_exit(self._link.lines[rank].pid)
+        self._forget(rank)
+        if not self._ending:
+            self._read_messages()  # the rank's own words, if it left any, say more
+            why = self._memory_kills.explain() if number == signal.SIGKILL else ""
+            self._fail(RankFailure(rank, FailureKind.EXITED, text + why, code, number))
+
+    def _forget(self, rank: int) -> None:
+        pidfd = self._pidfds.pop(rank)
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        if not self._pidfds:
+            self._all_gone.set()
+
+    def _fail(self, failure: RankFailure) -> None:
+        """Give the group up: only the first failure counts, the others follow from it."""
+        if self._ending:
+            return
+        self._ending = True
+        logger.error("%s", failure, extra={"traceback": failure.traceback} if failure.traceback else None)
+        self._kill()
+        self.copies.fail(RanksFailedError(failure))
+        if not self.lost.done():
+            self.lost.set_result(str(failure))
+        self.failed.set_result(failure)
+        self._on_end()
+
+    def _kill(self) -> None:
+        """SIGKILL also ends stopped processes. The launcher gets a moment to reap its children and leave by itself,
+        unless there may be ranks that have not introduced themselves: those die with it.
+        """
+        for pidfd in self._pidfds.values():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        if self._launcher is not None:
+            known = all(line.pid for line in self._link.lines)
+            self._loop.call_later(_REAPING_S if known else 0.0, self._launcher.kill)
+
+    async def _watch_launcher(self, launcher: Launcher) -> None:
+        status = await launcher.wait()
+        why = self._memory_kills.explain()
+        self._fail(
+            RankFailure(
+                None,
+                FailureKind.LAUNCH,
+                f"the launcher ended with status {status}{why}; it printed:\n{launcher.output_tail}",
+                exit_code=status,
+            )
+        )
+
+    async def _watch_progress(self) -> None:
+        """While plans are in flight, look for ranks without signs of life; else now and then for stopped ones."""
+        limits = StallLimits(self._config.stall_timeout_s, self._config.busy_timeout_s)
+        detectors = [StallDetector(line, limits) for line in self._link.lines]
+        while True:
+            if self.in_flight == 0:
+                self._busy.clear()
+                if await self._fails_idle():
+                    return
+                for detector in detectors:
+                    detector.reset()
+            last = time.monotonic()
+            await asyncio.sleep(_LOOK_S)
+            elapsed = time.monotonic() - last
+            for rank, detector in enumerate(detectors):
+                if self.in_flight and (reason := detector.look(elapsed)):
+                    self._fail(RankFailure(rank, FailureKind.STALLED, reason))
+                    return
+
+    async def _fails_idle(self) -> bool:
+        """Wait for work; whether a rank was stopped meanwhile: it would be found by the first request otherwise."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_IDLE_LOOK_S):
+                    await self._busy.wait()
+                    return False
+            for rank, line in enumerate(self._link.lines):
+                if is_stopped(line):
+                    reason = f"process {line.pid} is stopped by a signal, without work"
+                    self._fail(RankFailure(rank, FailureKind.STALLED, reason))
+                    return True

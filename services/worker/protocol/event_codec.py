@@ -1,0 +1,70 @@
+"""Rare messages from a rank to the server: it is ready, or it must give up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from services.worker.protocol.ledger import MemoryLedger
+from services.worker.protocol.words import Kind, MalformedMessageError, Words
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the server needs to know about the model that the ranks loaded."""
+
+    vocab_size: int
+    hidden_size: int
+    n_layers: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankStarted:
+    """A rank is warm and waits for plans."""
+
+    rank: int
+    pid: int
+    phases: dict[str, float]  # seconds, in the order they happened
+    ledger: MemoryLedger
+    n_blocks: int  # usable KV blocks, the same on every rank; ids 1 to n_blocks
+    model: ModelFacts
+    kv_block_bytes: int = 0  # this rank's part of a block, over all layers
+
+
+@dataclass(frozen=True, slots=True)
+class RankError:
+    """A rank cannot go on; it exits after this message."""
+
+    rank: int
+    pid: int
+    error: str  # one line
+    traceback: str
+    suspects: tuple[int, ...] = ()  # ranks that this one waited for in vain
+
+
+def encode_event(event: RankStarted | RankError) -> bytes:
+    """Return the event as bytes: the kind, then JSON padded with blanks to whole words."""
+    kind = Kind.STARTED if isinstance(event, RankStarted) else Kind.ERROR
+    text = json.dumps(asdict(event)).encode()
+    return int(kind).to_bytes(4, "little") + text + b" " * (-len(text) % 4)
+
+
+def decode_event(words: Words) -> RankStarted | RankError:
+    """Inverse of `encode_event`. Raises MalformedMessageError."""
+    if words[0] not in (Kind.STARTED, Kind.ERROR):
+        raise MalformedMessageError("not an event")
+    fields = json.loads(np.ascontiguousarray(words[1:]).tobytes())
+    if words[0] == Kind.ERROR:
+        fields["suspects"] = tuple(fields["suspects"])
+        return RankError(**fields)
+    fields["ledger"] = MemoryLedger(**fields["ledger"])
+    fields["model"] = ModelFacts(**fields["model"])
+    return RankStarted(**fields)
+
+
+def encode_stop() -> bytes:
+    """Return the message that tells ranks to leave in peace."""
+    return int(Kind.STOP).to_bytes(4, "little")

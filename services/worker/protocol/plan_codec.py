@@ -1,0 +1,150 @@
+"""StepPlan as flat int32: lists of chunks become columns, so that ranks use them without a Python object each.
+
+header    kind, step (2 words), counts of released, chunks, new blocks, admissions
+columns   released | slot | start | n_tokens | sample | count of new blocks | new blocks
+then      one record per admission (see `_encode_admission`)
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.worker.protocol.plan import Admission, Chunk, SamplingParams, StepPlan
+from services.worker.protocol.words import (
+    Kind,
+    MalformedMessageError,
+    WordCursor,
+    Words,
+    float_words,
+    join64,
+    split64,
+    text_words,
+    words_float,
+)
+
+_HEADER = 7
+_ADMISSION = 19
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionView:
+    """An Admission whose tokens are still an array."""
+
+    slot: int
+    sampling: SamplingParams
+    token_ids: Words  # [n]
+    n_prompt: int
+    pool: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """A StepPlan in columns. `new_blocks` holds the chunks' new blocks one after the other."""
+
+    step: int
+    released: Words  # [n_released]
+    admissions: tuple[AdmissionView, ...]
+    slots: Words  # [n_chunks]
+    starts: Words  # [n_chunks]
+    n_tokens: Words  # [n_chunks]
+    sample: NDArray[np.bool_]  # [n_chunks]
+    block_counts: Words  # [n_chunks]
+    new_blocks: Words  # [sum of block_counts]
+
+    def to_plan(self) -> StepPlan:
+        """Return the plan as the scheduler wrote it."""
+        ends = np.cumsum(self.block_counts)
+        blocks = [tuple(part.tolist()) for part in np.split(self.new_blocks, ends[:-1])] if len(ends) else []
+        columns = (self.slots.tolist(), self.starts.tolist(), self.n_tokens.tolist(), self.sample.tolist())
+        return StepPlan(
+            self.step,
+            tuple(self.released.tolist()),
+            tuple(
+                Admission(a.slot, a.sampling, tuple(a.token_ids.tolist()), a.n_prompt, a.pool) for a in self.admissions
+            ),
+            tuple(Chunk(*row) for row in zip(*columns, blocks, strict=True)),
+        )
+
+
+def encode_plan(plan: StepPlan) -> memoryview:
+    """Return the plan as bytes."""
+    chunks = plan.chunks
+    counts = [len(chunk.new_blocks) for chunk in chunks]
+    words = array("i", (Kind.PLAN, *split64(plan.step), len(plan.released), len(chunks), sum(counts)))
+    words.append(len(plan.admissions))
+    words.extend(plan.released)
+    words.extend([chunk.slot for chunk in chunks])
+    words.extend([chunk.start for chunk in chunks])
+    words.extend([chunk.n_tokens for chunk in chunks])
+    words.extend([chunk.sample for chunk in chunks])
+    words.extend(counts)
+    words.extend(chain.from_iterable([chunk.new_blocks for chunk in chunks if chunk.new_blocks]))
+    for admission in plan.admissions:
+        _encode_admission(admission, words)
+    return memoryview(words).cast("B")
+
+
+def decode_plan(words: Words) -> PlanView:
+    """Return a view of an encoded plan; it keeps the message alive. Raises MalformedMessageError."""
+    if len(words) < _HEADER or words[0] != Kind.PLAN:
+        raise MalformedMessageError("not a plan")
+    low, high, n_released, n_chunks, n_blocks, n_admissions = words[1:_HEADER].tolist()
+    cursor = WordCursor(words, _HEADER)
+    released = cursor.take(n_released)
+    slots, starts, n_tokens, sample, counts = cursor.take(5 * n_chunks).reshape(5, n_chunks)
+    new_blocks = cursor.take(n_blocks)
+    admissions = tuple(_decode_admission(cursor) for _ in range(n_admissions))
+    cursor.finish()
+    step = join64(low, high)
+    return PlanView(step, released, admissions, slots, starts, n_tokens, sample != 0, counts, new_blocks)
+
+
+def view_plan(plan: StepPlan) -> PlanView:
+    """Return the plan in columns, as a rank in the same process uses it."""
+    return decode_plan(np.frombuffer(encode_plan(plan), dtype=np.int32))
+
+
+def _encode_admission(admission: Admission, words: array[int]) -> None:
+    s = admission.sampling
+    floats = (s.temperature, s.top_p, s.min_p, s.repetition_penalty, s.presence_penalty, s.frequency_penalty)
+    words.extend((admission.slot, admission.n_prompt, admission.pool, len(admission.token_ids)))
+    words.extend(float_words(floats))
+    words.extend((s.top_k, *split64(s.seed), s.min_tokens, len(s.logit_bias), len(s.end_token_ids)))
+    words.extend(-1 if count is None else count for count in (s.logprobs, s.prompt_logprobs))
+    words.append(s.ignore_eos)
+    words.extend(admission.token_ids)
+    words.extend(token for token, _ in s.logit_bias)
+    words.extend(float_words([bias for _, bias in s.logit_bias]))
+    words.extend(s.end_token_ids)
+    words.extend(text_words(s.grammar))
+
+
+def _decode_admission(cursor: WordCursor) -> AdmissionView:
+    head = cursor.take(_ADMISSION)
+    slot, n_prompt, pool, n_tokens = head[:4].tolist()
+    top_k, low, high, min_tokens, n_bias, n_end, logprobs, prompt_logprobs, ignore_eos = head[10:].tolist()
+    token_ids = cursor.take(n_tokens)
+    bias_ids, bias = cursor.take(n_bias).tolist(), words_float(cursor.take(n_bias))
+    sampling = SamplingParams(
+        *_sampling_floats(head[4:10], top_k),
+        logit_bias=tuple(zip(bias_ids, bias, strict=True)),
+        seed=join64(low, high),
+        min_tokens=min_tokens,
+        end_token_ids=tuple(cursor.take(n_end).tolist()),
+        logprobs=None if logprobs < 0 else logprobs,
+        prompt_logprobs=None if prompt_logprobs < 0 else prompt_logprobs,
+        grammar=cursor.take_text(),
+        ignore_eos=bool(ignore_eos),
+    )
+    return AdmissionView(slot, sampling, token_ids, n_prompt, bool(pool))
+
+
+def _sampling_floats(words: Words, top_k: int) -> tuple[float, int, float, float, float, float, float]:
+    """Return the fields temperature to frequency_penalty, in the order of SamplingParams."""
+    temperature, top_p, min_p, repetition, presence, frequency = words_float(words)
+    return temperature, top_k, top_p, min_p, repetition, presence, frequency

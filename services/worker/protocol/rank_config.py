@@ -1,0 +1,135 @@
+"""What the server decides about its ranks, and how they find its shared memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from services.common.grammar import MAX_GRAMMAR_BYTES
+from services.worker.ipc.control import control_bytes
+from services.worker.ipc.life_lock import LOCK_BYTES
+from services.worker.ipc.ring import ring_bytes
+
+PoolingKind = Literal["mean", "cls", "last"]
+
+SETTINGS_VARIABLE = "RYZANSTEIN_RANK_SETTINGS"
+
+_MIB = 1 << 20
+STAGING_BYTES = 16 * _MIB  # per rank; copying as much delays the next step by a few milliseconds
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroupConfig:
+    """One tensor-parallel group. The KV cache is sized by exactly one of n_blocks, kv_tokens and kv_bytes."""
+
+    model_path: str
+    ranks: int = 1
+    dtype: str = "bfloat16"
+    device: str = "cpu"  # "cpu", or "cuda": rank r takes device r
+    block_size: int = 16
+    n_blocks: int | None = None
+    kv_tokens: int | None = None
+    kv_bytes: int | None = None  # per rank
+    max_slots: int = 64
+    max_model_len: int = 4096
+    pooling: PoolingKind = "mean"
+    normalise_embeddings: bool = True
+    eos_token_ids: tuple[int, ...] = ()  # that end a text where its grammar lets it end
+    depth: int = 2  # plans in flight
+    start_timeout_s: float = 300.0
+    stall_timeout_s: float = 1.0  # no heartbeat and no CPU time used, while work is pending
+    busy_timeout_s: float = 60.0  # no heartbeat although CPU time is used: one very long operation, or a loop
+    collective_timeout_s: float = 90.0
+    stop_grace_s: float = 3.0
+    rank_module: str = "services.worker.rank"  # what torchrun runs
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(_DTYPES)}")
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"device {self.device!r} is not one of cpu, cuda")
+        if sum(size is not None for size in (self.n_blocks, self.kv_tokens, self.kv_bytes)) != 1:
+            raise ValueError("size the KV cache by exactly one of n_blocks, kv_tokens, kv_bytes")
+        for name in ("ranks", "block_size", "max_slots", "max_model_len", "depth"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the ranks find the server: its process and two descriptors in it."""
+
+    server_pid: int
+    segment_fd: int
+    doorbell_fd: int
+    launched_at: float  # time.time() when the launcher was started, for the start-up table
+
+
+@dataclass(frozen=True, slots=True)
+class RankSettings:
+    """Everything a rank process is told; travels as JSON in the environment."""
+
+    config: RankGroupConfig
+    endpoint: Endpoint
+
+    def to_json(self) -> str:
+        """Return the settings as JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RankSettings:
+        """Inverse of `to_json`."""
+        fields = json.loads(text)
+        fields["config"]["eos_token_ids"] = tuple(fields["config"]["eos_token_ids"])
+        return cls(RankGroupConfig(**fields["config"]), Endpoint(**fields["endpoint"]))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """Offsets in the group's segment; both sides derive the same ones from the config."""
+
+    control: int
+    life_locks: tuple[int, ...]
+    plans: int
+    plan_capacity: int
+    outboxes: tuple[int, ...]
+    outbox_capacity: int
+    collectives: int
+    collective_bytes: int  # per rank and parity
+    staging: tuple[int, ...]  # where KV blocks pass between ranks and server, one area per rank
+    staging_bytes: int
+    size: int
+
+    @classmethod
+    def of(cls, config: RankGroupConfig) -> GroupLayout:
+        """Lay out the segment. Untouched pages cost nothing, so capacities are generous."""
+        # A plan may admit every slot at full length; beyond 64 MiB it is refused with an error instead.
+        plan_capacity = min(max(4 * _MIB, 10 * config.max_slots * config.max_model_len), 128 * _MIB)
+        plan_capacity += config.max_slots * MAX_GRAMMAR_BYTES
+        outbox_capacity = 8 * _MIB
+        collective = 256 << 10
+        locks = control_bytes(config.ranks)
+        plans = locks + config.ranks * LOCK_BYTES
+        at = plans + ring_bytes(plan_capacity, config.ranks)
+        outboxes = []
+        for _ in range(config.ranks):
+            outboxes.append(at)
+            at += ring_bytes(outbox_capacity, 1)
+        at = -(-at // 4096) * 4096
+        staging = -(-(at + config.ranks * (4096 + 2 * collective)) // 4096) * 4096
+        return cls(
+            control=0,
+            life_locks=tuple(locks + rank * LOCK_BYTES for rank in range(config.ranks)),
+            plans=plans,
+            plan_capacity=plan_capacity,
+            outboxes=tuple(outboxes),
+            outbox_capacity=outbox_capacity,
+            collectives=at,
+            collective_bytes=collective,
+            staging=tuple(staging + rank * STAGING_BYTES for rank in range(config.ranks)),
+            staging_bytes=STAGING_BYTES,
+            size=staging + config.ranks * STAGING_BYTES,
+        )

@@ -1,0 +1,16 @@
+"""`python -m services.worker.rank`: one rank, started by the launcher on behalf of a RankGroup."""
+
+from __future__ import annotations
+
+import sys
+
+from services.worker.rank.entry import run_rank
+
+
+def main() -> int:
+    """Run the rank with the product's own models."""
+    return run_rank("services.worker.rank.loading:load")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

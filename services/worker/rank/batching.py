@@ -1,0 +1,63 @@
+"""Turns a plan's columns and the slot table into the tensors of a step, without a Python loop over rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.worker.backends.batch import StepBatch
+from services.worker.protocol.plan_codec import PlanView
+from services.worker.rank.slot_table import SlotTable
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The step's sequences in batch order: those with one row first."""
+
+    slots: Ints  # [n_sequences]
+    starts: Ints  # [n_sequences], position of the first row
+    ends: Ints  # [n_sequences], position after the last row
+    row_ends: Ints  # [n_sequences], index after the last row
+    sample: NDArray[np.bool_]  # [n_sequences]
+
+
+def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple[StepBatch, Layout]:
+    """Lay out the chunks of `plan`, which must not be empty. Raises MalformedPlanError."""
+    table.require_computable(plan, plan.starts + plan.n_tokens)
+    slots, starts, n_sequences = plan.slots.astype(np.int64), plan.starts.astype(np.int64), len(plan.slots)
+    if plan.n_tokens.max() == 1:  # decode only: most steps, and the shortest
+        sample, n_decode, row_slots, positions = plan.sample, n_sequences, slots, starts
+        ends, row_ends = starts + 1, np.arange(1, n_sequences + 1)
+    else:
+        order = np.argsort(plan.n_tokens > 1, kind="stable")
+        slots, starts, sample = slots[order], starts[order], plan.sample[order]
+        counts = plan.n_tokens[order].astype(np.int64)
+        n_decode = int((counts == 1).sum())
+        ends, row_ends = starts + counts, np.cumsum(counts)
+        row_slots = np.repeat(slots, counts)
+        positions = np.arange(row_ends[-1]) + np.repeat(starts - (row_ends - counts), counts)
+    size = table.block_size
+    blocks = table.block_tables[row_slots, positions // size]
+    needed = -(-ends // size)
+    tables = table.block_tables[slots, : needed.max()]  # a copy
+    tables[np.arange(tables.shape[1]) >= needed[:, None]] = 0
+    batch = StepBatch(
+        token_ids=_tensor(table.token_ids[row_slots, positions].astype(np.int64), device),
+        positions=_tensor(positions, device),
+        kv_slots=_tensor(blocks * size + positions % size, device),
+        query_starts=(0, *row_ends.tolist()),
+        context_lens=tuple(ends.tolist()),
+        block_tables=_tensor(tables, device),
+        n_decode=n_decode,
+    )
+    return batch, Layout(slots, starts, ends, row_ends, sample)
+
+
+def _tensor(values: Ints, device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

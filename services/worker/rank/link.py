@@ -1,0 +1,94 @@
+"""A rank's end of the server's shared memory: plans come in, results and events go out."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from services.common.cores import usable_cores
+from services.worker.ipc.control import RankLine, RankState
+from services.worker.ipc.doorbell import DoorbellButton
+from services.worker.ipc.futex import Patience
+from services.worker.ipc.life_lock import LifeLock
+from services.worker.ipc.ring import RingReader, RingWriter
+from services.worker.ipc.segment import Segment
+from services.worker.protocol.copy_codec import CopyOrder, decode_order
+from services.worker.protocol.plan_codec import PlanView, decode_plan
+from services.worker.protocol.rank_config import GroupLayout, RankSettings
+from services.worker.protocol.words import Kind, MalformedMessageError, read_words
+
+_TICK_S = 0.25  # how often an idle rank looks whether it is still wanted
+_SPIN_S = 0.001
+_ROOM_TIMEOUT_S = 30.0
+
+
+class ServerGoneError(RuntimeError):
+    """The server process died or stopped reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A plan, an order to copy blocks, or None to stop; and how long the rank waited for it."""
+
+    plan: PlanView | CopyOrder | None
+    wait_us: int
+
+
+class ServerLink:
+    """Opened first thing in a rank, before torch is imported, so that every failure can be reported."""
+
+    def __init__(self, settings: RankSettings, rank: int) -> None:
+        config, endpoint = settings.config, settings.endpoint
+        layout = GroupLayout.of(config)
+        self.segment = Segment.attach(endpoint.server_pid, endpoint.segment_fd)
+        self.layout = layout
+        self.line = RankLine(self.segment, layout.control, rank)
+        # The server needs a core, too: with as many ranks as cores, spinning must be polite.
+        self.patience = Patience.choose(config.ranks + 1, usable_cores(), _SPIN_S)
+        self._plans = RingReader(self.segment, layout.plans, layout.plan_capacity, config.ranks, rank)
+        self._outbox = RingWriter(self.segment, layout.outboxes[rank], layout.outbox_capacity, 1)
+        self._doorbell = DoorbellButton(endpoint.server_pid, endpoint.doorbell_fd)
+        start = layout.staging[rank]
+        self.staging = self.segment.view[start : start + layout.staging_bytes]
+        self._parent = os.getppid()
+        LifeLock(self.segment, layout.life_locks[rank]).hold()  # the server waits for it as soon as it knows of us
+        self.line.introduce(os.getpid())
+        self._doorbell.ring()
+
+    def receive(self) -> Received:
+        """Wait for the next plan. Raises ServerGoneError, MalformedMessageError."""
+        began = time.perf_counter_ns()
+        self.line.enter(RankState.IDLE)
+        while not self._plans.wait(_TICK_S, self.patience):
+            self.line.beat()
+            self._require_parent()
+        message = self._plans.try_read()
+        assert message is not None
+        self.line.enter(RankState.COMPUTING)
+        words = read_words(message)
+        wait_us = (time.perf_counter_ns() - began) // 1000
+        if words[0] == Kind.STOP:
+            return Received(None, wait_us)
+        if words[0] in (Kind.COPY_OUT, Kind.COPY_IN):
+            return Received(decode_order(words), wait_us)
+        if words[0] != Kind.PLAN:
+            raise MalformedMessageError(f"a message of kind {words[0]} where a plan must be")
+        plan = decode_plan(words)
+        self.line.begin_step(plan.step)
+        return Received(plan, wait_us)
+
+    def send(self, message: bytes | memoryview) -> None:
+        """Hand a message to the server. Raises ServerGoneError when it makes no room for a long time."""
+        deadline = time.monotonic() + _ROOM_TIMEOUT_S
+        while not self._outbox.try_write(message):
+            self._require_parent()
+            self.line.beat()
+            if time.monotonic() > deadline:
+                raise ServerGoneError(f"the server read nothing for {_ROOM_TIMEOUT_S:g} s")
+            time.sleep(0.001)
+        self._doorbell.ring()
+
+    def _require_parent(self) -> None:
+        if os.getppid() != self._parent:
+            raise ServerGoneError("the launcher is gone")

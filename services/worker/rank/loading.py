@@ -1,0 +1,27 @@
+"""Brings the product's decoders into a rank."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from services.worker.backends.base import ModelBackend
+from services.worker.backends.collectives import Communicator
+from services.worker.model.build import load_model
+from services.worker.model.loading.vocabulary import read_vocabulary
+from services.worker.protocol.event_codec import ModelFacts
+from services.worker.protocol.rank_config import RankGroupConfig
+from services.worker.rank.process import LoadedModel
+
+
+def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> LoadedModel:
+    """Read this rank's share of the checkpoint at `config.model_path`. Raises ModelError."""
+    decoder = load_model(Path(config.model_path), comm, backend, config.max_model_len)
+    spec = decoder.spec
+    return LoadedModel(
+        decoder=decoder,
+        facts=ModelFacts(spec.vocab_size, spec.hidden_size, spec.n_layers, config.max_model_len),
+        kv_bytes_per_token=decoder.kv_bytes_per_token,
+        make_cache=partial(decoder.make_cache, block_size=config.block_size),
+        vocabulary=partial(read_vocabulary, Path(config.model_path), spec.vocab_size, config.eos_token_ids),
+    )

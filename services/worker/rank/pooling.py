@@ -1,0 +1,56 @@
+"""Pooled embeddings of prompts that may be computed in several chunks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from services.worker.model.loading.pooling import Pooling
+
+
+class PooledSlots:
+    """What is kept of the hidden states of each slot that is pooled."""
+
+    def __init__(self, pooling: Pooling) -> None:
+        self._pooling = pooling
+        self._kept: dict[int, Tensor] = {}  # [hidden_size] float32: the sum so far, the first or the last one
+        self._counts: dict[int, int] = {}
+
+    def admit(self, slot: int) -> None:
+        """Begin with nothing."""
+        self._kept.pop(slot, None)
+        self._counts[slot] = 0
+
+    def release(self, slot: int) -> None:
+        """Forget a slot, if it was pooled."""
+        self._counts.pop(slot, None)
+        self._kept.pop(slot, None)
+
+    def any(self) -> bool:
+        """Say whether any slot is pooled."""
+        return bool(self._counts)
+
+    def holds(self, slot: int) -> bool:
+        """Say whether the slot is pooled."""
+        return slot in self._counts
+
+    def add(self, slot: int, start: int, hidden: Tensor) -> None:
+        """Add the hidden states [n, hidden_size] of the positions from `start` on."""
+        if start != self._counts[slot]:
+            raise ValueError(
+                f"slot {slot} is pooled: its chunk starts at {start} but {self._counts[slot]} positions were summed; "
+                "pooled requests must compute every position once, without prefix hits"
+            )
+        kept = self._kept.get(slot)
+        if self._pooling.kind == "mean":
+            total = hidden.float().sum(dim=0)
+            self._kept[slot] = total if kept is None else kept + total
+        elif self._pooling.kind == "last" or kept is None:
+            self._kept[slot] = hidden[0 if self._pooling.kind == "cls" else -1].float()
+        self._counts[slot] += hidden.shape[0]
+
+    def result(self, slot: int) -> tuple[float, ...]:
+        """Return the embedding of the positions so far."""
+        kept = self._kept[slot]
+        pooled = kept / self._counts[slot] if self._pooling.kind == "mean" else kept
+        return tuple((torch.nn.functional.normalize(pooled, dim=0) if self._pooling.normalise else pooled).tolist())

@@ -1,0 +1,117 @@
+"""The life of a rank process: rendezvous, weights, KV cache, warm-up, then one step after the other."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from services.common.heap import freeze_started
+from services.worker.backends.base import ModelBackend
+from services.worker.backends.collectives import Communicator
+from services.worker.backends.opening import open_backend
+from services.worker.model.loading.pooling import Pooling
+from services.worker.protocol.copy_codec import CopyOrder, encode_copied
+from services.worker.protocol.event_codec import ModelFacts, RankStarted, encode_event
+from services.worker.protocol.rank_config import RankGroupConfig
+from services.worker.protocol.result_codec import encode_result
+from services.worker.rank.block_copy import BlockCopier
+from services.worker.rank.link import ServerLink
+from services.worker.rank.memory import MemoryMeter
+from services.worker.rank.rendezvous import join_group
+from services.worker.rank.runner import Model, Runner
+from services.worker.sampling.grammar import Vocabulary, no_vocabulary
+
+_WARM_UP_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A decoder that is ready, and how to make its KV cache."""
+
+    decoder: Model[Any]
+    facts: ModelFacts
+    kv_bytes_per_token: int  # on one rank
+    make_cache: Callable[[int], Any]  # n_blocks -> cache
+    vocabulary: Vocabulary = no_vocabulary  # that grammars are about
+
+
+class Loader(Protocol):
+    """Reads this rank's share of a model."""
+
+    def __call__(self, config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> LoadedModel:
+        """Return the model, distributed and packed."""
+        ...
+
+
+class Phases:
+    """Names what start-up spends its time on."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds = dict(seconds)
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Add the time of the block under `name`."""
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - began
+
+
+def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, load: Loader) -> None:
+    """Start up, report, and execute plans until the server says stop. Exceptions are the caller's to report."""
+    device = torch.device("cpu") if config.device == "cpu" else torch.device("cuda", rank)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    with phases.measure("rendezvous"):
+        backend = open_backend(dtype, device)
+        comm = join_group(link, config, rank, backend)
+    meter = MemoryMeter(backend.memory)
+    with phases.measure("weights"):
+        model = load(config, comm, backend)
+    weights = meter.growth()
+    with phases.measure("kv_cache"):
+        n_blocks = meter.size_kv_cache(config, model.kv_bytes_per_token, comm, device)
+        cache = model.make_cache(n_blocks)
+    runner = Runner(
+        model.decoder,
+        cache,
+        comm,
+        n_blocks=n_blocks,
+        block_size=config.block_size,
+        max_slots=config.max_slots,
+        max_model_len=config.max_model_len,
+        pooling=Pooling(config.pooling, config.normalise_embeddings),
+        device=device,
+        vocabulary=model.vocabulary,
+        eos_token_ids=config.eos_token_ids,
+    )
+    meter.growth()
+    with phases.measure("warm_up"):
+        fits = min(n_blocks * config.block_size, config.max_model_len) - 1
+        runner.warm_up(max(1, min(_WARM_UP_TOKENS, fits)))
+    kv_bytes = (n_blocks + 1) * config.block_size * model.kv_bytes_per_token
+    ledger = meter.ledger(weights=weights, workspace=meter.growth(), kv_cache=kv_bytes, ranks=config.ranks)
+    block_bytes = config.block_size * model.kv_bytes_per_token
+    started = RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
+    freeze_started()  # a full collection took 0.1 s in the middle of every stream
+    link.send(encode_event(started))
+    _execute_plans(link, runner, BlockCopier(cache.kv, link.staging))
+
+
+def _execute_plans(link: ServerLink, runner: Runner[Any], copier: BlockCopier) -> None:
+    while True:
+        received = link.receive()
+        if received.plan is None:
+            return
+        if isinstance(received.plan, CopyOrder):
+            copier.copy(received.plan)
+            link.send(encode_copied(received.plan.number))
+            continue
+        result = runner.step(received.plan, received.wait_us)
+        if result is not None:
+            link.send(encode_result(result))

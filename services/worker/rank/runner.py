@@ -1,0 +1,228 @@
+"""One rank's engine: applies a plan, computes its rows, draws tokens. Knows nothing of processes or transport."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.worker.backends.base import Columns
+from services.worker.backends.batch import StepBatch
+from services.worker.backends.collectives import StepCommunicator
+from services.worker.model.loading.pooling import Pooling
+from services.worker.protocol.plan import (
+    Admission,
+    Chunk,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    StepTimes,
+    TokenLogprobs,
+)
+from services.worker.protocol.plan_codec import PlanView, view_plan
+from services.worker.rank.batching import Layout, build_batch
+from services.worker.rank.pooling import PooledSlots
+from services.worker.rank.slot_table import SlotTable
+from services.worker.sampling.grammar import Vocabulary, no_vocabulary
+from services.worker.sampling.sampler import Draws, Sampler
+
+Ints = NDArray[np.int64]
+Cache = TypeVar("Cache")
+CacheIn = TypeVar("CacheIn", contravariant=True)
+
+_SCORED_ROWS = 64  # prompt rows whose logits exist at one time
+
+
+class Model(Protocol[CacheIn]):
+    """What the runner needs of a decoder."""
+
+    columns: Columns  # of the logits, of this rank
+    vocab_local: int  # how many they are
+
+    def forward(self, batch: StepBatch, cache: CacheIn, last_of: Sequence[int] | None = None) -> Tensor:
+        """Return the hidden states, final norm applied: of all rows, [n_tokens, hidden_size], or of the last ones.
+
+        `last_of`: sequences whose last rows are enough, [len(last_of), hidden_size].
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 [n, vocab_local] of hidden states [n, hidden_size]."""
+        ...
+
+
+class Runner(Generic[Cache]):
+    """Executes plans in their order. Every rank of a group runs one, on the same plans."""
+
+    def __init__(
+        self,
+        decoder: Model[Cache],
+        cache: Cache,
+        comm: StepCommunicator,
+        *,
+        n_blocks: int,
+        block_size: int,
+        max_slots: int,
+        max_model_len: int,
+        device: torch.device,
+        pooling: Pooling | None = None,
+        vocabulary: Vocabulary = no_vocabulary,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        self._decoder, self._cache, self._comm, self._device = decoder, cache, comm, device
+        self._table = SlotTable(max_slots, max_model_len, block_size, n_blocks)
+        self._pools = PooledSlots(pooling or Pooling())
+        self._prompt_logprobs: dict[int, int] = {}  # slot -> how many top tokens
+        self._sampler = Sampler(
+            comm,
+            decoder.columns,
+            vocab_local=decoder.vocab_local,
+            max_slots=max_slots,
+            device=device,
+            vocabulary=vocabulary,
+            eos_token_ids=eos_token_ids,
+        )
+
+    def execute(self, plan: StepPlan) -> StepResult | None:
+        """Compute one step; only rank 0 returns a result. Raises MalformedPlanError."""
+        return self.step(view_plan(plan))
+
+    @torch.inference_mode()
+    def step(self, plan: PlanView, wait_us: int = 0) -> StepResult | None:
+        """Like `execute`, for a plan in columns; `wait_us` is how long the rank waited for it."""
+        self._comm.begin_step(plan.step)
+        return self._compute(plan, wait_us)
+
+    @torch.inference_mode()
+    def warm_up(self, n_tokens: int) -> None:
+        """Compute a prompt of `n_tokens` and a decode step in slot 0, so that first requests pay no set-up.
+
+        Then both with a second sequence in slot 1, if that fits: what is replayed is known for all sizes from there on.
+        """
+        table, sampling = self._table, SamplingParams(temperature=1.0)
+        n_blocks = -(-(n_tokens + 3) // table.block_size)
+        fits = n_blocks < table.n_blocks and n_tokens + 3 <= table.max_model_len
+        pair = fits and table.max_slots > 1 and table.block_size > 2
+        if not pair:
+            n_blocks = -(-(n_tokens + 1) // table.block_size)
+        first = Admission(0, sampling, (0,) * n_tokens, n_prompt=n_tokens)
+        prefill = Chunk(0, 0, n_tokens, sample=True, new_blocks=tuple(range(1, n_blocks + 1)))
+        plans = [
+            StepPlan(0, admissions=(first,), chunks=(prefill,)),
+            StepPlan(0, chunks=(Chunk(0, n_tokens, 1, sample=True),)),
+        ]
+        if pair:
+            second = Admission(1, sampling, (0, 0), n_prompt=2)
+            beside = Chunk(1, 0, 2, sample=True, new_blocks=(n_blocks + 1,))
+            plans += [
+                StepPlan(0, admissions=(second,), chunks=(Chunk(0, n_tokens + 1, 1, sample=True), beside)),
+                StepPlan(0, chunks=(Chunk(0, n_tokens + 2, 1, sample=True), Chunk(1, 2, 1, sample=True))),
+            ]
+        for plan in (*plans, StepPlan(0, released=(0, 1) if pair else (0,))):
+            self._compute(view_plan(plan))
+
+    def _compute(self, plan: PlanView, wait_us: int = 0) -> StepResult | None:
+        began = time.perf_counter_ns()
+        self._apply(plan)
+        if not len(plan.slots):
+            return StepResult(plan.step, times=StepTimes(wait=wait_us)) if self._comm.rank == 0 else None
+        batch, layout = build_batch(self._table, plan, self._device)
+        rows = self._drawing_rows(layout)
+        every_row = bool(self._prompt_logprobs) or self._pools.any()
+        hidden = self._decoder.forward(batch, self._cache, None if every_row else rows.tolist())
+        computed = time.perf_counter_ns()
+        forward_comm = self._comm.take_elapsed_us()
+        scored = self._score_prompts(hidden, layout)
+        pooled = self._pool(hidden, layout)
+        if every_row:
+            hidden = hidden[torch.from_numpy(layout.row_ends[rows] - 1).to(self._device)]
+        draws = self._draw(hidden, layout, rows)
+        if self._comm.rank != 0:
+            return None
+        sample_comm = self._comm.take_elapsed_us()
+        times = StepTimes(
+            wait=wait_us,
+            forward=(computed - began) // 1000 - forward_comm,
+            communication=forward_comm + sample_comm,
+            sample=(time.perf_counter_ns() - computed) // 1000 - sample_comm,
+        )
+        slots, token_ids = tuple(layout.slots[rows].tolist()), tuple(draws.token_ids.tolist())
+        return StepResult(plan.step, slots, token_ids, draws.logprobs, scored, pooled, draws.failures, times)
+
+    def _apply(self, plan: PlanView) -> None:
+        self._table.release(plan.released)
+        for slot in plan.released.tolist():
+            self._forget(slot)
+        for admission in plan.admissions:
+            self._table.admit(admission)
+            self._forget(admission.slot)
+            self._sampler.admit(admission)
+            if admission.pool:
+                self._pools.admit(admission.slot)
+            if admission.sampling.prompt_logprobs is not None:
+                self._prompt_logprobs[admission.slot] = admission.sampling.prompt_logprobs
+        self._table.extend(plan)
+
+    def _forget(self, slot: int) -> None:
+        self._sampler.release(slot)
+        self._pools.release(slot)
+        self._prompt_logprobs.pop(slot, None)
+
+    def _drawing_rows(self, layout: Layout) -> Ints:
+        """Return the sequences that draw a token: pooled ones never do."""
+        rows = np.flatnonzero(layout.sample)
+        if not self._pools.any():
+            return rows
+        return np.array([row for row in rows if not self._pools.holds(int(layout.slots[row]))], np.int64)
+
+    def _draw(self, hidden: Tensor, layout: Layout, rows: Ints) -> Draws:
+        """Draw the next token of the sequences `rows`, whose last rows are `hidden`, and remember it."""
+        if not len(rows):
+            return Draws(np.empty(0, np.int64), {})
+        slots, positions = layout.slots[rows], layout.ends[rows]
+        draws = self._sampler.draw(self._decoder.logits(hidden), slots, positions)
+        self._table.append(slots, positions, draws.token_ids)
+        return draws
+
+    def _score_prompts(self, hidden: Tensor, layout: Layout) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """Return the log-probabilities of the prompt tokens that follow this step's rows."""
+        if not self._prompt_logprobs:
+            return {}
+        found = {}
+        for index, slot in enumerate(layout.slots.tolist()):
+            n_top = self._prompt_logprobs.get(slot)
+            start = int(layout.starts[index])
+            end = min(int(layout.ends[index]), int(self._table.n_prompt[slot]) - 1)
+            if n_top is not None and start < end:
+                first_row = int(layout.row_ends[index] - (layout.ends[index] - layout.starts[index]))
+                rows = hidden[first_row : first_row + end - start]
+                following = self._table.token_ids[slot, start + 1 : end + 1].astype(np.int64)
+                found[slot] = self._score(rows, following, n_top)
+        return found
+
+    def _score(self, hidden: Tensor, following: Ints, n_top: int) -> tuple[TokenLogprobs, ...]:
+        scores: list[TokenLogprobs] = []
+        for low in range(0, len(following), _SCORED_ROWS):
+            part = slice(low, low + _SCORED_ROWS)
+            logits = self._decoder.logits(hidden[part])  # [n, vocab_local]
+            scores.extend(self._sampler.score_prompt(logits, following[part], n_top))
+        return tuple(scores)
+
+    def _pool(self, hidden: Tensor, layout: Layout) -> dict[int, tuple[float, ...]]:
+        """Add to the pooled slots' sums; return the embeddings of those whose last token was computed."""
+        if not self._pools.any():
+            return {}
+        finished = {}
+        for index, slot in enumerate(layout.slots.tolist()):
+            if not self._pools.holds(slot):
+                continue
+            start, end, row_end = layout.starts[index], layout.ends[index], layout.row_ends[index]
+            self._pools.add(slot, int(start), hidden[row_end - (end - start) : row_end])
+            if end == self._table.n_known[slot]:
+                finished[slot] = self._pools.result(slot)
+        return finished

@@ -1,0 +1,96 @@
+"""What every rank knows about the running requests: tokens and block tables by slot, changed only by plans."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.worker.protocol.plan_codec import AdmissionView, PlanView
+
+Ints = NDArray[np.int64]
+
+
+class MalformedPlanError(ValueError):
+    """A plan refers to something that the ranks do not have; the message names the slot."""
+
+
+class SlotTable:
+    """Arrays indexed by slot."""
+
+    def __init__(self, max_slots: int, max_model_len: int, block_size: int, n_blocks: int) -> None:
+        self.max_slots, self.max_model_len = max_slots, max_model_len
+        self.block_size, self.n_blocks = block_size, n_blocks
+        max_blocks = -(-max_model_len // block_size)
+        # One more than fits: the last draw of a full context is a token, too.
+        self.token_ids = np.zeros((max_slots, max_model_len + 1), np.int32)
+        self.n_known = np.zeros(max_slots, np.int64)
+        self.n_prompt = np.zeros(max_slots, np.int64)
+        self.block_tables = np.zeros((max_slots, max_blocks), np.int64)  # 0 is the null block
+        self.n_held = np.zeros(max_slots, np.int64)  # blocks in the table
+
+    def release(self, slots: NDArray[np.int32]) -> None:
+        """Forget requests."""
+        self._require_slots(slots)
+        self.n_known[slots] = 0
+        self.n_held[slots] = 0
+
+    def admit(self, admission: AdmissionView) -> None:
+        """Give a slot to a request with its known tokens."""
+        slot, n_known = admission.slot, len(admission.token_ids)
+        self._require_slots(np.array([slot]))
+        if not 1 <= n_known <= self.max_model_len:
+            raise MalformedPlanError(f"slot {slot} is admitted with {n_known} tokens; 1 to {self.max_model_len} fit")
+        if not 1 <= admission.n_prompt <= n_known:
+            raise MalformedPlanError(f"slot {slot}: n_prompt {admission.n_prompt} of {n_known} known tokens")
+        self.token_ids[slot, :n_known] = admission.token_ids
+        self.n_known[slot] = n_known
+        self.n_prompt[slot] = admission.n_prompt
+        self.n_held[slot] = 0
+
+    def extend(self, plan: PlanView) -> None:
+        """Append the chunks' new blocks to their slots' block tables."""
+        self._require_slots(plan.slots)
+        if len(plan.slots) > 1 and np.bincount(plan.slots).max() > 1:
+            raise MalformedPlanError(f"a slot has two chunks in step {plan.step}: {plan.slots.tolist()}")
+        if not len(plan.new_blocks):
+            return
+        if plan.new_blocks.min() < 1 or plan.new_blocks.max() > self.n_blocks:
+            raise MalformedPlanError(f"a new block is outside 1 to {self.n_blocks}: {plan.new_blocks.tolist()}")
+        counts = plan.block_counts
+        held = self.n_held[plan.slots]
+        if (held + counts).max() > self.block_tables.shape[1]:
+            slot = int(plan.slots[np.argmax(held + counts)])
+            raise MalformedPlanError(f"slot {slot} holds more blocks than {self.max_model_len} tokens need")
+        first = np.cumsum(counts) - counts  # of each chunk, in new_blocks
+        column = np.arange(len(plan.new_blocks)) + np.repeat(held - first, counts)
+        self.block_tables[np.repeat(plan.slots, counts), column] = plan.new_blocks
+        self.n_held[plan.slots] += counts
+
+    def append(self, slots: Ints, positions: Ints, token_ids: Ints) -> None:
+        """Write drawn tokens at their positions."""
+        self.token_ids[slots, positions] = token_ids
+        self.n_known[slots] = positions + 1
+
+    def require_computable(self, plan: PlanView, ends: NDArray[np.int32]) -> None:
+        """Raise MalformedPlanError unless the chunks' tokens are known and their blocks are there."""
+        most = np.minimum(self.n_known[plan.slots], self.n_held[plan.slots] * self.block_size)
+        if plan.n_tokens.min() >= 1 and plan.starts.min() >= 0 and (ends <= most).all():
+            return  # as ever; which of it is wrong takes longer to say
+        self._require(plan, (plan.n_tokens >= 1) & (plan.starts >= 0), "an empty or negative range", ends)
+        self._require(plan, ends <= self.n_known[plan.slots], "a token that is not known", ends)
+        blocks = -(-ends // self.block_size)
+        self._require(plan, blocks <= self.n_held[plan.slots], "a position without a block", ends)
+
+    def _require(self, plan: PlanView, holds: NDArray[np.bool_], what: str, ends: NDArray[np.int32]) -> None:
+        if holds.all():
+            return
+        at = int(np.argmin(holds))
+        slot = int(plan.slots[at])
+        raise MalformedPlanError(
+            f"step {plan.step}: slot {slot}'s chunk [{plan.starts[at]}, {ends[at]}) covers {what} "
+            f"(known tokens {self.n_known[slot]}, blocks {self.n_held[slot]} of {self.block_size})"
+        )
+
+    def _require_slots(self, slots: NDArray[np.int32]) -> None:
+        if len(slots) and (slots.min() < 0 or slots.max() >= self.max_slots):
+            raise MalformedPlanError(f"slots {slots.tolist()} are not all within 0 to {self.max_slots - 1}")

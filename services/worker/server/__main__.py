@@ -1,9 +1,0 @@
-import os
-
-# Ranks are started by fork and exec, never by fork alone, so gRPC's fork handlers could only warn. Read on import.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-
-from services.worker.server.main import main
-
-if __name__ == "__main__":
-    main()

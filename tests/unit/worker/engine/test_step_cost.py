@@ -1,0 +1,172 @@
+"""Prompts may share a step with decodes only as far as streams keep their pace."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from services.worker.engine.step_cost import Meter
+from services.worker.protocol.plan import Chunk, StepPlan
+
+
+def prefilled(meter: Meter, n_rows: int, seconds: float, start: int = 0, steps: int = 1) -> None:
+    """It sees steps of one prompt's rows from a position on."""
+    for _ in range(steps):
+        meter.planned(StepPlan(1, chunks=(Chunk(0, start, n_rows, sample=True, new_blocks=()),)), 0.0)
+        meter._last_result = 0.0
+        meter.returned(seconds)
+
+
+def decoded(meter: Meter, n_decodes: int, step_ms: float, steps: int = 1) -> None:
+    """It sees steps of decodes alone."""
+    for _ in range(steps):
+        meter.planned(StepPlan(1, chunks=tuple(Chunk(i, 9, 1, sample=True) for i in range(n_decodes))), 0.0)
+        meter._last_result = 0.0
+        meter.returned(step_ms / 1e3)
+
+
+def measured(prefill_tokens_per_s: int, decode_step_ms: float | None) -> Meter:
+    """A meter that saw one prefill step of 200 tokens and, where given, one decode step."""
+    meter = Meter()
+    prefilled(meter, 200, 200 / prefill_tokens_per_s)
+    if decode_step_ms is not None:
+        decoded(meter, 1, decode_step_ms)
+    return meter
+
+
+def budget(meter: Meter, most_s: float, n_decodes: int) -> int:
+    """What prompts may add, in rows at their beginning."""
+    pace = meter.pace(most_s, n_decodes)
+    assert pace is not None
+    return pace.budget
+
+
+def rows_beside(decode_step_ms: float) -> float:
+    """Rows of prompts at 10,000 a second that streams with such a step put up with."""
+    return min(2 * decode_step_ms, 1.5 * decode_step_ms + 8.0) * 10
+
+
+@pytest.mark.parametrize(
+    ("decode_step_ms", "most_s", "tokens"),
+    [
+        (10.0, 0.2, 200),  # two decode steps at 10,000 tokens/s
+        (40.0, 0.2, 680),  # longer ones by one and a half and 8 ms
+        (200.0, 0.2, 2_000),  # slow decodes: the setting is the limit
+        (None, 0.2, 2_000),  # no decode seen yet
+    ],
+)
+def test_prompts_lengthen_a_step_by_two_decode_steps_at_most(
+    decode_step_ms: float | None, most_s: float, tokens: int
+) -> None:
+    assert budget(measured(10_000, decode_step_ms), most_s, 1) == pytest.approx(tokens, abs=1)
+
+
+def test_prompts_never_starve() -> None:
+    assert budget(measured(1_000, 0.1), 0.2, 1) == 16
+
+
+def test_nothing_is_limited_before_anything_is_measured() -> None:
+    assert Meter().pace(0.2, n_decodes=1) is None
+
+
+def test_a_few_streams_are_not_paced_by_the_crowd_that_was_there_before() -> None:
+    meter = measured(10_000, None)
+    decoded(meter, 4, 10.0)
+    decoded(meter, 64, 100.0, steps=50)
+    assert budget(meter, 1.0, 5) == pytest.approx(rows_beside(10.0), abs=1)
+    assert budget(meter, 1.0, 60) == pytest.approx(rows_beside(100.0), abs=1)
+
+
+def test_streams_are_paced_by_the_usual_step_and_not_by_what_held_some_up() -> None:
+    meter = measured(10_000, 10.0)
+    for _ in range(20):
+        decoded(meter, 1, 10.0, steps=9)
+        decoded(meter, 1, 200.0)
+    assert budget(meter, 1.0, 1) == pytest.approx(rows_beside(10.0), rel=0.06)
+
+
+def test_streams_are_paced_by_slower_steps_once_these_are_usual() -> None:
+    meter = measured(10_000, 10.0)
+    decoded(meter, 1, 30.0, steps=100)
+    assert budget(meter, 1.0, 1) == pytest.approx(rows_beside(30.0), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("n_decodes", "step_ms"),
+    [
+        (2, 10.0),  # like the next more
+        (8, 50.0),
+        (31, 50.0),
+        (64, math.hypot(50.0, 64 * 0.1)),  # more than were seen: weights are read as long, ...
+        (1_000, math.hypot(50.0, 1_000 * 0.1)),  # ... and each costs no less than a row of a prompt
+    ],
+)
+def test_a_step_of_as_many_decodes_as_were_not_seen_is_guessed(n_decodes: int, step_ms: float) -> None:
+    meter = measured(10_000, None)
+    decoded(meter, 4, 10.0)
+    decoded(meter, 16, 50.0, steps=100)
+    assert budget(meter, 1.0, n_decodes) == pytest.approx(rows_beside(step_ms), rel=0.01)
+
+
+def test_a_step_takes_no_longer_than_one_of_more_decodes() -> None:
+    meter = measured(10_000, None)
+    decoded(meter, 16, 20.0, steps=50)
+    decoded(meter, 15, 40.0)  # alone only once: just when the sixteenth stream ended
+    assert budget(meter, 1.0, 15) == pytest.approx(rows_beside(20.0), rel=0.01)
+
+
+def test_prefill_speed_is_that_of_all_rows_however_they_came_in_steps() -> None:
+    few_and_many = Meter()
+    for _ in range(100):
+        prefilled(few_and_many, 20, 0.020)
+        prefilled(few_and_many, 180, 0.030)
+    assert few_and_many.prefill_tokens_per_s == pytest.approx(200 / 0.050, rel=0.1)
+    assert Meter().prefill_tokens_per_s == 0
+
+
+def test_every_row_counts_once_it_is_computed() -> None:
+    meter = Meter()
+    prefilled(meter, 200, 0.05)
+    decoded(meter, 3, 10.0, steps=2)
+    meter.planned(StepPlan(1, chunks=(Chunk(0, 0, 50, sample=True),)), 0.0)
+    assert meter.computed_tokens == 206
+
+
+ROW_S, KEY_S = 100e-6, 0.1e-6  # 1,000 keys cost as much as a row
+
+
+def test_what_a_key_costs_is_learnt_from_long_prompts_and_what_a_row_costs_from_short_ones() -> None:
+    meter = Meter()
+    for _ in range(60):
+        prefilled(meter, 100, 100 * (ROW_S + 50 * KEY_S))
+        prefilled(meter, 100, 100 * (ROW_S + 2_050 * KEY_S), start=2_000)
+    pace = meter.pace(0.1, 1)
+    assert pace is not None
+    assert pace.budget == pytest.approx(1_000, rel=0.02)
+    assert pace.key_cost == pytest.approx(KEY_S / ROW_S, rel=0.05)
+    n_rows = pace.rows(2_000, pace.budget)
+    assert n_rows * (ROW_S + (2_000 + n_rows / 2) * KEY_S) == pytest.approx(0.1, rel=0.05)
+
+
+def test_prompts_that_all_are_long_do_not_leave_a_first_slow_step_standing() -> None:
+    meter = Meter()
+    prefilled(meter, 1_000, 1.0)
+    prefilled(meter, 1_000, 0.1, steps=100)
+    assert budget(meter, 0.1, 1) == pytest.approx(1_000, rel=0.05)
+
+
+def test_what_held_one_step_up_says_little_about_the_next_ones() -> None:
+    meter = measured(10_000, 2.0)
+    decoded(meter, 1, 5_000.0)
+    assert meter.decode_step_ms < 4.0
+    prefilled(meter, 200, 5.0)
+    assert meter.prefill_tokens_per_s > 5_000
+
+
+def test_steps_that_stay_slow_are_soon_believed() -> None:
+    meter = measured(10_000, 2.0)
+    decoded(meter, 1, 200.0, steps=40)
+    assert meter.decode_step_ms > 180.0
+    prefilled(meter, 200, 2.0, steps=40)
+    assert meter.prefill_tokens_per_s == pytest.approx(100, rel=0.1)

@@ -1,0 +1,105 @@
+"""Slices of checkpoints: the right bytes, or an error that names the file and the key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from services.worker.model.families.naming import TensorRef
+from services.worker.model.loading.checkpoint import Checkpoint, Span
+from services.worker.model.spec import ModelError
+
+A = torch.arange(48.0).view(12, 4)
+
+
+def _one_file(folder: Path, **tensors: torch.Tensor) -> Path:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def _read(folder: Path, ref: TensorRef, rows: Span | None = None, cols: Span | None = None) -> torch.Tensor:
+    with Checkpoint(folder, {"x": ref}) as source:
+        return source.matrix("x", (4, 4) if ref.n_stored or ref.n_parts > 1 else (12, 4), rows, cols)
+
+
+def test_rows_and_columns(tmp_path: Path) -> None:
+    folder = _one_file(tmp_path, a=A)
+    assert torch.equal(_read(folder, TensorRef("a")), A)
+    assert torch.equal(_read(folder, TensorRef("a"), Span(2, 7), Span(1, 3)), A[2:7, 1:3])
+
+
+def test_a_transposed_weight(tmp_path: Path) -> None:
+    folder = _one_file(tmp_path, a=A.T)
+    assert torch.equal(_read(folder, TensorRef("a", transposed=True), Span(2, 7), Span(1, 3)), A[2:7, 1:3])
+
+
+def test_a_projection_fused_below_another(tmp_path: Path) -> None:
+    ref = TensorRef("a", start=4, n_stored=12)
+    assert torch.equal(_read(_one_file(tmp_path, a=A), ref, Span(1, 3)), A[5:7])
+
+
+def test_projections_fused_in_turns(tmp_path: Path) -> None:
+    """Heads of 2 rows: q0 k0 v0 q1 k1 v1."""
+    folder = _one_file(tmp_path, a=A)
+    k = TensorRef("a", unit=2, part=1, n_parts=3)
+    assert torch.equal(_read(folder, k), A[[2, 3, 8, 9]])
+    assert torch.equal(_read(folder, k, Span(2, 4)), A[[8, 9]])
+
+
+def test_vectors(tmp_path: Path) -> None:
+    folder = _one_file(tmp_path, b=A[:, 0])
+    refs = {"all": TensorRef("b"), "k": TensorRef("b", unit=2, part=1, n_parts=3)}
+    with Checkpoint(folder, refs) as source:
+        assert torch.equal(source.vector("all", 12, Span(3, 5)), A[3:5, 0])
+        assert torch.equal(source.vector("k", 4), A[[2, 3, 8, 9], 0])
+
+
+def test_shards_are_found_by_their_index(tmp_path: Path) -> None:
+    save_file({"a": A}, tmp_path / "model-1.safetensors")
+    save_file({"b": A + 1}, tmp_path / "model-2.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with Checkpoint(tmp_path, {"x": TensorRef("a"), "y": TensorRef("b")}) as source:
+        assert torch.equal(source.matrix("y", (12, 4), Span(1, 2)), A[1:2] + 1)
+
+
+def test_a_prefix_that_some_checkpoints_leave_out(tmp_path: Path) -> None:
+    folder = _one_file(tmp_path, **{"h.0.w": A})
+    with Checkpoint(folder, {"x": TensorRef("transformer.h.0.w")}, (), "transformer.") as source:
+        assert torch.equal(source.matrix("x", (12, 4)), A)
+
+
+def test_errors_name_file_and_key(tmp_path: Path) -> None:
+    folder = _one_file(tmp_path, a=A, extra=A + 1)
+    with pytest.raises(ModelError, match=r"b: missing"):
+        Checkpoint(folder, {"x": TensorRef("a"), "y": TensorRef("b")})
+    with pytest.raises(ModelError, match=r"model\.safetensors: extra: not used"):
+        Checkpoint(folder, {"x": TensorRef("a")})
+    with (
+        Checkpoint(folder, {"x": TensorRef("a")}, ("ext*",)) as source,
+        pytest.raises(ModelError, match=r"model\.safetensors: a: expected shape \[6, 4\], found \[12, 4\]"),
+    ):
+        source.matrix("x", (6, 4))
+
+
+def test_pickles_are_refused_with_the_reason(tmp_path: Path) -> None:
+    torch.save({"a": A}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin: pickle files are refused.*runs the code"):
+        Checkpoint(tmp_path, {})
+
+
+def test_broken_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="neither"):
+        Checkpoint(tmp_path, {})
+    (tmp_path / "model.safetensors").write_bytes(b"not a safetensors file")
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        Checkpoint(tmp_path, {})
+    index = tmp_path / "model.safetensors.index.json"
+    for broken in ("{", "{}", '{"weight_map": {"a": "../outside.safetensors"}}', '{"weight_map": {"a": "absent"}}'):
+        index.write_text(broken)
+        with pytest.raises(ModelError):
+            Checkpoint(tmp_path, {})

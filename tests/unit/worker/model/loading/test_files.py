@@ -1,0 +1,101 @@
+"""Files that git-lfs, a download or a hand left broken are refused by name, before any rank starts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from services.common.lifecycle import StartupError
+from services.worker.api.model_files import read_model_files
+from services.worker.model.loading.sampling import SamplingDefaults
+
+MODEL = Path(__file__).parents[5] / "models" / "ryzanstein-tiny"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(MODEL, tmp_path / "model"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
+def test_pointers_of_git_lfs(name: str, folder: Path) -> None:
+    read_model_files(folder)
+    (folder / name).write_bytes(POINTER)
+    with pytest.raises(StartupError, match=rf"{name}: a git-lfs pointer"):
+        read_model_files(folder)
+
+
+def test_weights_that_are_cut_off(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    for kept, message in ((len(whole) - 1, "cut off"), (100, "cut off"), (4, "cut off")):
+        file.write_bytes(whole[:kept])
+        with pytest.raises(StartupError, match=rf"model\.safetensors: .*{message}"):
+            read_model_files(folder)
+    file.write_bytes((20).to_bytes(8, "little") + b"x" * 40)
+    with pytest.raises(StartupError, match=r"model\.safetensors: its safetensors header is broken"):
+        read_model_files(folder)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "modules.json", "special_tokens_map.json"])
+def test_broken_json(name: str, folder: Path) -> None:
+    (folder / name).write_text("{")
+    with pytest.raises(StartupError, match=rf"{name}: not JSON"):
+        read_model_files(folder)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for m in messages %}\n{{ m.content }", "line 2: unexpected '}'"),
+        ("{{ messages | nonsense }}", "line 1: No filter named 'nonsense'"),
+        ([{"name": "default"}], "each of several must be an object"),
+        ({"default": "x"}, "must be a text or a list"),
+    ],
+)
+def test_a_chat_template_that_is_none(template: object, reason: str, folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"chat_template": template}))
+    with pytest.raises(StartupError, match=rf"tokenizer_config\.json: .*{re.escape(reason)}"):
+        read_model_files(folder)
+    if isinstance(template, str):
+        (folder / "chat_template.jinja").write_text(template)
+        with pytest.raises(StartupError, match=rf"chat_template\.jinja: .*{re.escape(reason)}"):
+            read_model_files(folder)
+    file.write_text(json.dumps(config | {"chat_template": [{"name": "default", "template": "a"}]}))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    assert read_model_files(folder).chat_template == "a"
+
+
+def test_what_the_publisher_recommends(folder: Path) -> None:
+    file = folder / "generation_config.json"
+    file.write_text('{"temperature": 0.6, "top_p": null, "top_k": -1, "do_sample": true, "max_new_tokens": 5}')
+    assert read_model_files(folder).sampling == SamplingDefaults(temperature=0.6, top_k=0)
+    for wrong in ('"temperature": "hot"', '"top_p": 1.5', '"top_k": 2.5', '"repetition_penalty": true'):
+        file.write_text(f"{{{wrong}}}")
+        name = wrong.split('"')[1]
+        with pytest.raises(StartupError, match=rf"generation_config\.json: `{name}` must be from"):
+            read_model_files(folder)
+
+
+def test_a_sequence_ends_with_what_any_of_the_files_calls_its_end(folder: Path) -> None:
+    """Of config, generation config and tokenizer; what the model has no token for is left out."""
+    changes = {
+        "config.json": {"eos_token_id": 5},
+        "generation_config.json": {"eos_token_id": [7, 5, 10**6]},
+        "tokenizer_config.json": {"eos_token": "<|end|>"},
+    }
+    for name, change in changes.items():
+        file = folder / name
+        values = json.loads(file.read_text()) if file.is_file() else {}
+        file.write_text(json.dumps(values | change))
+    end = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id("<|end|>")
+    assert read_model_files(folder).eos_token_ids == (7, 5, end)

@@ -1,0 +1,156 @@
+"""A plan or result that crosses the ring is the one that was sent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.worker.protocol.event_codec import (
+    ModelFacts,
+    RankError,
+    RankStarted,
+    decode_event,
+    encode_event,
+)
+from services.worker.protocol.ledger import MemoryLedger
+from services.worker.protocol.plan import (
+    Admission,
+    Chunk,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    StepTimes,
+    TokenLogprobs,
+)
+from services.worker.protocol.plan_codec import decode_plan, encode_plan
+from services.worker.protocol.rank_config import Endpoint, RankGroupConfig, RankSettings
+from services.worker.protocol.result_codec import decode_result, encode_result
+from services.worker.protocol.words import MalformedMessageError, read_words
+
+ids = st.integers(0, 2**31 - 1)
+floats = st.floats(width=32, allow_nan=False)
+
+
+def tuples(of: st.SearchStrategy, max_size: int = 5) -> st.SearchStrategy:
+    return st.lists(of, max_size=max_size).map(tuple)
+
+
+sampling = st.builds(
+    SamplingParams,
+    temperature=floats,
+    top_k=ids,
+    top_p=floats,
+    min_p=floats,
+    repetition_penalty=floats,
+    presence_penalty=floats,
+    frequency_penalty=floats,
+    logit_bias=tuples(st.tuples(ids, floats)),
+    seed=st.integers(0, 2**64 - 1),
+    min_tokens=ids,
+    end_token_ids=tuples(ids),
+    logprobs=st.none() | ids,
+    prompt_logprobs=st.none() | ids,
+    grammar=st.text(max_size=9),
+    ignore_eos=st.booleans(),
+)
+admissions = st.builds(
+    Admission, slot=ids, sampling=sampling, token_ids=tuples(ids, 20), n_prompt=ids, pool=st.booleans()
+)
+chunks = st.builds(Chunk, slot=ids, start=ids, n_tokens=ids, sample=st.booleans(), new_blocks=tuples(ids))
+plans = st.builds(
+    StepPlan,
+    step=st.integers(0, 2**63 - 1),
+    released=tuples(ids),
+    admissions=tuples(admissions, 3),
+    chunks=tuples(chunks, 8),
+)
+logprobs = st.integers(0, 4).flatmap(
+    lambda n: st.builds(
+        TokenLogprobs,
+        token_id=ids,
+        logprob=floats,
+        rank=ids,
+        top_ids=st.tuples(*[ids] * n),
+        top_logprobs=st.tuples(*[floats] * n),
+    )
+)
+
+
+@st.composite
+def results(draw: st.DrawFn) -> StepResult:
+    drawn = draw(tuples(st.tuples(ids, ids), 8))
+    return StepResult(
+        step=draw(st.integers(0, 2**63 - 1)),
+        slots=tuple(slot for slot, _ in drawn),
+        token_ids=tuple(token for _, token in drawn),
+        logprobs=draw(st.dictionaries(ids, logprobs, max_size=3)),
+        prompt_logprobs=draw(st.dictionaries(ids, tuples(logprobs, 3), max_size=3)),
+        pooled=draw(st.dictionaries(ids, tuples(floats, 6), max_size=3)),
+        failures=draw(st.dictionaries(ids, st.text(max_size=9), max_size=3)),
+        times=draw(st.builds(StepTimes, wait=ids, forward=ids, communication=ids, sample=ids)),
+    )
+
+
+@given(plans)
+def test_plan_round_trip(plan: StepPlan) -> None:
+    assert decode_plan(read_words(bytes(encode_plan(plan)))).to_plan() == plan
+
+
+@given(results())
+def test_result_round_trip(result: StepResult) -> None:
+    assert decode_result(read_words(bytes(encode_result(result)))) == result
+
+
+@given(plans, st.data())
+def test_truncated_plan_is_refused(plan: StepPlan, data: st.DataObject) -> None:
+    words = read_words(bytes(encode_plan(plan)))
+    kept = data.draw(st.integers(1, len(words) - 1))
+    with pytest.raises(MalformedMessageError):
+        decode_plan(words[:kept])
+
+
+def test_trailing_words_are_refused() -> None:
+    words = np.append(read_words(encode_plan(StepPlan(1))), np.int32(0))
+    with pytest.raises(MalformedMessageError, match="1 words too many"):
+        decode_plan(words)
+
+
+def test_minus_infinity_survives() -> None:
+    result = StepResult(1, logprobs={3: TokenLogprobs(5, float("-inf"), 96)})
+    assert decode_result(read_words(encode_result(result))) == result
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        RankStarted(1, 77, {"launch": 1.5, "warm_up": 0.25}, MemoryLedger(1, 2, 3, 4), 9, ModelFacts(96, 16, 2, 64)),
+        RankError(0, 78, "ValueError: é", 'Traceback:\n  "x"', (1,)),
+    ],
+)
+def test_event_round_trip(event: RankStarted | RankError) -> None:
+    assert decode_event(read_words(encode_event(event))) == event
+
+
+def test_settings_round_trip() -> None:
+    settings = RankSettings(
+        RankGroupConfig("/models/x", ranks=2, kv_tokens=512, eos_token_ids=(1, 0)),
+        Endpoint(1234, 5, 7, 1_700_000_000.25),
+    )
+    assert RankSettings.from_json(settings.to_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dtype": "int8", "kv_tokens": 1}, "float32, bfloat16, float16"),
+        ({"device": "tpu", "kv_tokens": 1}, "cpu, cuda"),
+        ({}, "exactly one of n_blocks, kv_tokens, kv_bytes"),
+        ({"kv_tokens": 1, "n_blocks": 1}, "exactly one of n_blocks, kv_tokens, kv_bytes"),
+        ({"kv_tokens": 1, "ranks": 0}, "ranks must be at least 1, not 0"),
+    ],
+)
+def test_config_names_the_field(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RankGroupConfig("m", **fields)  # type: ignore[arg-type]

@@ -1,0 +1,42 @@
+"""KV caches are sized by tokens or bytes, and refused with numbers when the memory is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.worker.backends.sizing import (
+    NotEnoughMemoryError,
+    available_host_memory,
+    blocks_for,
+    require_memory,
+)
+from tests.unit.common.containers import container
+
+
+def test_tokens_round_up_and_bytes_round_down_after_the_null_block() -> None:
+    common = {"block_size": 16, "block_bytes": 1000, "max_model_len": 64}
+    assert blocks_for(kv_tokens=100, kv_bytes=None, **common) == 7
+    assert blocks_for(kv_tokens=None, kv_bytes=7999, **common) == 6
+    with pytest.raises(NotEnoughMemoryError, match="would hold no block: one takes 1,000 bytes"):
+        blocks_for(kv_tokens=None, kv_bytes=1999, **common)
+    for sizes in ({"kv_tokens": 1, "kv_bytes": 1}, {"kv_tokens": None, "kv_bytes": None}):
+        with pytest.raises(ValueError, match="exactly one of kv_tokens and kv_bytes"):
+            blocks_for(**sizes, **common)
+
+
+def test_too_little_memory_names_need_and_supply() -> None:
+    require_memory(5, 5, what="x")
+    with pytest.raises(NotEnoughMemoryError, match="a KV cache needs 3 MiB but 1 MiB are available"):
+        require_memory(3 << 20, 1 << 20, what="a KV cache")
+
+
+def test_the_tighter_of_machine_and_container_counts(tmp_path: Path) -> None:
+    root = tmp_path
+    (root / "proc").mkdir()
+    (root / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 8192 kB\n")
+    assert available_host_memory(root) == 8 << 20
+    for limit, used, expected in ((3000, 1000, 2000), (3000, 4000, 0), (1 << 62, 1000, 8 << 20)):
+        container(root, {"memory.max": limit, "memory.current": used})
+        assert available_host_memory(root) == expected

@@ -1,0 +1,184 @@
+"""The runner applies deltas: however the work is cut into steps, the tokens are those of the whole sequence."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from services.worker.backends.collectives import SingleRank
+from services.worker.protocol.plan import Admission, Chunk, SamplingParams, StepPlan, StepResult
+from services.worker.rank.runner import Runner
+from services.worker.rank.slot_table import MalformedPlanError
+from tests.integration.worker_ranks.standin import (
+    VOCAB,
+    StandinCache,
+    StandinDecoder,
+    standin_cache,
+)
+from tests.unit.worker.model.harness import lone_rank
+
+BLOCK, N_BLOCKS, SLOTS, LENGTH = 4, 60, 8, 40
+GREEDY = SamplingParams()
+
+
+def make_runner() -> Runner[StandinCache]:
+    return Runner(
+        StandinDecoder(SingleRank()),
+        standin_cache(N_BLOCKS, BLOCK),
+        lone_rank(),
+        n_blocks=N_BLOCKS,
+        block_size=BLOCK,
+        max_slots=SLOTS,
+        max_model_len=LENGTH,
+        device=torch.device("cpu"),
+    )
+
+
+def all_logits(tokens: list[int]) -> torch.Tensor:
+    """The stand-in's logits after each position, from its definition: [n, VOCAB]."""
+    decoder = StandinDecoder(SingleRank())
+    scale = 1 + torch.arange(len(tokens)).unsqueeze(-1) / 7
+    return decoder.logits((decoder._embedding[tokens] * scale).double().cumsum(dim=0).float())
+
+
+def continuation(prompt: list[int], n: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(n):
+        tokens.append(int(all_logits(tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def result_of(runner: Runner[StandinCache], plan: StepPlan) -> StepResult:
+    result = runner.execute(plan)
+    assert result is not None
+    return result
+
+
+class Request:
+    """A request and what a scheduler would know of it."""
+
+    def __init__(self, slot: int, prompt: list[int], blocks: list[int]) -> None:
+        self.slot, self.prompt, self.computed, self.admitted = slot, prompt, 0, False
+        self._blocks, self._held = blocks, 0
+        self.generated: list[int] = []
+
+    def chunk(self, n_tokens: int) -> Chunk:
+        known = len(self.prompt) + len(self.generated)
+        n_tokens = min(n_tokens, known - self.computed)
+        start, self.computed = self.computed, self.computed + n_tokens
+        needed = -(-self.computed // BLOCK)
+        new, self._held = self._blocks[self._held : needed], max(needed, self._held)
+        return Chunk(self.slot, start, n_tokens, self.computed == known, tuple(new))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_schedule_computes_the_same_tokens(seed: int) -> None:
+    """Random chunk sizes, random batches, random blocks, slots used again."""
+    rng = random.Random(seed)
+    runner, step = make_runner(), 0
+    for _ in range(2):
+        free = rng.sample(range(1, N_BLOCKS + 1), N_BLOCKS)
+        requests = [
+            Request(slot, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))], free[slot * 7 :][:7])
+            for slot in rng.sample(range(SLOTS), SLOTS)
+        ]
+        while any(len(request.generated) < 6 for request in requests):
+            batch = [r for r in requests if len(r.generated) < 6 and rng.random() < 0.7]
+            fresh = [r for r in batch if not r.admitted]
+            for request in fresh:
+                request.admitted = True
+            admissions = tuple(Admission(r.slot, GREEDY, tuple(r.prompt), len(r.prompt)) for r in fresh)
+            plan = StepPlan(step, (), admissions, tuple(r.chunk(rng.choice([1, 1, 2, 5, 30])) for r in batch))
+            result, step = result_of(runner, plan), step + 1
+            drawn = dict(zip(result.slots, result.token_ids, strict=True))
+            assert set(drawn) == {chunk.slot for chunk in plan.chunks if chunk.sample}
+            for request in requests:
+                if request.slot in drawn:
+                    request.generated.append(drawn[request.slot])
+        for request in requests:
+            assert request.generated == continuation(request.prompt, 6)
+        runner.execute(StepPlan(step, released=tuple(range(SLOTS))))
+        step += 1
+
+
+def test_resume_continues_with_the_tokens_generated_before() -> None:
+    prompt = [5, 6, 7]
+    known = [*prompt, *continuation(prompt, 3)]
+    runner = make_runner()
+    plan = StepPlan(
+        0,
+        (),
+        (Admission(1, GREEDY, tuple(known), n_prompt=3),),
+        (Chunk(1, 0, len(known), True, (9, 3)),),
+    )
+    assert result_of(runner, plan).token_ids == tuple(continuation(known, 1))
+
+
+def test_prompt_logprobs_of_a_chunked_prompt() -> None:
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6]
+    runner = make_runner()
+    request = Admission(2, SamplingParams(prompt_logprobs=2), tuple(prompt), len(prompt))
+    first = result_of(runner, StepPlan(0, (), (request,), (Chunk(2, 0, 5, False, (1, 2)),)))
+    second = result_of(runner, StepPlan(1, chunks=(Chunk(2, 5, 3, True),)))
+    found = [*first.prompt_logprobs[2], *second.prompt_logprobs[2]]
+    exact = torch.log_softmax(all_logits(prompt).double(), dim=-1)
+    assert [row.token_id for row in found] == prompt[1:]
+    for position, row in enumerate(found):
+        assert row.logprob == pytest.approx(exact[position, prompt[position + 1]].item(), abs=1e-4)
+        assert row.top_ids == tuple(exact[position].topk(2).indices.tolist())
+    assert not result_of(runner, StepPlan(2, chunks=(Chunk(2, 8, 1, True, (3,)),))).prompt_logprobs
+
+
+def test_pooled_request_returns_the_normalised_mean_and_no_token() -> None:
+    tokens = [3, 1, 4, 1, 5, 9]
+    runner = make_runner()
+    pooled = Admission(0, GREEDY, tuple(tokens), len(tokens), pool=True)
+    other = Admission(1, GREEDY, (8,), 1)
+    first = StepPlan(0, (), (pooled, other), (Chunk(0, 0, 4, False, (1,)), Chunk(1, 0, 1, True, (2,))))
+    assert result_of(runner, first).pooled == {}
+    result = result_of(runner, StepPlan(1, chunks=(Chunk(0, 4, 2, True, (3,)),)))
+    scale = 1 + torch.arange(6).unsqueeze(-1) / 7
+    hidden = (StandinDecoder(SingleRank())._embedding[tokens] * scale).cumsum(dim=0)
+    expected = torch.nn.functional.normalize(hidden.mean(dim=0), dim=0)
+    assert result.slots == ()
+    assert np.allclose(result.pooled[0], expected.numpy(), atol=1e-5)
+
+
+def test_result_carries_logprobs_and_times() -> None:
+    request = Admission(4, SamplingParams(logprobs=1), (1, 2), 2)
+    result = result_of(make_runner(), StepPlan(0, (), (request,), (Chunk(4, 0, 2, True, (1,)),)))
+    assert result.logprobs[4].token_id == result.token_ids[0]
+    assert result.times.forward > 0
+    assert result.times.sample > 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (StepPlan(0, chunks=(Chunk(3, 0, 1, True),)), r"slot 3's chunk \[0, 1\) covers a token that is not"),
+        (StepPlan(0, chunks=(Chunk(8, 0, 1, True),)), "within 0 to 7"),
+        (StepPlan(0, released=(-1,)), "within 0 to 7"),
+        (StepPlan(0, (), (Admission(0, GREEDY, (), 0),)), "admitted with 0 tokens; 1 to 40"),
+        (StepPlan(0, (), (Admission(0, GREEDY, (1,) * 41, 1),)), "admitted with 41 tokens; 1 to 40"),
+        (StepPlan(0, (), (Admission(0, GREEDY, (1,), 2),)), "n_prompt 2 of 1"),
+        (
+            StepPlan(0, (), (Admission(0, GREEDY, (1,) * 9, 9),), (Chunk(0, 0, 9, True, (1, 2)),)),
+            "a position without a block",
+        ),
+        (
+            StepPlan(0, (), (Admission(0, GREEDY, (1,), 1),), (Chunk(0, 0, 1, True, (61,)),)),
+            "outside 1 to 60",
+        ),
+        (
+            StepPlan(0, (), (Admission(0, GREEDY, (1, 2), 2),), (Chunk(0, 0, 1, False, (1,)), Chunk(0, 1, 1, True))),
+            "two chunks",
+        ),
+        (StepPlan(0, chunks=(Chunk(0, 0, 0, False),)), "an empty or negative range"),
+    ],
+)
+def test_malformed_plans_are_named_not_computed(plan: StepPlan, message: str) -> None:
+    with pytest.raises(MalformedPlanError, match=message):
+        make_runner().execute(plan)
