@@ -98,12 +98,18 @@ class ChatPreparer:
         return await self._decoder.decode(data)
 
     async def prompt(self, body: ChatBody, model: ServedModel) -> ChatPrompt:
+        """The prompt of a body, which fits the model; raises :class:`ApiError` (400)."""
+        prompt = await self.encode(body, model)
+        check_prompt(model, prompt.ids, "messages")
+        return prompt
+
+    async def encode(self, body: ChatBody, model: ServedModel, *, add_special_tokens: bool = False) -> ChatPrompt:
         """The prompt of a body; raises :class:`ApiError` (400)."""
         allowed = self._settings.control_tokens_in_messages
         template = model.template.source if model.template else ""
         tools = tool_use(body, parser_for(template, self._settings.tool_parser))
-        ids = await encode_conversation(model, conversation_of(body, tools, control_tokens=allowed))
-        check_prompt(model, ids, "messages")
+        conversation = conversation_of(body, tools, control_tokens=allowed)
+        ids = await encode_conversation(model, conversation, add_special_tokens=add_special_tokens)
         return ChatPrompt(ids, tools)
 
     async def prepare(

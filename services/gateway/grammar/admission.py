@@ -29,6 +29,7 @@ _UNSUPPORTED = re.compile(r"Unimplemented keys: (\[.*\])")
 @dataclass(frozen=True, slots=True)
 class _Verdict:
     error: str | None
+    grammar: str | None = None  # of one that was converted
     until: float = math.inf  # monotonic
 
 
@@ -60,15 +61,15 @@ class GrammarCompiler:
         if size > MAX_GRAMMAR_BYTES:
             message = f"`{asked.field}` may have at most {MAX_GRAMMAR_BYTES} bytes as a grammar, got {size}."
             raise invalid(message, asked.field, "invalid_grammar")
-        key = sha256(f"{model.card.hash_root}\0{asked.grammar}".encode()).digest()
+        key = sha256(f"{model.card.hash_root}\0{asked.foreign}\0{asked.grammar}".encode()).digest()
         if not self._knows(key):
             async with self._turn:
                 if not self._knows(key):
-                    self._remember(key, await self._compile(asked.grammar, model))
-        error = self._verdicts[key].error
-        if error is not None:
-            raise _refusal(asked.field, error)
-        return asked.grammar
+                    self._remember(key, await self._compile(asked, model))
+        verdict = self._verdicts[key]
+        if verdict.error is not None:
+            raise _refusal(asked.field, verdict.error)
+        return asked.grammar if verdict.grammar is None else verdict.grammar
 
     async def aclose(self) -> None:
         """End the process."""
@@ -91,24 +92,24 @@ class GrammarCompiler:
         if len(self._verdicts) > _KEPT_VERDICTS:
             self._verdicts.popitem(last=False)
 
-    async def _compile(self, grammar: str, model: ServedModel) -> _Verdict:
+    async def _compile(self, asked: Asked, model: ServedModel) -> _Verdict:
         """Why the grammar cannot be followed. A process that is lost or late is ended; the next one is new."""
         try:
             async with asyncio.timeout(_START_S):
                 await self._introduce(model)
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._ask({"model": model.name, "grammar": grammar})
+                answer = await self._ask(model, asked)
         except TimeoutError:
             await self.aclose()
             late = f"it takes longer than {self._timeout_s:g} s to compile"
-            return _Verdict(late, time.monotonic() + _LATE_AGAIN_S)  # the machine may have been busy
+            return _Verdict(late, until=time.monotonic() + _LATE_AGAIN_S)  # the machine may have been busy
         except (asyncio.IncompleteReadError, ConnectionError):
             await self.aclose()
             return _Verdict("it is nested too deeply")
         except asyncio.CancelledError:
             await self.aclose()  # its answer would be taken for the next one's
             raise
-        return _Verdict(answer["error"])
+        return _Verdict(answer["error"], answer.get("grammar"))
 
     async def _introduce(self, model: ServedModel) -> None:
         """Start the process if there is none, and tell it the model's tokenizer if it does not know it."""
@@ -125,11 +126,11 @@ class GrammarCompiler:
             vocabulary = {"tokenizer": tokenizer, "vocab_size": card.vocab_size, "eos": list(card.eos_token_ids)}
             await self._send({"model": model.name, **vocabulary})
             # Once more, so that the time for a tokenizer is not taken from the first grammar's.
-            await self._ask({"model": model.name, "grammar": 'start: "a"'})
+            await self._ask(model, Asked("", 'start: "a"'))
             self._told[model.name] = model
 
-    async def _ask(self, request: dict[str, object]) -> dict[str, str | None]:
-        await self._send(request)
+    async def _ask(self, model: ServedModel, asked: Asked) -> dict[str, str | None]:
+        await self._send({"model": model.name, "grammar": asked.grammar, "foreign": asked.foreign})
         assert self._process is not None
         assert self._process.stdout is not None
         head = await self._process.stdout.readexactly(4)

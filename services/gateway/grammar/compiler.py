@@ -1,10 +1,12 @@
 """`python -m services.gateway.grammar.compiler`: compiles grammars for the gateway, in a process that may be lost.
 
-What clients send can overflow a stack or take minutes before any of llguidance's own bounds is reached. Here that
-harms nobody: whoever waits gives up, and ends this process. Ranks are then sent only what has passed here.
+What clients send can overflow a stack or take minutes before any of llguidance's own bounds is reached; GBNF is
+converted in Python, by regular expressions that hold the interpreter as long as they run. Here that harms nobody:
+whoever waits gives up, and ends this process. Ranks are then sent only what has passed here.
 
 Messages on stdin and stdout: 4 bytes of length, then JSON. Requests are {"model", "tokenizer": text, "vocab_size",
-"eos"} once for every model, and {"model", "grammar"}; only the latter are answered: {"error": text or null}.
+"eos"} once for every model, and {"model", "grammar", "foreign": bool}; only the latter are answered: {"error": text
+or null, "grammar": as Lark writes it if it was foreign}.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import threading
 from typing import Any, BinaryIO
 
 from llguidance import LLMatcher, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
 
-from services.common.grammar import parser_limits
+from services.common.grammar import MAX_GRAMMAR_BYTES, parser_limits
 
 # A quarter of what the ranks' threads have: what fits here does not overflow theirs.
 _STACK_BYTES = 2 << 20
@@ -40,8 +43,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             models[model] = _vocabulary(request)
             continue
         known = models[model]
-        error = known if isinstance(known, str) else compile_error(known, request["grammar"])
-        answer = json.dumps({"error": error}).encode()
+        answer = json.dumps({"error": known} if isinstance(known, str) else _answer(known, request)).encode()
         answers.write(len(answer).to_bytes(4, "little") + answer)
         answers.flush()
 
@@ -51,6 +53,28 @@ def _vocabulary(request: dict[str, Any]) -> LLTokenizer | str:
         return LLTokenizer(request["tokenizer"], n_vocab=request["vocab_size"], eos_token=request["eos"] or None)
     except ValueError as error:
         return f"This model's tokenizer cannot be constrained: {error}"
+
+
+def _answer(tokenizer: LLTokenizer, request: dict[str, Any]) -> dict[str, str | None]:
+    if not request["foreign"]:
+        return {"error": compile_error(tokenizer, request["grammar"])}
+    try:
+        grammar = as_lark(request["grammar"])
+    except ValueError as error:
+        return {"error": str(error)}
+    if (size := len(grammar.encode())) > MAX_GRAMMAR_BYTES:
+        return {"error": f"it may have at most {MAX_GRAMMAR_BYTES} bytes in Lark's form, got {size}"}
+    return {"error": compile_error(tokenizer, grammar), "grammar": grammar}
+
+
+def as_lark(text: str) -> str:
+    """A grammar in GBNF's form (`root ::= ...`), or in Lark's, in Lark's. Raises ValueError."""
+    try:
+        return str(any_to_lark(text))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except Exception as error:  # the converter's own error is a bare Exception
+        raise ValueError(str(error)) from error
 
 
 def compile_error(tokenizer: LLTokenizer, grammar: str) -> str | None:

@@ -9,9 +9,7 @@ from typing import Any
 
 import msgspec
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 
-from services.common.grammar import MAX_GRAMMAR_BYTES
 from services.gateway.api.schema import SamplingBody, StructuredOutputs
 from services.gateway.errors import ApiError, invalid
 
@@ -28,6 +26,7 @@ class Asked:
 
     field: str
     grammar: str
+    foreign: bool = False  # perhaps in GBNF's form: it is converted where it is compiled
 
 
 def wants_grammar(body: SamplingBody) -> bool:
@@ -63,7 +62,7 @@ def asked_for(body: SamplingBody) -> Asked | None:
         raise invalid(f"`{field}` is nested too deeply.", field, "invalid_grammar") from error
     except (ValueError, OverflowError) as error:
         raise invalid(f"`{field}` cannot be followed: {error}", field, "invalid_grammar") from error
-    return Asked(field, grammar)
+    return Asked(field, grammar, foreign=field.endswith("grammar") and "::=" in grammar)
 
 
 Build = tuple[str, Callable[[], str]]
@@ -121,7 +120,7 @@ def _kinds(
     if choice is not None:
         found.append((f"{prefix}choice", lambda: of_choice(choice)))
     if grammar is not None:
-        found.append((f"{prefix}grammar", lambda: of_grammar(grammar)))
+        found.append((f"{prefix}grammar", lambda: grammar))
     return found
 
 
@@ -143,15 +142,3 @@ def of_choice(choice: Sequence[str]) -> str:
     if not choice or "" in choice:
         raise ValueError("at least one text is needed, and none may be empty")
     return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in choice)
-
-
-def of_grammar(text: str) -> str:
-    """A grammar in Lark's form, or in GBNF (`root ::= ...`). Raises ValueError."""
-    if "::=" not in text or len(text) > MAX_GRAMMAR_BYTES:
-        return text
-    try:
-        return any_to_lark(text)
-    except RecursionError:
-        raise
-    except Exception as error:  # the converter's own error is a bare Exception
-        raise ValueError(str(error)) from error

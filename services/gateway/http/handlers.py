@@ -75,10 +75,6 @@ def hot_routes(
             comparison.RERANK,
             aliases=("/v2/rerank", "/rerank"),
         ),
-        Route(
-            "/tokenize",
-            tokens.TokenizeHandler(control_tokens=settings.control_tokens_in_messages),
-            tokens.TOKENIZE,
-        ),
+        Route("/tokenize", tokens.TokenizeHandler(chats), tokens.TOKENIZE),
         Route("/detokenize", tokens.DetokenizeHandler(), tokens.DETOKENIZE),
     ]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -16,6 +17,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from services.common.lifecycle import StartupError
 from services.gateway.asgi import ASGIApp
 from services.gateway.drain import LAST_WORDS_S, Drain
+from services.gateway.errors import invalid
 from services.gateway.settings import GatewaySettings
 
 _BACKLOG = 4096
@@ -172,6 +174,15 @@ class HttpProtocol(SendTimeout, HalfClosed):
             _end_with_connection(self.cycle)
         if self.drain.draining:
             self.announce_close()
+
+    def send_400_response(self, msg: str) -> None:
+        """What has come is no HTTP: say so in the shape of all errors, unless another answer is under way."""
+        if self.cycle is None or self.cycle.response_complete:
+            error = invalid("The HTTP request cannot be read: it breaks the protocol.", code="invalid_http_request")
+            body = msgspec.json.encode(error.body())
+            head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
 
     def announce_close(self) -> None:
         """Make the answer of the request that runs the last one, unless it has begun."""

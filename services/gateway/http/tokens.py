@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from services.gateway.api.decode import BodyDecoder
-from services.gateway.api.schema import Message, TokenId
+from services.gateway.api.fields import neutral
+from services.gateway.api.schema import ChatBody, Message, TokenId, Tool
 from services.gateway.errors import invalid
-from services.gateway.generation.chat import template_message
+from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.generation.pipeline import check_prompt
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import Exchange
 from services.gateway.text.codec import ServedModel
-from services.gateway.text.conversation import Conversation, encode_conversation
+
+_OF_MESSAGES = (
+    "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort", "tools",
+)  # fmt: skip
 
 
 class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -22,9 +28,15 @@ class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
+    add_special_tokens: Annotated[bool, Meta(description="Default true for a prompt, false for messages")] | None = None
+    add_generation_prompt: Annotated[bool, Meta(description="Of messages, as the next four")] | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
     return_token_strs: bool | None = None
+    chat_template: Annotated[Any, neutral()] = None
+    mm_processor_kwargs: Annotated[Any, neutral({})] = None
 
 
 class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -53,8 +65,8 @@ DETOKENIZE = Documentation(
 class TokenizeHandler:
     """Text or messages to ids."""
 
-    def __init__(self, *, control_tokens: bool) -> None:
-        self._control_tokens = control_tokens
+    def __init__(self, chats: ChatPreparer) -> None:
+        self._chats = chats
         self.decode = BodyDecoder(TokenizeBody).decode
 
     async def answer(self, exchange: Exchange, body: TokenizeBody, request: AdmittedRequest) -> None:
@@ -69,14 +81,13 @@ class TokenizeHandler:
     async def _encode(self, body: TokenizeBody, model: ServedModel) -> list[int]:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("Exactly one of `prompt` and `messages` is needed.", "prompt", "invalid_value")
-        if body.prompt is not None:
-            if body.add_generation_prompt is not None:
-                raise invalid("`add_generation_prompt` needs `messages`.", "add_generation_prompt")
-            special = body.add_special_tokens is not False
-            return await model.encode(body.prompt, "prompt", add_special_tokens=special)
-        turns = [template_message(message) for message in body.messages or ()]
-        conversation = Conversation(turns, body.add_generation_prompt is not False, control_tokens=self._control_tokens)
-        return await encode_conversation(model, conversation, add_special_tokens=bool(body.add_special_tokens))
+        if body.messages is not None:
+            chat = ChatBody(messages=body.messages, **{name: getattr(body, name) for name in _OF_MESSAGES})
+            return (await self._chats.encode(chat, model, add_special_tokens=bool(body.add_special_tokens))).ids
+        for name in _OF_MESSAGES:
+            if getattr(body, name) is not None:
+                raise invalid(f"`{name}` needs `messages`.", name)
+        return await model.encode(body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False)
 
 
 class DetokenizeHandler:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from ryzanstein.v1 import worker_pb2
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from services.gateway.errors import too_long
 from services.gateway.text.detokenizer import Detokenizer, Vocabulary
@@ -145,14 +145,20 @@ class ServedModel:
         start.truncate(kept)
         return self._with_bos(tokenizer.post_process(start).ids, text)[:limit]
 
-    def encode_parts(self, parts: Sequence[Part], param: str) -> list[int]:
+    def encode_parts(self, parts: Sequence[Part], param: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a rendered conversation, on the calling thread."""
-        ids: list[int] = []
+        encodings = []
         for part in parts:
             self._probe(part.text, param)
             tokenizer = self._plain if part.literal else self.tokenizer
-            ids += tokenizer.encode(part.text, add_special_tokens=False).ids
-        return ids
+            encodings.append(tokenizer.encode(part.text, add_special_tokens=False))
+        if not add_special_tokens:
+            ids: list[int] = []
+            for encoding in encodings:
+                ids += encoding.ids
+            return ids
+        whole = self.tokenizer.post_process(Encoding.merge(encodings))
+        return self._with_bos(whole.ids, "" if not parts or parts[0].literal else parts[0].text)
 
     def _probe(self, text: str, param: str) -> None:
         """Refuse a text whose beginning alone has twice the tokens that fit: the rest cannot take them back."""

@@ -62,9 +62,7 @@ async def _encode(model: ServedModel, conversation: Conversation, add_special_to
 
     def encode() -> list[int]:
         parts = _render(model, template, conversation)
-        if add_special_tokens and len(parts) == 1:
-            return model.encode_now(parts[0].text, "messages", add_special_tokens=True)
-        return model.encode_parts(parts, "messages")
+        return model.encode_parts(parts, "messages", add_special_tokens=add_special_tokens)
 
     return await model.off_loop(conversation.size + 40 * count, encode)
 

@@ -160,7 +160,50 @@ async def test_nonsense_that_is_no_http_is_400(stack: Stack) -> None:
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50),
             b"HELLO\r\n\r\n",
             b"GET / HTTP/9.9\r\n\r\n",
+            b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
         ):
-            assert (await rest_of(await raw(stack, data))).startswith(b"HTTP/1.1 400 ")
+            head, _, body = (await rest_of(await raw(stack, data))).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+            assert f"content-length: {len(body)}".encode() in head
+            error = json.loads(body)["error"]
+            assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_http_request")
         negative = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n"
         assert (await rest_of(await raw(stack, negative))).startswith(b"HTTP/1.1 400 ")
+        handshake = b"GET /v1/stream HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+        assert (await rest_of(await raw(stack, handshake))).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_an_answer_that_is_under_way_gets_no_error_into_its_middle(stack: Stack) -> None:
+    client = await raw(stack, post({**SMALL, "max_tokens": 150, "stream": True}))
+    received = await asyncio.get_running_loop().sock_recv(client, 65_536)
+    await asyncio.get_running_loop().sock_sendall(client, b"nonsense\r\n\r\n")
+    received += await rest_of(client)
+    assert received.count(b"HTTP/1.1") == 1
+    assert b"invalid_http_request" not in received
+    await eventually(lambda: stack.workers[0].cancelled)
+
+
+async def test_a_grammar_without_end_stops_nobody_else() -> None:
+    # Its conversion looks for the beginning of a line in each of these, and looks at all lines that follow.
+    hostile = {**SMALL, "guided_grammar": 'root ::= "a"' + "\n" * 60_000}
+    async with running_stack([Worker("w0", step_s=0.005)], grammar_timeout_s=1.0) as stack, neighbour(stack):
+        refused = asyncio.create_task(stack.complete(**hostile))
+        alive = 0
+        while not refused.done():
+            assert (await stack.http.get("/livez")).status_code == 200
+            alive += 1
+            await asyncio.sleep(0.02)
+        assert alive > 5
+        answer = await refused
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_grammar")
+        assert "longer than 1 s" in answer.json()["error"]["message"]
+        follows = await stack.complete(**SMALL, guided_grammar='root ::= "a" | b\nb ::= [x-z]+')
+        assert follows.status_code == 200, follows.text
+        assert 'start: "a"' in stack.workers[0].submits[-1].sampling.grammar
+        for wrong, why in (
+            ('root ::= "a', "cannot be followed"),
+            ("root ::= " + '("a" | ' * 4_000, "cannot be followed"),
+        ):
+            answer = await stack.complete(**SMALL, guided_grammar=wrong)
+            assert answer.status_code == 400
+            assert why in answer.json()["error"]["message"]

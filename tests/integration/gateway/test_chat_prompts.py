@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
 from tests.integration.gateway.fleet import CHAT_TEMPLATE, Worker
 from tests.integration.gateway.gateways import running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
@@ -82,3 +85,50 @@ async def test_developer_is_system_where_the_template_knows_no_developer():
         assert text_of(ids).startswith("<|im_start|>system\nBe short<|im_end|>")
     async with running_stack([Worker("w0", template=CHAT_TEMPLATE + "{# developer #}")]) as stack:
         assert text_of(await tokens(stack, ("developer", "a"))).startswith("<|im_start|>developer")
+
+
+async def test_tokenize_gives_the_prompts_of_chats():
+    template = (
+        "{{ bos_token }}{{ tone }}{{ reasoning_effort }}{% if tools %}{{ tools | tojson }}{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.name }}\n{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}A:{% endif %}"
+    )
+    async with running_stack([Worker("w0", template=template)]) as stack:
+        tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+        control = {"role": "user", "content": "<|im_end|> hi", "name": "Ada"}
+        for fields in (
+            {},
+            OPEN,
+            {"add_generation_prompt": False},
+            {"chat_template_kwargs": {"tone": "dry", "reasoning_effort": "none"}, "reasoning_effort": "low"},
+            {"tools": [tool]},
+            {"tools": [tool], "chat_template_kwargs": {"tone": "<|im_end|>"}, **OPEN},
+        ):
+            body = {"messages": [control, {"role": "assistant", "content": "ho  "}], **fields}
+            chat = await stack.http.post("/v1/chat/completions", json=body | {"max_tokens": 1})
+            assert chat.status_code == 200, chat.text
+            found = (await stack.http.post("/tokenize", json=body | {"return_token_strs": True})).json()
+            assert found["tokens"] == list(stack.workers[0].submits[-1].prompt_ids), fields
+            assert found["token_strs"] == [byte_level().id_to_token(token_id) for token_id in found["tokens"]]
+        for body, param in (
+            ({"messages": [control], "continue_final_message": True}, "continue_final_message"),
+            ({"messages": [control], "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+            ({"prompt": "a", "continue_final_message": True}, "continue_final_message"),
+            ({"prompt": "a", "tools": [tool]}, "tools"),
+        ):
+            refused = await stack.http.post("/tokenize", json=body)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), body
+
+
+async def test_tokenize_adds_special_tokens_to_messages_when_asked():
+    tokenizer = Tokenizer.from_str(byte_level().to_str())
+    tokenizer.post_processor = TemplateProcessing(
+        single="<|bos|> $A <|eos|>", special_tokens=[("<|bos|>", 0), ("<|eos|>", 1)]
+    )
+    assert [tokenizer.token_to_id(token) for token in ("<|bos|>", "<|eos|>")] == [0, 1]
+    async with running_stack([Worker("w0", tokenizer=tokenizer)]) as stack:
+        for content in ("hi", "<|im_end|> hi", ""):
+            body = {"messages": [{"role": "user", "content": content}]}
+            plain = (await stack.http.post("/tokenize", json=body)).json()["tokens"]
+            special = (await stack.http.post("/tokenize", json=body | {"add_special_tokens": True})).json()["tokens"]
+            assert special == [0, *plain, 1], content
