@@ -6,10 +6,11 @@ import statistics
 from dataclasses import dataclass
 
 import torch
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends.collectives import StepCommunicator
 from services.worker.backends.opening import open_backend
-from services.worker.protocol.plan import Admission, Chunk, SamplingParams, StepPlan
+from services.worker.protocol.plan import Admission, Chunk, StepPlan
 from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.rank.loading import load
 from services.worker.rank.runner import Runner
@@ -101,7 +102,7 @@ def decode_plans(batch: int, prompt_tokens: int, steps: int, block_size: int) ->
     blocks = [tuple(range(1 + slot * per_slot, 1 + (slot + 1) * per_slot)) for slot in range(batch)]
     slots = range(batch)
     prompts = [tuple(1 + (7 * i + slot) % 97 for i in range(prompt_tokens)) for slot in slots]
-    admissions = tuple(Admission(slot, SamplingParams(), prompts[slot], prompt_tokens) for slot in slots)
+    admissions = tuple(Admission(slot, Sampling(), prompts[slot], prompt_tokens) for slot in slots)
     prefill = tuple(Chunk(slot, 0, prompt_tokens, sample=True, new_blocks=blocks[slot]) for slot in slots)
     decode = [
         StepPlan(1 + i, chunks=tuple(Chunk(slot, prompt_tokens + i, 1, sample=True) for slot in slots))

@@ -19,11 +19,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from bench.reading import Reading, higher, lower, write_readings
 from bench.stats import median
 from services.worker.process.rank_group import GroupStarted, RankGroup, RankGroupConfig
-from services.worker.protocol.plan import SamplingParams, StepPlan, StepResult
+from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.kv_events import KvEventLog
 from services.worker.scheduling.request import Request
@@ -101,7 +102,7 @@ class Workload:
 
     prompt_tokens: int
     output_tokens: int
-    sampling: SamplingParams
+    sampling: Sampling
 
 
 def make_requests(batch: int, workload: Workload, vocab: int, seed: int) -> list[Request]:
@@ -206,7 +207,7 @@ def main(
         max_slots=max(*sizes, 4),
         max_model_len=prompt_tokens + output_tokens + 1,
     )
-    workload = Workload(prompt_tokens, output_tokens, SamplingParams(temperature=temperature, top_p=top_p))
+    workload = Workload(prompt_tokens, output_tokens, Sampling(temperature=temperature, top_p=top_p))
     started, measured = asyncio.run(measure(config, sizes, workload, rounds))
     if json_file:
         write_readings(json_file, readings(measured, f"engine/{model.name}, {ranks} ranks, {dtype}"))

@@ -22,13 +22,13 @@ import typer
 from llguidance import LLMatcher
 from rich.console import Console
 from rich.table import Table
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from bench.engine import Workload, make_engine, make_requests
 from bench.reading import Reading, lower, write_readings
 from services.worker.api.model_files import read_model_files
 from services.worker.model.loading.vocabulary import read_vocabulary
 from services.worker.process.rank_group import RankGroup, RankGroupConfig
-from services.worker.protocol.plan import SamplingParams
 from services.worker.sampling.grammar import Matchers
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64
@@ -66,9 +66,9 @@ class Cost:
         return self.matchers_us / self.plain_us
 
 
-def sampling(grammar: str) -> SamplingParams:
+def sampling(grammar: str) -> Sampling:
     """Noise, so that texts differ."""
-    return SamplingParams(temperature=1.0, grammar=grammar, ignore_eos=True)
+    return Sampling(temperature=1.0, grammar=grammar, ignore_eos=True)
 
 
 async def measure_steps(

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from bench.reading import lower, write_readings
 from bench.stats import percentile
-from services.worker.protocol.plan import SamplingParams, StepPlan, StepResult
+from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.kv_events import KvEventLog
 from services.worker.scheduling.request import Request
@@ -26,7 +27,7 @@ def step_costs(running: int, steps: int) -> list[float]:
     sizes = SchedulerConfig(n_blocks=running * 160, block_tokens=16, max_model_len=4096, max_running=running)
     scheduler = Scheduler(sizes, KvEventLog())
     for index in range(running):
-        sampling = SamplingParams(end_token_ids=(2,))
+        sampling = Sampling(stop_token_ids=(2,))
         tenant = str(index % 4)
         scheduler.submit(Request([index] * 40, 40, sampling, max_tokens=2000, chain_root=b"r", tenant=tenant))
     plans: deque[StepPlan] = deque()

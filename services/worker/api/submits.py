@@ -10,15 +10,13 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.blockhash import chain_root
 from services.common.grammar import MAX_GRAMMAR_BYTES
-from services.worker.protocol.plan import SamplingParams
 from services.worker.scheduling.request import Request
 
 MAX_LOGPROBS = 20
 MAX_STOP_TOKENS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_WEIGHT = 1000
-MIN_TEMPERATURE = 1e-5  # logits that are divided by less leave float32's range: it is greedy
-MIN_REPETITION_PENALTY = 1e-3  # the same, of those that are divided by this
+MIN_REPETITION_PENALTY = 1e-3  # logits that are divided by less leave float32's range
 
 
 class InvalidSubmitError(ValueError):
@@ -54,8 +52,8 @@ def to_request(submit: pb.Submit, limits: ModelLimits) -> Request:
         raise InvalidSubmitError("generated_ids", "must be empty when embed is set")
     if submit.weight > MAX_WEIGHT:
         raise InvalidSubmitError("weight", f"{submit.weight} is above {MAX_WEIGHT}")
-    sampling = _to_sampling(submit.sampling, limits)
-    max_tokens = submit.sampling.max_tokens
+    sampling = _checked(submit.sampling, limits)
+    max_tokens = sampling.max_tokens
     if max_tokens and len(generated) >= max_tokens and not submit.embed:
         raise InvalidSubmitError("sampling.max_tokens", f"{len(generated)} tokens are generated already")
     return Request(
@@ -72,29 +70,18 @@ def to_request(submit: pb.Submit, limits: ModelLimits) -> Request:
     )
 
 
-def _to_sampling(sampling: pb.Sampling, limits: ModelLimits) -> SamplingParams:
+def _checked(sampling: pb.Sampling, limits: ModelLimits) -> pb.Sampling:
+    """The message as the ranks read it: with every id that ends the text among its stop ids."""
     _check_ranges(sampling)
     _check_ids("sampling.stop_token_ids", sampling.stop_token_ids, limits.vocab_size)
     _check_ids("sampling.logit_bias", sampling.logit_bias, limits.vocab_size)
-    # A grammar may leave nothing but the end.
-    stops = () if sampling.ignore_eos and not sampling.grammar else limits.eos_token_ids
-    return SamplingParams(
-        temperature=sampling.temperature if sampling.temperature >= MIN_TEMPERATURE else 0.0,
-        top_k=min(sampling.top_k, limits.vocab_size),
-        top_p=sampling.top_p or 1.0,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty or 1.0,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=tuple(sorted(sampling.logit_bias.items())),
-        seed=sampling.seed,
-        min_tokens=sampling.min_tokens,
-        end_token_ids=tuple(dict.fromkeys((*stops, *sampling.stop_token_ids))),
-        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
-        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
-        grammar=sampling.grammar,
-        ignore_eos=sampling.ignore_eos,
-    )
+    ours = pb.Sampling()  # a part of a message keeps all of it in memory
+    ours.CopyFrom(sampling)
+    ours.top_k = min(sampling.top_k, limits.vocab_size)
+    if sampling.grammar or not sampling.ignore_eos:  # a grammar may leave nothing but the end
+        del ours.stop_token_ids[:]
+        ours.stop_token_ids.extend(dict.fromkeys((*limits.eos_token_ids, *sampling.stop_token_ids)))
+    return ours
 
 
 def _check_ranges(sampling: pb.Sampling) -> None:

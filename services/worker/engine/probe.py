@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ryzanstein.v1.worker_pb2 import Sampling
+
 from services.worker.engine.loop import Engine
-from services.worker.protocol.plan import SamplingParams
 from services.worker.scheduling.request import Request
 
 _PROMPT_TOKENS = 128
@@ -19,7 +20,7 @@ def submit_probe(engine: Engine, vocab_size: int) -> None:
     request = Request(
         token_ids=[i % vocab_size for i in range(n_prompt)],
         n_prompt=n_prompt,
-        sampling=SamplingParams(),
+        sampling=Sampling(),
         max_tokens=_OUTPUT_TOKENS,
         priority=_LEAST_IMPORTANT,
         cacheable=False,

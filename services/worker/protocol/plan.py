@@ -10,26 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the next token of one request is chosen. Values are validated at the gRPC edge."""
-
-    temperature: float = 0.0  # 0 is greedy
-    top_k: int = 0  # 0 keeps the whole vocabulary
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int = 0  # 64 bits; noise is a function of (seed, position, token)
-    min_tokens: int = 0  # the ids in `end_token_ids` cannot be drawn before this many generated tokens
-    end_token_ids: tuple[int, ...] = ()  # EOS (unless ignored) and stop token ids
-    logprobs: int | None = None  # None: none; n: the drawn token's and the n most likely ones'
-    prompt_logprobs: int | None = None
-    grammar: str = ""  # that the generated text follows; it ends only where the grammar can
-    ignore_eos: bool = False  # with a grammar: end only where nothing else can follow
+from ryzanstein.v1.worker_pb2 import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +18,7 @@ class Admission:
     """Gives `slot` to a request. Must precede the slot's first chunk, in the same plan or an earlier one."""
 
     slot: int
-    sampling: SamplingParams
+    sampling: Sampling  # the gateway's own message; `stop_token_ids` are all that end the text, EOS included
     token_ids: tuple[int, ...]  # all known tokens: prompt, then what was generated before (resume, preemption)
     n_prompt: int  # tokens from this position on count as generated
     pool: bool = False  # return the pooled hidden state instead of a token

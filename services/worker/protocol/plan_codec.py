@@ -2,7 +2,7 @@
 
 header    kind, step (2 words), counts of released, chunks, new blocks, admissions
 columns   released | slot | start | n_tokens | sample | count of new blocks | new blocks
-then      one record per admission (see `_encode_admission`)
+then      one record per admission: slot, n_prompt, pool, n_tokens, tokens, sampling (protobuf)
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
+from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.protocol.plan import Admission, Chunk, SamplingParams, StepPlan
+from services.worker.protocol.plan import Admission, Chunk, StepPlan
 from services.worker.protocol.words import (
     Kind,
     MalformedMessageError,
     WordCursor,
     Words,
-    float_words,
+    data_words,
     join64,
     split64,
-    text_words,
-    words_float,
 )
 
 _HEADER = 7
-_ADMISSION = 19
+_ADMISSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class AdmissionView:
     """An Admission whose tokens are still an array."""
 
     slot: int
-    sampling: SamplingParams
+    sampling: Sampling
     token_ids: Words  # [n]
     n_prompt: int
     pool: bool
@@ -110,41 +110,16 @@ def view_plan(plan: StepPlan) -> PlanView:
 
 
 def _encode_admission(admission: Admission, words: array[int]) -> None:
-    s = admission.sampling
-    floats = (s.temperature, s.top_p, s.min_p, s.repetition_penalty, s.presence_penalty, s.frequency_penalty)
     words.extend((admission.slot, admission.n_prompt, admission.pool, len(admission.token_ids)))
-    words.extend(float_words(floats))
-    words.extend((s.top_k, *split64(s.seed), s.min_tokens, len(s.logit_bias), len(s.end_token_ids)))
-    words.extend(-1 if count is None else count for count in (s.logprobs, s.prompt_logprobs))
-    words.append(s.ignore_eos)
     words.extend(admission.token_ids)
-    words.extend(token for token, _ in s.logit_bias)
-    words.extend(float_words([bias for _, bias in s.logit_bias]))
-    words.extend(s.end_token_ids)
-    words.extend(text_words(s.grammar))
+    words.extend(data_words(admission.sampling.SerializeToString()))
 
 
 def _decode_admission(cursor: WordCursor) -> AdmissionView:
-    head = cursor.take(_ADMISSION)
-    slot, n_prompt, pool, n_tokens = head[:4].tolist()
-    top_k, low, high, min_tokens, n_bias, n_end, logprobs, prompt_logprobs, ignore_eos = head[10:].tolist()
+    slot, n_prompt, pool, n_tokens = cursor.take(_ADMISSION).tolist()
     token_ids = cursor.take(n_tokens)
-    bias_ids, bias = cursor.take(n_bias).tolist(), words_float(cursor.take(n_bias))
-    sampling = SamplingParams(
-        *_sampling_floats(head[4:10], top_k),
-        logit_bias=tuple(zip(bias_ids, bias, strict=True)),
-        seed=join64(low, high),
-        min_tokens=min_tokens,
-        end_token_ids=tuple(cursor.take(n_end).tolist()),
-        logprobs=None if logprobs < 0 else logprobs,
-        prompt_logprobs=None if prompt_logprobs < 0 else prompt_logprobs,
-        grammar=cursor.take_text(),
-        ignore_eos=bool(ignore_eos),
-    )
+    try:
+        sampling = Sampling.FromString(cursor.take_data())
+    except DecodeError as error:
+        raise MalformedMessageError(f"slot {slot}: {error}") from error
     return AdmissionView(slot, sampling, token_ids, n_prompt, bool(pool))
-
-
-def _sampling_floats(words: Words, top_k: int) -> tuple[float, int, float, float, float, float, float]:
-    """Return the fields temperature to frequency_penalty, in the order of SamplingParams."""
-    temperature, top_p, min_p, repetition, presence, frequency = words_float(words)
-    return temperature, top_k, top_p, min_p, repetition, presence, frequency

@@ -53,10 +53,14 @@ def words_float(words: Words) -> list[float]:
     return values
 
 
-def text_words(text: str) -> list[int]:
-    """Return the length of `text` in bytes, then its UTF-8 in whole words."""
-    data = text.encode()
+def data_words(data: bytes) -> list[int]:
+    """Return the length of `data` in bytes, then the bytes in whole words."""
     return [len(data), *array("i", data + bytes(-len(data) % 4))]
+
+
+def text_words(text: str) -> list[int]:
+    """Return the words of a text in UTF-8."""
+    return data_words(text.encode())
 
 
 def read_words(message: bytes | bytearray | memoryview) -> Words:
@@ -82,10 +86,14 @@ class WordCursor:
         self._at = end
         return taken
 
+    def take_data(self) -> bytes:
+        """Return the next bytes, as `data_words` wrote them."""
+        size = int(self.take(1)[0])
+        return self.take(-(-size // 4)).tobytes()[:size]
+
     def take_text(self) -> str:
         """Return the next text, as `text_words` wrote it."""
-        size = int(self.take(1)[0])
-        return self.take(-(-size // 4)).tobytes()[:size].decode()
+        return self.take_data().decode()
 
     def finish(self) -> None:
         """Raise MalformedMessageError unless everything was read."""

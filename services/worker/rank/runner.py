@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from ryzanstein.v1.worker_pb2 import Sampling
 from torch import Tensor
 
 from services.worker.backends.base import Columns
@@ -18,7 +19,6 @@ from services.worker.model.loading.pooling import Pooling
 from services.worker.protocol.plan import (
     Admission,
     Chunk,
-    SamplingParams,
     StepPlan,
     StepResult,
     StepTimes,
@@ -104,7 +104,7 @@ class Runner(Generic[Cache]):
 
         Then both with a second sequence in slot 1, if that fits: what is replayed is known for all sizes from there on.
         """
-        table, sampling = self._table, SamplingParams(temperature=1.0)
+        table, sampling = self._table, Sampling(temperature=1.0)
         n_blocks = -(-(n_tokens + 3) // table.block_size)
         fits = n_blocks < table.n_blocks and n_tokens + 3 <= table.max_model_len
         pair = fits and table.max_slots > 1 and table.block_size > 2
@@ -164,7 +164,7 @@ class Runner(Generic[Cache]):
             self._sampler.admit(admission)
             if admission.pool:
                 self._pools.admit(admission.slot)
-            if admission.sampling.prompt_logprobs is not None:
+            if admission.sampling.HasField("prompt_logprobs"):
                 self._prompt_logprobs[admission.slot] = admission.sampling.prompt_logprobs
         self._table.extend(plan)
 

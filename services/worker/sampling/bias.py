@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from ryzanstein.v1.worker_pb2 import Sampling
 from torch import Tensor
 
-from services.worker.protocol.plan import SamplingParams
 from services.worker.sampling.slots import SlotParams
 
 
@@ -27,16 +27,13 @@ class Biases:
         self._start, self._width = vocab_start, vocab_local
         self._of: dict[int, _SlotBias] = {}
 
-    def admit(self, slot: int, params: SamplingParams) -> None:
-        """Prepare a new request's bias. A token's biases, if it has several, are added up."""
-        end = self._start + self._width
-        sums: dict[int, float] = {}
-        for token, bias in params.logit_bias:
-            if self._start <= token < end:
-                sums[token - self._start] = sums.get(token - self._start, 0.0) + bias
-        ends = [token - self._start for token in params.end_token_ids if self._start <= token < end]
+    def admit(self, slot: int, sampling: Sampling) -> None:
+        """Prepare a new request's bias."""
+        first, end = self._start, self._start + self._width
+        biases = {token - first: bias for token, bias in sampling.logit_bias.items() if first <= token < end}
+        ends = [token - first for token in sampling.stop_token_ids if first <= token < end]
         self._of[slot] = _SlotBias(
-            np.array(list(sums), np.int64), np.array(list(sums.values()), np.float32), np.array(ends, np.int64)
+            np.array(list(biases), np.int64), np.array(list(biases.values()), np.float32), np.array(ends, np.int64)
         )
 
     def release(self, slot: int) -> None:

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
+from ryzanstein.v1.worker_pb2 import Sampling
 from torch import Tensor
 
 from services.common.grammar import parser_limits
-from services.worker.protocol.plan import SamplingParams
 
 _KEPT_GRAMMARS = 64  # compiled, of the requests last seen
 _MESSAGE_CHARS = 300
@@ -97,10 +97,10 @@ class Matchers:
         self._keeps_on: dict[int, bool] = {}
         self._failures: dict[int, str] = {}
 
-    def admit(self, slot: int, params: SamplingParams, generated: NDArray[np.int32]) -> None:
+    def admit(self, slot: int, sampling: Sampling, generated: NDArray[np.int32]) -> None:
         """Begin to build a request's matcher."""
-        self._building[slot] = self._builder.submit(self._grammars.begin, params.grammar, generated.tolist())
-        self._keeps_on[slot] = params.ignore_eos
+        self._building[slot] = self._builder.submit(self._grammars.begin, sampling.grammar, generated.tolist())
+        self._keeps_on[slot] = sampling.ignore_eos
 
     def release(self, slot: int) -> None:
         """Forget a slot, if it had a grammar."""

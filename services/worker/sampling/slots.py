@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.protocol.plan import SamplingParams
+MIN_TEMPERATURE = 1e-5  # logits that are divided by less leave float32's range: it is greedy
 
 
 class SlotParams:
@@ -27,23 +28,22 @@ class SlotParams:
         self.constrained = np.zeros(max_slots, np.bool_)  # by a grammar
         self.plain = np.zeros(max_slots, np.bool_)  # none of these four, and no logprobs
 
-    def set(self, slot: int, params: SamplingParams, n_prompt: int) -> None:
-        """Give `slot` its parameters."""
-        self.temperature[slot] = params.temperature
-        self.top_k[slot] = params.top_k
-        self.top_p[slot] = params.top_p
-        self.min_p[slot] = params.min_p
-        self.repetition[slot] = params.repetition_penalty
-        self.presence[slot] = params.presence_penalty
-        self.frequency[slot] = params.frequency_penalty
-        self.seed[slot] = params.seed & 0xFFFFFFFFFFFFFFFF
-        self.min_length[slot] = n_prompt + params.min_tokens
-        self.logprobs[slot] = -1 if params.logprobs is None else params.logprobs
-        self.filtered[slot] = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
-        self.penalised[slot] = (
-            params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-        )
-        self.biased[slot] = bool(params.logit_bias) or params.min_tokens > 0
-        self.constrained[slot] = bool(params.grammar)
-        special = self.filtered[slot] or self.penalised[slot] or self.biased[slot] or self.constrained[slot]
-        self.plain[slot] = not special and params.logprobs is None
+    def set(self, slot: int, sampling: Sampling, n_prompt: int) -> None:
+        """Give `slot` its parameters, read as worker.proto says."""
+        temperature = sampling.temperature if sampling.temperature >= MIN_TEMPERATURE else 0.0
+        top_p, repetition = sampling.top_p or 1.0, sampling.repetition_penalty or 1.0
+        self.temperature[slot], self.top_k[slot] = temperature, sampling.top_k
+        self.top_p[slot], self.min_p[slot] = top_p, sampling.min_p
+        self.repetition[slot] = repetition
+        self.presence[slot], self.frequency[slot] = sampling.presence_penalty, sampling.frequency_penalty
+        self.seed[slot] = sampling.seed
+        self.min_length[slot] = n_prompt + sampling.min_tokens
+        scored = sampling.HasField("logprobs")
+        self.logprobs[slot] = sampling.logprobs if scored else -1
+        filtered = temperature > 0 and (sampling.top_k > 0 or top_p < 1.0 or sampling.min_p > 0.0)
+        penalised = repetition != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
+        biased = bool(sampling.logit_bias) or sampling.min_tokens > 0
+        constrained = bool(sampling.grammar)
+        self.filtered[slot], self.penalised[slot] = filtered, penalised
+        self.biased[slot], self.constrained[slot] = biased, constrained
+        self.plain[slot] = not (filtered or penalised or biased or constrained or scored)

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from ryzanstein.v1.worker_pb2 import Sampling
+
 from services.common.blockhash import HASH_BLOCK_TOKENS, extend_chain, wire_hash
-from services.worker.protocol.plan import SamplingParams, TokenLogprobs
+from services.worker.protocol.plan import TokenLogprobs
 
 
 class Status(Enum):
@@ -40,7 +42,7 @@ class Request:
 
     token_ids: list[int]  # prompt, then generated tokens (those of earlier attempts included)
     n_prompt: int
-    sampling: SamplingParams
+    sampling: Sampling  # `stop_token_ids` are all that end the text, EOS included
     max_tokens: int = 0  # generated tokens, earlier attempts included; 0: as many as fit
     tenant: str = ""
     weight: int = 1
@@ -71,11 +73,17 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     announced: bool = False  # its first output is out
     patient: bool = True  # may still wait for the blocks of a producer
+    end_token_ids: frozenset[int] = field(init=False)  # of `sampling`, which is slower to ask
+    scores_prompt: bool = field(init=False)  # prompt log-probabilities are wanted
+
+    def __post_init__(self) -> None:
+        self.end_token_ids = frozenset(self.sampling.stop_token_ids)
+        self.scores_prompt = self.sampling.HasField("prompt_logprobs")
 
     @property
     def reads_cache(self) -> bool:
         """Whether cached blocks may stand for computing: not when every prompt position must be seen."""
-        return self.cacheable and not self.pool and self.sampling.prompt_logprobs is None
+        return self.cacheable and not (self.pool or self.scores_prompt)
 
     @property
     def n_generated(self) -> int:
@@ -85,7 +93,7 @@ class Request:
     @property
     def ending(self) -> Finish | None:
         """How it ends with its newest generated token; None when it goes on."""
-        if self.token_ids[-1] in self.sampling.end_token_ids:
+        if self.token_ids[-1] in self.end_token_ids:
             return Finish.STOP
         return Finish.LENGTH if len(self.token_ids) >= self.limit else None
 

@@ -315,7 +315,7 @@ class Scheduler:
                 request.n_written = written = chunk.start + chunk.n_tokens
                 if written // block_tokens > chunk.start // block_tokens:
                     self._wake(self._prefixes.publish(request, chunk.start // block_tokens))
-                if request.sampling.prompt_logprobs is not None and not request.announced:
+                if request.scores_prompt and not request.announced:
                     request.prompt_logprobs += result.prompt_logprobs.get(chunk.slot, ())
                 if chunk.sample:
                     outputs.append(self._draw(request, result, drawn))

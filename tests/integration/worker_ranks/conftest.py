@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.process.process_info import ProcessInfo
 from services.worker.process.rank_group import GroupStarted, RankGroup, RankGroupConfig
-from services.worker.protocol.plan import Admission, Chunk, SamplingParams, StepPlan, StepResult
+from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult
 
 STANDIN = "tests.integration.worker_ranks.standin"
 MakeGroup = Callable[..., RankGroup]
@@ -53,9 +54,9 @@ async def wait_gone(pids: list[int], seconds: float = 20.0) -> None:
 class Conversation:
     """Submits steps of a few requests and collects their tokens."""
 
-    def __init__(self, group: RankGroup, prompts: list[list[int]], params: SamplingParams | None = None) -> None:
+    def __init__(self, group: RankGroup, prompts: list[list[int]], params: Sampling | None = None) -> None:
         self._group, self._prompts = group, prompts
-        self._params = params or SamplingParams()
+        self._params = params or Sampling()
         self.step = 0
         self.results: list[StepResult] = []
         self._arrived: asyncio.Queue[StepResult] = asyncio.Queue()

@@ -6,9 +6,10 @@ import asyncio
 
 import psutil
 import pytest
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.process.rank_group import RanksFailedError
-from services.worker.protocol.plan import Admission, Chunk, SamplingParams, StepPlan
+from services.worker.protocol.plan import Admission, Chunk, StepPlan
 from tests.integration.worker_ranks.conftest import Conversation, MakeGroup
 from tests.integration.worker_ranks.standin import HIDDEN
 
@@ -29,7 +30,7 @@ async def test_a_block_that_was_moved_counts_like_a_computed_one(make_group: Mak
     await there.write_blocks([9], [content])
     assert await there.read_blocks([9], BLOCK_BYTES) == [content]
     moved = Conversation(there, [])
-    request = Admission(0, SamplingParams(), tuple(PROMPT), len(PROMPT))
+    request = Admission(0, Sampling(), tuple(PROMPT), len(PROMPT))
     there.submit(StepPlan(0, (), (request,), (Chunk(0, BLOCK, len(PROMPT) - BLOCK, True, (9, 2)),)))
     assert (await moved.result()).token_ids == expected
 

@@ -7,15 +7,16 @@ import contextlib
 from pathlib import Path
 
 import pytest
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.process.process_info import ProcessInfo
 from services.worker.process.rank_group import RanksFailedError
-from services.worker.protocol.plan import SamplingParams, StepPlan
+from services.worker.protocol.plan import StepPlan
 from services.worker.protocol.rank_config import SETTINGS_VARIABLE
 from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, pids_of, wait_gone
 
 PROMPTS = [[1, 2, 3], [4], list(range(5, 25)), [30, 31]]
-SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=7)
+SAMPLED = Sampling(temperature=0.9, top_p=0.95, seed=7)
 
 
 async def test_one_and_two_ranks_draw_the_same_tokens(make_group: MakeGroup) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.protocol.plan import SamplingParams
 from tests.integration.worker_ranks.conftest import Conversation, MakeGroup
 
 MODEL = Path(__file__).parents[3] / "models" / "ryzanstein-tiny"
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("params", [SamplingParams(temperature=0.8, top_p=0.95, seed=5, logprobs=2)])
-async def test_one_and_two_ranks_generate_the_same(make_group: MakeGroup, params: SamplingParams) -> None:
+@pytest.mark.parametrize("params", [Sampling(temperature=0.8, top_p=0.95, seed=5, logprobs=2)])
+async def test_one_and_two_ranks_generate_the_same(make_group: MakeGroup, params: Sampling) -> None:
     tokens, logprobs = [], []
     for ranks in (1, 2):
         group = make_group(ranks, str(MODEL), rank_module="services.worker.rank")

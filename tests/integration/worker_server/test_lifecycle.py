@@ -18,7 +18,6 @@ from services.common.keys import RedisKeys
 from services.common.lifecycle import GaveUpError
 from services.common.ports import free_port
 from services.common.rpc import open_channel
-from services.worker.protocol.plan import SamplingParams
 from services.worker.scheduling.scheduler import Scheduler
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
 from tests.integration.worker_server.gateway import Answer, Gateway, until
@@ -51,7 +50,7 @@ async def test_while_loading_submits_are_handed_off_and_only_liveness_serves(red
         worker.group.may_start.set()
         await gateway.wait_serving()
         assert await health(worker.address) == SERVING
-        assert (await gateway.complete([1, 2])).ids == generate([1, 2], 5, SamplingParams())
+        assert (await gateway.complete([1, 2])).ids == generate([1, 2], 5, pb.Sampling())
 
 
 async def test_drain_lets_short_requests_end_and_hands_long_ones_off(worker: RunningWorker) -> None:
@@ -97,7 +96,7 @@ async def test_the_stop_signal_hands_off_flushes_and_gives_the_lease_up(redis_ur
         worker.stop.set()
         await asyncio.wait_for(answer.end.wait(), 30)
         assert answer.last.handoff.reason == pb.Handoff.REASON_DRAIN
-        assert answer.ids == generate([5], 240, SamplingParams())[: len(answer.ids)]
+        assert answer.ids == generate([5], 240, pb.Sampling())[: len(answer.ids)]
         await asyncio.wait_for(worker.task, 30)
         assert lease_of(worker) is None
 
@@ -124,7 +123,7 @@ async def test_lost_ranks_hand_off_at_once_and_the_worker_comes_back(worker: Run
         await gateway.wait_serving()
         again = await gateway.complete(list(range(40)), max_tokens=200)
         assert again.outputs[0].cached_tokens == 0
-        assert again.ids == generate(list(range(40)), 200, SamplingParams())
+        assert again.ids == generate(list(range(40)), 200, pb.Sampling())
         assert (await gateway.state()).incarnation == incarnation
         assert worker.group.starts == 2
 
@@ -154,7 +153,7 @@ async def test_an_error_of_ours_is_a_loss_of_ranks_and_not_a_stand_still(
             answer = await gateway.complete([1, 2])
         assert answer.last.handoff.reason == pb.Handoff.REASON_RANKS_LOST
         await gateway.wait_serving()
-        assert (await gateway.complete([1, 2])).ids == generate([1, 2], 5, SamplingParams())
+        assert (await gateway.complete([1, 2])).ids == generate([1, 2], 5, pb.Sampling())
 
 
 async def test_without_redis_the_worker_serves(tmp_path: object) -> None:
@@ -349,5 +348,5 @@ async def test_the_same_id_again_replaces_the_earlier_request(worker: RunningWor
         await first.at_least(2)
         second = await gateway.complete([2], max_tokens=20, request_id="same", attempt=2)
         assert not first.end.is_set()
-        assert second.ids == generate([2], 20, SamplingParams())
+        assert second.ids == generate([2], 20, pb.Sampling())
         await gateway.wait_state(lambda state: state.running == 0, 5)

@@ -22,7 +22,6 @@ from ryzanstein.v1 import worker_pb2_grpc
 from services.common.blockhash import chain_root, extend_chain
 from services.common.ports import free_port
 from services.common.rpc import bind, new_server, open_channel
-from services.worker.protocol.plan import SamplingParams
 from tests.integration.worker_server.conftest import RunningWorker, running_worker
 from tests.integration.worker_server.gateway import Answer, Gateway, until
 from tests.unit.worker.scheduling.fake_ranks import extend, generate
@@ -59,7 +58,7 @@ async def hint_of(gateway: Gateway, address: str, tokens: int = CACHED) -> pb.Pu
 
 
 def is_right(answer: Answer, prompt: list[int] = PROMPT) -> bool:
-    return answer.ids == generate(prompt, N, SamplingParams())
+    return answer.ids == generate(prompt, N, pb.Sampling())
 
 
 def cached(answer: Answer) -> int:

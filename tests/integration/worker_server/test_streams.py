@@ -7,12 +7,11 @@ import asyncio
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.worker.protocol.plan import SamplingParams
 from tests.integration.worker_server.conftest import RunningWorker
 from tests.integration.worker_server.gateway import Gateway, until
 from tests.unit.worker.scheduling.fake_ranks import generate
 
-GREEDY = SamplingParams()
+GREEDY = pb.Sampling()
 
 
 async def test_tokens_are_those_of_the_model_and_end_with_a_reason(worker: RunningWorker) -> None:

@@ -13,6 +13,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends.base import Computations, NoGraph, StepGraphs
 from services.worker.backends.collectives import Communicator, SingleRank
@@ -25,7 +26,7 @@ from services.worker.kernels.bfloat16 import REPLAYED as REPLAYED_CALLS
 from services.worker.kernels.capture import CapturedGraph, Growth, Memory, Sizes
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
-from services.worker.protocol.plan import Admission, Chunk, SamplingParams, StepPlan
+from services.worker.protocol.plan import Admission, Chunk, StepPlan
 from services.worker.rank.runner import Runner
 from tests.unit.worker.backends.test_shared_memory import BUFFER, run_group
 from tests.unit.worker.kernels.conftest import OnThreads
@@ -256,7 +257,7 @@ def test_a_rank_that_is_warm_records_nothing(make_pair: MakePair) -> None:
     runner.warm_up(64)
     replays = (pair.decodes, pair.layers)
     captured = [list(replay._graphs) for replay in replays]
-    prompts = [Admission(slot, SamplingParams(), (1,) * 40, n_prompt=40) for slot in range(8)]
+    prompts = [Admission(slot, Sampling(), (1,) * 40, n_prompt=40) for slot in range(8)]
     chunks = [Chunk(slot, 0, 40, True, tuple(range(4 * slot + 1, 4 * slot + 5))) for slot in range(8)]
     plans = [StepPlan(1, admissions=tuple(prompts[:5]), chunks=tuple(chunks[:5]))]
     decodes = [tuple(Chunk(slot, 40 + step, 1, sample=True) for slot in range(5)) for step in range(2)]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends import keys
 from services.worker.backends.base import Columns
@@ -15,7 +16,6 @@ from services.worker.backends.cpu.ops import KernelOps
 from services.worker.backends.noise import gumbel, row_keys
 from services.worker.backends.torch.columns import TorchColumns
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.protocol.plan import SamplingParams
 from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.sampling.drawing import draw
 
@@ -113,12 +113,12 @@ def test_ties_resolve_to_the_lowest_id(kernels: Bfloat16Kernels) -> None:
 def test_ranks_draw_what_one_draws(kernels: Bfloat16Kernels, ranks: int) -> None:
     """All kinds of requests in one step: those whose tokens race, and those that are filtered, biased or scored."""
     kinds = [
-        SamplingParams(),
-        SamplingParams(temperature=1.0, seed=11),
-        SamplingParams(temperature=0.8, top_p=0.9, seed=12),
-        SamplingParams(temperature=0.9, repetition_penalty=1.3, seed=13),
-        SamplingParams(temperature=1.1, seed=14, logprobs=2),
-        SamplingParams(logit_bias=((40, 3.0),)),
+        Sampling(),
+        Sampling(temperature=1.0, seed=11),
+        Sampling(temperature=0.8, top_p=0.9, seed=12),
+        Sampling(temperature=0.9, repetition_penalty=1.3, seed=13),
+        Sampling(temperature=1.1, seed=14, logprobs=2),
+        Sampling(logit_bias={40: 3.0}),
     ]
     for n in (2, 3, 12):
         params, logits = [kinds[i % len(kinds)] for i in range(n)], _logits(n, n, 64)

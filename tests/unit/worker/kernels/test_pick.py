@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends import keys
 from services.worker.backends.cpu.columns import KernelColumns
 from services.worker.backends.cpu.ops import KernelOps
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.protocol.plan import SamplingParams
 from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.sampling.drawing import draw
 
@@ -67,10 +67,10 @@ def test_a_row_does_not_depend_on_others_or_on_threads(on_threads: OnThreads) ->
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_filters_and_logprobs_are_those_of_torch(kernels: Bfloat16Kernels, ranks: int) -> None:
     kinds = [
-        SamplingParams(temperature=0.8, top_p=0.9, seed=12, logprobs=3),
-        SamplingParams(temperature=1.5, top_k=20, seed=3, logprobs=0),
-        SamplingParams(temperature=0.7, min_p=0.05, seed=5),
-        SamplingParams(temperature=2.0, top_p=0.999, seed=6, logprobs=60),
+        Sampling(temperature=0.8, top_p=0.9, seed=12, logprobs=3),
+        Sampling(temperature=1.5, top_k=20, seed=3, logprobs=0),
+        Sampling(temperature=0.7, min_p=0.05, seed=5),
+        Sampling(temperature=2.0, top_p=0.999, seed=6, logprobs=60),
     ]
     params, logits = [kinds[i % len(kinds)] for i in range(12)], _logits(2, 12, 256, 0.0)[:11]
     found = draw(logits.clone(), params[:11], ops=KernelOps(kernels), ranks=ranks)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.protocol.event_codec import (
     ModelFacts,
@@ -15,15 +16,7 @@ from services.worker.protocol.event_codec import (
     encode_event,
 )
 from services.worker.protocol.ledger import MemoryLedger
-from services.worker.protocol.plan import (
-    Admission,
-    Chunk,
-    SamplingParams,
-    StepPlan,
-    StepResult,
-    StepTimes,
-    TokenLogprobs,
-)
+from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult, StepTimes, TokenLogprobs
 from services.worker.protocol.plan_codec import decode_plan, encode_plan
 from services.worker.protocol.rank_config import Endpoint, RankGroupConfig, RankSettings
 from services.worker.protocol.result_codec import decode_result, encode_result
@@ -38,7 +31,7 @@ def tuples(of: st.SearchStrategy, max_size: int = 5) -> st.SearchStrategy:
 
 
 sampling = st.builds(
-    SamplingParams,
+    Sampling,
     temperature=floats,
     top_k=ids,
     top_p=floats,
@@ -46,10 +39,10 @@ sampling = st.builds(
     repetition_penalty=floats,
     presence_penalty=floats,
     frequency_penalty=floats,
-    logit_bias=tuples(st.tuples(ids, floats)),
+    logit_bias=st.dictionaries(ids, floats, max_size=5),
     seed=st.integers(0, 2**64 - 1),
     min_tokens=ids,
-    end_token_ids=tuples(ids),
+    stop_token_ids=tuples(ids),
     logprobs=st.none() | ids,
     prompt_logprobs=st.none() | ids,
     grammar=st.text(max_size=9),

@@ -7,9 +7,10 @@ import random
 import numpy as np
 import pytest
 import torch
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends.collectives import SingleRank
-from services.worker.protocol.plan import Admission, Chunk, SamplingParams, StepPlan, StepResult
+from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult
 from services.worker.rank.runner import Runner
 from services.worker.rank.slot_table import MalformedPlanError
 from tests.integration.worker_ranks.standin import (
@@ -21,7 +22,7 @@ from tests.integration.worker_ranks.standin import (
 from tests.unit.worker.model.harness import lone_rank
 
 BLOCK, N_BLOCKS, SLOTS, LENGTH = 4, 60, 8, 40
-GREEDY = SamplingParams()
+GREEDY = Sampling()
 
 
 def make_runner() -> Runner[StandinCache]:
@@ -120,7 +121,7 @@ def test_resume_continues_with_the_tokens_generated_before() -> None:
 def test_prompt_logprobs_of_a_chunked_prompt() -> None:
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]
     runner = make_runner()
-    request = Admission(2, SamplingParams(prompt_logprobs=2), tuple(prompt), len(prompt))
+    request = Admission(2, Sampling(prompt_logprobs=2), tuple(prompt), len(prompt))
     first = result_of(runner, StepPlan(0, (), (request,), (Chunk(2, 0, 5, False, (1, 2)),)))
     second = result_of(runner, StepPlan(1, chunks=(Chunk(2, 5, 3, True),)))
     found = [*first.prompt_logprobs[2], *second.prompt_logprobs[2]]
@@ -148,7 +149,7 @@ def test_pooled_request_returns_the_normalised_mean_and_no_token() -> None:
 
 
 def test_result_carries_logprobs_and_times() -> None:
-    request = Admission(4, SamplingParams(logprobs=1), (1, 2), 2)
+    request = Admission(4, Sampling(logprobs=1), (1, 2), 2)
     result = result_of(make_runner(), StepPlan(0, (), (request,), (Chunk(4, 0, 2, True, (1,)),)))
     assert result.logprobs[4].token_id == result.token_ids[0]
     assert result.times.forward > 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends.base import Ops
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.torch.ops import TorchOps
-from services.worker.protocol.plan import SamplingParams
 from services.worker.protocol.plan_codec import AdmissionView
 from services.worker.sampling.sampler import Draws, Sampler
 from tests.unit.worker.sampling.thread_group import on_ranks
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 TORCH = TorchOps(CPU)
 
 
-def admission(slot: int, params: SamplingParams, tokens: list[int], n_prompt: int) -> AdmissionView:
+def admission(slot: int, params: Sampling, tokens: list[int], n_prompt: int) -> AdmissionView:
     return AdmissionView(slot, params, np.array(tokens, np.int32), n_prompt, False)
 
 
@@ -40,7 +40,7 @@ def make_sampler(comm: Communicator, vocab: int, max_slots: int, ops: Ops = TORC
 
 def draw(
     logits: torch.Tensor,
-    params: list[SamplingParams],
+    params: list[Sampling],
     *,
     known: list[list[int]] | None = None,
     n_prompt: int = 1,

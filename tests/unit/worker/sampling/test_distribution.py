@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends import keys
 from services.worker.backends.collectives import SingleRank
 from services.worker.backends.noise import gumbel, row_keys
-from services.worker.protocol.plan import SamplingParams
+from services.worker.sampling.slots import SlotParams
 from tests.unit.worker.sampling.drawing import admission, draw, make_sampler
 
 VOCAB = 64
@@ -21,16 +22,24 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
     return float((((counts - expected) ** 2 / expected).sum() - degrees) / np.sqrt(2 * degrees))
 
 
-def histogram(params: SamplingParams, logits: torch.Tensor, n: int, seeds: bool) -> np.ndarray:
+def histogram(params: Sampling, logits: torch.Tensor, n: int, seeds: bool) -> np.ndarray:
     """Draw n times: at n positions of one request, or at one position of n requests."""
     sampler = make_sampler(SingleRank(), VOCAB, n if seeds else 1)
     for slot in range(n if seeds else 1):
         fields = {name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-        sampler.admit(admission(slot, SamplingParams(**fields, seed=slot), [0], 1))
+        sampler.admit(admission(slot, Sampling(**fields, seed=slot), [0], 1))
     slots = np.arange(n) if seeds else np.zeros(n, np.int64)
     positions = np.full(n, 5) if seeds else np.arange(n)
     tokens = sampler.draw(logits.expand(n, -1).clone(), slots, positions).token_ids
     return np.bincount(tokens, minlength=VOCAB)
+
+
+@pytest.mark.parametrize(("asked", "computed"), [(1e-46, 0), (1e-42, 0), (1e-38, 0), (9e-6, 0), (2e-5, 2e-5), (1, 1)])
+def test_a_temperature_that_float32_cannot_divide_by_is_greedy(asked: float, computed: float) -> None:
+    params = SlotParams(1)
+    params.set(0, Sampling(temperature=asked, top_p=0.5), 1)
+    assert params.temperature[0] == pytest.approx(computed)
+    assert params.filtered[0] == bool(computed)
 
 
 @pytest.mark.parametrize("seeds", [False, True])
@@ -39,7 +48,7 @@ def test_samples_follow_the_softmax(temperature: float, seeds: bool) -> None:
     n = 40_000
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
     expected = n * torch.softmax(logits[0].double() / temperature, dim=0).numpy()
-    counts = histogram(SamplingParams(temperature=temperature), logits, n, seeds)
+    counts = histogram(Sampling(temperature=temperature), logits, n, seeds)
     assert abs(chi_square(counts, expected)) < 4.5
 
 
@@ -48,7 +57,7 @@ def test_filtered_samples_follow_the_renormalised_softmax() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2))
     kept = torch.topk(logits[0].double(), 10)
     expected = n * torch.softmax(kept.values, dim=0).numpy()
-    counts = histogram(SamplingParams(temperature=1.0, top_k=10), logits, n, False)
+    counts = histogram(Sampling(temperature=1.0, top_k=10), logits, n, False)
     assert counts.sum() == counts[kept.indices.numpy()].sum() == n
     assert abs(chi_square(counts[kept.indices.numpy()], expected)) < 4.5
 
@@ -77,11 +86,11 @@ def test_noise_depends_on_all_three_of_its_arguments_and_nothing_else() -> None:
 def test_a_row_alone_draws_what_it_draws_among_others() -> None:
     generator = torch.Generator().manual_seed(3)
     kinds = [
-        SamplingParams(),
-        SamplingParams(temperature=1.0, seed=11),
-        SamplingParams(temperature=0.8, top_p=0.9, seed=12),
-        SamplingParams(temperature=1.2, top_k=5, seed=13),
-        SamplingParams(temperature=0.9, min_p=0.1, repetition_penalty=1.3, seed=14),
+        Sampling(),
+        Sampling(temperature=1.0, seed=11),
+        Sampling(temperature=0.8, top_p=0.9, seed=12),
+        Sampling(temperature=1.2, top_k=5, seed=13),
+        Sampling(temperature=0.9, min_p=0.1, repetition_penalty=1.3, seed=14),
     ]
     params = [kinds[i % len(kinds)] for i in range(20)]
     known = [[i, i + 1, i + 2] for i in range(20)]
@@ -100,8 +109,8 @@ def test_ties_resolve_to_the_lowest_id(ranks: int) -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [50, 17, 49, 33]] = 3.0
     logits[0, 5] = -0.0
-    assert draw(logits, [SamplingParams()], ranks=ranks).token_ids.tolist() == [17]
-    flat = draw(torch.zeros(1, VOCAB), [SamplingParams(logprobs=3)], ranks=ranks)
+    assert draw(logits, [Sampling()], ranks=ranks).token_ids.tolist() == [17]
+    flat = draw(torch.zeros(1, VOCAB), [Sampling(logprobs=3)], ranks=ranks)
     assert flat.token_ids.tolist() == [0]
     assert flat.logprobs[0].top_ids == (0, 1, 2)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends.collectives import Communicator
 from services.worker.model.loading.vocabulary import read_vocabulary
-from services.worker.protocol.plan import SamplingParams
 from services.worker.sampling.sampler import Sampler
 from tests.integration.worker_server.conftest import BUNDLED_MODEL
 from tests.unit.worker.sampling.drawing import TORCH, admission, part_of
@@ -27,13 +27,21 @@ def vocabulary() -> LLTokenizer:
     return read_vocabulary(BUNDLED_MODEL, VOCAB, EOS)
 
 
-def params(regex: str, **fields: object) -> SamplingParams:
+def params(regex: str, **fields: object) -> Sampling:
     grammar = LLMatcher.grammar_from_regex(regex)
-    return replace(SamplingParams(temperature=1.0, grammar=grammar, end_token_ids=EOS), **fields)  # type: ignore[arg-type]
+    return changed(Sampling(temperature=1.0, grammar=grammar, stop_token_ids=EOS), **fields)
+
+
+def changed(sampling: Sampling, **fields: object) -> Sampling:
+    sampling = deepcopy(sampling)
+    for name in fields:
+        sampling.ClearField(name)  # type: ignore[arg-type]
+    sampling.MergeFrom(Sampling(**fields))  # type: ignore[arg-type]
+    return sampling
 
 
 def generate(
-    rows: list[SamplingParams], steps: int, *, ranks: int = 1, known: list[list[int]] | None = None
+    rows: list[Sampling], steps: int, *, ranks: int = 1, known: list[list[int]] | None = None
 ) -> tuple[list[list[int]], dict[int, str]]:
     """Tokens by row, from logits that depend on row and position alone, up to an end token; and the failures."""
     known = known or [[] for _ in rows]
@@ -77,13 +85,13 @@ VARIETY = [
     params(WORDS, temperature=0.0),
     params(WORDS, top_k=20, seed=3),
     params(WORDS, top_p=0.5, min_p=0.01, seed=4),
-    params(WORDS, repetition_penalty=1.3, frequency_penalty=0.5, logit_bias=((90, 50.0),)),
+    params(WORDS, repetition_penalty=1.3, frequency_penalty=0.5, logit_bias={90: 50.0}),
     params(WORDS, min_tokens=3, logprobs=2),
 ]
 
 
 def test_text_follows_its_grammar_on_any_number_of_ranks() -> None:
-    rows = [*VARIETY, SamplingParams(temperature=1.0, end_token_ids=EOS)]
+    rows = [*VARIETY, Sampling(temperature=1.0, stop_token_ids=EOS)]
     alone, failures = generate(rows, 60)
     assert not failures
     for row in alone[:-1]:
@@ -100,18 +108,18 @@ def test_a_resumed_request_goes_on_as_if_uninterrupted(kept: int) -> None:
 
 def test_the_end_comes_only_where_the_grammar_ends() -> None:
     until_told = [params("a?", min_tokens=5), params("ab{0,9}", ignore_eos=True), params("ab{0,9}", min_tokens=4)]
-    likely_end = [replace(row, logit_bias=((EOS[0], 90.0),)) for row in until_told]
+    likely_end = [changed(row, logit_bias={EOS[0]: 90.0}) for row in until_told]
     (optional, ignored, least), failures = generate(likely_end, 40)
     assert not failures
     assert (text(optional), optional[-1] in EOS) == ("a", True)  # nothing else can follow
     assert text(ignored) == "abbbbbbbbb"
     assert len(least) >= 4
-    (at_once,), _ = generate([params("ab{0,9}", logit_bias=((EOS[0], 90.0),))], 40)
+    (at_once,), _ = generate([params("ab{0,9}", logit_bias={EOS[0]: 90.0})], 40)
     assert len(text(at_once)) < len("abbbbbbbbb")  # what the others had to be kept from
 
 
 def test_who_cannot_be_followed_fails_alone() -> None:
-    fine = [params(WORDS, seed=7), SamplingParams(temperature=1.0, seed=8)]
+    fine = [params(WORDS, seed=7), Sampling(temperature=1.0, seed=8)]
     alone, _ = generate(fine, 20)
     strayed = vocabulary().tokenize_str("123")
     tokens, failures = generate([*fine, params(WORDS), params("[")], 20, known=[[], [], strayed, []])

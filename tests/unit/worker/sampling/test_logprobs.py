@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends.collectives import Communicator
-from services.worker.protocol.plan import SamplingParams, TokenLogprobs
+from services.worker.protocol.plan import TokenLogprobs
 from tests.unit.worker.sampling.drawing import draw, make_sampler, part_of
 from tests.unit.worker.sampling.thread_group import on_ranks
 
@@ -29,10 +30,10 @@ def test_drawn_tokens_are_scored_before_filters_and_penalties(ranks: int) -> Non
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(6)) * 4
     logits[2] = logits[2].round()  # ties
     params = [
-        SamplingParams(logprobs=0),
-        SamplingParams(),
-        SamplingParams(temperature=1.5, top_k=20, seed=3, logprobs=5, logit_bias=((7, 100.0),)),
-        SamplingParams(temperature=0.5, repetition_penalty=1.5, seed=4, logprobs=20),
+        Sampling(logprobs=0),
+        Sampling(),
+        Sampling(temperature=1.5, top_k=20, seed=3, logprobs=5, logit_bias={7: 100.0}),
+        Sampling(temperature=0.5, repetition_penalty=1.5, seed=4, logprobs=20),
     ]
     draws = draw(logits.clone(), params, known=[[1, 2, 3]] * 4, ranks=ranks)
     assert draws.token_ids[2] == 7
@@ -56,5 +57,5 @@ def test_prompt_tokens_are_scored(ranks: int) -> None:
 
 def test_more_top_tokens_than_a_rank_holds() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(8))
-    draws = draw(logits.clone(), [SamplingParams(logprobs=40)], ranks=4)
+    draws = draw(logits.clone(), [Sampling(logprobs=40)], ranks=4)
     check(draws.logprobs[0], logits[0], int(draws.token_ids[0]), 40)

@@ -7,10 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from ryzanstein.v1.worker_pb2 import Sampling
 from transformers import MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from services.worker.backends.collectives import Communicator, SingleRank
-from services.worker.protocol.plan import SamplingParams
 from services.worker.sampling.penalties import TokenCounts
 from services.worker.sampling.slots import SlotParams
 from tests.unit.worker.sampling.drawing import admission, draw, make_sampler, part_of
@@ -20,7 +20,7 @@ VOCAB = 64
 PROMPT, GENERATED = [1, 2, 2, 3, 40], [2, 5, 5, 5, 41, 63]
 
 
-def penalised(params: SamplingParams, logits: torch.Tensor, later: list[int]) -> torch.Tensor:
+def penalised(params: Sampling, logits: torch.Tensor, later: list[int]) -> torch.Tensor:
     """Apply penalties after PROMPT and GENERATED were known and `later` was drawn."""
     counts, columns = TokenCounts(0, VOCAB), SlotParams(3)
     columns.set(2, params, len(PROMPT))
@@ -35,7 +35,7 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
     ids = torch.tensor([[*PROMPT, *GENERATED, 9]])
     expected = RepetitionPenaltyLogitsProcessor(1.7)(ids, logits.clone())
-    found = penalised(SamplingParams(repetition_penalty=1.7), logits.clone(), [9])
+    found = penalised(Sampling(repetition_penalty=1.7), logits.clone(), [9])
     assert torch.allclose(found, expected, atol=1e-6)
 
 
@@ -44,14 +44,14 @@ def test_presence_and_frequency_count_only_generated_tokens() -> None:
     expected = logits.double().clone()
     for token, n in Counter([*GENERATED, 5, 1]).items():
         expected[0, token] -= 0.6 + 0.25 * n
-    found = penalised(SamplingParams(presence_penalty=0.6, frequency_penalty=0.25), logits.clone(), [5, 1])
+    found = penalised(Sampling(presence_penalty=0.6, frequency_penalty=0.25), logits.clone(), [5, 1])
     assert torch.allclose(found.double(), expected, atol=1e-5)
 
 
 def test_a_slot_forgets_its_former_request() -> None:
     counts, columns = TokenCounts(0, VOCAB), SlotParams(8)
     for slot in range(8):
-        columns.set(slot, SamplingParams(presence_penalty=1.0), 1)
+        columns.set(slot, Sampling(presence_penalty=1.0), 1)
         counts.admit(slot, np.array([0, slot + 10], np.int32), 1)
     counts.release(3)
     counts.admit(3, np.array([0, 50], np.int32), 1)
@@ -66,7 +66,7 @@ def test_minimum_length_bans_end_tokens_as_transformers_does(ranks: int) -> None
     ends = (5, 33, 60)
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3))
     logits[0, 33] = 50.0
-    params = SamplingParams(min_tokens=3, end_token_ids=ends)
+    params = Sampling(min_tokens=3, stop_token_ids=ends)
     for n_generated in range(5):
         known = [1, 2, *range(10, 10 + n_generated)]
         processor = MinNewTokensLengthLogitsProcessor(2, 3, list(ends))
@@ -79,22 +79,22 @@ def test_minimum_length_bans_end_tokens_as_transformers_does(ranks: int) -> None
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_bias_moves_exactly_its_tokens(ranks: int) -> None:
     logits = torch.zeros(2, VOCAB)
-    params = [SamplingParams(logit_bias=((17, 2.0), (55, 3.0), (55, 0.5))), SamplingParams()]
+    params = [Sampling(logit_bias={17: 2.0, 55: 3.5}), Sampling()]
     assert draw(logits, params, ranks=ranks).token_ids.tolist() == [55, 0]
-    banned = SamplingParams(logit_bias=tuple((token, -100.0) for token in range(VOCAB) if token != 42))
+    banned = Sampling(logit_bias={token: -100.0 for token in range(VOCAB) if token != 42})
     assert draw(logits, [banned, params[1]], ranks=ranks).token_ids.tolist() == [42, 0]
 
 
 def test_one_two_and_four_ranks_draw_the_same() -> None:
     """Every feature at once, over several steps with counting."""
     params = [
-        SamplingParams(),
-        SamplingParams(temperature=1.0, seed=2**63 + 5),
-        SamplingParams(temperature=0.7, top_k=8, top_p=0.9, seed=1, logprobs=2),
-        SamplingParams(temperature=2.0, top_p=0.99, seed=2),
-        SamplingParams(temperature=1.0, min_p=0.2, presence_penalty=1.5, seed=3),
-        SamplingParams(frequency_penalty=0.8, repetition_penalty=1.2),
-        SamplingParams(temperature=1.0, seed=4, min_tokens=4, end_token_ids=(3, 60), logit_bias=((60, 4.0),)),
+        Sampling(),
+        Sampling(temperature=1.0, seed=2**63 + 5),
+        Sampling(temperature=0.7, top_k=8, top_p=0.9, seed=1, logprobs=2),
+        Sampling(temperature=2.0, top_p=0.99, seed=2),
+        Sampling(temperature=1.0, min_p=0.2, presence_penalty=1.5, seed=3),
+        Sampling(frequency_penalty=0.8, repetition_penalty=1.2),
+        Sampling(temperature=1.0, seed=4, min_tokens=4, stop_token_ids=(3, 60), logit_bias={60: 4.0}),
     ]
     n = len(params)
     logits = torch.randn(6, n, VOCAB, generator=torch.Generator().manual_seed(9)) * 2

@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from services.worker.protocol.plan import Admission, Chunk, SamplingParams, StepPlan, StepResult
+from ryzanstein.v1.worker_pb2 import Sampling
+
+from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult
 
 VOCAB = 97
 
 
-def next_token(state: int, sampling: SamplingParams) -> int:
+def next_token(state: int, sampling: Sampling) -> int:
     return crc32(state.to_bytes(8, "little") + sampling.seed.to_bytes(8, "little")) % VOCAB
 
 
@@ -23,7 +25,7 @@ def extend(state: int, token: int) -> int:
     return crc32(token.to_bytes(4, "little"), state)
 
 
-def generate(prompt: list[int], n: int, sampling: SamplingParams) -> list[int]:
+def generate(prompt: list[int], n: int, sampling: Sampling) -> list[int]:
     """What one request alone must answer."""
     tokens = list(prompt)
     state = 0
@@ -31,7 +33,7 @@ def generate(prompt: list[int], n: int, sampling: SamplingParams) -> list[int]:
         state = extend(state, token)
     for _ in range(n):
         tokens.append(next_token(state, sampling))
-        if tokens[-1] in sampling.end_token_ids:
+        if tokens[-1] in sampling.stop_token_ids:
             break
         state = extend(state, tokens[-1])
     return tokens[len(prompt) :]

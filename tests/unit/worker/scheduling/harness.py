@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from ryzanstein.v1.worker_pb2 import Sampling
+
 from services.common.blockhash import chain_root
-from services.worker.protocol.plan import SamplingParams, StepPlan, StepResult
+from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.kv_events import KvEventLog
 from services.worker.scheduling.request import Finish, Output, Request
@@ -28,9 +30,9 @@ class Harness:
 
     def submit(self, prompt: list[int], max_tokens: int = 4, **fields: object) -> Request:
         root = fields.pop("chain_root", chain_root("test"))
-        sampling = fields.pop("sampling", SamplingParams())
+        sampling = fields.pop("sampling", Sampling())
         parked = bool(fields.pop("parked", False))
-        assert isinstance(sampling, SamplingParams)
+        assert isinstance(sampling, Sampling)
         assert isinstance(root, bytes)
         request = Request(
             token_ids=list(prompt),

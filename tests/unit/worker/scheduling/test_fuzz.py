@@ -6,9 +6,9 @@ import os
 import random
 
 import pytest
+from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.common.blockhash import HASH_BLOCK_TOKENS, chain_root, extend_chain
-from services.worker.protocol.plan import SamplingParams
 from services.worker.scheduling.admission import TooLongError
 from services.worker.scheduling.kv_events import KvEventLog
 from services.worker.scheduling.pace import Pace
@@ -51,9 +51,9 @@ class Traffic:
         prompt = rng.choice(self.prefixes)[: rng.randrange(150)]
         prompt = prompt + [rng.randrange(97) for _ in range(rng.randrange(1, 20))]
         max_tokens = rng.choice([0, 1, 2, 30, 60])
-        sampling = SamplingParams(
+        sampling = Sampling(
             seed=rng.randrange(3),
-            end_token_ids=(5, 6, 7) if rng.random() < 0.5 else (),
+            stop_token_ids=(5, 6, 7) if rng.random() < 0.5 else (),
             prompt_logprobs=1 if rng.random() < 0.1 else None,
         )
         try:
@@ -142,7 +142,7 @@ class Traffic:
                 finish = self.harness.ended[request]
                 assert answer == expected
                 assert (finish is Finish.EMBEDDED) == request.pool
-                assert (finish is Finish.STOP) == (bool(answer) and answer[-1] in request.sampling.end_token_ids)
+                assert (finish is Finish.STOP) == (bool(answer) and answer[-1] in request.end_token_ids)
         self.expected.clear()
         self.harness.answers.clear()
         self.harness.ended.clear()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.protocol.plan import SamplingParams
 from services.worker.scheduling.admission import TooLongError
 from services.worker.scheduling.block_pool import BlockPool
 from services.worker.scheduling.kv_events import KvEvent, KvEventLog
@@ -75,7 +75,7 @@ def test_the_log_replays_what_it_holds_and_knows_what_it_does_not() -> None:
 
 def test_preempted_requests_answer_as_if_nothing_had_happened() -> None:
     harness = Harness(n_blocks=12, max_running=8)
-    sampling = SamplingParams(seed=5)
+    sampling = Sampling(seed=5)
     requests = [harness.submit([i] * 20, 60, sampling=sampling, tenant=str(i % 2)) for i in range(8)]
     harness.drain()
     assert harness.scheduler.counters.preemptions > 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.protocol.plan import SamplingParams
 from tests.unit.worker.scheduling.fake_ranks import generate
 from tests.unit.worker.scheduling.harness import Harness
 
@@ -21,7 +21,7 @@ def test_a_first_wave_computes_its_shared_prefix_once() -> None:
     harness.drain()
     assert harness.scheduler.counters.prefill_tokens == 162 + 7 * 2
     for i, request in enumerate(requests):
-        assert harness.answers[request] == generate([*PREFIX, 1, i], 4, SamplingParams())
+        assert harness.answers[request] == generate([*PREFIX, 1, i], 4, Sampling())
 
 
 def test_followers_wait_for_shared_blocks_only() -> None:
@@ -72,7 +72,7 @@ def test_the_last_prompt_token_is_always_computed() -> None:
     again = harness.submit(prompt, 3)
     harness.drain()
     assert again.cached_tokens == 48
-    assert harness.answers[again] == generate(prompt, 3, SamplingParams())
+    assert harness.answers[again] == generate(prompt, 3, Sampling())
 
 
 def test_a_fully_repeated_prompt_and_its_continuation_stay_reusable() -> None:
@@ -89,7 +89,7 @@ def test_a_fully_repeated_prompt_and_its_continuation_stay_reusable() -> None:
     assert turn.cached_tokens == 96
 
 
-@pytest.mark.parametrize("fields", [{"sampling": SamplingParams(prompt_logprobs=0)}, {"pool": True}])
+@pytest.mark.parametrize("fields", [{"sampling": Sampling(prompt_logprobs=0)}, {"pool": True}])
 def test_requests_that_must_see_every_position_take_no_hits_but_leave_blocks(fields: dict[str, object]) -> None:
     harness = Harness()
     harness.submit(PREFIX[:64], 2)
