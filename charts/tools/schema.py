@@ -33,6 +33,7 @@ _ELSEWHERE = {
     *("kv_tokens", "max_model_len"),
 }
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+_PYTHONS = ("discriminator", "default", "title")  # what helps only Python
 _ENV: Schema = {
     "type": "object",
     "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
@@ -99,8 +100,24 @@ class _Builder:
 
 def _settings(service: str) -> Schema:
     """The fields of a settings class by the names that values have: max_body_bytes is maxBodyBytes."""
-    fields = SETTINGS[service].model_json_schema()["properties"]
-    return {_camel(name): _plain(field) for name, field in fields.items() if name not in _ELSEWHERE}
+    schema = SETTINGS[service].model_json_schema()
+    models = schema.get("$defs", {})
+    return {
+        _camel(name): _plain(_inlined(field, models))
+        for name, field in schema["properties"].items()
+        if name not in _ELSEWHERE
+    }
+
+
+def _inlined(schema: Any, models: Schema) -> Any:
+    """With the models that it refers to in their place; no model refers to itself."""
+    if isinstance(schema, list):
+        return [_inlined(each, models) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(models[schema["$ref"].rpartition("/")[2]], models)
+    return {key: _inlined(value, models) for key, value in schema.items() if key not in _PYTHONS}
 
 
 def _camel(name: str) -> str:

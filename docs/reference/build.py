@@ -1,7 +1,7 @@
 """Write the reference pages that are made from the code: `python docs/reference/build.py` (or `make reference`).
 
-configuration.md from the settings classes, metrics.md from what the services register, grpc.md from the contracts in
-proto/, openapi.json from the gateway, fields.md from its schema.
+configuration.md from the settings classes, policies.md from the parts of the router's policies, metrics.md from what
+the services register, grpc.md from the contracts in proto/, openapi.json from the gateway, fields.md from its schema.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from grpc_tools import protoc
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from ryzanstein.v1 import worker_pb2
@@ -42,6 +43,8 @@ from services.kv_coordinator.metrics import CoordinatorMetrics
 from services.kv_coordinator.settings import CoordinatorSettings
 from services.kv_coordinator.subscriptions import Counters as EventCounters
 from services.router.metrics import RouterMetrics
+from services.router.policies.base import Filter, Part, Picker, Scorer
+from services.router.policies.registry import PARTS, Composition, PolicyName, preset
 from services.router.settings import RouterSettings
 from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import WorkerMetrics
@@ -87,6 +90,50 @@ def _default(field: FieldInfo) -> str:
         return "made at start" if field.default_factory else "required"
     value = ",".join(field.default) if isinstance(field.default, tuple) else field.default
     return f"`{value}`" if value != "" else "empty"
+
+
+def policies() -> str:
+    """Every part that a policy may have, with its fields."""
+    names = ", ".join(f"`{name}`" for name in get_args(PolicyName))
+    lines = [
+        "# Policies",
+        "",
+        "Made by `make reference`. How they work: `services/router/policies/README.md`.",
+    ]
+    lines += ["", f"`RYZANSTEIN_POLICY` is one of {names}, or a map in JSON:", "", "| key | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {field.description} |" for name, field in Composition.model_fields.items()]
+    for kind, base in (("filters", Filter), ("scorers", Scorer), ("pickers", Picker)):
+        lines += ["", f"## {kind.capitalize()}", ""]
+        if base.model_fields:
+            lines += [f"All have {_part_fields(base, Part)}", ""]
+        lines += ["| type | does | its fields |", "|---|---|---|"]
+        parts = [(name, part) for name, part in PARTS.items() if issubclass(part, base)]
+        lines += [f"| `{name}` | {_first_line(part)} | {_part_fields(part, base)} |" for name, part in parts]
+    for name in get_args(PolicyName):
+        made = preset(name, 0.5)
+        lines += ["", f"## The preset {name}", "", "```json", "{"]
+        lines += [f'  "filters": [{", ".join(_part(part) for part in made.filters)}],']
+        lines += [f'  "scorers": [{", ".join(_part(part) for part in made.scorers)}],']
+        lines += [f'  "picker": {_part(made.picker)}', "}", "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _part(part: BaseModel) -> str:
+    return json.dumps({"type": type(part).model_fields["type"].default, **part.model_dump(exclude_defaults=True)})
+
+
+def _first_line(part: type[Part]) -> str:
+    return (part.__doc__ or "").strip().partition("\n")[0]
+
+
+def _part_fields(part: type[Part], base: type[Part]) -> str:
+    shared = base.model_fields
+    fields = [
+        f"`{name}` ({_default(field)}): {field.description}"
+        for name, field in part.model_fields.items()
+        if name != "type" and (name not in shared or shared[name].default != field.default)
+    ]
+    return "<br>".join(fields) or "none"
 
 
 def process_registry() -> CollectorRegistry:
@@ -269,6 +316,7 @@ def openapi() -> str:
 
 PAGES = {
     "configuration.md": configuration,
+    "policies.md": policies,
     "metrics.md": metrics,
     "grpc.md": grpc_reference,
     "fields.md": fields,

@@ -31,16 +31,6 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-class Policy(StrEnum):
-    """Placement policies of the router."""
-
-    COST = "cost"
-    ROUND_ROBIN = "round_robin"
-    WEIGHTED = "weighted"
-    LEAST_LOADED = "least_loaded"
-    SESSION_HASH = "session_hash"
-
-
 class Commands(typer.core.TyperGroup):
     """Prints a :class:`CommandError` as one line on stderr."""
 
@@ -74,7 +64,7 @@ def up(
     port: Port = 8000,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the public gRPC API; 0: off.")] = 0,
     redis: Annotated[str, typer.Option(metavar="URL", help="Your Redis; default: an embedded one.")] = "",
-    policy: Annotated[Policy, typer.Option(help="How the router places requests.")] = Policy.COST,
+    policy: Annotated[str, typer.Option(help="How the router places requests: a name, or a composition.")] = "cost",
     fallback_model: Annotated[str, typer.Option(help="Served when the asked model has no worker.")] = "",
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until everything is ready.")] = 120.0,
 ) -> None:
@@ -90,7 +80,7 @@ def up(
         port=port,
         grpc_port=grpc_port,
         redis_url=redis,
-        policy=policy.value,
+        policy=policy,
         fallback_model=fallback_model,
     )
     command.run(options, start_timeout)

@@ -6,10 +6,10 @@ import numpy as np
 from ryzanstein.v1 import routing_pb2, worker_pb2
 
 from services.router.breaker import BreakerState
-from services.router.policies.cost import cost_terms
+from services.router.policies.policy import Policy
 from services.router.pool import Member
 from services.router.routing import Considered, Placement
-from services.router.snapshot import Terms, WhyNot
+from services.router.snapshot import Estimates, Floats, WhyNot
 
 _BREAKERS = {
     BreakerState.CLOSED: routing_pb2.WorkerView.BREAKER_CLOSED,
@@ -18,49 +18,44 @@ _BREAKERS = {
 }
 
 
-def placement_message(placed: Placement, policy: str, decode_weight: float) -> routing_pb2.Decision:
+def placement_message(placed: Placement, policy: str) -> routing_pb2.Decision:
     """The decision and the terms of the chosen worker."""
-    terms = placed.choice.terms or _terms(placed.considered, decode_weight)
+    choice = placed.choice
     return routing_pb2.Decision(
         policy=policy,
         worker_id=placed.member.worker_id,
-        reason=placed.choice.reason,
+        reason=choice.reason,
         queue_ms=int(placed.queued_s * 1000),
-        candidates=[_candidate(placed.considered, terms, placed.choice.index)],
+        candidates=[_candidate(placed.considered, choice.estimates, choice.costs, choice.index)],
     )
 
 
-def explanation_message(considered: Considered, policy: str, decode_weight: float) -> routing_pb2.Decision:
+def explanation_message(considered: Considered, policy: Policy) -> routing_pb2.Decision:
     """The decision as it would be and the terms of everyone, the cheapest first."""
     chosen = considered.choice
-    terms = _terms(considered, decode_weight)
-    order = np.lexsort((terms.cost_ms, considered.why_not != 0)).tolist()
+    estimates, costs = policy.weigh(considered.snapshot, considered.query)
+    order = np.lexsort((costs, considered.why_not != 0)).tolist()
     return routing_pb2.Decision(
-        policy=policy,
+        policy=policy.name,
         worker_id=considered.snapshot.worker_ids[chosen.index] if chosen else "",
         reason=chosen.reason if chosen else "nobody is eligible",
-        candidates=[_candidate(considered, terms, i) for i in order],
+        candidates=[_candidate(considered, estimates, costs, i) for i in order],
     )
 
 
-def _terms(considered: Considered, decode_weight: float) -> Terms:
-    """What the default policy would count with, also where another one chooses."""
-    return cost_terms(considered.snapshot, considered.query, decode_weight)
-
-
-def _candidate(considered: Considered, terms: Terms, i: int) -> routing_pb2.Candidate:
+def _candidate(considered: Considered, estimates: Estimates, costs: Floats, i: int) -> routing_pb2.Candidate:
     snapshot, why_not = considered.snapshot, considered.why_not[i]
     return routing_pb2.Candidate(
         worker_id=snapshot.worker_ids[i],
         eligible=not why_not,
         why_not=WhyNot(why_not).text,
         queued_tokens=int(snapshot.queued_tokens[i]),
-        matched_tokens=int(terms.matched_tokens[i]),
-        ttft_ms=terms.ttft_ms[i],
-        itl_ms=terms.itl_ms[i],
-        cost_ms=terms.cost_ms[i],
+        matched_tokens=int(estimates.matched_tokens[i]),
+        ttft_ms=estimates.ttft_ms[i],
+        itl_ms=estimates.itl_ms[i],
+        cost_ms=costs[i],
         session_bound=i == considered.query.bound,
-        pulled_tokens=int(terms.pulled_tokens[i]),
+        pulled_tokens=int(estimates.pulled_tokens[i]),
     )
 
 

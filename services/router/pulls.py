@@ -10,7 +10,7 @@ its ranks; before the first one they are what the worker was configured with.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from ryzanstein.v1 import worker_pb2
@@ -31,8 +31,7 @@ _READABLE = np.array(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pulls:
+class Pulls(NamedTuple):
     """What each worker would fetch from the one that holds most. Arrays are [n_workers]."""
 
     source: int
@@ -47,10 +46,10 @@ def worthwhile_pulls(snapshot: Snapshot, query: Query) -> Pulls | None:
         return None
     all_readable = not np.count_nonzero(snapshot.why_not)
     held = matched if all_readable else np.where(_READABLE[snapshot.why_not], matched, 0.0)
-    deepest = held[held.argmax()]
+    deepest = float(held[held.argmax()])
     if not deepest:
         return None
-    holders = np.flatnonzero(held == deepest)
+    holders = (held == deepest).nonzero()[0]
     source = int(holders[snapshot.queued_tokens[holders].argmin()])
     missing = np.maximum(min(deepest, query.prompt_tokens - 1.0) - matched, 0.0)
     compute_ms = missing * speeds.token_ms
@@ -63,15 +62,15 @@ def worthwhile_pulls(snapshot: Snapshot, query: Query) -> Pulls | None:
 
 def pull_hint(pool: Pool, snapshot: Snapshot, choice: Choice) -> worker_pb2.PullHint | None:
     """Where the chosen worker should fetch the prompt's beginning from; None when it should compute it."""
-    terms = choice.terms
-    if terms is None or not terms.pulled_tokens[choice.index]:
+    estimates = choice.estimates
+    if not estimates.pulled_tokens[choice.index]:
         return None
-    source = pool.members.get(snapshot.worker_ids[terms.pull_source])
+    source = pool.members.get(snapshot.worker_ids[estimates.pull_source])
     if source is None:
         return None
     return worker_pb2.PullHint(
         worker_id=source.worker_id,
         incarnation=source.incarnation,
         address=source.address,
-        tokens=int(terms.matched_tokens[terms.pull_source]),
+        tokens=int(estimates.matched_tokens[estimates.pull_source]),
     )

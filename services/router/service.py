@@ -112,7 +112,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         began = time.monotonic()
         with span_in(self._tracer, "route", parent) as span:
             placed = await self._routing.route(request)
-            decision = placement_message(placed, self._settings.policy, self._settings.decode_weight)
+            decision = placement_message(placed, self._routing.policy.name)
             if span.is_recording():
                 span.set_attributes(_attributes(request, decision))
         self._metrics.placed(placed, time.monotonic() - began)
@@ -130,7 +130,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
     async def Explain(self, request: routing_pb2.RouteRequest, context: Context) -> routing_pb2.Decision:  # noqa: N802
         """Every candidate's terms, without an effect."""
         considered = await self._or_abort(context, self._routing.explain(request))
-        return explanation_message(considered, self._settings.policy, self._settings.decode_weight)
+        return explanation_message(considered, self._routing.policy)
 
     async def Report(  # noqa: N802
         self, messages: AsyncIterator[routing_pb2.Outcomes], context: Context
@@ -146,7 +146,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         self, request: routing_pb2.ListWorkersRequest, context: Context
     ) -> routing_pb2.ListWorkersResponse:
         """All workers of a model, or of every model."""
-        response = routing_pb2.ListWorkersResponse(router_id=self._settings.router_id, policy=self._settings.policy)
+        response = routing_pb2.ListWorkersResponse(router_id=self._settings.router_id, policy=self._routing.policy.name)
         sessions, now = Tally(self._sessions.values()), time.monotonic()
         for pool in [pool for model, pool in self._fleet.pools.items() if request.model in ("", model)]:
             verdicts = pool.snapshot().why_not.tolist()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import secrets
 import socket
-from typing import Literal
 
 from pydantic import Field
 
 from services.common.settings import CommaList, PeerAddress, ServiceSettings
-
-PolicyName = Literal["cost", "round_robin", "weighted", "least_loaded", "session_hash"]
+from services.router.policies.configuration import PolicySetting
 
 
 def _default_router_id() -> str:
@@ -31,9 +29,16 @@ class RouterSettings(ServiceSettings):
         description="Models, comma-separated, that are known without any worker: their requests wait, then 503, never "
         "404, and their queues are always among the metrics",
     )
-    policy: PolicyName = "cost"
+    policy: PolicySetting = Field(
+        default="cost",
+        description="Who gets a request: cost, round_robin, weighted, least_loaded, session_hash, or a map of filters, "
+        "scorers and a picker (policies.md)",
+    )
     decode_weight: float = Field(
-        default=0.5, ge=0, description="How much decode time counts against time to first token; most answers end early"
+        default=0.5,
+        ge=0,
+        description="How much decode time counts against time to first token; most answers end early. "
+        "A map of parts has its own weights",
     )
     saturation_s: float = Field(
         default=30.0, gt=0, description="A worker with a longer queue of prefill work gets no more"

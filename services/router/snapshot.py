@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
-from typing import ClassVar, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,36 +126,24 @@ def matched_at(query: Query, index: int) -> float:
     return float(query.matched_tokens[index]) if query.matched_tokens is not None else 0.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Terms:
-    """Parts of the cost of every worker, in milliseconds, [n_workers]."""
+class Estimates(NamedTuple):
+    """What to expect of a request at every worker, [n_workers]. A tuple, which is made soonest."""
 
-    matched_tokens: Floats
+    matched_tokens: Floats  # cached there
     pulled_tokens: Floats  # fetched from another worker instead of being computed, ...
     pull_source: int  # ... from this one; -1: nobody fetches anything
     ttft_ms: Floats
     itl_ms: Floats
-    cost_ms: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """A policy's decision."""
+    """A policy's decision and what it was made from."""
 
     index: int
     reason: str
-    terms: Terms | None = None  # what it was made from, of policies that count
-
-
-class Policy(Protocol):
-    """Chooses a worker: a pure function of its arguments."""
-
-    uses_prefixes: ClassVar[bool]  # wants `matched_tokens`
-    uses_sessions: ClassVar[bool]  # wants `bound`
-
-    def choose(self, snapshot: Snapshot, query: Query, why_not: NDArray[np.uint8]) -> Choice | None:
-        """The worker for `query` among those with ``why_not == 0``; None when there is none."""
-        ...
+    estimates: Estimates
+    costs: Floats  # [n_workers], the weighted sum of the policy's scorers in milliseconds
 
 
 def why_not_for(snapshot: Snapshot, query: Query) -> NDArray[np.uint8]:

@@ -10,6 +10,9 @@ import pytest
 from services.common.settings import ServiceSettings
 from services.gateway.settings import GatewaySettings
 from services.kv_coordinator.settings import CoordinatorSettings
+from services.router.policies.filters.affordable import Affordable
+from services.router.policies.pickers.turn import Turn
+from services.router.policies.registry import Composition
 from services.router.settings import RouterSettings
 from services.worker.api.settings import WorkerSettings
 from tests.charts.rendering import Pod, Rendered, RenderError, environment, render
@@ -90,6 +93,12 @@ def test_workers_keep_their_name_over_restarts(rendered: Rendered, monkeypatch: 
             ("https://a.example", "https://b.example"),
         ),
         ("router: {settings: {queueTimeoutS: 7.5}}", "router", "queue_timeout_s", 7.5),
+        (
+            "router: {settings: {policy: {name: mine, filters: [{type: affordable, ms: 1e6}], picker: {type: turn}}}}",
+            "router",
+            "policy",
+            Composition(name="mine", filters=(Affordable(ms=1e6),), picker=Turn()),
+        ),
         ("coordinator: {settings: {hotPrefixes: 64}}", "coordinator", "hot_prefixes", 64),
         (POOL % "settings: {maxRunning: 8}", "worker", "max_running", 8),
         (POOL % "kvTokens: 1048576", "worker", "kv_tokens", 1048576),
@@ -117,6 +126,8 @@ def test_a_setting_that_no_service_knows_is_refused() -> None:
         with pytest.raises(RenderError, match="maxBodyBites"):
             render(inline=values % "settings: {maxBodyBites: 1}")
         assert component
+    with pytest.raises(RenderError, match="policy"):
+        render(inline="router: {settings: {policy: {filters: [{type: afordable}]}}}")
 
 
 def test_a_variable_can_be_taken_away() -> None:

@@ -4,7 +4,7 @@
 {{- define "ryzanstein.env" -}}
 {{- $env := merge (dict) .own (include "ryzanstein.env.common" .root | fromYaml) -}}
 {{- range $key, $value := .config.settings -}}
-{{- $_ := set $env (include "ryzanstein.env.name" $key) $value -}}
+{{- $_ := set $env (include "ryzanstein.env.name" $key) (kindIs "map" $value | ternary (toJson $value) $value) -}}
 {{- end -}}
 {{- range $name, $value := .config.env -}}
 {{- $_ := set $env $name $value -}}

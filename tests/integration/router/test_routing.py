@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -281,6 +282,23 @@ async def test_every_policy_serves(fleet: Fleet, policy: str) -> None:
     placed = [await router.Route(ask(f"r{i}", session=f"s{i}")) for i in range(40)]
     assert {p.worker_id for p in placed} == {"w0", "w1"}
     assert {p.decision.policy for p in placed} == {policy}
+
+
+async def test_a_composed_policy_serves_and_explains_its_costs(fleet: Fleet) -> None:
+    worker = await fleet.worker("w0")
+    await fleet.worker("w1")
+    parts = {"name": "mine", "scorers": [{"type": "load", "weight": 10}], "filters": [{"type": "keep_session"}]}
+    router = await fleet.router(workers=2, POLICY=json.dumps(parts))
+    worker.update(running=3)
+
+    async def explained() -> bool:
+        candidates = (await router.Explain(ask())).candidates
+        return {candidate.worker_id: candidate.cost_ms for candidate in candidates} == {"w0": 30, "w1": 0}
+
+    await until(explained)
+    placed = await router.Route(ask("first", session="s"))
+    assert (placed.worker_id, placed.decision.policy, placed.decision.reason) == ("w1", "mine", "session bound")
+    assert (await router.Route(ask("second", session="s"))).decision.reason == "session kept"
 
 
 async def test_metrics_and_probes_tell_the_truth(fleet: Fleet) -> None:

@@ -9,7 +9,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from services.router.policies import make_policy
-from services.router.policies.cost import cost_terms
 from services.router.snapshot import Query, Snapshot, WhyNot, hash64, why_not_for
 from tests.unit.router.fleets import Worker, situations, snapshot_of
 
@@ -60,7 +59,7 @@ def test_decisions_are_functions_of_what_is_known(name: str, situation: tuple[Sn
 
 
 def eligible_costs(snapshot: Snapshot, query: Query) -> np.ndarray:  # type: ignore[type-arg]
-    return np.where(why_not_for(snapshot, query) == 0, cost_terms(snapshot, query, 0.5).cost_ms, np.inf)
+    return np.where(why_not_for(snapshot, query) == 0, make_policy("cost", 0.5).weigh(snapshot, query)[1], np.inf)
 
 
 @given(situations())

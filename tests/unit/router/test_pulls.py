@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from ryzanstein.v1 import worker_pb2
 
-from services.router.policies.cost import cost_terms
+from services.router.estimates import estimate
 from services.router.pulls import LATENCY_MS, PAYS, pull_hint, worthwhile_pulls
 from services.router.snapshot import Choice, Query, Snapshot, WhyNot
 from tests.unit.router.fleets import Lab, Worker, situations, snapshot_of
@@ -34,7 +34,7 @@ def test_what_is_saved_is_computing_less_the_transfer() -> None:
     assert pulls.saved_ms[0] == pytest.approx(2000 / 2 - transfer_ms)
     assert pulls.saved_ms[1] == 0
     without = snapshot_of([worker(pull_rate=0), worker(pull_rate=0)])
-    saved_ms = cost_terms(without, query, 0.5).cost_ms - cost_terms(snapshot, query, 0.5).cost_ms
+    saved_ms = estimate(without, query).ttft_ms - estimate(snapshot, query).ttft_ms
     assert saved_ms == pytest.approx(pulls.saved_ms)
 
 
@@ -94,8 +94,7 @@ def test_of_equal_holders_the_least_busy_is_read() -> None:
 def test_a_pull_never_makes_a_worker_dearer_nor_faster_than_having_it(situation: tuple[Snapshot, Query]) -> None:
     snapshot, query = situation
     pulls = worthwhile_pulls(snapshot, query)
-    terms = cost_terms(snapshot, query, 0.5)
-    assert (terms.ttft_ms >= 0).all()
+    assert (estimate(snapshot, query).ttft_ms >= 0).all()
     if pulls is None:
         return
     assert (pulls.saved_ms >= 0).all()
@@ -111,12 +110,13 @@ def test_the_hint_names_the_process_that_holds_the_prefix() -> None:
     lab.tell("b", incarnation="second", prefill_tokens_per_s=2000, kv_bytes_per_token=40_000, pull_bytes_per_s=1e9)
     snapshot = lab.pool.snapshot()
 
-    def hint_for(chosen: int, *matched: int) -> worker_pb2.PullHint | None:
-        return pull_hint(lab.pool, snapshot, Choice(chosen, "", cost_terms(snapshot, query_of(*matched), 0.5)))
+    def hint_for(chosen: int, query: Query) -> worker_pb2.PullHint | None:
+        estimates = estimate(snapshot, query)
+        return pull_hint(lab.pool, snapshot, Choice(chosen, "", estimates, estimates.ttft_ms))
 
-    hint = hint_for(0, 0, 3000)
+    hint = hint_for(0, query_of(0, 3000))
     assert hint is not None
     assert (hint.worker_id, hint.incarnation, hint.address, hint.tokens) == ("b", "second", "b:1", 3000)
-    assert hint_for(1, 0, 3000) is None
-    assert hint_for(0, 0, 16) is None
-    assert pull_hint(lab.pool, snapshot, Choice(0, "a policy that does not count")) is None
+    assert hint_for(1, query_of(0, 3000)) is None
+    assert hint_for(0, query_of(0, 16)) is None
+    assert hint_for(0, Query(4000, 16)) is None, "nobody has looked up what is cached"

@@ -1,0 +1,1 @@
+"""Parts that narrow down who may have a request: one file each."""

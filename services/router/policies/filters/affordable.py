@@ -1,0 +1,24 @@
+"""What evening out, or hashing, may cost."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from services.router.policies.base import Amount, Candidates, Factor, Filter, Mask
+
+
+class Affordable(Filter):
+    """Leaves whoever costs little more than the cheapest."""
+
+    type: Literal["affordable"] = "affordable"
+    factor: Factor = 1.25
+    """A worker may cost this many times the cheapest one, ..."""
+    ms: Amount = 50.0
+    """... and this much beyond that."""
+
+    uses_costs: ClassVar[bool] = True
+
+    def narrow(self, candidates: Candidates) -> Mask:
+        """Those within the limit."""
+        kept: Mask = candidates.costs <= self.factor * candidates.cheapest() + self.ms
+        return kept

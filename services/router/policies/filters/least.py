@@ -1,0 +1,40 @@
+"""Workers that have the least of something."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from services.router.policies.base import Amount, Candidates, Filter, Mask
+from services.router.snapshot import Floats, Snapshot
+
+
+class Least(Filter):
+    """Leaves whoever has the fewest requests or queued tokens, or has had the least of the recent work."""
+
+    type: Literal["least"] = "least"
+    of: Literal["requests", "queued_tokens", "work"]
+    """What is compared. Work is a share, 1 is fair; only that of a busy fleet is compared."""
+    within: Amount = 0.0
+    """Who has at most this much more than the least stays, too."""
+
+    def narrow(self, candidates: Candidates) -> Mask | None:
+        """Those who have the least."""
+        snapshot = candidates.snapshot
+        if self.of == "work" and not snapshot.busy:
+            return None
+        values = _values(snapshot, self.of)
+        among = values if candidates.left is None else np.where(candidates.left, values, np.inf)
+        kept: Mask = values <= among[among.argmin()] + self.within  # several times as fast as min()
+        return kept
+
+
+def _values(snapshot: Snapshot, of: str) -> Floats:
+    match of:
+        case "requests":
+            return snapshot.load
+        case "queued_tokens":
+            return snapshot.queued_tokens
+        case _:
+            return snapshot.share

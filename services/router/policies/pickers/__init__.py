@@ -1,0 +1,1 @@
+"""Parts that take one of the candidates: one file each."""

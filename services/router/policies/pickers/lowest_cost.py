@@ -1,0 +1,28 @@
+"""The cheapest candidate."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from services.router.policies.base import Amount, Candidates, Factor, Pick, Picker
+
+
+class LowestCost(Picker):
+    """The lowest cost; ties go to a worker that differs from request to request, but not between routers.
+
+    Costs that are close are equal: they differ by less than the state's age, and a strict minimum would send everything
+    that arrives between two states to one worker.
+    """
+
+    type: Literal["lowest_cost"] = "lowest_cost"
+    factor: Factor = 1.02
+    """Costs up to this many times the lowest, ..."""
+    ms: Amount = 1.0
+    """... and this much beyond that, are equal to it."""
+
+    uses_costs: ClassVar[bool] = True
+
+    def pick(self, candidates: Candidates) -> Pick:
+        """One of those that tie."""
+        ties = (candidates.costs <= candidates.cheapest() * self.factor + self.ms).nonzero()[0]
+        return Pick(int(ties[candidates.query.request_key % len(ties)]), "lowest cost")

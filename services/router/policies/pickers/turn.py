@@ -1,0 +1,37 @@
+"""Every candidate in turn."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from services.router.policies.base import Candidates, Pick, Picker
+
+# Multiples of the golden ratio, modulo 1, fill the unit interval evenly from the first few on.
+_GOLDEN = 0.6180339887498949
+
+
+class Turn(Picker):
+    """Every candidate in turn, whatever it costs."""
+
+    type: Literal["turn"] = "turn"
+
+    def pick(self, candidates: Candidates) -> Pick:
+        """The worker whose turn it is."""
+        left = candidates.indices()
+        return Pick(int(left[candidates.query.turn % len(left)]), "its turn")
+
+
+class WeightedTurn(Picker):
+    """Candidates in turn, each as often as it is fast: the weight is the measured prefill rate."""
+
+    type: Literal["weighted_turn"] = "weighted_turn"
+
+    def pick(self, candidates: Candidates) -> Pick:
+        """The worker whose share of the unit interval contains this turn's point."""
+        left = candidates.indices()
+        shares = np.cumsum(candidates.snapshot.speeds.prefill_rate[left])
+        point = (candidates.query.turn * _GOLDEN) % 1.0 * shares[-1]
+        place = min(int(np.searchsorted(shares, point, side="right")), len(left) - 1)
+        return Pick(int(left[place]), "its weighted turn")

@@ -1,0 +1,80 @@
+"""A policy: scorers say what each worker would cost, filters narrow the candidates down, a picker takes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.router.estimates import estimate
+from services.router.policies.base import Candidates, Filter, Pick, Picker, Scorer
+from services.router.policies.scorers.decode_time import DecodeTime
+from services.router.snapshot import Choice, Estimates, Floats, Query, Snapshot
+
+
+class Policy:
+    """Chooses a worker: a pure function of its arguments. It has at least one scorer."""
+
+    def __init__(self, name: str, filters: tuple[Filter, ...], scorers: tuple[Scorer, ...], picker: Picker) -> None:
+        self.name = name
+        deciders = (*filters, picker)
+        # Where nobody asks what a worker costs, scorers only tell `Explain`.
+        parts = (*deciders, *scorers) if any(part.uses_costs for part in deciders) else deciders
+        self.uses_prefixes = any(part.uses_prefixes for part in parts)
+        self.uses_sessions = any(part.uses_sessions for part in parts)
+        self._decode_weight = sum(scorer.weight for scorer in scorers if isinstance(scorer, DecodeTime))
+        self._filters = filters
+        self._filters_without_session = tuple(part for part in filters if not part.sessions_only)
+        self._first, *self._others = (_Weighted(scorer.score, scorer.weight, scorer.scale) for scorer in scorers)
+        self._picker = picker
+
+    def choose(self, snapshot: Snapshot, query: Query, why_not: NDArray[np.uint8]) -> Choice | None:
+        """The worker for `query` among those with ``why_not == 0``; None when there is none."""
+        n_ineligible = np.count_nonzero(why_not)
+        if n_ineligible == len(why_not):
+            return None
+        estimates, costs = self.weigh(snapshot, query)
+        eligible = why_not == 0 if n_ineligible else None
+        masked = costs if eligible is None else np.where(eligible, costs, np.inf)
+        worker, reason = self._pick(Candidates(snapshot, query, masked, eligible, self._decode_weight))
+        return Choice(worker, reason, estimates, costs)
+
+    def weigh(self, snapshot: Snapshot, query: Query) -> tuple[Estimates, Floats]:
+        """What is expected of every worker, eligible or not, and what that costs."""
+        estimates = estimate(snapshot, query)
+        costs = self._first.costs(snapshot, query, estimates)
+        for scorer in self._others:
+            costs = costs + scorer.costs(snapshot, query, estimates)
+        return estimates, costs
+
+    def _pick(self, candidates: Candidates) -> Pick:
+        query, busy = candidates.query, candidates.snapshot.busy
+        for part in self._filters if query.session_key else self._filters_without_session:
+            if part.busy_only and not busy:
+                continue
+            kept = part.narrow(candidates)
+            if isinstance(kept, Pick):
+                return kept
+            if kept is not None:
+                candidates.narrow(kept)
+        pick = self._picker.pick(candidates)
+        if not (query.session_key and self.uses_sessions and query.bindings_known):
+            return pick
+        if query.bound < 0:
+            return Pick(pick.worker, "session bound")
+        return Pick(pick.worker, "session kept" if pick.worker == query.bound else candidates.departure)
+
+
+class _Weighted(NamedTuple):
+    """A scorer, taken apart: looking its fields up takes as long as some of its products."""
+
+    score: Callable[[Snapshot, Query, Estimates], Floats]
+    weight: float
+    scale: Callable[[Query], float]
+
+    def costs(self, snapshot: Snapshot, query: Query, estimates: Estimates) -> Floats:
+        weight = self.weight * self.scale(query)
+        score = self.score(snapshot, query, estimates)
+        return score if weight == 1.0 else score * weight

@@ -1,0 +1,100 @@
+"""All parts that policies are made of, and the policies that have a name. A new one is a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.router.policies.base import Part
+from services.router.policies.filters.affordable import Affordable
+from services.router.policies.filters.hash_session import HashSession
+from services.router.policies.filters.keep_session import KeepSession
+from services.router.policies.filters.least import Least
+from services.router.policies.filters.spare import Spare
+from services.router.policies.pickers.lowest_cost import LowestCost
+from services.router.policies.pickers.rendezvous import Rendezvous
+from services.router.policies.pickers.softmax import Softmax
+from services.router.policies.pickers.turn import Turn, WeightedTurn
+from services.router.policies.policy import Policy
+from services.router.policies.scorers.decode_time import DecodeTime
+from services.router.policies.scorers.load import Load
+from services.router.policies.scorers.prefix import Prefix
+from services.router.policies.scorers.queue import Queue
+from services.router.policies.scorers.session import Session
+from services.router.policies.scorers.time_to_first_token import TimeToFirstToken
+from services.router.policies.scorers.work import Work
+
+AnyFilter = Annotated[KeepSession | Affordable | HashSession | Spare | Least, Field(discriminator="type")]
+AnyScorer = Annotated[
+    TimeToFirstToken | DecodeTime | Queue | Load | Prefix | Session | Work, Field(discriminator="type")
+]
+AnyPicker = Annotated[LowestCost | Softmax | Turn | WeightedTurn | Rendezvous, Field(discriminator="type")]
+
+
+class Composition(BaseModel):
+    """A policy as it is configured."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: Annotated[str, Field(min_length=1, max_length=40)] = "composed"
+    """What `Explain`, traces and `ryzanstein status` call it."""
+    filters: tuple[AnyFilter, ...] = ()
+    """Who may have the request; in this order, each among those that the ones before it left."""
+    scorers: Annotated[tuple[AnyScorer, ...], Field(min_length=1)] = (TimeToFirstToken(), DecodeTime())
+    """What it costs at each worker: the weighted sum, in milliseconds."""
+    picker: AnyPicker = LowestCost()
+    """Who gets it, of those that are left."""
+
+
+PolicyName = Literal["cost", "round_robin", "weighted", "least_loaded", "session_hash"]
+
+
+def preset(name: PolicyName, decode_weight: float) -> Composition:
+    """The composition of that name; raises KeyError for another."""
+    scorers = (TimeToFirstToken(), DecodeTime(weight=decode_weight))
+    fewest = (Least(of="requests"), Least(of="queued_tokens"), Least(of="work"))
+    filters: dict[PolicyName, tuple[AnyFilter, ...]] = {"cost": _sticky(), "least_loaded": fewest}
+    pickers: dict[PolicyName, AnyPicker] = {
+        "cost": LowestCost(),
+        "round_robin": Turn(),
+        "weighted": WeightedTurn(),
+        "least_loaded": Rendezvous(by="request", reason="least loaded"),
+        "session_hash": Rendezvous(),
+    }
+    return Composition(name=name, filters=filters.get(name, ()), scorers=scorers, picker=pickers[name])
+
+
+def _sticky() -> tuple[AnyFilter, ...]:
+    """A session stays while that is cheap; one that starts or moves evens the work out, which costs the least then.
+
+    Of those near the cheapest and with less than their share of the requests now it goes to whoever has had the least
+    of the recent work. Nothing that is cached is left behind at a session's start. Shares this close are equal: 0.01.
+    """
+    return (
+        KeepSession(sessions_only=True),
+        HashSession(sessions_only=True),
+        Affordable(sessions_only=True, busy_only=True),
+        Spare(sessions_only=True),
+        Least(of="work", within=0.01, sessions_only=True),
+    )
+
+
+def make_policy(policy: PolicyName | Composition, decode_weight: float) -> Policy:
+    """A preset, whose scorers count decode time with `decode_weight`, or a composition, which brings its own weights.
+
+    Raises KeyError for the name of no preset.
+    """
+    made = policy if isinstance(policy, Composition) else preset(policy, decode_weight)
+    return Policy(made.name, made.filters, made.scorers, made.picker)
+
+
+def _parts(kind: Any) -> dict[str, type[Part]]:
+    union, _ = get_args(kind)
+    return {part.model_fields["type"].default: part for part in get_args(union)}
+
+
+# All parts by type, filters first.
+PARTS: Mapping[str, type[Part]] = MappingProxyType({**_parts(AnyFilter), **_parts(AnyScorer), **_parts(AnyPicker)})

@@ -1,0 +1,1 @@
+"""Parts that say what a request would cost at each worker: one file each."""

@@ -1,0 +1,25 @@
+"""How long the answer would take."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from services.router.estimates import expected_output
+from services.router.policies.base import Amount, Scorer
+from services.router.snapshot import Estimates, Floats, Query, Snapshot
+
+
+class DecodeTime(Scorer):
+    """Milliseconds from the first token to the last, at one more request in the worker's batch."""
+
+    type: Literal["decode_time"] = "decode_time"
+    weight: Amount = 0.5
+    """Its part in the cost; most answers end early. In the preset `cost`: the setting `decode_weight`."""
+
+    def score(self, snapshot: Snapshot, query: Query, estimates: Estimates) -> Floats:
+        """Of one token."""
+        return estimates.itl_ms
+
+    def scale(self, query: Query) -> float:
+        """The tokens that are expected."""
+        return expected_output(query)

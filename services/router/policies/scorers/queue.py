@@ -1,0 +1,18 @@
+"""What a request would wait for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from services.router.policies.base import Scorer
+from services.router.snapshot import Estimates, Floats, Query, Snapshot
+
+
+class Queue(Scorer):
+    """Milliseconds of prefill that wait at the worker."""
+
+    type: Literal["queue"] = "queue"
+
+    def score(self, snapshot: Snapshot, query: Query, estimates: Estimates) -> Floats:
+        """Queued tokens by the worker's rate."""
+        return snapshot.queued_tokens * snapshot.speeds.token_ms

@@ -1,0 +1,233 @@
+"""What each part of a policy promises, and compositions of them as operators write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import services.router.policies as policies
+from services.common.lifecycle import StartupError, read_settings
+from services.router.policies import make_policy
+from services.router.policies.registry import PARTS, Composition, PolicyName
+from services.router.settings import RouterSettings
+from services.router.snapshot import Choice, Query, Snapshot, hash64, why_not_for
+from tests.unit.router.fleets import Worker, situations, snapshot_of
+
+FOLDER = Path(policies.__file__).parent
+
+
+def decide(snapshot: Snapshot, query: Query, **parts: Any) -> Choice:
+    choice = make_policy(Composition.model_validate(parts), 0.5).choose(snapshot, query, why_not_for(snapshot, query))
+    assert choice is not None
+    return choice
+
+
+def left_by(snapshot: Snapshot, query: Query, *filters: dict[str, Any], **parts: Any) -> set[int]:
+    """Who may have the request after these filters: the picker gives each a turn."""
+    turns = range(len(snapshot.worker_ids))
+    found = (decide(snapshot, replace(query, turn=i), filters=filters, picker={"type": "turn"}, **parts) for i in turns)
+    return {choice.index for choice in found}
+
+
+def test_affordable_leaves_who_costs_little_more_than_the_cheapest() -> None:
+    snapshot = snapshot_of([Worker(queued=queued) for queued in (1000, 1300, 4000, 0)])
+    snapshot = replace(snapshot, why_not=np.array([0, 0, 0, 1], dtype=np.uint8))
+    parts = {"scorers": [{"type": "queue"}]}  # 100, 130 and 400 ms
+    assert left_by(snapshot, Query(1), {"type": "affordable", "factor": 1.25, "ms": 4}, **parts) == {0}
+    assert left_by(snapshot, Query(1), {"type": "affordable", "factor": 1.25, "ms": 6}, **parts) == {0, 1}
+    assert left_by(snapshot, Query(1), {"type": "affordable", "factor": 4, "ms": 0}, **parts) == {0, 1, 2}
+
+
+def test_spare_and_least_leave_who_has_less_and_a_filter_that_would_leave_nobody_is_passed_over() -> None:
+    snapshot = snapshot_of(
+        [
+            Worker(load=3, queued=9, share=0.5, load_share=0.9),
+            Worker(load=3, queued=5, share=0.6, load_share=0.8),
+            Worker(load=8, queued=1, share=1.9, load_share=1.3),
+        ]
+    )
+    query, spare = Query(1), {"type": "spare"}
+    assert left_by(snapshot, query, spare) == {0, 1}
+    assert left_by(snapshot, query, {"type": "least", "of": "requests"}) == {0, 1}
+    assert left_by(snapshot, query, {"type": "least", "of": "queued_tokens"}) == {2}
+    assert left_by(snapshot, query, {"type": "least", "of": "queued_tokens"}, spare) == {2}, "nobody would be left"
+    assert left_by(snapshot, query, spare, {"type": "least", "of": "queued_tokens"}) == {1}
+    assert left_by(snapshot, query, {"type": "least", "of": "work"}) == {0}
+    assert left_by(snapshot, query, {"type": "least", "of": "work", "within": 0.1}) == {0, 1}
+    idle = replace(snapshot, busy=False)
+    assert left_by(idle, query, spare, {"type": "least", "of": "work"}) == {0, 1, 2}
+
+
+def test_filters_can_be_for_sessions_and_for_busy_fleets_only() -> None:
+    snapshot = snapshot_of([Worker(load=1), Worker(load=2)])
+    for only, query, fleet, kept in (
+        ("sessions_only", Query(1), snapshot, {0, 1}),
+        ("sessions_only", Query(1, session_key=5), snapshot, {0}),
+        ("busy_only", Query(1), snapshot, {0}),
+        ("busy_only", Query(1), replace(snapshot, busy=False), {0, 1}),
+    ):
+        assert left_by(fleet, query, {"type": "least", "of": "requests", only: True}) == kept
+
+
+def test_a_composition_keeps_sessions_and_says_so() -> None:
+    snapshot, query = snapshot_of([Worker(queued=2000), Worker()]), Query(10, session_key=5, bound=0)
+    keep = {"type": "keep_session", "factor": 1, "ms": 300}
+    kept = decide(snapshot, query, filters=[keep])
+    assert (kept.index, kept.reason) == (0, "session kept")
+    moved = decide(snapshot, query, filters=[{**keep, "ms": 100}])
+    assert (moved.index, moved.reason) == (1, "session rebound")
+    new = decide(snapshot, replace(query, bound=-1), filters=[keep])
+    assert (new.index, new.reason) == (1, "session bound")
+    assert decide(snapshot, replace(query, session_key=0), filters=[keep]).reason == "lowest cost"
+
+
+@pytest.mark.parametrize(
+    ("scorer", "dearest"),
+    [
+        ({"type": "time_to_first_token"}, 0),
+        ({"type": "decode_time"}, 1),
+        ({"type": "queue"}, 0),
+        ({"type": "load"}, 1),
+        ({"type": "prefix"}, 2),
+        ({"type": "session"}, None),
+        ({"type": "work"}, 3),
+    ],
+)
+def test_scorers_are_of_what_they_are_named_after(scorer: dict[str, Any], dearest: int | None) -> None:
+    """Every worker is the worst at one thing; the session's is the only one that is good for it."""
+    matched = np.array([500.0, 500.0, 0.0, 500.0])
+    snapshot = snapshot_of([Worker(queued=9000), Worker(load=60), Worker(), Worker(share=1.5)])
+    query = Query(1000, 100, session_key=5, bound=3, matched_tokens=matched)
+    costs = decide(snapshot, query, scorers=[{**scorer, "weight": 2}]).costs
+    single = decide(snapshot, query, scorers=[{**scorer, "weight": 1}]).costs
+    assert costs == pytest.approx(2 * single)
+    if dearest is None:
+        assert single.tolist() == [1, 1, 1, 0]
+    else:
+        assert single.argmax() == dearest
+        assert np.count_nonzero(single == single.max()) == 1
+
+
+def test_scores_are_weighted_and_added_up() -> None:
+    snapshot = snapshot_of([Worker(queued=100, load=5), Worker(load=7)])
+    costs = decide(snapshot, Query(1), scorers=[{"type": "queue"}, {"type": "load", "weight": 10}]).costs
+    assert costs.tolist() == [60, 70]
+
+
+def test_softmax_has_odds_by_cost() -> None:
+    snapshot = snapshot_of([Worker(queued=100), Worker(), Worker(why_not=1)])  # 10 ms apart
+    parts = {"scorers": [{"type": "queue"}], "picker": {"type": "softmax", "temperature_ms": 10 / np.log(3)}}
+    taken = Counter(decide(snapshot, Query(1, request_key=hash64(f"r{i}")), **parts).index for i in range(4000))
+    assert set(taken) == {0, 1}
+    assert taken[1] / taken[0] == pytest.approx(3, rel=0.15)
+
+
+parts_of = {
+    "filters": st.lists(
+        st.sampled_from(
+            [
+                {"type": "keep_session"},
+                {"type": "affordable"},
+                {"type": "hash_session"},
+                {"type": "spare"},
+                {"type": "least", "of": "work"},
+            ]
+        ),
+        max_size=4,
+    ),
+    "scorers": st.lists(
+        st.sampled_from(["time_to_first_token", "decode_time", "queue", "load", "prefix", "session", "work"]).map(
+            lambda name: {"type": name, "weight": 3}
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    "picker": st.sampled_from(
+        [
+            {"type": "lowest_cost"},
+            {"type": "softmax", "temperature_ms": 5},
+            {"type": "turn"},
+            {"type": "weighted_turn"},
+            {"type": "rendezvous"},
+        ]
+    ),
+}
+
+
+@given(st.fixed_dictionaries(parts_of), situations())
+def test_no_composition_chooses_who_is_ineligible_or_nobody_while_somebody_is_eligible(
+    parts: dict[str, Any], situation: tuple[Snapshot, Query]
+) -> None:
+    snapshot, query = situation
+    why_not = why_not_for(snapshot, query)
+    choice = make_policy(Composition.model_validate(parts), 0.5).choose(snapshot, query, why_not)
+    assert (choice is None) == bool(why_not.all())
+    assert choice is None or not why_not[choice.index]
+
+
+def test_what_a_policy_does_not_ask_for_is_not_looked_up() -> None:
+    wanted = {name: make_policy(name, 0.5) for name in get_args(PolicyName)}
+    assert {name for name, policy in wanted.items() if policy.uses_prefixes} == {"cost"}
+    assert {name for name, policy in wanted.items() if policy.uses_sessions} == {"cost"}
+    by_queue = make_policy(Composition.model_validate({"scorers": [{"type": "queue"}]}), 0.5)
+    assert (by_queue.uses_prefixes, by_queue.uses_sessions) == (False, False)
+
+
+def configured(policy: str, monkeypatch: pytest.MonkeyPatch) -> RouterSettings:
+    monkeypatch.setenv("RYZANSTEIN_POLICY", policy)
+    return read_settings(RouterSettings)
+
+
+def test_a_composition_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps({"name": "mine", "scorers": [{"type": "load", "weight": 7}], "picker": {"type": "lowest_cost"}})
+    policy = make_policy(configured(text, monkeypatch).policy, 0.5)
+    snapshot = snapshot_of([Worker(load=2), Worker(load=1)])
+    choice = policy.choose(snapshot, Query(1), snapshot.why_not)
+    assert choice is not None
+    assert (policy.name, choice.index, choice.costs.tolist()) == ("mine", 1, [14, 7])
+    assert configured("weighted", monkeypatch).policy == "weighted"
+
+
+@pytest.mark.parametrize(
+    ("policy", "complaint"),
+    [
+        (
+            "fastest",
+            "it should be cost, round_robin, weighted, least_loaded, session_hash, or a map with name",
+        ),
+        ('{"picker":', "it should be JSON, but"),
+        ('{"filter": []}', "filter: is not known; allowed are name, filters, scorers, picker"),
+        ('{"scorers": []}', "scorers: .*at least 1"),
+        ('{"scorers": [{"weight": 1}]}', "scorers.0: needs a type, one of time_to_first_token, decode_time, queue"),
+        ('{"picker": {"type": "x"}}', "picker.type: 'x' is not one of 'lowest_cost', 'softmax'"),
+        ('{"picker": {"type": "turn", "ms": 1}}', "picker.ms: is not known; allowed are type"),
+        ('{"filters": [{"type": "least"}]}', "filters.0.of: Field required"),
+        ('{"filters": [{"type": "least", "of": "age"}]}', "filters.0.of: it should be 'requests', 'queued_tokens' or"),
+        ('{"filters": [{"type": "affordable", "factor": 0.5}]}', "filters.0.factor: it should be greater than or"),
+    ],
+)
+def test_a_wrong_policy_is_refused_with_its_field_and_what_is_allowed(
+    policy: str, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StartupError, match=f"RYZANSTEIN_POLICY is .*{complaint}"):
+        configured(policy, monkeypatch)
+
+
+def test_every_part_is_registered_and_has_its_line_in_the_readme() -> None:
+    written = {
+        name
+        for kind in ("filters", "scorers", "pickers")
+        for file in (FOLDER / kind).glob("[a-z]*.py")
+        for name in re.findall(r'^    type: Literal\["(\w+)"\]', file.read_text(), re.MULTILINE)
+    }
+    assert written == set(PARTS)
+    assert set(re.findall(r"^\| `(\w+)` \|", (FOLDER / "README.md").read_text(), re.MULTILINE)) == set(PARTS)
