@@ -47,7 +47,7 @@ from services.router.policies.base import Filter, Part, Picker, Scorer
 from services.router.policies.registry import PARTS, Composition, PolicyName, preset
 from services.router.settings import RouterSettings
 from services.worker.api.life_metrics import LifeMetrics
-from services.worker.api.metrics import WorkerMetrics
+from services.worker.api.metrics import EngineTotals, WorkerMetrics
 from services.worker.api.settings import WorkerSettings
 from services.worker.api.transfer_metrics import TransferMetrics
 from services.worker.kv_transfer.puller import PullTotals
@@ -149,7 +149,8 @@ def service_registries() -> tuple[CollectorRegistry, ...]:
     RouterMetrics(router, None)
     CoordinatorMetrics(coordinator, EventCounters())
     LifeMetrics(worker)
-    WorkerMetrics(worker, SchedulerCounters(), worker_pb2.WorkerState)
+    worker.register(EngineTotals(SchedulerCounters(), worker_pb2.WorkerState))
+    WorkerMetrics(worker)
     worker.register(TransferMetrics(PullTotals(), Tally()))
     return GatewayMetrics().registry, router, coordinator, worker
 

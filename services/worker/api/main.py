@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
 from collections.abc import Callable
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,23 +23,21 @@ from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
 from services.common.tasks import end_tasks
 from services.common.tracing import tracing
-from services.worker.api.card import build_card, kv_layout
-from services.worker.api.core import Identity, WorkerCore
+from services.worker.api.card import Identity, ServedModel
+from services.worker.api.gateways import Gateways
 from services.worker.api.life_metrics import LifeMetrics
-from services.worker.api.metrics import WorkerMetrics
-from services.worker.api.model_files import ModelFiles, read_model_files
+from services.worker.api.metrics import EngineTotals, WorkerMetrics
+from services.worker.api.model_files import read_model_files
 from services.worker.api.servicer import WorkerServicer
 from services.worker.api.settings import WorkerSettings
-from services.worker.api.startup import group_config, model_folder, model_revision, scheduler_config
-from services.worker.api.submits import ModelLimits
+from services.worker.api.startup import group_config, model_folder, model_revision
+from services.worker.api.state import StateForRouters
 from services.worker.api.transfer_metrics import TransferMetrics
-from services.worker.engine.loop import Engine
-from services.worker.engine.probe import submit_probe
-from services.worker.engine.recovery import RankKeeper, Ranks
+from services.worker.engine.base import Ranks
+from services.worker.engine.loop import EngineConfig, EngineLoop
 from services.worker.kv_transfer.puller import Puller
-from services.worker.kv_transfer.store import KvStore
-from services.worker.process.rank_group import GroupStarted, RankGroup, RankGroupConfig
-from services.worker.scheduling.scheduler import Scheduler
+from services.worker.kv_transfer.source import BlockSource
+from services.worker.process.rank_group import RankGroup, RankGroupConfig
 
 REDIS_TIMEOUT_S = 0.5
 STREAMS_END_S = 2.0
@@ -61,17 +59,32 @@ async def serve(
     identity = Identity(
         settings.worker_id, str(uuid.uuid4()), settings.served_model_name or Path(settings.model).name or folder.name
     )
+    model = ServedModel(identity, files, config, settings.sampling_defaults, int(time.time()))
     registry = new_registry("worker")
     life = LifeMetrics(registry)
     life.describe(identity.model, model_revision(settings.revision, folder), config, version("ryzanstein"))
     puller = Puller(settings.pull_timeout_s, settings.pull_mb_per_s * 1e6)
-    core = WorkerCore(identity, settings.max_waiting, puller, life)
-    metrics = WorkerMetrics(registry, core.counters, core.state)
-    registry.register(TransferMetrics(core.puller.totals, core.source.sent))
-    ranks = make_ranks(config)
+    engine = EngineLoop(
+        EngineConfig(
+            config,
+            model.hash_root,
+            settings.max_waiting,
+            settings.max_batched_tokens,
+            settings.prefill_step_ms / 1e3,
+            settings.recovery_limit_s,
+        ),
+        make_ranks(config),
+        puller,
+        WorkerMetrics(registry),
+        life,
+    )
+    gateways, state = Gateways(engine, model), StateForRouters(identity, engine)
+    source = BlockSource(identity.incarnation, lambda: engine.store)
+    registry.register(EngineTotals(engine.counters, state))
+    registry.register(TransferMetrics(puller.totals, source.sent))
 
     server = new_server()
-    worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(core), server)
+    worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(model, engine, gateways, state, source), server)
     health = Health(server, [pb.DESCRIPTOR.services_by_name["Worker"].full_name])
     await health.set_serving(False)
     await health.set_status(LIVENESS, True)
@@ -83,12 +96,12 @@ async def serve(
         redis,
         RedisKeys(settings.namespace),
         settings.redis,
-        lambda: Lease(identity.worker_id, identity.incarnation, address, identity.model, core.phase_name),
+        lambda: Lease(identity.worker_id, identity.incarnation, address, identity.model, engine.phase_name),
     )
 
     def ready() -> bool:
         """Nobody finds a worker that has never written its lease; later a Redis that is away takes nothing away."""
-        return core.serving and lease.written.is_set()
+        return engine.serving and lease.written.is_set()
 
     log.info("listening", extra={"worker_id": settings.worker_id, "address": address})
 
@@ -96,57 +109,31 @@ async def serve(
         tracing("worker", settings.worker_id),
         serve_metrics(settings.host, settings.metrics_port, registry, ready),
     ):
-        engage = partial(_engage, settings, files, config, core, metrics, ranks)
-        rank_keeper = RankKeeper(ranks, core, engage, settings.recovery_limit_s)
-        keeper = asyncio.create_task(rank_keeper.run(), name="ranks")
+        keeper = asyncio.create_task(engine.run(), name="engine")
         beside = [
-            asyncio.create_task(_follow_phase(core, health, lease.written), name="health"),
+            asyncio.create_task(_follow_phase(engine, health, lease.written), name="health"),
             asyncio.create_task(lease.run(), name="lease"),
         ]
         try:
             await _first(asyncio.create_task(stop.wait()), keeper)
-            await core.drain(settings.drain_s)
+            await engine.drain(settings.drain_s)
         finally:
-            core.close()
-            await core.puller.close()
+            gateways.close()
+            await puller.close()
             await server.stop(STREAMS_END_S)
             await end_tasks(beside)
             await redis.aclose()
             await _end(keeper)
 
 
-def _engage(
-    settings: WorkerSettings,
-    files: ModelFiles,
-    config: RankGroupConfig,
-    core: WorkerCore,
-    metrics: WorkerMetrics,
-    ranks: Ranks,
-    started: GroupStarted,
-) -> Engine:
-    """Ranks have started: make their engine and take requests."""
-    core.life.started(started)
-    scheduler = Scheduler(scheduler_config(settings, config, started), core.kv_log, core.counters)
-    changed, prefill_step_s = core.changes.announce, settings.prefill_step_ms / 1e3
-    engine = Engine(scheduler, core.meter, ranks.submit, metrics, changed, prefill_step_s)
-    most = scheduler.capacity.max_request_tokens
-    card = build_card(core.identity, files, config, started, most, recommended=settings.sampling_defaults)
-    layout = kv_layout(files, config, started)
-    limits = ModelLimits(started.model.vocab_size, files.eos_token_ids, layout.hash_root, files.spec.generates)
-    core.serve(KvStore(engine, ranks, layout), limits, card)
-    if not core.meter.decode_step_ms:
-        submit_probe(engine, limits.vocab_size)
-    return engine
-
-
-async def _follow_phase(core: WorkerCore, health: Health, registered: asyncio.Event) -> None:
+async def _follow_phase(engine: EngineLoop, health: Health, registered: asyncio.Event) -> None:
     """Health is SERVING exactly while the phase is, once the worker can be found."""
     await registered.wait()
-    with core.changes.watch() as changed:
+    with engine.changes.watch() as changed:
         told = False
         while True:
-            if core.serving != told:
-                told = core.serving
+            if engine.serving != told:
+                told = engine.serving
                 await health.set_serving(told)
             await changed.wait()
             changed.clear()

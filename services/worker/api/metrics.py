@@ -34,7 +34,7 @@ _GAUGES = {
 }
 
 
-class _Snapshot(Collector):
+class EngineTotals(Collector):
     """Totals and levels, read from the scheduler when Prometheus asks."""
 
     def __init__(self, counters: Counters, state: Callable[[], pb.WorkerState]) -> None:
@@ -58,9 +58,8 @@ class _Snapshot(Collector):
 class WorkerMetrics:
     """Histograms that the engine feeds; implements StepObserver."""
 
-    def __init__(self, registry: CollectorRegistry, counters: Counters, state: Callable[[], pb.WorkerState]) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.registry.register(_Snapshot(counters, state))
         self._queue = self._histogram("queue_seconds", "From submit to admission")
         self._ttft = self._histogram("ttft_seconds", "From submit to the first token")
         self._step = self._histogram("step_seconds", "From a step's start to its result")

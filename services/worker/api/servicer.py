@@ -11,9 +11,12 @@ import grpc
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
 
-from services.worker.api.core import WorkerCore
+from services.worker.api.card import ServedModel
+from services.worker.api.gateways import Gateways
+from services.worker.api.state import StateForRouters
 from services.worker.api.stream_buffer import StreamBuffer
-from services.worker.kv_transfer.source import PullRefusedError
+from services.worker.engine.loop import EngineLoop
+from services.worker.kv_transfer.source import BlockSource, PullRefusedError
 
 STATE_THROTTLE_S = 0.020
 STATE_HEARTBEAT_S = 2.0  # of those that do not ask for another
@@ -29,8 +32,16 @@ _DRIFT = 0.1
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """Implements worker.proto for one worker."""
 
-    def __init__(self, core: WorkerCore) -> None:
-        self._core = core
+    def __init__(
+        self,
+        model: ServedModel,
+        engine: EngineLoop,
+        gateways: Gateways,
+        state: StateForRouters,
+        source: BlockSource,
+    ) -> None:
+        self._model, self._engine, self._gateways = model, engine, gateways
+        self._state, self._source = state, source
 
     async def Connect(  # noqa: N802
         self,
@@ -38,13 +49,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         context: grpc.aio.ServicerContext[pb.ConnectFrames, pb.StepOutputs],
     ) -> AsyncIterator[pb.StepOutputs]:
         """One gateway: a reader for its frames beside the writer of its outputs."""
-        buffer = self._core.connect()
+        buffer = self._gateways.connect()
         beats = asyncio.Event()
         reader = asyncio.create_task(self._read(buffer, request_iterator, beats))
         heart = asyncio.create_task(_beat(buffer, beats))
         reader.add_done_callback(lambda _: buffer.wake())
         try:
-            while not ((reader.done() or self._core.closed) and buffer.empty):
+            while not ((reader.done() or self._gateways.closed) and buffer.empty):
                 message = await buffer.take()
                 if message.outputs or message.heartbeat:
                     yield message
@@ -53,7 +64,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         finally:
             heart.cancel()
             reader.cancel()
-            self._core.drop(buffer)
+            self._gateways.drop(buffer)
 
     async def _read(
         self, buffer: StreamBuffer, messages: AsyncIterator[pb.ConnectFrames], beats: asyncio.Event
@@ -63,9 +74,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             for frame in message.frames:
                 match frame.WhichOneof("frame"):
                     case "submit":
-                        self._core.submit(buffer, frame.submit)
+                        if frame.submit.HasField("ticket"):
+                            self._state.acknowledge(frame.submit.ticket)
+                        self._gateways.submit(buffer, frame.submit)
                     case "cancel":
-                        self._core.cancel(buffer, frame.cancel.request_id)
+                        self._gateways.cancel(buffer, frame.cancel.request_id)
                     case "hello":
                         buffer.gateway_id = frame.hello.gateway_id
                         if frame.hello.heartbeat_ms:
@@ -80,10 +93,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         """The state now and on every change that matters; a heartbeat when there was none for a while."""
         told, due = pb.WorkerState(), 0.0
         beat_s = max(request.heartbeat_ms / 1e3, MIN_HEARTBEAT_S) if request.heartbeat_ms else STATE_HEARTBEAT_S
-        with self._core.changes.watch() as changed:
-            while not self._core.closed:
+        with self._engine.changes.watch() as changed:
+            while not self._gateways.closed:
                 changed.clear()
-                state, now = self._core.state(), time.monotonic()
+                state, now = self._state(), time.monotonic()
                 state.heartbeat_ms = int(beat_s * 1e3)
                 if now >= due or _matters(state, told):
                     told.seq = state.seq
@@ -101,25 +114,25 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
         A dump is one event numbered just before the first live one, so that the receiver counts on as ever.
         """
-        known = request.incarnation == self._core.identity.incarnation
+        known = request.incarnation == self._model.identity.incarnation
         next_seq = request.next_seq if known else -1  # -1 is never held: a dump
-        with self._core.changes.watch() as changed:
-            while not self._core.closed:
+        with self._engine.changes.watch() as changed:
+            while not self._gateways.closed:
                 changed.clear()
-                if next_seq != self._core.kv_log.next_seq:
+                if next_seq != self._engine.kv_log.next_seq:
                     message = self._kv_events(next_seq)
-                    next_seq = self._core.kv_log.next_seq
+                    next_seq = self._engine.kv_log.next_seq
                     yield message
                 await changed.wait()
 
     def _kv_events(self, next_seq: int) -> pb.KvEvents:
-        identity, log = self._core.identity, self._core.kv_log
+        identity, log = self._model.identity, self._engine.kv_log
         message = pb.KvEvents(
             worker_id=identity.worker_id, incarnation=identity.incarnation, first_seq=max(0, next_seq)
         )
         fresh = log.since(next_seq)
         if fresh is None:
-            dump = self._core.kv_hashes()
+            dump = scheduler.pool.hashes() if (scheduler := self._engine.scheduler) else []
             message.reset = True
             message.first_seq = log.next_seq - bool(dump)
             if dump:
@@ -133,16 +146,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self, request: pb.GetModelCardRequest, context: grpc.aio.ServicerContext[pb.GetModelCardRequest, pb.ModelCard]
     ) -> pb.ModelCard:
         """The model card; UNAVAILABLE until the ranks have started once."""
-        card = self._core.card
-        if card is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, self._core.detail)
-        return card
+        started = self._engine.started
+        if started is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._engine.detail)
+        return self._model.card(started)
 
     async def Drain(  # noqa: N802
         self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainResponse]
     ) -> pb.DrainResponse:
         """Stop accepting for good, and empty the worker."""
-        handed_off, completed = await self._core.drain(request.grace_ms / 1e3)
+        handed_off, completed = await self._engine.drain(request.grace_ms / 1e3)
         return pb.DrainResponse(handed_off=handed_off, completed=completed)
 
     async def PullBlocks(  # noqa: N802
@@ -150,7 +163,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncIterator[pb.KvBlock]:
         """Blocks for another worker, for as long as it listens."""
         try:
-            async with contextlib.aclosing(self._core.source.read(request)) as blocks:
+            async with contextlib.aclosing(self._source.read(request)) as blocks:
                 async for block in blocks:
                     yield block
         except PullRefusedError as error:

@@ -11,8 +11,7 @@ from services.worker.api.settings import WorkerSettings
 from services.worker.cpu import has_avx2, has_bfloat16
 from services.worker.model.loading.hub import HubSettings, resolve_model
 from services.worker.model.spec import ModelError, ModelSpec
-from services.worker.process.rank_group import GroupStarted, RankGroupConfig
-from services.worker.scheduling.config import SchedulerConfig
+from services.worker.process.rank_group import RankGroupConfig
 
 DEFAULT_KV_TOKENS = 32_768
 _NVIDIA_CONTROL = Path("/dev/nvidiactl")
@@ -85,15 +84,3 @@ def _device(asked: str) -> str:
     if asked != "auto":
         return asked
     return "cuda" if _NVIDIA_CONTROL.exists() else "cpu"
-
-
-def scheduler_config(settings: WorkerSettings, config: RankGroupConfig, started: GroupStarted) -> SchedulerConfig:
-    """How much the scheduler may plan for ranks that have started."""
-    return SchedulerConfig(
-        n_blocks=started.n_blocks,
-        block_tokens=config.block_size,
-        max_model_len=config.max_model_len,
-        max_running=config.max_slots,
-        max_batched_tokens=max(settings.max_batched_tokens, config.max_slots),
-        max_in_flight=config.depth,
-    )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 
-from opentelemetry.trace import INVALID_SPAN, Span
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.worker.api.spans import prefilled
+from services.worker.engine.base import RunningRequest
 from services.worker.protocol.plan import TokenLogprobs
 from services.worker.scheduling.request import Finish, Output, Request
 
@@ -17,23 +16,6 @@ _FINISH = {
     Finish.LENGTH: pb.FINISH_REASON_LENGTH,
     Finish.EMBEDDED: pb.FINISH_REASON_STOP,
 }
-
-
-@dataclass(slots=True, eq=False)
-class RunningRequest:
-    """A request as its gateway names it."""
-
-    buffer: StreamBuffer
-    request_id: str
-    attempt: int
-    span: Span = INVALID_SPAN
-    decode: Span = field(default=INVALID_SPAN, init=False)  # the part of `span` after the first output
-
-    def close(self, how: str) -> None:
-        """The request is over here."""
-        self.decode.end()
-        self.span.set_attribute("ryzanstein.end", how)
-        self.span.end()
 
 
 class StreamBuffer:
@@ -52,17 +34,17 @@ class StreamBuffer:
         self._open: dict[RunningRequest, pb.Output] = {}
         self._ready = asyncio.Event()
 
-    def add(self, served: RunningRequest, output: Output) -> None:
+    def add(self, running: RunningRequest, output: Output) -> None:
         """Append one step's output of one request."""
-        message = self._open.get(served)
+        message = self._open.get(running)
         if message is None:
             message = self._message.outputs.add(
-                request_id=served.request_id,
-                attempt=served.attempt,
+                request_id=running.request_id,
+                attempt=running.attempt,
                 first_index=output.first_index,
                 ids=output.token_ids,
             )
-            self._open[served] = message
+            self._open[running] = message
         else:
             message.ids.extend(output.token_ids)
         if output.logprobs is not None:
@@ -70,7 +52,7 @@ class StreamBuffer:
         if output.first:
             message.cached_tokens = output.request.cached_tokens
             message.prompt_logprobs.extend([_to_proto(row) for row in output.request.prompt_logprobs])
-            served.decode = prefilled(served.span, output.request)
+            running.decode = prefilled(running.span, output.request)
         if output.embedding:
             message.embedding.extend(output.embedding)
         if output.finish is Finish.FAILED:
@@ -79,25 +61,23 @@ class StreamBuffer:
         elif output.finish is not None:
             message.finish = _FINISH[output.finish]
         if output.finish is not None:
-            self.live.pop(served.request_id, None)
-            served.span.set_attribute("ryzanstein.generated_tokens", output.request.n_generated)
-            served.close(output.finish.value)
+            self.live.pop(running.request_id, None)
+            running.span.set_attribute("ryzanstein.generated_tokens", output.request.n_generated)
+            running.close(output.finish.value)
 
-    def announce_trial(self, served: RunningRequest) -> None:
+    def announce_trial(self, running: RunningRequest) -> None:
         """A suspect is being computed."""
-        self._message_of(served).on_trial = True
+        self._message_of(running).on_trial = True
 
-    def hand_off(
-        self, served: RunningRequest, reason: pb.Handoff.Reason, detail: str, *, in_flight: bool = False
-    ) -> None:
+    def hand_off(self, running: RunningRequest, handoff: pb.Handoff) -> None:
         """Let another worker continue a request."""
-        served.close("handoff")
-        self._end(served).handoff.CopyFrom(pb.Handoff(reason=reason, detail=detail, in_flight=in_flight))
+        running.close("handoff")
+        self._end(running).handoff.CopyFrom(handoff)
 
-    def refuse(self, served: RunningRequest, error: pb.RequestError) -> None:
+    def refuse(self, running: RunningRequest, error: pb.RequestError) -> None:
         """End a request that no worker can serve."""
-        served.close("refused")
-        self._end(served).error.CopyFrom(error)
+        running.close("refused")
+        self._end(running).error.CopyFrom(error)
 
     def flush(self, step: int) -> None:
         """A step is complete: its outputs may be written."""
@@ -134,15 +114,15 @@ class StreamBuffer:
         """Nothing to write now, and no request that could bring something."""
         return not self.live and not self._message.outputs
 
-    def _end(self, served: RunningRequest) -> pb.Output:
-        self.live.pop(served.request_id, None)
-        return self._message_of(served)
+    def _end(self, running: RunningRequest) -> pb.Output:
+        self.live.pop(running.request_id, None)
+        return self._message_of(running)
 
-    def _message_of(self, served: RunningRequest) -> pb.Output:
-        message = self._open.get(served)
+    def _message_of(self, running: RunningRequest) -> pb.Output:
+        message = self._open.get(running)
         if message is None:
-            message = self._message.outputs.add(request_id=served.request_id, attempt=served.attempt)
-            self._open[served] = message
+            message = self._message.outputs.add(request_id=running.request_id, attempt=running.attempt)
+            self._open[running] = message
         return message
 
 

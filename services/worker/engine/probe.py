@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.engine.loop import Engine
 from services.worker.scheduling.request import Request
+from services.worker.scheduling.scheduler import Scheduler
 
 _PROMPT_TOKENS = 128
 _OUTPUT_TOKENS = 8
 _LEAST_IMPORTANT = 2**31 - 1  # it gives way to everybody
 
 
-def submit_probe(engine: Engine, vocab_size: int) -> None:
-    """Time a prefill and some decodes beside whatever else comes; the answer is thrown away."""
-    n_prompt = min(_PROMPT_TOKENS, engine.scheduler.capacity.max_request_tokens - _OUTPUT_TOKENS)
+def probe_request(scheduler: Scheduler, vocab_size: int) -> Request | None:
+    """Times a prefill and some decodes beside whatever else comes; None where nothing fits."""
+    n_prompt = min(_PROMPT_TOKENS, scheduler.capacity.max_request_tokens - _OUTPUT_TOKENS)
     if n_prompt < 1:
-        return
-    request = Request(
+        return None
+    return Request(
         token_ids=[i % vocab_size for i in range(n_prompt)],
         n_prompt=n_prompt,
         sampling=Sampling(),
@@ -25,4 +25,3 @@ def submit_probe(engine: Engine, vocab_size: int) -> None:
         priority=_LEAST_IMPORTANT,
         cacheable=False,
     )
-    engine.submit(request, None)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass
 
-from services.worker.protocol.plan import StepPlan
 from services.worker.scheduling.pace import Pace
+from services.worker.scheduling.step_builder import StepLoad
 
 _WEIGHT = 0.1  # of the newest step in the averages
 _UP, _DOWN = 0.05, 0.2  # of the newest step in what is usual: what held a step up is not
@@ -31,16 +30,6 @@ class StepCost:
     n_prefill_rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Submitted:
-    """A plan on the ranks."""
-
-    at: float
-    n_rows: int
-    n_prefill_rows: int
-    n_keys: float  # that the prefill rows attend to, summed over them
-
-
 class Meter:
     """Times the steps of one pipeline. A step lasts from its start on the ranks to its result."""
 
@@ -52,8 +41,6 @@ class Meter:
         self._decode_s: dict[int, float] = {}  # what is usual, by how many bits the number of decodes has
         self._row_s = 0.0  # of a prompt's row, without its keys
         self._key_s = 0.0  # of a key of such a row
-        self._submitted: deque[_Submitted] = deque()
-        self._last_result = 0.0
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -64,20 +51,10 @@ class Meter:
         """
         return self._prefill_rows / self._prefill_s if self._prefill_s else 0.0
 
-    def planned(self, plan: StepPlan, now: float) -> None:
-        """A plan went to the ranks."""
-        n_rows = sum([chunk.n_tokens for chunk in plan.chunks])
-        prefills = [chunk for chunk in plan.chunks if chunk.n_tokens > 1]
-        n_keys = sum([chunk.n_tokens * (chunk.start + chunk.n_tokens / 2) for chunk in prefills])
-        self._submitted.append(_Submitted(now, n_rows, sum([chunk.n_tokens for chunk in prefills]), n_keys))
-
-    def returned(self, now: float) -> StepCost:
-        """The result of the oldest plan is here."""
-        step = self._submitted.popleft()
+    def returned(self, step: StepLoad, seconds: float) -> StepCost:
+        """A step has taken so long."""
         self.computed_tokens += step.n_rows
         n_decodes = step.n_rows - step.n_prefill_rows
-        seconds = now - max(step.at, self._last_result)
-        self._last_result = now
         if step.n_prefill_rows >= _MIN_PREFILL_ROWS:
             expected_s = step.n_rows / self.prefill_tokens_per_s if self._prefill_s else seconds
             self._prefill_rows = _blend(self._prefill_rows, step.n_rows)
@@ -91,7 +68,7 @@ class Meter:
             self._decode_s[bits] = _usual(self._decode_s.get(bits, seconds), seconds)
         return StepCost(seconds, step.n_rows, step.n_prefill_rows)
 
-    def _learn_prompt(self, step: _Submitted, seconds: float) -> None:
+    def _learn_prompt(self, step: StepLoad, seconds: float) -> None:
         """From the part of a step that was prompts'."""
         beyond = seconds - self._row_s * step.n_prefill_rows
         if self._row_s and step.n_keys > _FEW_KEYS * step.n_prefill_rows and beyond > 0:
@@ -100,16 +77,15 @@ class Meter:
             without_keys = max(seconds - self._key_s * step.n_keys, seconds / 4)
             self._row_s = _blend(self._row_s, without_keys / step.n_prefill_rows)
 
-    def spare_s(self, now: float) -> float:
-        """How long the plan after the executing step can wait so that it arrives in time; 0: not at all."""
-        step = self._submitted[0]
+    def spare_s(self, step: StepLoad) -> float:
+        """How long after the start of such a step the plan after it must be ready; 0: at once."""
         expected = self._step_s(step.n_rows - step.n_prefill_rows)
         if self.prefill_tokens_per_s:
             expected += step.n_prefill_rows / self.prefill_tokens_per_s
         if expected < _MIN_STEP_S:
             return 0.0
         margin = max(_MARGIN_S, 0.2 * expected)
-        return max(0.0, max(step.at, self._last_result) + expected - margin - now)
+        return max(0.0, expected - margin)
 
     def share_min_tokens(self, block_tokens: int) -> int:
         """How many prefill tokens cost as much as the extra step that waiting for a producer takes."""
@@ -139,10 +115,6 @@ class Meter:
         if enough := [seconds for bits, seconds in self._decode_s.items() if bits >= n_decodes.bit_length()]:
             return min(enough)
         return math.hypot(self._decode_s[max(self._decode_s)], n_decodes * self._row_s)
-
-    def forget_in_flight(self) -> None:
-        """The ranks were lost; what they were computing never returns."""
-        self._submitted.clear()
 
 
 def _usual(usual: float, value: float) -> float:

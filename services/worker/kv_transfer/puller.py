@@ -92,7 +92,7 @@ class Puller:
 
     def start(self, store: KvStore, request: Request, hint: pb.PullHint, prefill_tokens_per_s: float) -> None:
         """Fetch what is missing of the first `hint.tokens` tokens of a parked request."""
-        transfers, size = store.engine.scheduler.transfers, store.layout.block_tokens
+        transfers, size = store.owner.scheduler.transfers, store.layout.block_tokens
         prefix = request.block_digests(size, 0, min(hint.tokens, len(request.token_ids) - 1) // size)
         for pull in self._pulls:
             if prefix and prefix[-1] in pull.arrival.digests:
@@ -102,7 +102,7 @@ class Puller:
         if store.blocks_per_copy and len(self._pulls) < MAX_PULLS:
             arrival = transfers.expect(request, hint.tokens)
         if arrival is None:  # everything is here, or there is no room
-            store.engine.unpark([request])
+            store.owner.unpark([request])
             return
         pull = _Pull(hint, prefix, arrival, [request])
         limit_s = self._timeout_s
@@ -142,8 +142,8 @@ class Puller:
             self.totals.seconds += seconds
             if n:
                 self._measure(n * store.block_bytes / seconds)
-            store.engine.settle(pull.arrival)
-            store.engine.unpark(pull.waiting)
+            store.owner.settle(pull.arrival)
+            store.owner.unpark(pull.waiting)
 
     async def _fetch(self, store: KvStore, pull: _Pull, limit_s: float) -> None:
         """Blocks come in their order; every staging area's worth of them is written and made usable at once."""
@@ -172,7 +172,7 @@ class Puller:
         if not pull.wanted:
             raise _UnwantedError
         await store.ranks.write_blocks(pull.arrival.fresh[: len(batch)], batch)
-        store.engine.adopt(pull.arrival, len(batch))
+        store.owner.adopt(pull.arrival, len(batch))
         self.totals.blocks += len(batch)
         self.totals.bytes += sum(len(data) for data in batch)
 

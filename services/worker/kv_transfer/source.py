@@ -67,7 +67,7 @@ class BlockSource:
 
     @contextmanager
     def _pinned(self, store: KvStore, digests: Sequence[bytes]) -> Iterator[Pin]:
-        pin = store.engine.scheduler.transfers.pin(digests)
+        pin = store.owner.scheduler.transfers.pin(digests)
         if pin is None:
             raise PullRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many blocks are being read")
         self._readers += 1
@@ -75,4 +75,4 @@ class BlockSource:
             yield pin
         finally:
             self._readers -= 1
-            store.engine.unpin(pin)
+            store.owner.unpin(pin)

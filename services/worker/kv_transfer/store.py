@@ -1,18 +1,43 @@
-"""The KV cache of one generation of ranks, as far as other workers are concerned."""
+"""The KV cache of ranks that serve, as far as other workers are concerned."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.rpc import MAX_MESSAGE_BYTES
-from services.worker.engine.loop import Engine
-from services.worker.protocol.rank_config import STAGING_BYTES
+from services.worker.process.rank_group import GroupStarted
+from services.worker.protocol.rank_config import STAGING_BYTES, RankGroupConfig
+from services.worker.scheduling.request import Request
+from services.worker.scheduling.scheduler import Scheduler
+from services.worker.scheduling.transfers import Arrival, Pin
 
 _MESSAGE_OVERHEAD = 1024  # of a KvBlock, beside its data
+
+
+class BlockOwner(Protocol):
+    """Who decides about the blocks, and plans again when some have come or are free."""
+
+    scheduler: Scheduler
+
+    def unpark(self, requests: Iterable[Request]) -> None:
+        """Begin with parked requests; those that have ended meanwhile are left alone."""
+        ...
+
+    def adopt(self, arrival: Arrival, n_blocks: int) -> None:
+        """The ranks have written the next blocks of an arrival."""
+        ...
+
+    def settle(self, arrival: Arrival) -> None:
+        """Nothing more arrives."""
+        ...
+
+    def unpin(self, pin: Pin) -> None:
+        """Another worker has read the blocks."""
+        ...
 
 
 class BlockRanks(Protocol):
@@ -31,7 +56,7 @@ class BlockRanks(Protocol):
 class KvStore:
     """Who decides about the blocks, who holds their bytes, and what the bytes mean."""
 
-    engine: Engine
+    owner: BlockOwner
     ranks: BlockRanks
     layout: pb.KvLayout
 
@@ -52,6 +77,17 @@ class KvStore:
     def bytes_per_token(self) -> int:
         """Bytes of a token's KV on all ranks; 0 when blocks cannot be moved."""
         return self.block_bytes // self.layout.block_tokens if self.blocks_per_copy else 0
+
+
+def kv_layout(hash_root: str, config: RankGroupConfig, started: GroupStarted) -> pb.KvLayout:
+    """What must be equal on two workers before KV blocks move between them."""
+    return pb.KvLayout(
+        hash_root=hash_root,
+        device=config.device,
+        tensor_parallel=config.ranks,
+        block_tokens=config.block_size,
+        block_bytes=started.ranks[0].kv_block_bytes,
+    )
 
 
 def mismatch(theirs: pb.KvLayout, ours: pb.KvLayout) -> str:

@@ -22,7 +22,7 @@ from services.worker.scheduling.pace import Pace
 from services.worker.scheduling.preemption import choose_victim
 from services.worker.scheduling.prefix_cache import PrefixCache
 from services.worker.scheduling.request import Finish, Output, Request, Status
-from services.worker.scheduling.step_builder import Slots, StepBuilder, Work
+from services.worker.scheduling.step_builder import PlannedStep, Slots, StepBuilder, StepLoad
 from services.worker.scheduling.transfers import Arrival, Transfers
 from services.worker.scheduling.trial import Trial
 
@@ -65,7 +65,7 @@ class Scheduler:
         self._parked: dict[Request, None] = {}
         self._lingering: dict[Request, None] = {}  # not running, but a plan in flight refers to their blocks
         self._slots = Slots(config.max_running)
-        self._in_flight: deque[tuple[int, Work]] = deque()
+        self.in_flight: deque[PlannedStep] = deque()  # whose results are outstanding, the oldest first; to be read only
 
     # -- what is going on ------------------------------------------------------------------------------------
 
@@ -85,11 +85,6 @@ class Scheduler:
         return len(self._queue) + len(self._parked)
 
     @property
-    def n_in_flight(self) -> int:
-        """Plans whose results are outstanding."""
-        return len(self._in_flight)
-
-    @property
     def queued_prefill_tokens(self) -> int:
         """Known tokens that no plan covers yet."""
         parked = sum(len(request.token_ids) for request in self._parked)
@@ -99,7 +94,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing to do and nothing outstanding."""
-        return not (self._running or self._lingering or self._in_flight or self.n_waiting)
+        return not (self._running or self._lingering or self.in_flight or self.n_waiting)
 
     # -- requests come and go --------------------------------------------------------------------------------
 
@@ -154,7 +149,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step; None when there is nothing to compute or enough is in flight."""
-        if len(self._in_flight) >= self.config.max_in_flight:
+        if len(self.in_flight) >= self.config.max_in_flight:
             return None
         builder = StepBuilder(self.config.max_batched_tokens)
         prefills = self._plan_decodes(builder)
@@ -166,7 +161,7 @@ class Scheduler:
             return None
         plan = builder.finish(self._next_step, self._slots.released)
         self._slots.released.clear()
-        self._in_flight.append((plan.step, builder.work))
+        self.in_flight.append(PlannedStep(plan.step, builder.work, StepLoad.of(plan.chunks), self._clock()))
         self._next_step += 1
         self._events.flush()
         return plan
@@ -300,12 +295,12 @@ class Scheduler:
 
     def apply(self, result: StepResult) -> list[Output]:
         """Take the result of the oldest plan in flight; returns what to tell the clients."""
-        step, work = self._in_flight.popleft()
-        assert step == result.step, f"result of step {result.step} while step {step} is the oldest in flight"
+        planned = self.in_flight.popleft()
+        assert planned.step == result.step, f"result of step {result.step}, but {planned.step} is the oldest in flight"
         drawn = dict(zip(result.slots, result.token_ids, strict=True))
         outputs: list[Output] = []
         block_tokens = self.config.block_tokens
-        for request, chunk in work:
+        for request, chunk in planned.work:
             request.n_in_flight -= 1
             if chunk.sample:
                 request.n_pending -= 1

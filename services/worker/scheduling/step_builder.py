@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
@@ -9,6 +10,33 @@ from services.worker.scheduling.pace import Pace
 from services.worker.scheduling.request import Request
 
 Work = list[tuple[Request, Chunk]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What a step makes the ranks do."""
+
+    n_rows: int
+    n_prefill_rows: int = 0
+    n_keys: float = 0.0  # that the prefill rows attend to, summed over them
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk]) -> StepLoad:
+        """The load of a plan's chunks."""
+        n_rows = sum([chunk.n_tokens for chunk in chunks])
+        prefills = [chunk for chunk in chunks if chunk.n_tokens > 1]
+        n_keys = sum([chunk.n_tokens * (chunk.start + chunk.n_tokens / 2) for chunk in prefills])
+        return cls(n_rows, sum([chunk.n_tokens for chunk in prefills]), n_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step that the ranks have been given."""
+
+    step: int
+    work: Work
+    load: StepLoad
+    planned_at: float
 
 
 @dataclass(slots=True)

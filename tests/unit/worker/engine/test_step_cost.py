@@ -7,23 +7,20 @@ import math
 import pytest
 
 from services.worker.engine.step_cost import Meter
-from services.worker.protocol.plan import Chunk, StepPlan
+from services.worker.protocol.plan import Chunk
+from services.worker.scheduling.step_builder import StepLoad
 
 
 def prefilled(meter: Meter, n_rows: int, seconds: float, start: int = 0, steps: int = 1) -> None:
     """It sees steps of one prompt's rows from a position on."""
     for _ in range(steps):
-        meter.planned(StepPlan(1, chunks=(Chunk(0, start, n_rows, sample=True, new_blocks=()),)), 0.0)
-        meter._last_result = 0.0
-        meter.returned(seconds)
+        meter.returned(StepLoad.of((Chunk(0, start, n_rows, sample=True),)), seconds)
 
 
 def decoded(meter: Meter, n_decodes: int, step_ms: float, steps: int = 1) -> None:
     """It sees steps of decodes alone."""
     for _ in range(steps):
-        meter.planned(StepPlan(1, chunks=tuple(Chunk(i, 9, 1, sample=True) for i in range(n_decodes))), 0.0)
-        meter._last_result = 0.0
-        meter.returned(step_ms / 1e3)
+        meter.returned(StepLoad.of([Chunk(i, 9, 1, sample=True) for i in range(n_decodes)]), step_ms / 1e3)
 
 
 def measured(prefill_tokens_per_s: int, decode_step_ms: float | None) -> Meter:
@@ -129,7 +126,6 @@ def test_every_row_counts_once_it_is_computed() -> None:
     meter = Meter()
     prefilled(meter, 200, 0.05)
     decoded(meter, 3, 10.0, steps=2)
-    meter.planned(StepPlan(1, chunks=(Chunk(0, 0, 50, sample=True),)), 0.0)
     assert meter.computed_tokens == 206
 
 
