@@ -323,7 +323,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     batches = Batches(settings, keys, metrics) if settings.batch_storage_bytes else None
     services = _new_services(settings, router, pipeline, grammars, gate, store, metrics, tracer, drain, batches)
     metrics.watch(
-        workers=lambda: len(router.fleet.workers),
+        workers=lambda: len(router.listed.views),
         routers_up=lambda: router.answered,
         drain_remaining=lambda: drain.remaining,
         live_peers=lambda: settings.gateway_replicas or peers.live,

@@ -27,7 +27,7 @@ class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _ReportedUsage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     input_tokens: int = 0
@@ -37,7 +37,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Answered(msgspec.Struct):
-    usage: _Usage | None = None
+    usage: _ReportedUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)

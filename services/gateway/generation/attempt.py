@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from ryzanstein.v1 import worker_pb2
 
-from services.gateway.generation.tokens import Finish, TokenBatch
+from services.gateway.generation.tokens import FinishReason, TokenBatch
 
 # A sequence is passed on at most this often: faster than any eye, more only costs frames and system calls. Tokens that
 # come slower than this are never held back, nor are the first ones and the last ones.
@@ -62,7 +62,7 @@ class Rejection:
     error: worker_pb2.RequestError
 
 
-End = Finish | Interruption | Rejection
+End = FinishReason | Interruption | Rejection
 
 
 class Attempt:
@@ -173,7 +173,7 @@ def _read_end(kind: str, output: worker_pb2.Output) -> End:
     if kind == "finish":
         if output.finish == worker_pb2.FINISH_REASON_CANCELLED:
             return Interruption(Cause.PROTOCOL, "the worker cancelled a request that nobody cancelled")
-        return Finish.LENGTH if output.finish == worker_pb2.FINISH_REASON_LENGTH else Finish.STOP
+        return FinishReason.LENGTH if output.finish == worker_pb2.FINISH_REASON_LENGTH else FinishReason.STOP
     if kind == "error":
         return Rejection(output.error)
     cause = _HANDOFFS.get(output.handoff.reason, Cause.DRAIN)

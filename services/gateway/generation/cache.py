@@ -12,14 +12,14 @@ import msgspec
 
 from services.common.keys import RedisKeys
 from services.gateway.generation.request import GenerationRequest
-from services.gateway.generation.tokens import Finish, TokenBatch, TokenSource
+from services.gateway.generation.tokens import FinishReason, TokenBatch, TokenSource
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 
 
 class _Entry(msgspec.Struct, array_like=True):
     ids: list[int]
-    finish: Finish
+    finish: FinishReason
 
 
 def cacheable(request: GenerationRequest) -> bool:
@@ -73,7 +73,7 @@ class ResponseCache:
         entry = msgspec.msgpack.decode(data, type=_Entry)
         return TokenBatch(entry.ids, finish=entry.finish)
 
-    def put(self, digest: str, ids: list[int], finish: Finish) -> None:
+    def put(self, digest: str, ids: list[int], finish: FinishReason) -> None:
         """Keep an answer; does not wait."""
         data = msgspec.msgpack.encode(_Entry(ids, finish))
         task = asyncio.create_task(self._write(self._keys.response(digest), data))
@@ -123,10 +123,10 @@ class _CachedSource:
         if complete:
             # A stop string ended the text and the same tokens will find it again. STOP would say that the last token
             # is a stop token, which adds no text.
-            self._keep(Finish.LENGTH)
+            self._keep(FinishReason.LENGTH)
         self._live.close(complete=complete)
 
-    def _keep(self, finish: Finish) -> None:
+    def _keep(self, finish: FinishReason) -> None:
         if not self._done:
             self._done = True
             self._cache.put(self._digest, self._ids, finish)

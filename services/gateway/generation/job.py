@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from services.gateway.api.schema import MAX_SESSION_CHARS
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.entrance import AdmittedRequest
-from services.gateway.generation.output import Chunk
+from services.gateway.generation.output import OutputChunk
 from services.gateway.generation.request import Caller
 from services.gateway.generation.sequences import Choice, Sequences, merged
 from services.gateway.text.codec import ServedModel
@@ -86,7 +86,7 @@ class GenerationTask(Generic[Body]):
         self._asked, model = await request.models.choose(self.body.model or "", request.tenant)
         await self._start_on(model)
 
-    async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
+    async def chunks(self) -> AsyncGenerator[tuple[int, OutputChunk], None]:
         """Chunks of all sequences as they come, with the index of their sequence; raises :class:`ApiError`."""
         while True:
             generations = self.sequences.generations

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.gateway.generation.tokens import Finish
+from services.gateway.generation.tokens import FinishReason
 from services.gateway.reasoning.think import ReasoningParser
 from services.gateway.tools.calls import CallDelta
 from services.gateway.tools.parser import CallReader
@@ -31,7 +31,7 @@ class Part:
 class MessageReader:
     """Reads one choice's text, piece by piece."""
 
-    def __init__(self, reasoning: ReasoningParser | None, calls: CallReader | None, finish: Finish) -> None:
+    def __init__(self, reasoning: ReasoningParser | None, calls: CallReader | None, finish: FinishReason) -> None:
         """`finish` is the reason to end of a message with calls."""
         self._reasoning = reasoning
         self._calls = calls
@@ -57,9 +57,9 @@ class MessageReader:
         self._called = self._called or bool(calls)
         return Part(content, reasoning, calls)
 
-    def finish_of(self, finish: Finish) -> Finish:
+    def finish_of(self, finish: FinishReason) -> FinishReason:
         """Why the message has ended, given why its text has."""
-        return self._finish if self._called and finish is Finish.STOP else finish
+        return self._finish if self._called and finish is FinishReason.STOP else finish
 
 
 NewReader = Callable[[], MessageReader]

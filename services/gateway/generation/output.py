@@ -10,7 +10,7 @@ from ryzanstein.v1 import worker_pb2
 from services.gateway.errors import ApiError
 from services.gateway.generation.message import MessageReader
 from services.gateway.generation.request import LAST_PRIORITY, GenerationRequest
-from services.gateway.generation.tokens import Finish, Takeover, TokenBatch, TokenSource
+from services.gateway.generation.tokens import FinishReason, Takeover, TokenBatch, TokenSource
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.text.stops import StopBuffer
 from services.gateway.tools.calls import CallDelta
@@ -26,13 +26,13 @@ class ScoredToken:
 
 
 @dataclass(slots=True)
-class Chunk:
+class OutputChunk:
     """What a step added. With `finish` it is the last one."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
     tokens: list[ScoredToken] = field(default_factory=list)
-    finish: Finish | None = None
+    finish: FinishReason | None = None
     embedding: list[float] = field(default_factory=list)
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Generation:
         """Tokens used so far."""
         return Usage(len(self.request.prompt_ids), self.completion_tokens, self._source.cached_tokens)
 
-    async def next(self) -> Chunk:
+    async def next(self) -> OutputChunk:
         """The next chunk; raises :class:`ApiError` (with the usage so far) when the sequence cannot be completed."""
         if not self._begun:
             self._set_waiting(True)
@@ -129,20 +129,20 @@ class Generation:
             self._waiting = waiting
             self._metrics.waiting.inc(1 if waiting else -1)
 
-    def _read(self, batch: TokenBatch) -> Chunk:
-        chunk = Chunk(finish=batch.finish, embedding=list(batch.embedding), takeover=batch.takeover)
+    def _read(self, batch: TokenBatch) -> OutputChunk:
+        chunk = OutputChunk(finish=batch.finish, embedding=list(batch.embedding), takeover=batch.takeover)
         parts: list[str] = []
         last = len(batch.ids) - 1
         for position, token_id in enumerate(batch.ids):
             # A stop token ends the sequence and is not part of its text, unless asked for.
-            silent = position == last and batch.finish is Finish.STOP and not self.request.options.include_stop
+            silent = position == last and batch.finish is FinishReason.STOP and not self.request.options.include_stop
             stopped = self._read_token(token_id, silent, parts)
             chunk.ids.append(token_id)
             if batch.logprobs and not silent:
                 self._score(batch.logprobs[position], parts)
             if stopped:
                 self._source.close(complete=True)
-                chunk.finish = Finish.STOP
+                chunk.finish = FinishReason.STOP
                 break
         else:
             if chunk.finish is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.gateway.generation.message import MessageReader
-from services.gateway.generation.tokens import Finish
+from services.gateway.generation.tokens import FinishReason
 from services.gateway.reasoning.think import ReasoningParser, tags_of
 from services.gateway.text.codec import ServedModel
 from services.gateway.tools.parser import CallReader
@@ -22,7 +22,7 @@ class Reading:
     tags: tuple[str, str] | None  # of reasoning
     inside: bool  # the prompt has opened it
     new_calls: Callable[[], CallReader] | None
-    finish: Finish  # of a message with calls
+    finish: FinishReason  # of a message with calls
     special: bool  # control tokens must be seen
 
     def new(self) -> MessageReader:
@@ -55,8 +55,8 @@ def reading_of(
     return Reading(tags, inside, new_calls, _finish(tools), special)
 
 
-def _finish(tools: ToolUse | None) -> Finish:
+def _finish(tools: ToolUse | None) -> FinishReason:
     if tools is not None and tools.legacy:
-        return Finish.FUNCTION_CALL
+        return FinishReason.FUNCTION_CALL
     named = tools is not None and tools.choice not in ("auto", "required")
-    return Finish.STOP if named else Finish.TOOL_CALLS
+    return FinishReason.STOP if named else FinishReason.TOOL_CALLS

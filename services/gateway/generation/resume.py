@@ -27,10 +27,10 @@ from services.gateway.generation.attempt import Attempt, Cause, Interruption, Re
 from services.gateway.generation.budget import BudgetExhaustedError, ResumeBudget
 from services.gateway.generation.request import GenerationRequest
 from services.gateway.generation.suspicion import Suspicion
-from services.gateway.generation.tokens import Finish, Takeover, TokenBatch
+from services.gateway.generation.tokens import FinishReason, Takeover, TokenBatch
 from services.gateway.spans import name_generation, note
 from services.gateway.upstream.connection import WorkerConnection, WorkerPool, WorkerUnreachableError
-from services.gateway.upstream.router import NoWorkerError, Placement, RouterClient
+from services.gateway.upstream.router import Assignment, NoWorkerError, RouterClient
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class ResumableStream:
             end = running.attempt.end
             if batch.ids:
                 self._accept(running, batch)
-            if isinstance(end, Finish):
+            if isinstance(end, FinishReason):
                 batch.finish = end
                 self._finish(running)
                 return batch
@@ -127,16 +127,16 @@ class ResumableStream:
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                placement = await self._route()
-                connection = await self._upstream.pool.get(placement.ref)
+                assignment = await self._route()
+                connection = await self._upstream.pool.get(assignment.ref)
                 if self._attempts:
                     patience_s = self._resume_by - asyncio.get_running_loop().time()
-                    await self._upstream.budget.admit(placement.ref.worker_id, self._prefill_tokens(), patience_s)
-                self._running = self._submit(placement, connection)
+                    await self._upstream.budget.admit(assignment.ref.worker_id, self._prefill_tokens(), patience_s)
+                self._running = self._submit(assignment, connection)
                 return self._running
             except WorkerUnreachableError as error:
                 self._leave()
-                self._unreachable(placement, error)
+                self._unreachable(assignment, error)
             except BudgetExhaustedError as error:
                 raise self._failed(resumes_exhausted(error.retry_after_s)) from error
             except NoWorkerError as error:
@@ -146,17 +146,17 @@ class ResumableStream:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    async def _route(self) -> Placement:
+    async def _route(self) -> Assignment:
         parts, route = self._request.parts, self._upstream.router.route
         if parts is None:
             return await route(self._route_request())
         async with nullcontext() if self._attempts else parts.looking:
-            placement = await route(self._route_request())
+            assignment = await route(self._route_request())
         self._placed = True
         parts.placed()
-        return placement
+        return assignment
 
-    def _submit(self, placement: Placement, connection: WorkerConnection) -> _Running:
+    def _submit(self, assignment: Assignment, connection: WorkerConnection) -> _Running:
         request, policy = self._request, self._upstream.policy
         self._attempts += 1
         trial_tokens = self._suspicion.trial_tokens
@@ -178,15 +178,15 @@ class ResumableStream:
             cache_salt=request.caller.tenant,
             embed=request.embed,
             traceparent=request.caller.traceparent,
-            ticket=placement.ticket,
+            ticket=assignment.ticket,
             weight=request.caller.weight,
-            pull=placement.pull,
+            pull=assignment.pull,
             trial_tokens=trial_tokens,
         )
         connection.submit(submit, attempt)
         self._resume_by = 0.0  # the search is over
         name_generation(request.request_id)
-        note("submitted", worker=placement.ref.worker_id, attempt=self._attempts, reason=placement.reason)
+        note("submitted", worker=assignment.ref.worker_id, attempt=self._attempts, reason=assignment.reason)
         return _Running(attempt, connection, asyncio.get_running_loop().time())
 
     def _route_request(self) -> routing_pb2.RouteRequest:
@@ -266,8 +266,8 @@ class ResumableStream:
         self._faults += running.attempt.begun and end.cause in (Cause.CONNECTION_LOST, Cause.STALL, Cause.PROTOCOL)
         self._count(end.cause, ref.worker_id, end.detail)
 
-    def _unreachable(self, placement: Placement, error: WorkerUnreachableError) -> None:
-        ref = placement.ref
+    def _unreachable(self, assignment: Assignment, error: WorkerUnreachableError) -> None:
+        ref = assignment.ref
         self._upstream.router.report(
             routing_pb2.Outcome(
                 request_id=self._request.request_id,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from services.gateway.errors import ApiError
-from services.gateway.generation.output import Chunk, Generation, ScoredToken
-from services.gateway.generation.tokens import Finish
+from services.gateway.generation.output import Generation, OutputChunk, ScoredToken
+from services.gateway.generation.tokens import FinishReason
 from services.gateway.tools.calls import CallDelta, join_calls
 from services.gateway.usage import Usage
 
@@ -22,11 +22,11 @@ class Choice:
     text: str = ""
     ids: list[int] = field(default_factory=list)
     tokens: list[ScoredToken] = field(default_factory=list)
-    finish: Finish = Finish.STOP
+    finish: FinishReason = FinishReason.STOP
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)  # whole ones
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: OutputChunk) -> None:
         """Take a chunk in."""
         self.text += chunk.text
         self.reasoning += chunk.reasoning
@@ -43,7 +43,7 @@ class Serializer(Protocol):
     def opening(self, index: int, generation: Generation) -> bytes:
         """Frames before a choice's first chunk; may be empty."""
 
-    def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
+    def frame(self, index: int, chunk: OutputChunk, generation: Generation) -> bytes:
         """The frames of a chunk; empty when it has no token.
 
         In chat and completions a token whose text is not certain yet has a frame, too: clients see the pace, and that
@@ -112,9 +112,9 @@ class Sequences:
             generation.close()
 
 
-async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Chunk], None]:
+async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, OutputChunk], None]:
     """Chunks of several sequences as they come, with the index of their sequence; raises :class:`ApiError`."""
-    ready: asyncio.Queue[tuple[int, Chunk | ApiError]] = asyncio.Queue(maxsize=len(generations))
+    ready: asyncio.Queue[tuple[int, OutputChunk | ApiError]] = asyncio.Queue(maxsize=len(generations))
 
     async def pump(index: int, generation: Generation) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import Protocol
 from ryzanstein.v1 import worker_pb2
 
 
-class Finish(StrEnum):
+class FinishReason(StrEnum):
     """Why a sequence is complete, in OpenAI's words."""
 
     STOP = "stop"
@@ -38,7 +38,7 @@ class TokenBatch:
 
     ids: list[int]
     logprobs: Sequence[worker_pb2.TokenLogprobs] = ()
-    finish: Finish | None = None
+    finish: FinishReason | None = None
     prompt_logprobs: Sequence[worker_pb2.TokenLogprobs] = ()
     embedding: Sequence[float] = ()
     takeover: Takeover | None = None  # these tokens are its worker's first

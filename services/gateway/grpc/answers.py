@@ -8,8 +8,8 @@ from ryzanstein.v1 import inference_pb2
 
 from services.gateway.api.schema import CompletionBody
 from services.gateway.generation.job import GenerationTask
-from services.gateway.generation.output import Chunk
-from services.gateway.generation.tokens import Finish
+from services.gateway.generation.output import OutputChunk
+from services.gateway.generation.tokens import FinishReason
 from services.gateway.tools.calls import CallDelta
 from services.gateway.usage import Usage
 
@@ -32,7 +32,7 @@ class ResponseWriter:
         self._unopened = set(range(len(self._sequences.generations)))
         self._running = len(self._sequences.generations)
 
-    def response(self, choice: int, chunk: Chunk) -> inference_pb2.GenerateResponse:
+    def response(self, choice: int, chunk: OutputChunk) -> inference_pb2.GenerateResponse:
         """The message of a chunk."""
         generation = self._sequences.generations[choice]
         response = inference_pb2.GenerateResponse(
@@ -48,13 +48,13 @@ class ResponseWriter:
             self._add(response, chunk)
             self._next_index[choice] += len(chunk.ids)
         if chunk.finish is not None:
-            response.finish_reason = Finish.LENGTH if self._silent else chunk.finish
+            response.finish_reason = FinishReason.LENGTH if self._silent else chunk.finish
             self._running -= 1
             if not self._running:
                 response.usage.CopyFrom(usage_message(self._sequences.usage()))
         return response
 
-    def _add(self, response: inference_pb2.GenerateResponse, chunk: Chunk) -> None:
+    def _add(self, response: inference_pb2.GenerateResponse, chunk: OutputChunk) -> None:
         response.text += chunk.text
         response.ids.extend(chunk.ids)
         if chunk.tokens:

@@ -96,7 +96,7 @@ def new_app(
     async def workers(tenant: Caller) -> dict[str, Any]:
         if not tenant.admin:
             raise ApiError(403, "This needs an administrator's key.", "permission_error", code="forbidden")
-        return {"workers": [MessageToDict(view, preserving_proto_field_name=True) for view in router.fleet.workers]}
+        return {"workers": [MessageToDict(view, preserving_proto_field_name=True) for view in router.listed.views]}
 
     _add_probes(app, catalog, metrics, ready)
     for add_routes in parts:

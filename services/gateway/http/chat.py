@@ -11,7 +11,7 @@ import msgspec
 from services.gateway.api.schema import ChatBody
 from services.gateway.errors import ApiError
 from services.gateway.generation.logprobs import LogprobWriter
-from services.gateway.generation.output import Chunk, Generation, ScoredToken
+from services.gateway.generation.output import Generation, OutputChunk, ScoredToken
 from services.gateway.generation.sequences import Choice
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import DONE, OPENAI_ERRORS
@@ -81,7 +81,7 @@ class ChatSerializer:
         """See :class:`Serializer`."""
         return self._writer.chat(tokens) if self._writer else None
 
-    def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
+    def frame(self, index: int, chunk: OutputChunk, generation: Generation) -> bytes:
         """See :class:`Serializer`."""
         plain = not (chunk.calls or chunk.reasoning)
         takeover = chunk.takeover if self._with_workers else None

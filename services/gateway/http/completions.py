@@ -12,7 +12,7 @@ from services.gateway.api.schema import CompletionBody
 from services.gateway.errors import ApiError
 from services.gateway.generation.completions import billed_prompt
 from services.gateway.generation.logprobs import LogprobWriter
-from services.gateway.generation.output import Chunk, Generation, ScoredToken
+from services.gateway.generation.output import Generation, OutputChunk, ScoredToken
 from services.gateway.generation.prompts import Prompt
 from services.gateway.generation.sequences import Choice
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
@@ -78,7 +78,7 @@ class CompletionSerializer:
         """See :class:`Serializer`."""
         return self._writer.completion(tokens, self._shift(index)) if self._scored else None
 
-    def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
+    def frame(self, index: int, chunk: OutputChunk, generation: Generation) -> bytes:
         """See :class:`Serializer`."""
         if self._silent:
             return b"" if chunk.finish is None else self._frame(index, "", None, "length", {}, generation)

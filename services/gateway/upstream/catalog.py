@@ -14,8 +14,8 @@ from services.gateway.errors import unavailable, unknown_model
 from services.gateway.ids import new_id
 from services.gateway.text.codec import ModelCardError, ServedModel
 from services.gateway.upstream.connection import WorkerPool, WorkerRef
-from services.gateway.upstream.fleet import Fleet, ref_of
 from services.gateway.upstream.router import NoWorkerError, RouterClient
+from services.gateway.upstream.workers import WorkerList, ref_of
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Catalog:
 
     def available(self) -> list[ServedModel]:
         """Models that have a worker now."""
-        live = self._router.fleet.models()
+        live = self._router.listed.models()
         return [model for name, model in sorted(self._models.items()) if name in live]
 
     def listed(self) -> dict[str, ServedModel | None]:
@@ -104,18 +104,18 @@ class Catalog:
 
     async def refresh(self) -> None:
         """Renew the list of workers and the cards of models that are new or whose worker has gone."""
-        fleet = await self._router.list_workers()
-        if fleet is None:
+        workers = await self._router.list_workers()
+        if workers is None:
             return
-        live = fleet.refs()
-        for name in sorted(fleet.models()):
+        live = workers.refs()
+        for name in sorted(workers.models()):
             if self._sources.get(name) not in live:
-                await self._load(name, fleet)
+                await self._load(name, workers)
         await self._pool.keep(live)
-        self.ready = self.ready or bool(self._models) or not fleet.anybody_serves
+        self.ready = self.ready or bool(self._models) or not workers.anybody_serves
 
-    async def _load(self, name: str, fleet: Fleet) -> None:
-        for view in fleet.workers:
+    async def _load(self, name: str, workers: WorkerList) -> None:
+        for view in workers.views:
             if view.model != name or view.state.phase != worker_pb2.PHASE_SERVING:
                 continue
             try:

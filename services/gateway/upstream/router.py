@@ -24,7 +24,7 @@ from services.common.tracing import traceparent_of
 from services.gateway.upstream.addresses import RouterAddresses
 from services.gateway.upstream.channels import became_ready
 from services.gateway.upstream.connection import WorkerRef
-from services.gateway.upstream.fleet import Fleet
+from services.gateway.upstream.workers import WorkerList
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class NoWorkerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Assignment:
     """Where a request runs."""
 
     ref: WorkerRef
@@ -119,10 +119,10 @@ class RouterClient:
         self._endpoints: list[_Endpoint] = []
         self._route_timeout_s = route_timeout_s
         self._unknown_timeout_s = unknown_timeout_s
-        self.fleet = Fleet()
+        self.listed = WorkerList()
         self.answered = False  # whether any router did, last time
 
-    async def route(self, request: routing_pb2.RouteRequest) -> Placement:
+    async def route(self, request: routing_pb2.RouteRequest) -> Assignment:
         """Decide where a request runs; raises :class:`NoWorkerError`."""
         request.timeout_ms = int(self._route_timeout_s * 1000)
         for endpoint in self._by_health():
@@ -136,20 +136,20 @@ class RouterClient:
                 self._mark_down(endpoint, repr(error))
                 continue
             if answer.HasField("placed"):
-                return _placement(answer.placed)
+                return _assignment(answer.placed)
             _raise_refusal(answer.refused)
             # Its own mistake over this request: the others need not go elsewhere.
             log.warning("router %s could not decide: %s", endpoint.address, answer.refused.message)
         return self._route_alone(request)
 
-    def _route_alone(self, request: routing_pb2.RouteRequest) -> Placement:
+    def _route_alone(self, request: routing_pb2.RouteRequest) -> Assignment:
         key = request.session or (str(request.block_hashes[0]) if request.block_hashes else request.request_id)
-        ref = self.fleet.pick(request.model, key, request.excluded_workers)
+        ref = self.listed.pick(request.model, key, request.excluded_workers)
         if ref is None:
             raise NoWorkerError("no router answers and no worker is known", pool_empty=True)
-        return Placement(ref, None, "no router: rendezvous hashing")
+        return Assignment(ref, None, "no router: rendezvous hashing")
 
-    async def list_workers(self) -> Fleet | None:
+    async def list_workers(self) -> WorkerList | None:
         """Renew and return the view of all workers; None when no router answers (the old view stays)."""
         for endpoint in self._by_health():
             if not await self._reachable(endpoint):
@@ -159,8 +159,8 @@ class RouterClient:
             except grpc.aio.AioRpcError as error:
                 self._mark_down(endpoint, error)
                 continue
-            self.fleet, self.answered = Fleet(tuple(answer.workers)), True
-            return self.fleet
+            self.listed, self.answered = WorkerList(tuple(answer.workers)), True
+            return self.listed
         self.answered = False
         return None
 
@@ -216,9 +216,9 @@ class RouterClient:
         endpoint.down_until = time.monotonic() + _DOWN_S
 
 
-def _placement(answer: routing_pb2.RouteResponse) -> Placement:
+def _assignment(answer: routing_pb2.RouteResponse) -> Assignment:
     ref = WorkerRef(answer.worker_id, answer.incarnation, answer.address)
-    return Placement(ref, answer.ticket, answer.decision.reason, answer.pull if answer.HasField("pull") else None)
+    return Assignment(ref, answer.ticket, answer.decision.reason, answer.pull if answer.HasField("pull") else None)
 
 
 _BUSY = {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}

@@ -13,7 +13,7 @@ from typing import Any
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error
 from services.gateway.generation.job import GenerationTask
-from services.gateway.generation.output import Chunk
+from services.gateway.generation.output import OutputChunk
 from services.gateway.observation import CLIENT_GONE, ObservedRequest
 from services.gateway.tenants.tenant import Tenant
 from services.gateway.tools.calls import call_deltas
@@ -32,7 +32,7 @@ class ReplayBuffer:
         """Runs in a task of its own, which closes what is `held`: the generation, and the request that was let in."""
         self.token = secrets.token_urlsafe(16)
         self.tenant = generation.request.tenant.name
-        self.chunks: list[Chunk] = []
+        self.chunks: list[OutputChunk] = []
         self.error: ApiError | None = None
         self.finish: str | None = None
         self._starts: list[int] = []  # token index at which each chunk begins

@@ -9,7 +9,7 @@ from ryzanstein.v1 import worker_pb2
 
 from services.gateway.generation import attempt as module
 from services.gateway.generation.attempt import Attempt
-from services.gateway.generation.tokens import Finish
+from services.gateway.generation.tokens import FinishReason
 
 
 def new_attempt() -> Attempt:
@@ -49,7 +49,7 @@ async def test_tokens_within_a_frame_go_out_together_and_the_end_ends_the_frame(
     assert not taking.done()
     attempt.deliver(output(3, finish=worker_pb2.FINISH_REASON_LENGTH), 0.0)
     assert (await taking).ids == [101, 102, 103]
-    assert attempt.end is Finish.LENGTH
+    assert attempt.end is FinishReason.LENGTH
 
 
 async def test_a_lost_connection_ends_the_frame(monkeypatch: pytest.MonkeyPatch) -> None:

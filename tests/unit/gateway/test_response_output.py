@@ -10,31 +10,34 @@ from openai._types import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
-from services.gateway.generation.output import Chunk
-from services.gateway.generation.tokens import Finish
+from services.gateway.generation.output import OutputChunk
+from services.gateway.generation.tokens import FinishReason
 from services.gateway.http.responses.output import Output
 from services.gateway.tools.calls import CallDelta
 
 FIRST, SECOND = CallDelta(0, "get", "", "call00001"), CallDelta(1, "now", "{}", "call00002")
-CASES: dict[str, tuple[list[Chunk], list[tuple[str, str, str]]]] = {
-    "text": ([Chunk("Hel"), Chunk("lo"), Chunk(finish=Finish.STOP)], [("message", "completed", "Hello")]),
-    "nothing": ([Chunk(finish=Finish.STOP)], [("message", "completed", "")]),
-    "cut text": ([Chunk("He", finish=Finish.LENGTH)], [("message", "incomplete", "He")]),
+CASES: dict[str, tuple[list[OutputChunk], list[tuple[str, str, str]]]] = {
+    "text": (
+        [OutputChunk("Hel"), OutputChunk("lo"), OutputChunk(finish=FinishReason.STOP)],
+        [("message", "completed", "Hello")],
+    ),
+    "nothing": ([OutputChunk(finish=FinishReason.STOP)], [("message", "completed", "")]),
+    "cut text": ([OutputChunk("He", finish=FinishReason.LENGTH)], [("message", "incomplete", "He")]),
     "reasoning and text in one piece": (
         [
-            Chunk(reasoning="so", ids=[1, 2]),
-            Chunk("A", reasoning="!", ids=[3]),
-            Chunk("B", ids=[4], finish=Finish.STOP),
+            OutputChunk(reasoning="so", ids=[1, 2]),
+            OutputChunk("A", reasoning="!", ids=[3]),
+            OutputChunk("B", ids=[4], finish=FinishReason.STOP),
         ],
         [("reasoning", "completed", "so!"), ("message", "completed", "AB")],
     ),
-    "cut reasoning": ([Chunk(reasoning="so", finish=Finish.LENGTH)], [("reasoning", "incomplete", "so")]),
+    "cut reasoning": ([OutputChunk(reasoning="so", finish=FinishReason.LENGTH)], [("reasoning", "incomplete", "so")]),
     "calls": (
         [
-            Chunk("Wait.", calls=[FIRST]),
-            Chunk(calls=[CallDelta(0, arguments='{"a":')]),
-            Chunk(calls=[CallDelta(0, arguments="1}"), SECOND]),
-            Chunk(finish=Finish.TOOL_CALLS),
+            OutputChunk("Wait.", calls=[FIRST]),
+            OutputChunk(calls=[CallDelta(0, arguments='{"a":')]),
+            OutputChunk(calls=[CallDelta(0, arguments="1}"), SECOND]),
+            OutputChunk(finish=FinishReason.TOOL_CALLS),
         ],
         [
             ("message", "completed", "Wait."),
@@ -43,7 +46,7 @@ CASES: dict[str, tuple[list[Chunk], list[tuple[str, str, str]]]] = {
         ],
     ),
     "text after a call": (
-        [Chunk(calls=[SECOND]), Chunk("Done.", finish=Finish.TOOL_CALLS)],
+        [OutputChunk(calls=[SECOND]), OutputChunk("Done.", finish=FinishReason.TOOL_CALLS)],
         [("function_call", "completed", "{}"), ("message", "completed", "Done.")],
     ),
 }

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from services.gateway.errors import ApiError
-from services.gateway.generation.output import Chunk, Generation, ScoredToken
+from services.gateway.generation.output import Generation, OutputChunk, ScoredToken
 from services.gateway.generation.sequences import Choice
-from services.gateway.generation.tokens import Finish
+from services.gateway.generation.tokens import FinishReason
 from services.gateway.http.messages.errors import error_frames
 from services.gateway.tools.calls import CallDelta
 from services.gateway.usage import Usage
@@ -49,7 +49,7 @@ class MessagesSerializer:
         """See :class:`Serializer`."""
         return None
 
-    def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
+    def frame(self, index: int, chunk: OutputChunk, generation: Generation) -> bytes:
         """See :class:`Serializer`."""
         blocks = self._blocks
         frames = b""
@@ -95,9 +95,9 @@ class MessagesSerializer:
         stop = {"stop_reason": reason, "stop_sequence": sequence}
         return {**self._head, "content": content, **stop, "usage": _usage(usage)}
 
-    def _stop(self, finish: Finish, generation: Generation, *, called: bool) -> tuple[str, str | None]:
+    def _stop(self, finish: FinishReason, generation: Generation, *, called: bool) -> tuple[str, str | None]:
         """Why the answer has ended, and which stop sequence did it."""
-        if finish is Finish.LENGTH:
+        if finish is FinishReason.LENGTH:
             return "model_context_window_exceeded" if self._full else "max_tokens", None
         if generation.stopped is not None:
             return "stop_sequence", generation.stopped

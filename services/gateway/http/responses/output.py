@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.gateway.generation.logprobs import LogprobWriter
-from services.gateway.generation.output import Chunk, ScoredToken
+from services.gateway.generation.output import OutputChunk, ScoredToken
 from services.gateway.tools.calls import CallDelta
 
 Event = dict[str, Any]
@@ -42,7 +42,7 @@ class Output:
         self._open: _Open | None = None
         self._call = -1  # index of the open one
 
-    def add(self, chunk: Chunk) -> Iterator[Event]:
+    def add(self, chunk: OutputChunk) -> Iterator[Event]:
         """What a chunk changes."""
         if chunk.reasoning:
             self.reasoning_tokens += len(chunk.ids)

@@ -45,39 +45,43 @@ PARTS = ("input_text", "output_text", "refusal")
 Content = str | list[Part]
 
 
-class MessageItem(Struct, kw_only=True, forbid_unknown_fields=True):
+class _Listed(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What an item has that was once listed."""
+
+    id: str | None = None
+    status: Annotated[Any, ADVISORY] = None
+
+
+class _OfCall(_Listed, kw_only=True, forbid_unknown_fields=True):
+    """What belongs to a call."""
+
+    call_id: NonEmpty
+    caller: Annotated[Any, ADVISORY] = None
+
+
+class MessageItem(_Listed, kw_only=True, forbid_unknown_fields=True):
     """A message; `type` may be left out."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
     type: Literal["message"] = "message"
-    id: str | None = None
-    status: Annotated[Any, ADVISORY] = None
     phase: Annotated[Any, ADVISORY] = None
 
 
-class CallItem(Struct, kw_only=True, forbid_unknown_fields=True):
+class CallItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
     """A call that the model made."""
 
-    call_id: NonEmpty
     name: str
     arguments: str
     type: Literal["function_call"] = "function_call"
-    id: str | None = None
-    status: Annotated[Any, ADVISORY] = None
-    caller: Annotated[Any, ADVISORY] = None
 
 
-class CallOutputItem(Struct, kw_only=True, forbid_unknown_fields=True):
+class CallOutputItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
     """What a call gave."""
 
-    call_id: NonEmpty
     output: Content
     type: Literal["function_call_output"] = "function_call_output"
-    id: str | None = None
     name: str | None = None
-    status: Annotated[Any, ADVISORY] = None
-    caller: Annotated[Any, ADVISORY] = None
 
 
 class ReasoningText(Struct, forbid_unknown_fields=True):
@@ -87,15 +91,13 @@ class ReasoningText(Struct, forbid_unknown_fields=True):
     type: Literal["reasoning_text", "summary_text"] = "reasoning_text"
 
 
-class ReasoningItem(Struct, kw_only=True, forbid_unknown_fields=True):
+class ReasoningItem(_Listed, kw_only=True, forbid_unknown_fields=True):
     """How the model reasoned before what follows."""
 
     type: Literal["reasoning"] = "reasoning"
     summary: list[ReasoningText] | None = None
     content: list[ReasoningText] | None = None
-    id: str | None = None
     encrypted_content: Annotated[Any, ADVISORY] = None
-    status: Annotated[Any, ADVISORY] = None
 
 
 class ReferenceItem(Struct, kw_only=True, forbid_unknown_fields=True):

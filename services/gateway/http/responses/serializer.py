@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.errors import ApiError
-from services.gateway.generation.output import Chunk, Generation, ScoredToken
+from services.gateway.generation.output import Generation, OutputChunk, ScoredToken
 from services.gateway.generation.sequences import Choice
 from services.gateway.http.exchange import ErrorShape, Wire
 from services.gateway.http.responses.output import Event, Output
@@ -38,7 +38,7 @@ class ResponseChoice(Choice):
         super().__init__()
         self._output = output
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: OutputChunk) -> None:
         """See :class:`Choice`."""
         for _ in self._output.add(chunk):
             pass
@@ -59,7 +59,7 @@ class ResponseSerializer:
         begun = self._response("in_progress", None)
         return self._frames({"type": kind, "response": begun} for kind in ("response.created", "response.in_progress"))
 
-    def frame(self, index: int, chunk: Chunk, generation: Generation) -> bytes:
+    def frame(self, index: int, chunk: OutputChunk, generation: Generation) -> bytes:
         """See :class:`Serializer`."""
         return self._frames(self._output.add(chunk))
 

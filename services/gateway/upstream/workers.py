@@ -1,4 +1,4 @@
-"""The last known view of all workers, and the placement that needs no router."""
+"""The last known view of all workers, and the assignment that needs no router."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from services.gateway.upstream.connection import WorkerRef
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class WorkerList:
     """Workers as a router listed them."""
 
-    workers: tuple[routing_pb2.WorkerView, ...] = ()
+    views: tuple[routing_pb2.WorkerView, ...] = ()
 
     def refs(self) -> frozenset[WorkerRef]:
         """Every worker process."""
-        return frozenset(ref_of(view) for view in self.workers)
+        return frozenset(ref_of(view) for view in self.views)
 
     def models(self) -> set[str]:
         """Models that some worker serves or is about to serve."""
-        return {view.model for view in self.workers}
+        return {view.model for view in self.views}
 
     @property
     def anybody_serves(self) -> bool:
         """Whether any worker is serving."""
-        return any(view.state.phase == worker_pb2.PHASE_SERVING for view in self.workers)
+        return any(view.state.phase == worker_pb2.PHASE_SERVING for view in self.views)
 
     def pick(self, model: str, key: str, excluded: Collection[str]) -> WorkerRef | None:
         """Rendezvous hashing (Thaler and Ravishankar 1998): every gateway picks the same worker for the same key."""
         eligible = [
             view
-            for view in self.workers
+            for view in self.views
             if view.model == model
             and view.worker_id not in excluded
             and view.state.phase == worker_pb2.PHASE_SERVING
