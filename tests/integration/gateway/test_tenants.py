@@ -144,13 +144,14 @@ async def test_the_monthly_quota(server: RedisServer) -> None:
     async with tenancy(server, entry("secret", tokens_per_month=60)) as stack:
         assert (await ask(stack, max_tokens=20)).status_code == 200
         key = f"rz:default:quota:acme:{time.strftime('%Y%m', time.gmtime())}"
-        used = int(server.client.get(key))
-        assert used > 20
+        await eventually(lambda: server.client.get(key))  # settled after its answer
+        assert int(server.client.get(key)) > 20
         assert 39 * 86400 < server.client.ttl(key) <= 40 * 86400
         server.client.set(key, 55)
         refused = await ask(stack)
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "insufficient_quota"
+        assert int(server.client.get(key)) == 55, "a refused request uses nothing up"
 
 
 async def test_concurrency_and_priority(server: RedisServer) -> None:
