@@ -17,7 +17,7 @@ from services.worker.protocol.words import Words, read_words
 
 
 class GroupLink:
-    """Shared memory for one incarnation of a group; a fresh one is made for every start."""
+    """Shared memory for one run of a group; a fresh one is made for every start."""
 
     def __init__(self, config: RankGroupConfig) -> None:
         layout = GroupLayout.of(config)

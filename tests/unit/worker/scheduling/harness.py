@@ -17,9 +17,9 @@ from tests.unit.worker.scheduling.fake_ranks import FakeRanks, extend
 
 
 class Harness:
-    def __init__(self, *, share_min_tokens: int = 1, **sizes: int) -> None:
+    def __init__(self, *, share_min_tokens: int = 1, kept_events: int | None = None, **sizes: int) -> None:
         self.config = SchedulerConfig(**{"n_blocks": 64, "block_tokens": 16, "max_model_len": 256, **sizes})
-        self.events = KvEventLog()
+        self.events = KvEventLog() if kept_events is None else KvEventLog(kept_events)
         self.now = 0.0
         self.scheduler = Scheduler(self.config, self.events, clock=lambda: self.now)
         self.scheduler.share_min_tokens = share_min_tokens

@@ -10,7 +10,6 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.common.blockhash import HASH_BLOCK_TOKENS, chain_root, extend_chain
 from services.worker.scheduling.admission import TooLongError
-from services.worker.scheduling.kv_events import KvEventLog
 from services.worker.scheduling.pace import Pace
 from services.worker.scheduling.request import Finish, Request
 from services.worker.scheduling.transfers import Arrival, Pin
@@ -36,9 +35,8 @@ class Traffic:
             max_running=max_running,
             max_batched_tokens=choice([max_running, 40, 500]),
             share_max_steps=choice([2, 64]),
+            kept_events=10**7,
         )
-        self.harness.events = self.harness.scheduler._events = KvEventLog(10**7)
-        self.harness.scheduler._reset()
         self.harness.scheduler.pace = Pace(choice([5, 100, 10_000]), choice([0.0, 0.001, 1.0]))
         self.prefixes = [[self.random.randrange(97) for _ in range(150)] for _ in range(3)]
         self.cancelled: set[Request] = set()
