@@ -63,10 +63,11 @@ class Load:
     """All clients of a :class:`Traffic` ask their cases in a thread of its own until the block ends.
 
     Every case has a client. Those with short answers open a connection for each, as a script does; the others keep
-    theirs. Leaving the block waits for the answers under way.
+    theirs. Each rests for `pause_s` after an answer. Leaving the block waits for the answers under way.
     """
 
     traffic: Traffic
+    pause_s: float = 0.0
     served: list[Served] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
     _begun: set[int] = field(default_factory=set)
@@ -139,3 +140,4 @@ class Load:
             self._begun.add(index)
             if self._over.is_set():
                 return
+            await asyncio.sleep(self.pause_s)

@@ -32,6 +32,9 @@ from tests.cluster.visitors import Visitors
 MINUTES = float(os.environ.get("RYZANSTEIN_SOAK_MINUTES", "0"))
 EVERY_S = 20.0
 AWAY_S = 8.0
+READY_S = 300.0
+# Clients rest, so that the cluster's cores are not the only thing that is shown.
+STREAMS, TOKENS, SHORTS, PAUSE_S = 8, 120, 3, 0.5
 # What a component's processes may gain while it lasts: caches fill, and nothing else.
 GROWTH = 0.25
 WARM_UP_S = 120.0
@@ -141,22 +144,22 @@ def growths(prometheus: Prometheus, start: float, end: float) -> dict[str, dict[
 
 def test_soak(
     installed: Installation,
-    traffic: Traffic,
     rig: Rig,
     figures: dict[str, object],
     restarts: Restarts,
     tmp_path: Path,
 ) -> None:
     installed.install(*settings(TIGHT))
+    traffic = Traffic.undisturbed(installed.url, streams=STREAMS, tokens=TOKENS, shorts=SHORTS)
     faults = Faults(installed, rig, random.Random(0))
     start = time.time()
-    with Load(traffic) as load, Visitors(traffic.url) as visitors:
+    with Load(traffic, PAUSE_S) as load, Visitors(traffic.url) as visitors:
         end = time.monotonic() + MINUTES * 60
         while time.monotonic() < end:
             began = time.monotonic()
             faults.plant()
             time.sleep(SETTLE_S)
-            installed.wait_ready()
+            installed.wait_ready(READY_S)
             time.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
     planted = Counter(kind for kind, _ in faults.planted)
     figures["soak"] = {"minutes": MINUTES, "visits": visitors.visits, **load.figures()}

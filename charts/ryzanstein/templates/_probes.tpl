@@ -1,7 +1,8 @@
 {{/*
 Probes of our services. All but the gateway's readiness use the metrics port, which a thread of its own serves.
 Liveness: time-out 6 s, since the service itself gives its event loop 5 s to answer; 3 failures of 10 s each.
-Readiness: a draining pod is gone after two failures. Startup: a period of 2 s only while starting.
+Readiness: a draining pod is gone after two failures. Startup: a period of 2 s only while starting; our
+services are given three minutes, since on a crowded node their imports alone have taken one.
 include "ryzanstein.probes" (dict "ready" port "failures" 2 "budget" seconds "startup" path).
 */}}
 {{- define "ryzanstein.probes" -}}
