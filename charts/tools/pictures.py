@@ -32,7 +32,7 @@ DASHBOARDS = ROOT / "charts" / "ryzanstein" / "files" / "dashboards"
 OTHERS = {"rz-k8s"}  # of clusters with kube-state-metrics and dcgm-exporter
 VARIABLES = ("namespace", "release", "model", "pool", "component")
 POINTS = 240
-MOST_NAMES = 6  # in a legend
+MOST_NAMES = 5  # in a legend
 COLUMN, ROW = 0.55, 0.38  # inches of Grafana's grid
 
 Json = dict[str, Any]
@@ -107,7 +107,7 @@ def draw(panel: Json, lines: list[Line], axes: Axes, source: Source) -> None:
         return
     (_timeline if panel["type"] == "state-timeline" else _graph)(panel, lines, axes)
     axes.set_xlim(*(datetime.fromtimestamp(at, UTC) for at in (source.start, source.end)))
-    axes.xaxis.set_major_locator(dates.AutoDateLocator(maxticks=6))
+    axes.xaxis.set_major_locator(dates.AutoDateLocator(minticks=3, maxticks=6))
     axes.xaxis.set_major_formatter(dates.DateFormatter("%H:%M"))
     axes.tick_params(labelsize=7, length=2)
     for side in ("top", "right"):
@@ -117,7 +117,7 @@ def draw(panel: Json, lines: list[Line], axes: Axes, source: Source) -> None:
 def _stat(panel: Json, lines: list[Line], axes: Axes) -> None:
     axes.axis("off")
     unit = panel["fieldConfig"]["defaults"]["unit"]
-    size = 20 if len(lines) == 1 else 9
+    size = 18 if len(lines) == 1 and len(lines[0].name) < 20 else 9
     for place, line in enumerate(lines[:8]):
         newest = next(value for value in reversed(line.values) if not math.isnan(value))
         text = f"{amount(newest, unit)}  {line.name}".strip()
@@ -125,12 +125,13 @@ def _stat(panel: Json, lines: list[Line], axes: Axes) -> None:
 
 
 def _timeline(panel: Json, lines: list[Line], axes: Axes) -> None:
-    colours = {"0": "#d44a3a", "1": "#4a9e5c"}
+    colours = {"0": "#e08a80", "1": "#a5d6b0"}
     for place, line in enumerate(lines):
         for at, following, value in zip(line.times, line.times[1:], line.values, strict=False):
             if not math.isnan(value):
                 axes.barh(place, following - at, left=at, height=0.8, color=colours.get(f"{value:g}", "#999999"))
-    axes.set_yticks(range(len(lines)), [line.name for line in lines])
+        axes.annotate(line.name, (0.01, place), xycoords=("axes fraction", "data"), fontsize=7, va="center")
+    axes.set_yticks([])
     axes.invert_yaxis()
 
 
@@ -149,10 +150,13 @@ def _graph(panel: Json, lines: list[Line], axes: Axes) -> None:
         for line, name in zip(lines, named, strict=True):
             axes.plot(line.times, line.values, label=name, linewidth=1)
     axes.set_ylim(bottom=0)
+    axes.set_ylim(top=1.5 * axes.get_ylim()[1])  # room for the legend
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value, defaults["unit"])))
     axes.grid(axis="y", linewidth=0.4, alpha=0.5)
     if any(named):
-        axes.legend(fontsize=6, frameon=False, loc="upper left", ncols=2 if len(lines) > 3 else 1)
+        axes.legend(
+            fontsize=6, frameon=False, loc="upper left", ncols=2 if len(lines) > 3 and max(map(len, named)) < 24 else 1
+        )
 
 
 def picture(dashboard: Json, source: Source) -> tuple[Figure, list[str]]:
@@ -173,7 +177,8 @@ def picture(dashboard: Json, source: Source) -> tuple[Figure, list[str]]:
         if lines := source.lines(panel):
             draw(panel, lines, axes, source)
         else:
-            axes.set_title(panel["title"], fontsize=9, loc="left")
+            axes.set_title(f"{panel['title']}: no data", fontsize=9, loc="left")
+            axes.axis("off")
             empty.append(f"{dashboard['uid']}: {panel['title']}")
     return figure, empty
 

@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.common.metrics import new_registry
+from services.gateway.generation.attempt import Cause
 
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -81,6 +82,8 @@ class GatewayMetrics:
         self.waiting = Gauge(f"{prefix}waiting_sequences", "Sequences without a first token", registry=registry)
         self.tokens = Counter(f"{prefix}tokens", "Tokens by kind", ["kind", "model", "tenant"], registry=registry)
         self.resumes = Counter(f"{prefix}resumes", "Interrupted attempts by cause", ["cause"], registry=registry)
+        for cause in Cause:  # a series that begins with its first event has no increase for alerts and panels
+            self.resumes.labels(cause.value)
         self.fallbacks = Counter(
             f"{prefix}fallbacks",
             "Requests that the fallback model took over, by the model asked for",
