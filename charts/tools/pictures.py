@@ -26,6 +26,7 @@ from matplotlib import dates
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARDS = ROOT / "charts" / "ryzanstein" / "files" / "dashboards"
@@ -190,7 +191,10 @@ def pictures(source: Source, folder: Path) -> list[str]:
     for file in sorted(DASHBOARDS.glob("*.json")):
         if file.stem not in OTHERS:
             figure, without = picture(json.loads(file.read_text()), source)
-            figure.savefig(folder / f"{file.stem}.png", pil_kwargs={"optimize": True})
+            figure.savefig(folder / f"{file.stem}.png")
+            with Image.open(folder / f"{file.stem}.png") as drawn:
+                few = drawn.convert("RGB").quantize(64)  # lines and letters need no more, and a third of the bytes
+            few.save(folder / f"{file.stem}.png", optimize=True)
             empty += without
     return empty
 

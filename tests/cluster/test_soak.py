@@ -38,6 +38,8 @@ STREAMS, TOKENS, SHORTS, PAUSE_S = 8, 120, 3, 0.5
 # What a component's processes may gain while it lasts: caches fill, and nothing else.
 GROWTH = 0.25
 WARM_UP_S = 120.0
+# Of what a soak need not do: lose a stream that has tokens, and wait in a router's queue.
+CHANCE = {"rz-overview: Pauses that clients saw", "rz-router: Wait in the queue"}
 # Bursts of long prompts wait in the routers' queues.
 TIGHT = {**SHARED, "router.settings.saturationS": 2}
 pytestmark = [
@@ -172,6 +174,6 @@ def test_soak(
     load.assert_unharmed()
     assert not visitors.failures, f"{len(visitors.failures)} of {visitors.visits} visits: {visitors.failures[:10]}"
     assert all(each["MiB an hour"] * MINUTES / 60 < GROWTH * each["MiB"] for each in memory.values()), memory
-    assert empty == []
     frozen = sum(count for kind, count in planted.items() if "frozen" in kind)
     assert sum(restarts().values()) <= frozen, restarts()
+    assert set(empty) <= CHANCE

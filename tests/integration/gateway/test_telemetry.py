@@ -59,7 +59,9 @@ async def test_metrics_add_up() -> None:
         assert seen["tokens_total", "completion", MODEL, ""] == 20
         assert seen["tokens_total", "prompt", MODEL, ""] == 2 * prompt_tokens
         assert seen["resumes_total", "drain"] == 1
-        assert seen["resumes_total", "stall"] == 0, "what never happened is there, or its first time would be no increase"
+        assert seen["resumes_total", "stall"] == 0, (
+            "what never happened is there, or its first time would be no increase"
+        )
         assert seen["time_to_first_token_seconds_count", MODEL] == 2
         assert seen["inter_token_seconds_count", MODEL] > 0
         assert seen["inter_token_seconds_bucket", "+Inf", MODEL] == seen["inter_token_seconds_count", MODEL]
