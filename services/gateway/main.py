@@ -23,6 +23,7 @@ from services.gateway.asgi import ASGIApp
 from services.gateway.batches.gate import BatchGate
 from services.gateway.batches.parts import Batches
 from services.gateway.drain import LAST_WORDS_S, Drain, Phase
+from services.gateway.generation.attempt import Cause
 from services.gateway.generation.budget import ResumeBudget
 from services.gateway.generation.cache import ResponseCache
 from services.gateway.generation.chat import ChatPreparer
@@ -305,7 +306,7 @@ async def _http(routes: ASGIApp, settings: GatewaySettings, drain: Drain) -> Asy
 @asynccontextmanager
 async def running_gateway(settings: GatewaySettings, *, traced: bool = False) -> AsyncIterator[Gateway]:
     """A gateway that serves while the block runs."""
-    metrics, router = GatewayMetrics(), _new_router(settings)
+    metrics, router = GatewayMetrics(Cause), _new_router(settings)
     gateway_id = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     pool = WorkerPool(gateway_id, settings.connect_timeout_s, settings.silence_timeout_s)
     catalog = Catalog(router, pool, settings.expected_models)

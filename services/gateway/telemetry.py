@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -11,7 +11,6 @@ from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.common.metrics import new_registry
-from services.gateway.generation.attempt import Cause
 
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -64,9 +63,12 @@ class ModelHistograms(Collector):
 
 
 class GatewayMetrics:
-    """Everything the gateway counts; `registry` is what /metrics shows."""
+    """Everything the gateway counts; `registry` is what /metrics shows.
 
-    def __init__(self) -> None:
+    Interruptions by one of `causes` are counted from zero: a series that begins with its first event has no increase.
+    """
+
+    def __init__(self, causes: Iterable[str] = ()) -> None:
         self.registry = new_registry("gateway")
         prefix, registry = "ryzanstein_gateway_", self.registry
         self.requests = Counter(
@@ -82,8 +84,8 @@ class GatewayMetrics:
         self.waiting = Gauge(f"{prefix}waiting_sequences", "Sequences without a first token", registry=registry)
         self.tokens = Counter(f"{prefix}tokens", "Tokens by kind", ["kind", "model", "tenant"], registry=registry)
         self.resumes = Counter(f"{prefix}resumes", "Interrupted attempts by cause", ["cause"], registry=registry)
-        for cause in Cause:  # a series that begins with its first event has no increase for alerts and panels
-            self.resumes.labels(cause.value)
+        for cause in causes:
+            self.resumes.labels(cause)
         self.fallbacks = Counter(
             f"{prefix}fallbacks",
             "Requests that the fallback model took over, by the model asked for",
