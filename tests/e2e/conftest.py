@@ -16,3 +16,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     """What `make run` starts, shared by all tests that do not break it."""
     with running_stack(tmp_path_factory.mktemp("run")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def float32_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    """The same in the number format that is compared with `transformers`."""
+    with running_stack(tmp_path_factory.mktemp("run"), "--dtype", "float32") as running:
+        yield running

@@ -135,15 +135,6 @@ def test_a_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
         assert not alive, f"left behind: {[p.cmdline() for p in alive]}"
 
 
-def test_down_stops_what_up_started(tmp_path: Path) -> None:
-    with running_stack(tmp_path) as stack:
-        assert stack.ryzanstein("down", "--port", str(stack.port)).returncode == 0
-        assert stack.process.wait(timeout=60) == 0
-        again = stack.ryzanstein("down", "--port", str(stack.port))
-        assert again.returncode == 1
-        assert f"nothing runs on port {stack.port}" in again.stderr
-
-
 @pytest.mark.timeout(180)
 def test_what_is_dead_or_answers_nobody_is_replaced(tmp_path: Path) -> None:
     """A stopped worker is in the chaos tests."""

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.conftest import BUNDLED_MODEL
-from tests.stack import RunningStack, running_stack
+from tests.stack import RunningStack
 
 LM_EVAL = str(Path(sys.executable).parent / "lm_eval")
 TOLERANCE = 1e-3  # per token
@@ -119,19 +118,13 @@ def reference() -> Reference:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    with running_stack(tmp_path_factory.mktemp("run"), "--dtype", "float32") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def results(stack: RunningStack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def results(float32_stack: RunningStack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What the command wrote for every document of every task, in the documents' order."""
     folder = tmp_path_factory.mktemp("lm-eval")
     (folder / "documents.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents()))
     for name, task in TASKS.items():
         (folder / f"{name}.yaml").write_text(task.format(data=folder / "documents.jsonl"))
-    arguments = f"base_url={stack.url}/v1/completions,tokenizer={BUNDLED_MODEL},num_concurrent=4,max_retries=1"
+    arguments = f"base_url={float32_stack.url}/v1/completions,tokenizer={BUNDLED_MODEL},num_concurrent=4,max_retries=1"
     command = [LM_EVAL, "run", "--model", "local-completions", "--model_args", f"model=ryzanstein-tiny,{arguments}"]
     command += ["--tasks", ",".join(TASKS), "--include_path", str(folder), "--output_path", str(folder / "out")]
     command += ["--log_samples", "--batch_size", "4"]

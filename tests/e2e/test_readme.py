@@ -95,6 +95,9 @@ def test_status_chat_and_down(stack: RunningStack) -> None:
     assert "worker-0" in output
     assert "ryzanstein-tiny" in output
     assert stack.process.wait(timeout=60) == 0, "down stops what up started"
+    again = stack.ryzanstein("down", "--port", str(stack.port))
+    assert again.returncode == 1
+    assert f"nothing runs on port {stack.port}" in again.stderr
 
 
 def test_no_other_block_is_left_unrun() -> None:
