@@ -12,6 +12,7 @@ from services.gateway.generation.parts import Parts
 from services.gateway.text.codec import ServedModel
 
 _SEED_MASK = (1 << 64) - 1
+_WORKERS = [name for name in worker_pb2.Sampling.DESCRIPTOR.fields_by_name if name != "seed"]  # named alike here
 LAST_PRIORITY = 100  # of those who wait for everybody else, as batches do
 
 
@@ -41,25 +42,9 @@ class SamplingOptions:
 
     def to_proto(self) -> worker_pb2.Sampling:
         """The worker's part of it."""
-        return worker_pb2.Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=self.logit_bias,
-            # Without a seed of its own a request gets one here, so that another worker can continue it exactly.
-            seed=random.getrandbits(64) if self.seed is None else self.seed & _SEED_MASK,
-            max_tokens=self.max_tokens,
-            min_tokens=self.min_tokens,
-            stop_token_ids=self.stop_token_ids,
-            ignore_eos=self.ignore_eos,
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-            grammar=self.grammar,
-        )
+        # Without a seed of its own a request gets one here, so that another worker can continue it exactly.
+        seed = random.getrandbits(64) if self.seed is None else self.seed & _SEED_MASK
+        return worker_pb2.Sampling(**{name: getattr(self, name) for name in _WORKERS}, seed=seed)
 
     @property
     def deterministic(self) -> bool:
