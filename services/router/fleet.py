@@ -13,7 +13,8 @@ from ryzanstein.v1 import routing_pb2, worker_pb2, worker_pb2_grpc
 from services.common.leases import FORGET_S, Lease
 from services.common.rpc import open_channel
 from services.router.breaker import BreakerLimits
-from services.router.pool import Member, Pool
+from services.router.membership import Member
+from services.router.pool import Pool
 
 RECONNECT_MIN_S, RECONNECT_MAX_S = 0.05, 1.0
 # A thousand workers that have nothing else to say cost a router 4 % of a core.

@@ -6,8 +6,9 @@ import numpy as np
 from ryzanstein.v1 import routing_pb2, worker_pb2
 
 from services.router.breaker import BreakerState
+from services.router.membership import Member
 from services.router.policies.policy import Policy
-from services.router.pool import Member
+from services.router.pool import Pool
 from services.router.routing import Considered, Placement
 from services.router.snapshot import Estimates, Floats, WhyNot
 
@@ -59,15 +60,15 @@ def _candidate(considered: Considered, estimates: Estimates, costs: Floats, i: i
     )
 
 
-def worker_view(member: Member, model: str, why_not: int, sessions: int, now: float) -> routing_pb2.WorkerView:
+def worker_view(pool: Pool, member: Member, why_not: int, sessions: int, now: float) -> routing_pb2.WorkerView:
     """A worker as this router sees it; `why_not` is its entry in a snapshot."""
     return routing_pb2.WorkerView(
         worker_id=member.worker_id,
         address=member.address,
-        model=model,
+        model=pool.model,
         state=member.state if member.state.worker_id else worker_pb2.WorkerState(worker_id=member.worker_id),
-        breaker=_BREAKERS[member.breaker.state(now)],
-        unacknowledged=len(member.dispatches),
+        breaker=_BREAKERS[pool.breakers.state(member, now)],
+        unacknowledged=pool.load.unacknowledged(member),
         sessions=sessions,
         eligible=not why_not,
         why_not=WhyNot(why_not).text,

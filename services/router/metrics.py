@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -111,12 +112,12 @@ class RouterMetrics:
             for state in BreakerState:
                 self.breakers.remove(model, state.value)
             self.queued.remove(model)
-        self._shown = set(fleet.pools)
+        self._shown, now = set(fleet.pools), time.monotonic()
         for model, pool in fleet.pools.items():
             tally = Tally(pool.snapshot().why_not.tolist())
             for why in WhyNot:
                 self.workers.labels(model, why.text or "eligible").set(tally[why])
-            states = Tally(pool.breaker_states())
+            states = Tally(pool.breakers.states(now))
             for state in BreakerState:
                 self.breakers.labels(model, state.value).set(states[state])
             self.queued.labels(model).set(len(routing.queues.get(model, ())))

@@ -17,8 +17,9 @@ from ryzanstein.v1 import routing_pb2
 
 from services.common.blockhash import HASH_BLOCK_TOKENS
 from services.router.fleet import Fleet, UnavailableError
+from services.router.membership import Member
 from services.router.policies.policy import Policy
-from services.router.pool import Member, Pool
+from services.router.pool import Pool
 from services.router.prefixes import Depths, Prefixes
 from services.router.sessions import Binding, Held, Sessions, SessionsAway
 from services.router.snapshot import Choice, Floats, Query, Snapshot, WhyNot, hash64, matched_at, why_not_for

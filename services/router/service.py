@@ -153,7 +153,9 @@ class RouterService(routing_pb2_grpc.RouterServicer):
             for i, (member, why_not) in enumerate(zip(list(pool.members.values()), verdicts, strict=True)):
                 if i % LIST_SLICE == LIST_SLICE - 1:
                     await asyncio.sleep(0)
-                view = worker_view(member, pool.model, why_not, sessions[member.incarnation], now)
+                if pool.members.get(member.worker_id) is not member:
+                    continue  # it has left meanwhile
+                view = worker_view(pool, member, why_not, sessions[member.incarnation], now)
                 response.workers.append(view)
         return response
 

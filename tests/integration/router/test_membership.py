@@ -17,7 +17,7 @@ from ryzanstein.v1 import routing_pb2_grpc
 
 from services.common.leases import LeaseTable, LeaseWatcher
 from services.common.redis_client import RedisAccess
-from services.router.pool import SILENT_S
+from services.router.membership import SILENT_S
 from tests.integration.router.conftest import Fleet, eligible, views
 from tests.integration.router.processes import router_process, running, until
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.router.pool import SILENT_S, UNACKNOWLEDGED_S
+from services.router.load_book import UNACKNOWLEDGED_S
+from services.router.membership import SILENT_S
 from services.router.snapshot import WhyNot
 from tests.unit.router.fleets import LIMITS, Lab
 
@@ -75,7 +76,7 @@ def test_own_dispatches_count_until_they_are_acknowledged(lab: Lab) -> None:
     assert lab.queued("a") == 180
     lab.tell("a", queued_prefill_tokens=180, acked={"router": 9, "other": 99})
     assert lab.queued("a") == 180
-    assert not lab.pool.members["a"].dispatches
+    assert lab.pool.load.unacknowledged(lab.pool.members["a"]) == 0
 
 
 def test_a_dispatch_nobody_acknowledges_is_forgotten(lab: Lab) -> None:

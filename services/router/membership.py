@@ -1,0 +1,115 @@
+"""Who belongs to a pool, and whether its state allows it requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from ryzanstein.v1 import worker_pb2
+
+from services.router.snapshot import Hashes, WhyNot, hash64
+
+# One that has missed two moments at which it had to speak is stopped or cut off; by default that is every two seconds.
+SILENT_BEATS, SILENT_S = 2.5, 5.0
+
+_PHASES = {
+    worker_pb2.PHASE_SERVING: WhyNot.ELIGIBLE,
+    worker_pb2.PHASE_RECOVERING: WhyNot.RECOVERING,
+    worker_pb2.PHASE_DRAINING: WhyNot.DRAINING,
+}
+_WHY_NOT, _LAST_SEEN, _SILENT_S = range(3)  # rows of the table; the last: silent for longer, it is taken to be stopped
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One worker. `index` is its place in all arrays of its pool."""
+
+    worker_id: str
+    address: str
+    index: int
+    identity: int  # hash64 of the worker id
+    verdict: WhyNot = WhyNot.DISCONNECTED  # as far as its state tells
+    state: worker_pb2.WorkerState = field(default_factory=worker_pb2.WorkerState)
+    incarnation: str = ""
+    connected: bool = False
+    draining: bool = False  # asked to by this router: do not wait until the worker says so
+
+
+class Membership:
+    """The members of a pool in the order of its arrays. Times come from the pool's clock, in seconds."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self.ids: tuple[str, ...] = ()
+        self.identities: Hashes = np.zeros(0, dtype=np.uint64)
+        self._table = np.zeros((3, 0))  # [rows, n_workers]
+
+    def join(self, worker_id: str, address: str) -> Member:
+        """A worker comes, not connected yet."""
+        member = self.members[worker_id] = Member(worker_id, address, len(self.ids), hash64(worker_id))
+        row = np.array([[WhyNot.DISCONNECTED], [0.0], [SILENT_S]])
+        self._table = np.concatenate([self._table, row], axis=1)
+        self._renumber()
+        return member
+
+    def leave(self, worker_id: str) -> Member:
+        """A worker goes; those behind it move up."""
+        member = self.members.pop(worker_id)
+        self._table = np.delete(self._table, member.index, axis=1)
+        self._renumber()
+        return member
+
+    def _renumber(self) -> None:
+        self.ids = tuple(self.members)
+        self.identities = np.array([member.identity for member in self.members.values()], dtype=np.uint64)
+        for index, member in enumerate(self.members.values()):
+            member.index = index
+
+    def incarnate(self, worker_id: str, incarnation: str) -> Member | None:
+        """The worker, if that is its process now."""
+        member = self.members.get(worker_id)
+        return member if member is not None and member.incarnation == incarnation else None
+
+    def told(self, member: Member, state: worker_pb2.WorkerState, now: float) -> None:
+        """It has told its state. A new process need not drain."""
+        if state.incarnation != member.incarnation:
+            member.draining = False
+        member.state, member.incarnation, member.connected = state, state.incarnation, True
+        self._table[_SILENT_S, member.index] = SILENT_BEATS * state.heartbeat_ms / 1e3 or SILENT_S
+        self._table[_LAST_SEEN, member.index] = now
+
+    def heard(self, member: Member, now: float) -> None:
+        """It has told that its state is what it was."""
+        self._table[_LAST_SEEN, member.index] = now
+
+    def last_seen(self, member: Member) -> float:
+        """When it last told anything; 0: never."""
+        return float(self._table[_LAST_SEEN, member.index])
+
+    def is_live(self, member: Member, now: float) -> bool:
+        """Whether its state stream is open and speaking."""
+        return member.connected and self.last_seen(member) >= now - SILENT_S
+
+    def judge(self, member: Member) -> bool:
+        """Work out what its state allows; whether it has become eligible by that."""
+        verdict = _PHASES.get(member.state.phase, WhyNot.LOADING)
+        if member.draining:
+            verdict = WhyNot.DRAINING
+        if not member.connected:
+            verdict = WhyNot.DISCONNECTED
+        if verdict is member.verdict:
+            return False
+        member.verdict = verdict
+        self._table[_WHY_NOT, member.index] = verdict
+        return verdict is WhyNot.ELIGIBLE
+
+    def why_not(self) -> NDArray[np.uint8]:
+        """What the states allow, [n_workers], as a new array."""
+        verdicts: NDArray[np.uint8] = self._table[_WHY_NOT].astype(np.uint8)
+        return verdicts
+
+    def silent(self, now: float) -> NDArray[np.bool_]:
+        """Who has said nothing for too long."""
+        silent: NDArray[np.bool_] = self._table[_LAST_SEEN] < now - self._table[_SILENT_S]
+        return silent
