@@ -38,6 +38,21 @@ def has_avx2() -> bool:
     return _flags() >= _AVX2
 
 
+def has_neon() -> bool:
+    """Whether the CPU has the vector instructions of 64-bit ARM."""
+    return "asimd" in _flags()
+
+
+def has_neon_bf16() -> bool:
+    """Whether it multiplies pairs of bfloat16, too."""
+    return _flags() >= {"asimd", "bf16"}
+
+
+def has_vectors() -> bool:
+    """Whether the CPU has vector instructions that our kernels are written for."""
+    return has_avx2() or has_neon()
+
+
 def _flags() -> set[str]:
     """What Linux says; nothing where there is no such file."""
     if not _CPUINFO.exists():

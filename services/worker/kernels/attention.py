@@ -1,4 +1,4 @@
-"""Our attention kernels for AVX registers, by themselves: for float32, and for bfloat16 where AMX does not serve.
+"""Our attention kernels for vector registers, by themselves: for float32, and for bfloat16 where AMX does not serve.
 
 A row's bits depend on that row alone, whatever the number of rows.
 """
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from services.worker.cpu import has_avx2, has_avx512, has_avx512_bf16
-from services.worker.kernels.bfloat16 import AVX2, AVX512, AVX512_BF16, HEAD_MULTIPLE, MAX_HEAD_DIM
-from services.worker.kernels.library import ATTENTION, AttentionShape, Sequences, call_attention, open_library
+from services.worker.cpu import has_vectors
+from services.worker.kernels.bfloat16 import HEAD_MULTIPLE, MAX_HEAD_DIM, vector_library
+from services.worker.kernels.library import AttentionShape, Sequences, call_attention, open_library
 
 _FUNCTIONS = {torch.bfloat16: "rz_attend", torch.float32: "rz_attend_float"}
 
 
-class AvxAttention:
+class VectorAttention:
     """The compiled kernel for one dtype, called with tensors."""
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
@@ -32,15 +32,14 @@ class AvxAttention:
 
 def serves(dtype: torch.dtype, head_dim: int) -> bool:
     """Whether the kernel applies, on this CPU."""
-    return dtype in _FUNCTIONS and head_dim % HEAD_MULTIPLE == 0 and head_dim <= MAX_HEAD_DIM and has_avx2()
+    return dtype in _FUNCTIONS and head_dim % HEAD_MULTIPLE == 0 and head_dim <= MAX_HEAD_DIM and has_vectors()
 
 
-def open_attention(dtype: torch.dtype) -> AvxAttention:
+def open_attention(dtype: torch.dtype) -> VectorAttention:
     """Open the kernel where it applies. Raises RuntimeError when it is missing, or when there are no threads."""
-    library = AVX512_BF16 if dtype is torch.bfloat16 and has_avx512_bf16() else AVX512 if has_avx512() else AVX2
-    return load_library(library, torch.get_num_threads(), dtype)
+    return load_library(vector_library(pairs=dtype is torch.bfloat16), torch.get_num_threads(), dtype)
 
 
-def load_library(path: Path, threads: int, dtype: torch.dtype) -> AvxAttention:
+def load_library(path: Path, threads: int, dtype: torch.dtype) -> VectorAttention:
     """Load the kernel to run on `threads` threads. Raises RuntimeError like `open_attention`."""
-    return AvxAttention(open_library(path, {_FUNCTIONS[dtype]: ATTENTION}, threads), dtype)
+    return VectorAttention(open_library(path, threads), dtype)

@@ -1,4 +1,4 @@
-"""Our bfloat16 kernels for CPUs, and which are for this one: for tile registers (AMX), or AVX-512, or AVX2.
+"""Our bfloat16 kernels for CPUs, and which are for this one: for tile registers (AMX), AVX-512, AVX2, or NEON.
 
 A row's bits depend on that row alone, whatever the number of rows. All tensors are bfloat16 on CPU with contiguous
 last dimensions unless said otherwise; their shapes are the caller's promise.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import c_long, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -16,55 +17,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.worker.cpu import has_amx, has_avx2, has_avx512, has_avx512_bf16
-from services.worker.kernels.library import (
-    ATTENTION,
-    AttentionShape,
-    Sequences,
-    call_attention,
-    float_,
-    int_,
-    long,
-    open_library,
-    pointer,
-)
+from services.worker.cpu import has_amx, has_avx512, has_avx512_bf16, has_neon, has_neon_bf16, has_vectors
+from services.worker.kernels.library import FUNCTIONS, AttentionShape, Sequences, call_attention, open_library
+from services.worker.kernels.signatures import REDUCE, REDUCE_ARGUMENTS
 
-AMX, AVX512_BF16, AVX512, AVX2 = (
-    Path(__file__).with_name(f"librz_{name}.so") for name in ("amx", "avx512_bf16", "avx512", "avx2")
+AMX, AVX512_BF16, AVX512, AVX2, NEON_BF16, NEON = (
+    Path(__file__).with_name(f"librz_{name}.so")
+    for name in ("amx", "avx512_bf16", "avx512", "avx2", "neon_bf16", "neon")
 )
 _MADE_FOR = {  # longer names before those they begin with
     AMX.stem: "AMX tiles",
     AVX512_BF16.stem: "AVX-512 bfloat16",
     AVX512.stem: "AVX-512",
     AVX2.stem: "AVX2",
+    NEON_BF16.stem: "NEON bfloat16",
+    NEON.stem: "NEON",
 }
 TILE_K = 32  # linear layers are multiples of it, and heads for AMX
 HEAD_MULTIPLE, MAX_HEAD_DIM = 8, 256  # of head_dim
 _STRIP = 64  # outputs of a packed weight are padded to a multiple of it
 _TILE_ROWS = 16
 
-SIGNATURES: dict[str, tuple[type, ...]] = {
-    "rz_pack_weight": (pointer, long, long, pointer),
-    "rz_linear": (pointer, *[long] * 3, pointer, pointer, long, pointer, long, int_, pointer),
-    "rz_rms_norm": (pointer, long, pointer, long, float_, pointer, long, long, long),
-    "rz_add": (pointer, pointer, float_, long),
-    "rz_rotate": (pointer, *[long] * 3, pointer, pointer, long, pointer, long),
-    "rz_write_rows": (pointer, pointer, pointer, *[long] * 3),
-    "rz_gate": (pointer, pointer, long, long, int_),
-    "rz_attend": ATTENTION,
-    "rz_draw": (pointer, *[long] * 4, *[pointer] * 4),
-    "rz_pick": (pointer, *[long] * 5, pointer),
-    "rz_weigh": (pointer, *[long] * 3, pointer),
-}
-REDUCE = "all_reduce"  # of a summand: its address, and how many numbers it is
-# What a step of a model is made of, in the order of replay.c, and the arguments.
-REPLAYED = {
-    **{
-        name: SIGNATURES[name]
-        for name in ("rz_linear", "rz_rms_norm", "rz_add", "rz_rotate", "rz_write_rows", "rz_gate", "rz_attend")
-    },
-    REDUCE: (pointer, long),
-}
+# What a step of a model is made of, in the order of their numbers in replay.c, and the arguments.
+REPLAYED = {**{f.name: f.kinds for f in FUNCTIONS if f.replayed}, REDUCE: REDUCE_ARGUMENTS}
 Call = tuple[str, tuple[Any, ...]]  # one of these and its arguments
 
 
@@ -72,9 +47,9 @@ class Collectives(ctypes.Structure):
     """A rank's place in its group, and how far it has got, as collective.h says. `area` and `beats`: addresses."""
 
     _fields_ = (
-        *(("area", pointer), ("stride", long), ("sizes", long), ("payload", long), ("room", long)),
-        *(("rank", long), ("ranks", long), ("tag", ctypes.c_uint64), ("rounds", ctypes.c_uint64)),
-        *(("beats", pointer), ("looks", long), ("elapsed_ns", ctypes.c_uint64)),
+        ("area", c_void_p),
+        *((name, c_long) for name in ("stride", "sizes", "payload", "room", "rank", "ranks")),
+        *(("tag", c_uint64), ("rounds", c_uint64), ("beats", c_void_p), ("looks", c_long), ("elapsed_ns", c_uint64)),
     )
 
 
@@ -103,8 +78,6 @@ class Bfloat16Kernels:
         self.made_for = _MADE_FOR[name]
         self.amx = name == AMX.stem  # whose blocks are multiples of 16 positions
         self.head_multiple = TILE_K if self.amx else HEAD_MULTIPLE
-        library.rz_all_reduce.argtypes, library.rz_all_reduce.restype = (pointer, pointer, long), int_
-        library.rz_replay.argtypes, library.rz_replay.restype = (pointer, long, long, pointer), long
         self._library: ctypes.CDLL | _NotingLibrary = library
 
     @contextmanager
@@ -245,7 +218,7 @@ def why_not(dtype: torch.dtype) -> str:
     """Say why the kernels do not apply on this CPU, or "" where only the operating system can still refuse them."""
     if dtype is not torch.bfloat16:
         return f"the dtype is {str(dtype).removeprefix('torch.')}"
-    return "" if has_amx() or has_avx2() else "this CPU has neither AMX tiles nor AVX2"
+    return "" if has_amx() or has_vectors() else "this CPU has neither AMX tiles nor AVX2 nor NEON"
 
 
 def open_kernels() -> Bfloat16Kernels:
@@ -253,11 +226,17 @@ def open_kernels() -> Bfloat16Kernels:
 
     Raises RegistersRefusedError, and RuntimeError when they are missing, or when there are no threads.
     """
-    best = AMX if has_amx() else AVX512_BF16 if has_avx512_bf16() else AVX512 if has_avx512() else AVX2
-    return load_library(best, torch.get_num_threads())
+    return load_library(AMX if has_amx() else vector_library(pairs=True), torch.get_num_threads())
+
+
+def vector_library(*, pairs: bool) -> Path:
+    """The best library for this CPU without AMX; `pairs`: one that multiplies pairs of bfloat16 may be it."""
+    if has_neon():
+        return NEON_BF16 if pairs and has_neon_bf16() else NEON
+    return AVX512_BF16 if pairs and has_avx512_bf16() else AVX512 if has_avx512() else AVX2
 
 
 def load_library(path: Path, threads: int) -> Bfloat16Kernels:
     """Load the kernels to run on `threads` threads. Raises like `open_kernels`."""
     name = next(name for name in _MADE_FOR if path.name.startswith(name))
-    return Bfloat16Kernels(open_library(path, SIGNATURES, threads), name)
+    return Bfloat16Kernels(open_library(path, threads), name)

@@ -1,7 +1,7 @@
 """Compiles our kernels into libraries beside this file, one for each kind of CPU.
 
 Runs in the build hook of every installation, and by itself (``python services/worker/kernels/build.py``) after a
-change of ``source/``. Machines of other architectures get none and use torch's kernels.
+change of ``source/``: for x86-64 and 64-bit ARM. Machines of other architectures get none and use torch's kernels.
 """
 
 from __future__ import annotations
@@ -9,49 +9,93 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-Compiler = Callable[[str], list[str]]  # the command for a kind of CPU
+Compiler = Callable[["Target"], list[str]]  # the command for a kind of CPU
 
 FOLDER = Path(__file__).resolve().parent
 COMPILER = "ziglang==0.17.0"  # a C compiler from the package registry, where the machine has none
-# Each gets what is in source/ and in a folder of it, for the CPUs that a compiler knows by this name.
-TARGETS = {
-    "amx": ("amx", "sapphirerapids"),  # the first with tile registers
-    "avx512_bf16": ("avx512_bf16", "cooperlake"),  # the first with AVX-512 for bfloat16
-    "avx512": ("avx", "x86-64-v4"),  # Intel's servers since 2017
-    "avx2": ("avx", "x86-64-v3"),  # Intel's since 2013, AMD's since 2015
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A kind of CPU. It gets what is in `source/` and in a folder of it."""
+
+    folder: str
+    march: str  # as `cc` calls it
+    mcpu: str  # as zig does
+
+
+_X86_64 = {
+    "amx": Target("amx", "sapphirerapids", "sapphirerapids"),  # the first with tile registers
+    "avx512_bf16": Target("dot", "cooperlake", "cooperlake"),  # the first with AVX-512 for bfloat16
+    "avx512": Target("fma", "x86-64-v4", "x86_64_v4"),  # Intel's servers since 2017
+    "avx2": Target("fma", "x86-64-v3", "x86_64_v3"),  # Intel's since 2013, AMD's since 2015
 }
-_FLAGS = ("-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-lm", "-lpthread")
+_AARCH64 = {
+    "neon_bf16": Target(
+        "dot", "armv8.2-a+bf16", "generic+v8_2a+bf16"
+    ),  # Neoverse V1 and N2, Graviton 3, Apple's since M2
+    "neon": Target("fma", "armv8-a", "generic"),  # all
+}
+# By the machine that is built for.
+TARGETS = {"linux-x86_64": _X86_64, "linux-aarch64": _AARCH64}
+_PROBES = {"linux-x86_64": "#include <immintrin.h>\n", "linux-aarch64": "#include <arm_neon.h>\n"}
+_FLAGS = (
+    "-O3",
+    "-Wall",
+    "-Wextra",
+    "-Wmissing-prototypes",
+    "-Werror",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-lm",
+    "-lpthread",
+)
 
 
 def required_packages() -> list[str]:
     """What must be installed before `build_kernels` can run."""
-    return [] if not _wanted() or _system_compiler() else [COMPILER]
+    return [] if target() not in TARGETS or system_compiler() else [COMPILER]
 
 
 def build_kernels() -> None:
     """Compile `source/`; raises RuntimeError with the compiler's words when that fails."""
-    if not _wanted():
+    if target() not in TARGETS:
         return
-    compiler = _system_compiler() or _packaged_compiler()
-    for name, (folder, cpu) in TARGETS.items():
-        _compile(compiler(cpu), folder, name)
+    compiler = system_compiler() or packaged_compiler("gnu.2.17")
+    for name, kind in TARGETS[target()].items():
+        library = FOLDER / f"librz_{name}.so"
+        made = library.with_suffix(".so.new")
+        compile_kernels(compiler, kind, made, "-shared")
+        made.replace(library)  # a process that has the old one open keeps it
 
 
-def _compile(command: list[str], folder: str, name: str) -> None:
+def compile_kernels(compiler: Compiler, kind: Target, made: Path, *more: str) -> None:
+    """Compile `source/` for a kind of CPU into `made`. Raises RuntimeError with the compiler's words."""
     source = FOLDER / "source"
-    sources = [str(path) for path in (*sorted((source / folder).glob("*.c")), *sorted(source.glob("*.c")))]
-    made = FOLDER / f"librz_{name}.so.new"
-    command = [*command, *sources, *_FLAGS, f"-I{source / folder}", f"-I{source}", "-o", str(made)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    sources = [str(path) for path in (*sorted((source / kind.folder).glob("*.c")), *sorted(source.glob("*.c")))]
+    with tempfile.TemporaryDirectory() as generated:
+        (Path(generated) / "calls.h").write_text(_calls_header(source / "kernels.h"))
+        includes = [f"-I{folder}" for folder in (source / kind.folder, source, generated)]
+        command = [*compiler(kind), *sources, *more, *_FLAGS, *includes, "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed on the kernels:\n{done.stderr}")
-    made.replace(FOLDER / f"librz_{name}.so")  # a process that has the old one open keeps it
+
+
+def _calls_header(header: Path) -> str:
+    signatures = runpy.run_path(
+        str(Path(__file__).with_name("signatures.py"))
+    )  # not imported: our package is not there
+    return str(signatures["calls_header"](signatures["read_functions"](header)))
 
 
 def target() -> str:
@@ -63,28 +107,27 @@ def _this_machine() -> str:
     return f"{platform.system().lower()}-{platform.machine()}"
 
 
-def _wanted() -> bool:
-    return target() == "linux-x86_64"
-
-
-def _system_compiler() -> Compiler | None:
+def system_compiler() -> Compiler | None:
     """The machine's own compiler, unless it is too old to know the targets or for another machine."""
     path = shutil.which("cc")
     if path is None or target() != _this_machine():
         return None
-    for _, cpu in TARGETS.values():
-        probe = [path, f"-march={cpu}", "-x", "c", "-c", "-o", "/dev/null", "-"]
-        knows = subprocess.run(probe, input="#include <immintrin.h>\n", capture_output=True, text=True, check=False)
+    for kind in TARGETS[target()].values():
+        probe = [path, f"-march={kind.march}", "-x", "c", "-c", "-o", "/dev/null", "-"]
+        knows = subprocess.run(probe, input=_PROBES[target()], capture_output=True, text=True, check=False)
         if knows.returncode:
             return None
-    return lambda cpu: [path, f"-march={cpu}"]
+    return lambda kind: [path, f"-march={kind.march}"]
 
 
-def _packaged_compiler() -> Compiler:
+def packaged_compiler(libc: str) -> Compiler:
+    """The compiler from the package registry, for `target()` with that C library. Raises RuntimeError without it."""
     if importlib.util.find_spec("ziglang") is None:
-        raise RuntimeError(f"no C compiler that knows {TARGETS['amx'][1]}: install one, or pip install {COMPILER}")
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.17"]
-    return lambda cpu: [*command, f"-mcpu={cpu.replace('-', '_')}"]
+        newest = next(iter(TARGETS[target()].values())).march
+        raise RuntimeError(f"no C compiler that knows {newest}: install one, or pip install {COMPILER}")
+    system, machine = target().split("-")
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-{system}-{libc}"]
+    return lambda kind: [*command, f"-mcpu={kind.mcpu}"]
 
 
 if __name__ == "__main__":

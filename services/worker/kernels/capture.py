@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from services.worker.kernels.bfloat16 import REDUCE, REPLAYED, Bfloat16Kernels, Call, Collectives
-from services.worker.kernels.library import float_, int_, long, pointer
+from services.worker.kernels.bfloat16 import REPLAYED, Bfloat16Kernels, Call, Collectives
+from services.worker.kernels.library import FUNCTIONS
+from services.worker.kernels.signatures import REDUCE, most_arguments
 
-_WORDS = 18  # of a call in replay.c: which kernel, and the most arguments that one has
+_WORDS = 1 + most_arguments(FUNCTIONS)  # of a call in replay.c: which kernel, and its arguments
 _ALIGNMENT = 64
 _ALLOCATIONS = {torch.empty, torch.Tensor.new_empty}
 _VIEWS = {torch.Tensor.view, torch.Tensor.chunk, torch.Tensor.__getitem__}
@@ -188,7 +189,7 @@ class GraphCapture(TorchFunctionMode):
         memory = Memory(self._made, Fraction(most_rows, sizes.rows))
         for index, (name, arguments) in enumerate(self._calls):
             for kind, argument in zip(REPLAYED[name], arguments, strict=True):
-                if kind is pointer and argument is not None:
+                if kind == "pointer" and argument is not None:
                     memory.use(argument, index)
         size = memory.place()
         if size > len(arena):
@@ -213,9 +214,9 @@ def _words(call: Call, memory: Memory, base: int) -> list[int]:
     name, arguments = call
     words = [list(REPLAYED).index(name)]
     for kind, argument in zip(REPLAYED[name], arguments, strict=True):
-        if kind is float_:
+        if kind == "float":
             words.append(struct.unpack("<q", struct.pack("<f4x", argument))[0])
-        elif kind is pointer:
+        elif kind == "pointer":
             words.append(memory.moved(argument or 0, base))
         else:
             words.append(int(argument))
@@ -224,7 +225,7 @@ def _words(call: Call, memory: Memory, base: int) -> list[int]:
 
 def _counts(name: str) -> list[bool]:
     """Which words of a call are whole numbers."""
-    known = [False, *(kind in (long, int_) for kind in REPLAYED[name])]
+    known = [False, *(kind in ("long", "int") for kind in REPLAYED[name])]
     return [*known, *[False] * (_WORDS - len(known))]
 
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-pointer, long, float_, int_ = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
-Signatures = Mapping[str, tuple[type, ...]]  # arguments of functions that return nothing
+from services.worker.kernels.signatures import fingerprint, read_functions
+
+_TYPES = {"pointer": ctypes.c_void_p, "long": ctypes.c_long, "int": ctypes.c_int, "float": ctypes.c_float, "void": None}
+FUNCTIONS = read_functions()
 
 # n_kv_heads, group, head_dim, block_size, scale, softcap (0: none), window (0: none)
 AttentionShape = tuple[int, int, int, int, float, float, int]
 # row starts [n + 1], context lengths [n], block tables [n, n_blocks], all int64
 Sequences = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-ATTENTION = (
-    *(pointer, long, pointer, long, pointer),
-    *(long, long, long, long, float_, float_, long),
-    *(pointer, pointer, pointer, long, long),
-)
 
 _NO_THREADS = -2  # from rz_enable
 
@@ -31,24 +28,32 @@ class RegistersRefusedError(RuntimeError):
         super().__init__("the operating system refuses the tile registers")
 
 
-def open_library(path: Path, signatures: Signatures, threads: int) -> ctypes.CDLL:
-    """Load the library to run on `threads` threads.
+def open_library(path: Path, threads: int) -> ctypes.CDLL:
+    """Load the library to run on `threads` threads, its functions as `source/kernels.h` declares them.
 
-    Raises RegistersRefusedError, and RuntimeError when it is missing, or when there are no threads.
+    Raises RegistersRefusedError, and RuntimeError when it is missing or another version, or when there are no threads.
     """
     if not path.exists():
         raise RuntimeError(f"{path} is missing: run `make kernels`, or install again")
     library = ctypes.CDLL(str(path))
-    library.rz_enable.argtypes, library.rz_enable.restype = (long,), int_
+    if _fingerprint(library) != fingerprint(FUNCTIONS):
+        raise RuntimeError(f"{path} was compiled from other sources: run `make kernels`, or install again")
+    for function in FUNCTIONS:
+        if hasattr(library, function.name):  # not every kind of CPU has all of them
+            declared = getattr(library, function.name)
+            declared.argtypes, declared.restype = [_TYPES[kind] for kind in function.kinds], _TYPES[function.result]
     result = library.rz_enable(threads)
     if result == _NO_THREADS:
         raise RuntimeError(f"the kernels cannot start {threads} threads")
     if result:
         raise RegistersRefusedError
-    for name, arguments in signatures.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, None
     return library
+
+
+def _fingerprint(library: ctypes.CDLL) -> str:
+    if not hasattr(library, "rz_fingerprint"):
+        return ""
+    return (ctypes.c_char * 16).in_dll(library, "rz_fingerprint").value.decode()
 
 
 def call_attention(
@@ -59,7 +64,7 @@ def call_attention(
     shape: AttentionShape,
     sequences: Sequences,
 ) -> None:
-    """Attend with `q` [n, heads * head_dim] over a layer's cache, by a `function` with the arguments `ATTENTION`."""
+    """Attend with `q` [n, heads * head_dim] over a layer's cache, by rz_attend or one like it."""
     starts, lengths, blocks = sequences
     function(
         *(q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), cache.data_ptr()),

@@ -9,7 +9,7 @@ import torch
 from services.worker.backends.base import AttentionShape
 from services.worker.backends.batch import StepBatch, long_tensor
 from services.worker.backends.kv_cache import KvCache
-from services.worker.kernels.attention import AvxAttention
+from services.worker.kernels.attention import VectorAttention
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 
 
@@ -25,7 +25,7 @@ class KernelPlan:
 class PagedKernels:
     """Attention by one kernel for all sequences of a step."""
 
-    def __init__(self, shape: AttentionShape, kernels: AvxAttention | Bfloat16Kernels) -> None:
+    def __init__(self, shape: AttentionShape, kernels: VectorAttention | Bfloat16Kernels) -> None:
         self._shape, self.kernels = shape, kernels
 
     def plan(self, batch: StepBatch, block_size: int, window: int | None) -> KernelPlan:
@@ -47,7 +47,7 @@ class PagedKernels:
         return out
 
 
-class PagedAvx(PagedKernels):
+class PagedVectors(PagedKernels):
     """Attention in float32 or bfloat16 with head_dim a multiple of 8."""
 
 

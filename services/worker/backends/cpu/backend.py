@@ -25,7 +25,7 @@ from services.worker.backends.base import (
 )
 from services.worker.backends.choice import Candidate, choose_attention
 from services.worker.backends.collectives import GroupSeat, StepCommunicator
-from services.worker.backends.cpu.attention import PagedAmx, PagedAvx, PagedKernels
+from services.worker.backends.cpu.attention import PagedAmx, PagedKernels, PagedVectors
 from services.worker.backends.cpu.collectives import ReplayedLoneRank
 from services.worker.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGraph
 from services.worker.backends.cpu.ops import KernelOps, OneDnnOps
@@ -82,7 +82,7 @@ class OneDnnBackend:
         if not serves(self.dtype, shape.head_dim):
             return [*gathering]
         kernel = open_attention(self.dtype)
-        return [lambda: PagedAvx(shape, kernel), *gathering]
+        return [lambda: PagedVectors(shape, kernel), *gathering]
 
     def capture(self, computations: Computations) -> StepGraphs:
         """Every step is computed as it comes."""
@@ -104,7 +104,7 @@ class KernelBackend(OneDnnBackend):
     def _attentions(self, shape: AttentionShape) -> list[Candidate]:
         if shape.head_dim % self.kernels.head_multiple or shape.head_dim > MAX_HEAD_DIM:
             return super()._attentions(shape)
-        paged = PagedAmx if self.kernels.amx else PagedAvx
+        paged = PagedAmx if self.kernels.amx else PagedVectors
         return [lambda: paged(shape, self.kernels), lambda: PagedSdpa(shape, self.dtype, CPU)]
 
     def capture(self, computations: Computations) -> StepGraphs:

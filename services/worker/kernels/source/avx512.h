@@ -11,26 +11,27 @@
 #define INLINE static inline __attribute__((always_inline))
 
 #define WIDTH 16 // floats in a register
+#define REGISTERS 32
 
 typedef __m512 vec;
 
-static inline vec load(const float *x) { return _mm512_loadu_ps(x); }
+INLINE vec load(const float *x) { return _mm512_loadu_ps(x); }
 
-static inline void store(float *y, vec x) { _mm512_storeu_ps(y, x); }
+INLINE void store(float *y, vec x) { _mm512_storeu_ps(y, x); }
 
-static inline __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+INLINE __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 
-static inline __m512 load_bf16(const bf16 *x) { return widen(_mm256_loadu_si256((const __m256i *)x)); }
+INLINE __m512 load_bf16(const bf16 *x) { return widen(_mm256_loadu_si256((const __m256i *)x)); }
 
-static inline __m512 load_bf16_tail(const bf16 *x, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, x)); }
+INLINE __m512 load_bf16_tail(const bf16 *x, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, x)); }
 
 // In the upper halves, to nearest, ties to even; NaN keeps its high bits.
-static inline __m512i round_bf16(__m512 x) {
+INLINE __m512i round_bf16(__m512 x) {
     __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
 }
 
-static inline __m256i narrow(__m512 x) { // to nearest, ties to even
+INLINE __m256i narrow(__m512 x) { // to nearest, ties to even
 #ifdef __AVX512BF16__
     return (__m256i)_mm512_cvtneps_pbh(x);
 #else
@@ -38,9 +39,9 @@ static inline __m256i narrow(__m512 x) { // to nearest, ties to even
 #endif
 }
 
-static inline void store_bf16(bf16 *y, __m512 x) { _mm256_storeu_si256((__m256i *)y, narrow(x)); }
+INLINE void store_bf16(bf16 *y, __m512 x) { _mm256_storeu_si256((__m256i *)y, narrow(x)); }
 
-static inline void store_bf16_tail(bf16 *y, __m512 x, __mmask16 mask) { _mm256_mask_storeu_epi16(y, mask, narrow(x)); }
+INLINE void store_bf16_tail(bf16 *y, __m512 x, __mmask16 mask) { _mm256_mask_storeu_epi16(y, mask, narrow(x)); }
 
 INLINE __m512 part_of(__m512i x, int odd) {
     return _mm512_castsi512_ps(odd ? _mm512_and_si512(x, _mm512_set1_epi32((int)0xFFFF0000)) : _mm512_slli_epi32(x, 16));
@@ -61,17 +62,17 @@ INLINE void store_parts(bf16 *y, __m512 even, __m512 odd, long n) { // the first
 
 typedef __mmask16 lanes;
 
-static inline lanes first_lanes(long n) { return n >= WIDTH ? 0xFFFF : (lanes)((1u << n) - 1); }
+INLINE lanes first_lanes(long n) { return n >= WIDTH ? 0xFFFF : (lanes)((1u << n) - 1); }
 
-static inline vec load_tail(const float *x, lanes mask) { return _mm512_maskz_loadu_ps(mask, x); }
+INLINE vec load_tail(const float *x, lanes mask) { return _mm512_maskz_loadu_ps(mask, x); }
 
-static inline void store_tail(float *y, vec x, lanes mask) { _mm512_mask_storeu_ps(y, mask, x); }
+INLINE void store_tail(float *y, vec x, lanes mask) { _mm512_mask_storeu_ps(y, mask, x); }
 
-static inline vec spread(float x) { return _mm512_set1_ps(x); }
+INLINE vec spread(float x) { return _mm512_set1_ps(x); }
 
-static inline vec fma_of(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); } // a b + c
+INLINE vec fma_of(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); } // a b + c
 
-static inline float total_of(vec x) { return _mm512_reduce_add_ps(x); }
+INLINE float total_of(vec x) { return _mm512_reduce_add_ps(x); }
 
 INLINE vec totals_of(const vec x[WIDTH]) { // total_of each
     __m512 a[8], b[4], c[2];
@@ -89,36 +90,19 @@ INLINE vec totals_of(const vec x[WIDTH]) { // total_of each
     return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xDD));
 }
 
-static inline vec larger_of(vec a, vec b) { return _mm512_max_ps(a, b); }
+INLINE vec larger_of(vec a, vec b) { return _mm512_max_ps(a, b); }
 
-static inline float largest_of(vec x) { return _mm512_reduce_max_ps(x); }
+INLINE float largest_of(vec x) { return _mm512_reduce_max_ps(x); }
 
-// 2^x: the fraction by a polynomial (minimax on [-0.5, 0.5], relative error 2e-7), the integer by the exponent.
-static inline __m512 exp2_of(__m512 x) {
+#include "maths.h"
+
+// 2^x: the fraction by a polynomial, the integer by the exponent.
+INLINE vec exp2_of(vec x) {
     // Below the normal numbers it is 0: the processor would take a hundred times as long to round to it.
     __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
     x = _mm512_maskz_mov_ps(normal, x); // -inf would turn into NaN
     __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 f = _mm512_sub_ps(x, whole);
-    __m512 p = _mm512_set1_ps(1.5403530e-4f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.3333558e-3f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.6181291e-3f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5504109e-2f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022651e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return _mm512_maskz_scalef_ps(normal, p, whole);
-}
-
-// 1 / (1 + e^-x)
-static inline __m512 sigmoid_of(__m512 x) {
-    __m512 e = exp2_of(_mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f)));
-    return _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_add_ps(_mm512_set1_ps(1.0f), e));
-}
-
-static inline __m512 tanh_of(__m512 x) { // 2 sigmoid(2x) - 1
-    __m512 s = sigmoid_of(_mm512_add_ps(x, x));
-    return _mm512_fmsub_ps(_mm512_set1_ps(2.0f), s, _mm512_set1_ps(1.0f));
+    return _mm512_maskz_scalef_ps(normal, exp2_of_fraction(x - whole), whole);
 }
 
 // 16 x 16 elements of 32 bits, rows to columns, which lie `step` bytes apart.
@@ -143,3 +127,36 @@ INLINE void turn(__m512i r[16], char *to, long step) {
         _mm512_storeu_si512(to + (12 + i) * step, _mm512_shuffle_i32x4(c, d, 0xDD));
     }
 }
+
+#ifdef __AVX512BF16__
+
+typedef __m512i pairs; // of bfloat16, WIDTH of them
+
+INLINE pairs load_pairs(const bf16 *x) { return _mm512_loadu_si512(x); }
+
+typedef __mmask32 pair_lanes;
+
+INLINE pair_lanes first_pairs(long n) { return first_bf16(n); } // n: of numbers
+
+INLINE pairs load_pairs_tail(const bf16 *x, pair_lanes mask) { return _mm512_maskz_loadu_epi16(mask, x); }
+
+INLINE void store_pairs(bf16 *y, pairs x) { _mm512_storeu_si512(y, x); }
+
+INLINE pairs spread_pair(const bf16 *x) { // the same in every place
+    int32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    return _mm512_set1_epi32(pair);
+}
+
+// a b + c: of each pair, the products of both numbers.
+INLINE vec dot_of(pairs a, pairs b, vec c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
+
+// Pairs of a number of x and the one of y: of the lower numbers, or the upper ones.
+INLINE pairs zip_of(pairs x, pairs y, int upper) {
+    static const uint16_t order[2][32] = {
+        {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+        {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+    return _mm512_permutex2var_epi16(x, _mm512_loadu_si512(order[upper]), y);
+}
+
+#endif

@@ -40,13 +40,15 @@ static int all_are_there(const collectives *c, long count) {
     for (long peer = 0; peer < c->ranks; peer++) {
         while (__atomic_load_n((const uint64_t *)area_of(c, peer), __ATOMIC_ACQUIRE) <= c->tag) {
             if (!looks--) return 0;
-            _mm_pause();
+            pause_briefly();
         }
         if (*bytes_of(c, peer) != count * sizeof(bf16)) return 0;
     }
     return 1;
 }
 
+// x [count] = the sum of what all ranks bring under the next tag. Returns 1, and leaves x and tag alone, when another rank has
+// not come that far within `looks`, or has brought another number; a second call goes on where the first one stopped.
 EXPORT int rz_all_reduce(collectives *c, bf16 *x, long count) {
     if (c->ranks > 1) {
         publish(c, x, count);

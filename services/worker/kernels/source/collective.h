@@ -4,7 +4,7 @@
 #include "kernels.h"
 
 // A rank's place in its group, and how far it has got.
-typedef struct {
+struct collectives {
     char *area;                        // of all ranks, `stride` bytes each: the tag first
     long stride, sizes, payload, room; // where in a rank's area: bytes brought, and what was brought, at most `room`, ...
     long rank, ranks;                  // ... of even rounds; of odd ones each lies behind that
@@ -12,8 +12,4 @@ typedef struct {
     uint64_t *beats;                   // counts signs of life
     long looks;                        // out for the others, before it is the caller's turn to wait for them
     uint64_t elapsed_ns;               // in collectives between replayed kernels
-} collectives;
-
-// x [count] = the sum of what all ranks bring under the next tag. Returns 1, and leaves x and tag alone, when another rank has
-// not come that far within `looks`, or has brought another number; a second call goes on where the first one stopped.
-int rz_all_reduce(collectives *c, bf16 *x, long count);
+};

@@ -1,18 +1,42 @@
-// The kernels that a step of a model is made of, in all libraries alike; what they do stands where they are defined.
+// All that the libraries export; what the functions do stands where they are defined. signatures.py reads this file: Python calls
+// by it, and steps are replayed by it. Arguments are pointers, long, int or float.
 #pragma once
 
 #include <stdint.h>
 
 typedef uint16_t bf16;
+typedef struct collectives collectives; // collective.h
+typedef struct call call;               // replay.c
 
-void rz_linear(const bf16 *x, long ldx, long m, long k, const bf16 *packed, const float *bias, long n, void *y, long ldy,
-               int wide, bf16 *spare);
-void rz_rms_norm(const bf16 *x, long ldx, const float *weight, long groups, float eps, bf16 *y, long ldy, long m, long n);
-void rz_add(bf16 *x, const bf16 *added, float scale, long count);
-void rz_rotate(bf16 *x, long ldx, long heads, long head_dim, const float *cos, const float *sin, long half,
-               const int64_t *positions, long m);
-void rz_write_rows(bf16 *cache, const int64_t *slots, const bf16 *x, long ldx, long width, long m);
-void rz_gate(const bf16 *x, bf16 *y, long m, long n, int tanh);
-void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *cache, long n_kv, long group, long head_dim,
-               long block_size, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
-               const int64_t *blocks, long n_blocks, long sequences);
+// Fetches the line of memory at an address, into the first-level cache or the second.
+#define FETCH_NEAR(address) __builtin_prefetch(address, 0, 3)
+#define FETCH(address) __builtin_prefetch(address, 0, 2)
+
+#define REPLAYED // what a step of a model is made of
+
+REPLAYED void rz_linear(const bf16 *x, long ldx, long m, long k, const bf16 *packed, const float *bias, long n, void *y, long ldy,
+                        int wide, bf16 *spare);
+REPLAYED void rz_rms_norm(const bf16 *x, long ldx, const float *weight, long groups, float eps, bf16 *y, long ldy, long m, long n);
+REPLAYED void rz_add(bf16 *x, const bf16 *added, float scale, long count);
+REPLAYED void rz_rotate(bf16 *x, long ldx, long heads, long head_dim, const float *cos, const float *sin, long half,
+                        const int64_t *positions, long m);
+REPLAYED void rz_write_rows(bf16 *cache, const int64_t *slots, const bf16 *x, long ldx, long width, long m);
+REPLAYED void rz_gate(const bf16 *x, bf16 *y, long m, long n, int tanh);
+REPLAYED void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *cache, long n_kv, long group, long head_dim,
+                        long block_size, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
+                        const int64_t *blocks, long n_blocks, long sequences);
+
+// Only where floats are multiplied.
+void rz_attend_float(const float *q, long ldq, float *out, long ldo, const float *cache, long n_kv, long group, long head_dim,
+                     long block_size, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
+                     const int64_t *blocks, long n_blocks, long sequences);
+
+void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed);
+void rz_draw(const float *logits, long ld, long m, long n, long first_id, const float *temperature, const uint64_t *seeds,
+             const int64_t *positions, int64_t *keys);
+void rz_pick(const float *logits, long ld, long m, long n, long first_id, long width, int64_t *keys);
+void rz_weigh(const float *logits, long ld, long m, long n, float *mass);
+
+int rz_enable(long threads);
+int rz_all_reduce(collectives *c, bf16 *x, long count);
+long rz_replay(const call *calls, long n, long first, collectives *group);

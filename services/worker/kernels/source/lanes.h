@@ -2,10 +2,7 @@
 // same keys.
 #pragma once
 
-#include <immintrin.h>
-#include <stdint.h>
-
-#include "pool.h"
+#include "common.h"
 
 #define LANES 32
 #define MAX_HEAD_DIM 256
@@ -86,8 +83,8 @@ INLINE void fetch(const layer *a, const found_keys *f, long keys, long part, lon
     for (long i = part * keys / parts; i < end; i++) {
         const char *k = (const char *)a->cache + f->at[i] * a->size;
         for (long at = 0; at < size; at += 64) {
-            _mm_prefetch(k + at, _MM_HINT_T1);
-            _mm_prefetch(k + a->n_kv * size + at, _MM_HINT_T1);
+            FETCH(k + at);
+            FETCH(k + a->n_kv * size + at);
         }
     }
 }

@@ -15,6 +15,16 @@ INLINE ints counted(void) { // 0, 1, 2, ...
     return x;
 }
 
+// x where low <= position < limit, else y.
+INLINE vec choose_within(ints position, int32_t low, int32_t limit, vec x, vec y) {
+#ifdef __AVX512F__
+    __mmask16 before = _mm512_cmplt_epi32_mask((__m512i)position, _mm512_set1_epi32(limit));
+    return _mm512_mask_blend_ps(before & _mm512_cmpge_epi32_mask((__m512i)position, _mm512_set1_epi32(low)), y, x);
+#else
+    return (vec)choose((position < limit) & (position >= low), (ints)x, (ints)y);
+#endif
+}
+
 INLINE ints ordered(vec x) {
     ints bits = (ints)(x + spread(0.0f)); // -0.0 becomes +0.0
     return bits ^ ((bits >> 31) & 0x7FFFFFFF);

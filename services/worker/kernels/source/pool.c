@@ -1,7 +1,7 @@
 // A pool for pieces of work of microseconds: idle threads look out for a moment, then sleep in the kernel.
+#include "kernels.h"
 #include "pool.h"
 
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -52,7 +52,7 @@ static void help(uint64_t round, long thread) {
 
 static void *stand_by(void *thread) {
     for (uint32_t seen = 0;; seen = atomic_load(&pool.round), help(seen, (long)thread)) {
-        for (int look = 0; look < LOOKS && atomic_load(&pool.round) == seen; look++) _mm_pause();
+        for (int look = 0; look < LOOKS && atomic_load(&pool.round) == seen; look++) pause_briefly();
         atomic_fetch_add(&pool.sleepers, 1);
         while (atomic_load(&pool.round) == seen) syscall(SYS_futex, &pool.round, FUTEX_WAIT_PRIVATE, seen, 0, 0, 0);
         atomic_fetch_sub(&pool.sleepers, 1);
@@ -85,7 +85,7 @@ static void share_parts(task work, const void *context, long n, long parts) {
     help(atomic_load(&pool.round), 0);
     for (int look = 0; atomic_load(&pool.left); look++) { // a helper that lost its core gets this one
         if (look < LOOKS)
-            _mm_pause();
+            pause_briefly();
         else
             sched_yield();
     }

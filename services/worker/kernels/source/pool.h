@@ -12,3 +12,12 @@ void share(task work, const void *context, long n);
 void share_in_order(task work, const void *context, long n);
 
 long pool_threads(void);
+
+// A moment for the neighbours of whoever looks out.
+static inline void pause_briefly(void) {
+#ifdef __aarch64__
+    __asm__ volatile("isb"); // `yield` does nothing on most processors
+#else
+    __builtin_ia32_pause();
+#endif
+}

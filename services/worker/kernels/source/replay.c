@@ -1,11 +1,9 @@
-// Calls kernels again, with the arguments that were recorded. Both lists are told apart by their order alone: the kernels'
-// here and in bfloat16.py, the arguments' here and in kernels.h.
+// Calls kernels again, with the arguments that were captured.
 #include <time.h>
 
+#include "calls.h"
 #include "collective.h"
 #include "common.h"
-
-#define ARGUMENTS 17 // of attention, which has most
 
 typedef union {
     void *p;
@@ -13,12 +11,13 @@ typedef union {
     float f;
 } argument;
 
-typedef struct {
+struct call {
     long kernel;
     argument a[ARGUMENTS];
-} call;
+};
 
-enum { LINEAR, RMS_NORM, ADD, ROTATE, WRITE_ROWS, GATE, ATTEND, REDUCE };
+// Of the header that this was compiled with.
+EXPORT const char rz_fingerprint[] = FINGERPRINT;
 
 static uint64_t now_ns(void) {
     struct timespec now;
@@ -40,28 +39,7 @@ EXPORT long rz_replay(const call *calls, long n, long first, collectives *group)
     for (long i = first; i < n; i++) {
         const argument *a = calls[i].a;
         switch (calls[i].kernel) {
-        case LINEAR:
-            rz_linear(a[0].p, a[1].i, a[2].i, a[3].i, a[4].p, a[5].p, a[6].i, a[7].p, a[8].i, (int)a[9].i, a[10].p);
-            break;
-        case RMS_NORM:
-            rz_rms_norm(a[0].p, a[1].i, a[2].p, a[3].i, a[4].f, a[5].p, a[6].i, a[7].i, a[8].i);
-            break;
-        case ADD:
-            rz_add(a[0].p, a[1].p, a[2].f, a[3].i);
-            break;
-        case ROTATE:
-            rz_rotate(a[0].p, a[1].i, a[2].i, a[3].i, a[4].p, a[5].p, a[6].i, a[7].p, a[8].i);
-            break;
-        case WRITE_ROWS:
-            rz_write_rows(a[0].p, a[1].p, a[2].p, a[3].i, a[4].i, a[5].i);
-            break;
-        case GATE:
-            rz_gate(a[0].p, a[1].p, a[2].i, a[3].i, (int)a[4].i);
-            break;
-        case ATTEND:
-            rz_attend(a[0].p, a[1].i, a[2].p, a[3].i, a[4].p, a[5].i, a[6].i, a[7].i, a[8].i, a[9].f, a[10].f, a[11].i,
-                      a[12].p, a[13].p, a[14].p, a[15].i, a[16].i);
-            break;
+        CALLS_OF_A_STEP
         case REDUCE:
             if (!group || !reduce(group, a[0].p, a[1].i)) return i;
             break;

@@ -11,19 +11,28 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.cpu import has_amx, has_avx2, has_avx512, has_avx512_bf16
+from services.worker.cpu import has_amx, has_avx2, has_avx512, has_avx512_bf16, has_neon, has_neon_bf16
 from services.worker.kernels import attention, bfloat16
-from services.worker.kernels.bfloat16 import AMX, AVX2, AVX512, AVX512_BF16, Bfloat16Kernels
+from services.worker.kernels.bfloat16 import AMX, AVX2, AVX512, AVX512_BF16, NEON, NEON_BF16, Bfloat16Kernels
 
 OnThreads = Callable[[int], Bfloat16Kernels]
 Load = Callable[[str, int], Any]
 
-LIBRARIES = {"amx": AMX, "avx512_bf16": AVX512_BF16, "avx512": AVX512, "avx2": AVX2}
+LIBRARIES = {
+    "amx": AMX,
+    "avx512_bf16": AVX512_BF16,
+    "avx512": AVX512,
+    "avx2": AVX2,
+    "neon_bf16": NEON_BF16,
+    "neon": NEON,
+}
 _RUNS = {
     AMX: (has_amx, "tile registers (AMX)"),
     AVX512_BF16: (has_avx512_bf16, "AVX-512 for bfloat16"),
     AVX512: (has_avx512, "AVX-512"),
     AVX2: (has_avx2, "AVX2"),
+    NEON_BF16: (has_neon_bf16, "NEON bfloat16"),
+    NEON: (has_neon, "NEON"),
 }
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from services.worker.kernels.attention import AvxAttention
+from services.worker.kernels.attention import VectorAttention
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from tests.unit.worker.kernels.conftest import Load
 from tests.unit.worker.kernels.numbers import HALF_ULP, assert_rounded, normal
@@ -73,24 +73,23 @@ class Kind:
 
     dtype: torch.dtype
     library: str
-    on_threads: Callable[[int], Bfloat16Kernels | AvxAttention]
+    on_threads: Callable[[int], Bfloat16Kernels | VectorAttention]
 
     @property
-    def kernels(self) -> Bfloat16Kernels | AvxAttention:
+    def kernels(self) -> Bfloat16Kernels | VectorAttention:
         return self.on_threads(3)
 
     @property
     def weight_error(self) -> float:
         """Of a weight when it meets its value, relative: products of bfloat16 alone round it to that."""
-        return 0.0 if self.library in ("avx512", "avx2") else HALF_ULP * 1.01
+        return 0.0 if self.library in ("avx512", "avx2", "neon") else HALF_ULP * 1.01
 
 
 @pytest.fixture(
     params=[
         "amx",
-        "avx512_bf16",
-        "avx512_bf16:bfloat16",
-        *(f"{x}{of}" for x in ("avx512", "avx2") for of in ("", ":bfloat16", ":float32")),
+        *(f"{x}{of}" for x in ("avx512_bf16", "neon_bf16") for of in ("", ":bfloat16")),
+        *(f"{x}{of}" for x in ("avx512", "avx2", "neon") for of in ("", ":bfloat16", ":float32")),
     ]
 )
 def kind(request: pytest.FixtureRequest, load: Load) -> Kind:
@@ -130,7 +129,7 @@ def slots_of(table: torch.Tensor, keys: int, case: Case) -> torch.Tensor:
     return table[positions // case.block_size] * case.block_size + positions % case.block_size
 
 
-def attend(kernels: Bfloat16Kernels | AvxAttention, case: Case, data: Data) -> torch.Tensor:
+def attend(kernels: Bfloat16Kernels | VectorAttention, case: Case, data: Data) -> torch.Tensor:
     out = torch.full((data.q.shape[0] + 1, data.q.shape[1]), torch.nan, dtype=data.q.dtype)
     numbers = (case.n_kv, case.group, case.head_dim, case.block_size, case.scale, case.softcap, case.window)
     kernels.attend(data.q, out[:-1], data.cache, numbers, (data.starts, data.lengths, data.tables))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from services.worker.kernels import attention, bfloat16, build
-from services.worker.kernels.bfloat16 import AMX, AVX2, AVX512, AVX512_BF16
+from services.worker.kernels import build, library, signatures
+from services.worker.kernels.bfloat16 import AMX, AVX2, AVX512, AVX512_BF16, NEON
+from services.worker.kernels.library import FUNCTIONS
 
 PROJECT = Path(__file__).resolve().parents[4]
 needs_compiler = pytest.mark.skipif(
-    (platform.system(), platform.machine()) != ("Linux", "x86_64") or build.required_packages() != [],
+    build.target() not in build.TARGETS or build.required_packages() != [],
     reason="this machine has no C compiler that knows the target, or another architecture",
 )
 
@@ -79,7 +81,7 @@ def test_a_broken_source_is_an_error_in_the_compilers_words(folder: Path, line: 
     assert (folder / AMX.name).read_bytes() == b"old"
 
 
-@pytest.mark.parametrize(("system", "machine"), [("Linux", "aarch64"), ("Darwin", "x86_64")])
+@pytest.mark.parametrize(("system", "machine"), [("Linux", "riscv64"), ("Darwin", "x86_64")])
 def test_other_machines_need_nothing_and_get_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, system: str, machine: str
 ) -> None:
@@ -98,28 +100,68 @@ def test_for_another_machine_this_one_has_no_compiler(folder: Path, monkeypatch:
     assert build.required_packages() == [build.COMPILER]
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("RYZANSTEIN_TARGET", "linux-aarch64")
+    assert build.required_packages() == [build.COMPILER]
+    monkeypatch.setenv("RYZANSTEIN_TARGET", "linux-riscv64")
     assert build.required_packages() == []
     build.build_kernels()
     assert not list(folder.glob("*.so*"))
 
 
 @pytest.mark.skipif((platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="no kernels here")
-@pytest.mark.parametrize("library", [AMX, AVX512_BF16, AVX512, AVX2], ids=lambda path: path.stem)
-def test_the_installation_has_them(library: Path) -> None:
+@pytest.mark.parametrize("path", [AMX, AVX512_BF16, AVX512, AVX2], ids=lambda path: path.stem)
+def test_the_installation_has_them(path: Path) -> None:
     """Also where the CPU could not run them: the libraries are made for where they will run."""
-    assert library.exists(), "run `make kernels`"
-    names = {*bfloat16.SIGNATURES, "rz_enable"} | (
-        {*attention._FUNCTIONS.values()} if library in (AVX512, AVX2) else set()
-    )
-    assert {name for name in names if name.encode() in library.read_bytes()} == names
+    assert path.exists(), "run `make kernels`"
+    names = {function.name for function in FUNCTIONS}
+    if path not in (AVX512, AVX2):
+        names.remove("rz_attend_float")
+    assert {name for name in names if name.encode() in path.read_bytes()} == names
+    assert signatures.fingerprint(FUNCTIONS).encode() in path.read_bytes()
 
 
 @needs_compiler
+@pytest.mark.skipif(build.target() != "linux-x86_64", reason="another compiler")
 @pytest.mark.parametrize("name", ["avx512_bf16", "avx512", "avx2"])
 def test_the_compiler_keeps_the_fetching_of_keys_ahead(name: str) -> None:
     """gcc leaves out calls of a function that only fetches, and attention waits for memory twice as long."""
-    source, compiler = build.FOLDER / "source", build._system_compiler() or build._packaged_compiler()
-    folder, target = build.TARGETS[name]
-    includes = (f"-I{source / folder}", f"-I{source}")
-    command = [*compiler(target), str(source / folder / "attention.c"), "-O3", *includes, "-S", "-o", "-"]
+    source, compiler = build.FOLDER / "source", build.system_compiler() or build.packaged_compiler("gnu")
+    kind = build.TARGETS["linux-x86_64"][name]
+    attention = source / kind.folder / "attention.c"
+    command = [*compiler(kind), str(attention), "-O3", f"-I{source}", "-S", "-o", "-"]
     assert "prefetcht1" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@needs_compiler
+def test_a_library_of_other_signatures_is_refused(folder: Path) -> None:
+    """Python calls as the header declares, so a library that another header made is never called."""
+    header = folder / "source" / "kernels.h"
+    header.write_text(header.read_text().replace("long first_id, long width", "long width, long first_id"))
+    with pytest.raises(RuntimeError, match=r"conflicting types"):
+        build.build_kernels()  # the compiler holds the functions to it
+    picks = folder / "source" / "pick.c"
+    picks.write_text(picks.read_text().replace("long first_id, long width", "long width, long first_id"))
+    build.build_kernels()
+    path = folder / (AVX2.name if build.target() == "linux-x86_64" else NEON.name)
+    with pytest.raises(RuntimeError, match=r"was compiled from other sources: run `make kernels`"):
+        library.open_library(path, 1)
+
+
+def test_a_parameter_that_python_cannot_pass_is_named(tmp_path: Path) -> None:
+    header = tmp_path / "kernels.h"
+    for parameters, words in (
+        ("long m, double x", "x is double"),
+        ("long *m[3]", r"cannot read the parameter 'long \*m\[3\]'"),
+    ):
+        header.write_text(f"void rz_new({parameters});\n")
+        with pytest.raises(ValueError, match=f"rz_new: {words}"):
+            signatures.read_functions(header)
+
+
+def test_every_exported_function_is_declared() -> None:
+    """Of those that are defined in C, none is missing in the header, by which Python and replays call."""
+    defined = {
+        name
+        for path in (build.FOLDER / "source").rglob("*.c")
+        for name in re.findall(r"^EXPORT (?:void|int|long) (rz_\w+)\(", path.read_text(), re.MULTILINE)
+    }
+    assert defined == {function.name for function in FUNCTIONS}

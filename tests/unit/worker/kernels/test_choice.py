@@ -16,7 +16,7 @@ from services.worker.backends.collectives import SingleRank
 from services.worker.backends.cpu.attention import PagedAmx
 from services.worker.backends.cpu.backend import KernelBackend, OneDnnBackend
 from services.worker.backends.opening import open_backend
-from services.worker.cpu import has_amx, has_avx2, has_avx512, has_avx512_bf16
+from services.worker.cpu import has_amx, has_avx2, has_avx512, has_avx512_bf16, has_neon, has_neon_bf16, has_vectors
 from services.worker.kernels import attention, bfloat16
 from services.worker.model.build import load_model
 from tests.unit.worker.model.harness import CPU
@@ -26,9 +26,24 @@ PROJECT = Path(__file__).resolve().parents[4]
 HASWELL = "flags\t\t: fpu sse2 avx2 fma f16c bmi2"
 SKYLAKE = f"{HASWELL} avx512f avx512bw avx512cd avx512vl avx512dq avx512_vnni"
 COOPER_LAKE = f"{SKYLAKE} avx512_bf16"
-BEST = "AMX" if has_amx() else "AVX512_BF16" if has_avx512_bf16() else "AVX512" if has_avx512() else "AVX2"
-MADE_FOR = {"AMX": "AMX tiles", "AVX512_BF16": "AVX-512 bfloat16", "AVX512": "AVX-512", "AVX2": "AVX2"}
-needs_kernels = pytest.mark.skipif(not has_avx2(), reason="this CPU has no AVX2")
+MADE_FOR = {
+    "AMX": "AMX tiles",
+    "AVX512_BF16": "AVX-512 bfloat16",
+    "AVX512": "AVX-512",
+    "AVX2": "AVX2",
+    "NEON_BF16": "NEON bfloat16",
+    "NEON": "NEON",
+}
+_CAN = {
+    "AMX": has_amx,
+    "AVX512_BF16": has_avx512_bf16,
+    "AVX512": has_avx512,
+    "NEON_BF16": has_neon_bf16,
+    "NEON": has_neon,
+}
+BEST = next((name for name, can in _CAN.items() if can()), "AVX2")
+needs_kernels = pytest.mark.skipif(not has_vectors(), reason="this CPU has neither AVX2 nor NEON")
+needs_x86 = pytest.mark.skipif(not has_avx2(), reason="this CPU has no AVX2")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +64,7 @@ def test_where_there_are_kernels_they_serve_and_the_log_says_so(
         load_model(checkpoint, SingleRank(), backend)
     assert isinstance(backend, KernelBackend)
     assert f"kernels: ours for {MADE_FOR[BEST]}" in caplog.messages
-    assert f"attention: {'PagedAmx' if has_amx() else 'PagedAvx'}" in caplog.messages
+    assert f"attention: {'PagedAmx' if has_amx() else 'PagedVectors'}" in caplog.messages
 
 
 def test_another_dtype_is_served_by_torch_and_our_attention(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -58,7 +73,7 @@ def test_another_dtype_is_served_by_torch_and_our_attention(checkpoint: Path, ca
         load_model(checkpoint, SingleRank(), backend)
     assert type(backend) is OneDnnBackend
     assert "kernels: torch's, because the dtype is float32" in caplog.messages
-    assert f"attention: {'PagedAvx' if has_avx2() else 'PagedSdpa'}" in caplog.messages
+    assert f"attention: {'PagedVectors' if has_vectors() else 'PagedSdpa'}" in caplog.messages
 
 
 def _pretend(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,10 +87,10 @@ def test_elsewhere_torch_serves(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     with caplog.at_level(logging.INFO):
         backend = open_backend(torch.bfloat16, CPU)
     assert type(backend) is OneDnnBackend
-    assert "kernels: torch's, because this CPU has neither AMX tiles nor AVX2" in caplog.messages
+    assert "kernels: torch's, because this CPU has neither AMX tiles nor AVX2 nor NEON" in caplog.messages
 
 
-@needs_kernels
+@needs_x86
 @pytest.mark.parametrize(
     ("flags", "name", "whole"),
     [(HASWELL, "AVX2", "AVX2"), (SKYLAKE, "AVX512", "AVX512"), (COOPER_LAKE, "AVX512_BF16", "AVX512")],
@@ -96,6 +111,24 @@ def test_a_cpu_without_amx_is_served_by_the_best_that_it_can_run(
     for dtype in (torch.bfloat16, torch.float32):
         attention.open_attention(dtype)
     assert opened == [(getattr(bfloat16, name), torch.bfloat16), (getattr(bfloat16, whole), torch.float32)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [("Features\t: fp asimd", "NEON"), ("Features\t: fp asimd bf16", "NEON_BF16")],
+    ids=["plain", "bfloat16"],
+)
+def test_a_cpu_of_arm_gets_its_libraries(monkeypatch: pytest.MonkeyPatch, flags: str, name: str) -> None:
+    opened = []
+    monkeypatch.setattr(bfloat16, "load_library", lambda path, threads: opened.append(path))
+    monkeypatch.setattr(attention, "load_library", lambda path, threads, dtype: opened.append(path))
+    _pretend(flags, monkeypatch)
+    assert bfloat16.why_not(torch.bfloat16) == ""
+    assert attention.serves(torch.float32, 80)
+    bfloat16.open_kernels()
+    for dtype in (torch.bfloat16, torch.float32):
+        attention.open_attention(dtype)
+    assert opened == [getattr(bfloat16, name), getattr(bfloat16, name), bfloat16.NEON]
 
 
 def test_on_another_device_torch_serves(caplog: pytest.LogCaptureFixture) -> None:
@@ -121,11 +154,11 @@ def test_attention_alone_serves_where_it_can(monkeypatch: pytest.MonkeyPatch, tm
     assert not attention.serves(torch.float32, 84)
     assert not attention.serves(torch.float32, 264)
     assert not attention.serves(torch.float16, 80)
-    for name in ("AVX512_BF16", "AVX512", "AVX2"):
-        monkeypatch.setattr(attention, name, tmp_path / getattr(bfloat16, name).name)
+    for name in MADE_FOR:
+        monkeypatch.setattr(bfloat16, name, tmp_path / getattr(bfloat16, name).name)
     with pytest.raises(RuntimeError, match=r"librz_\w+\.so is missing: run `make kernels`"):
         attention.open_attention(torch.float32)
-    monkeypatch.setattr(attention, "has_avx2", lambda: False)
+    monkeypatch.setattr(attention, "has_vectors", lambda: False)
     assert not attention.serves(torch.float32, 80)
 
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from services.worker.backends.collectives import SingleRank
-from services.worker.backends.cpu.attention import PagedAmx, PagedAvx
+from services.worker.backends.cpu.attention import PagedAmx, PagedVectors
 from services.worker.backends.cpu.backend import KernelBackend, OneDnnBackend
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.model.build import load_model
@@ -70,7 +70,7 @@ def test_logits_are_as_close_to_float32_as_torchs(kernels: Bfloat16Kernels, name
     reference.save_pretrained(tmp_path)
     exact = reference_logits(reference.float(), prompt(N_TOKENS, 203))
     ours = load_model(tmp_path, SingleRank(), KernelBackend(kernels))
-    assert isinstance(ours._attention, PagedAmx if kernels.amx else PagedAvx)
+    assert isinstance(ours._attention, PagedAmx if kernels.amx else PagedVectors)
     torchs = load_model(tmp_path, SingleRank(), OneDnnBackend(torch.bfloat16))
     by_torch = _errors(torchs, exact, [])
     for chunks in ([], [1, 37, 1, 64, *[1] * 20]):

@@ -4,7 +4,7 @@
 // block of 32 keys, counted from the sequence's start, one after another, while the next block is fetched. Whatever is summed
 // is summed for a lane alone and in an order of its own, and masked keys add exact zeros. Hence a lane's bits depend neither on
 // the other lanes nor on how rows are cut into steps.
-#include "common.h"
+#include "tiles.h"
 
 #define KEYS 32           // per block: two tiles of scores, one step of the product with V
 #define MAX_HEAD_DIM 256

@@ -1,6 +1,6 @@
 // Linear layers in bfloat16 with float32 sums. A row's sums are taken in the order of k, alone: its bits depend
 // neither on the number of rows nor on its neighbours.
-#include "common.h"
+#include "tiles.h"
 
 #define STRIP 64        // outputs computed together: four panels of a tile's width
 #define ROW_BLOCK 256   // rows whose inputs stay in the second-level cache while the weight streams past them

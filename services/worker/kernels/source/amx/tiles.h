@@ -1,7 +1,7 @@
 // What the kernels for AMX share: the tile registers.
 #pragma once
 
-#include "avx512.h"
+#include "common.h"
 
 #define TILE 16         // rows of a tile, and float32 columns of its accumulator
 #define TILE_K 32       // bfloat16 values in a row of a tile

@@ -1,5 +1,5 @@
-// Attention over the paged cache in float32, for CPUs with AVX2 or AVX-512, with an online softmax (Milakov & Gimelshein,
-// arXiv:1805.02867).
+// Attention over the paged cache in float32, by multiply-add, for AVX2, AVX-512 and NEON, with an online softmax (Milakov &
+// Gimelshein, arXiv:1805.02867).
 //
 // A lane is one query head of one row. Keys are taken in blocks of 16 counted from the sequence's start, and whatever is
 // summed for a lane is summed in an order of its own: over head_dim in WIDTH partial sums, over keys one after the other.
@@ -11,6 +11,8 @@
 #include "lanes.h"
 
 #define KEYS 16
+#define SUMS (WIDTH > 4 ? WIDTH : 16)   // that products of lanes and keys are added to at a time
+#define COLUMNS (WIDTH > 4 ? 2 : 4)     // registers of values that four lanes take at a time
 #define FEW 8 // lanes for which keys and values are not worth being stored as floats: each is read once or twice
 #define ALIGNED _Alignas(64) // a register that lies in two lines of the cache takes twice as long
 
@@ -76,7 +78,7 @@ INLINE vec load_of(const void *row, long i, int in_bf16) {
 // Adds to sums[lane][key] what register `i` of queries and keys brings.
 INLINE void multiply(const float *queries, const void *const *keys, long size, long i, int lanes, int in_bf16, vec *sums) {
     vec q[4];
-    int n = WIDTH / lanes;
+    int n = SUMS / lanes;
 #pragma GCC unroll 16
     for (int lane = 0; lane < lanes; lane++) q[lane] = load(queries + lane * size + i * WIDTH);
 #pragma GCC unroll 16
@@ -88,22 +90,22 @@ INLINE void multiply(const float *queries, const void *const *keys, long size, l
 }
 
 INLINE void dots(const float *queries, const void *const *keys, long size, int lanes, int in_bf16, float (*scores)[KEYS]) {
-    vec sums[WIDTH];
-    int n = WIDTH / lanes;
+    vec sums[SUMS], totals[SUMS / WIDTH];
+    int n = SUMS / lanes;
     long i = 0;
 #pragma GCC unroll 16
-    for (int s = 0; s < WIDTH; s++) sums[s] = spread(0);
+    for (int s = 0; s < SUMS; s++) sums[s] = spread(0);
     for (; i + 2 <= size / WIDTH; i += 2) {
         multiply(queries, keys, size, i, lanes, in_bf16, sums);
         multiply(queries, keys, size, i + 1, lanes, in_bf16, sums);
     }
     if (i < size / WIDTH) multiply(queries, keys, size, i, lanes, in_bf16, sums);
-    vec totals = totals_of(sums);
-    for (int lane = 0; lane < lanes; lane++) memcpy(scores[lane], (float *)&totals + lane * n, n * sizeof(float));
+    for (int i = 0; i < SUMS / WIDTH; i++) totals[i] = totals_of(sums + i * WIDTH);
+    for (int lane = 0; lane < lanes; lane++) memcpy(scores[lane], (float *)totals + lane * n, n * sizeof(float));
 }
 
 INLINE void score_lanes(tile *t, const block *b, long lane, long size, int lanes, int in_bf16) {
-    for (int key = 0; key < KEYS; key += WIDTH / lanes)
+    for (int key = 0; key < KEYS; key += SUMS / lanes)
         dots(t->queries + lane * size, b->keys + key, size, lanes, in_bf16, (float (*)[KEYS])(t->scores[lane] + key));
 }
 
@@ -140,7 +142,7 @@ static void weigh(const layer *a, tile *t, long lane, long first_key) {
 
 INLINE void add(const float (*weights)[KEYS], const void *const *values, long keys, const float *shrink, long j, int lanes,
                 int n, int in_bf16, float *found, long size) {
-    vec sums[8];
+    vec sums[4 * COLUMNS];
 #pragma GCC unroll 4
     for (int lane = 0; lane < lanes; lane++)
 #pragma GCC unroll 4
@@ -171,7 +173,7 @@ INLINE void add_lanes(tile *t, const block *b, long keys, long lane, long size, 
 // found = found * shrink + weights V
 INLINE void accumulate(const layer *a, tile *t, const block *b, long keys, int in_bf16) {
     long lane = 0, size = padded(a), n = t->lanes->n;
-    for (; lane + 3 <= n; lane += 4) add_lanes(t, b, keys, lane, size, 4, 2, in_bf16);
+    for (; lane + 3 <= n; lane += 4) add_lanes(t, b, keys, lane, size, 4, COLUMNS, in_bf16);
     if (lane + 2 == n) return add_lanes(t, b, keys, lane, size, 2, 4, in_bf16);
     if (lane + 1 == n) add_lanes(t, b, keys, lane, size, 1, 4, in_bf16);
 }

@@ -1,11 +1,12 @@
-// Linear layers with bfloat16 weights and float32 arithmetic, for CPUs with AVX2 or AVX-512. Every output is one sum in the
+// Linear layers with bfloat16 weights and float32 arithmetic, by multiply-add, for AVX2, AVX-512 and NEON. Every output is one sum in the
 // order of k: a row's bits depend neither on the number of rows nor on its neighbours.
 #include "order.h"
 #include "product.h"
 
 #define STRIP (2 * WIDTH)           // outputs of a packed strip: two registers
 #define AT_ONCE (GROUP / STRIP)     // strips of a group
-#define ROWS (WIDTH == 16 ? 12 : 6) // rows that a strip is multiplied with: their sums and the weights fill the registers
+#define ROWS (REGISTERS == 32 ? 12 : 6) // rows that a strip is multiplied with: their sums and the weights fill the registers
+#define LINE (WIDTH == 4 ? 4 : 1)   // of k, that are one line of memory or less
 #define INPUT_BYTES (512 << 10)     // of inputs that stay in a near cache while the weight streams past them
 
 // Numbers from one row of inputs to the next: rows a multiple of 4 KiB apart would share few lines of the first-level cache.
@@ -41,7 +42,7 @@ INLINE void block(const product *p, const float *x, long row, long strip, int ro
         for (int i = 0; i < rows && strips > 1; i++) inputs[i] = spread(x[i * stride + k]);
 #pragma GCC unroll 16
         for (int s = 0; s < strips; s++) {
-            if (ahead) _mm_prefetch(w + ((s + AT_ONCE) * p->k + k) * STRIP, _MM_HINT_T1);
+            if (ahead && k % LINE == 0) FETCH(w + ((s + AT_ONCE) * p->k + k) * STRIP);
             ints pairs;
             memcpy(&pairs, w + (s * p->k + k) * STRIP, sizeof pairs);
             vec low = (vec)(pairs << 16), high = (vec)(pairs & spread_int((int)0xFFFF0000));
@@ -65,7 +66,7 @@ static void multiply_few(const product *p, const float *x, long row, long rows, 
     if (rows == n) \
         for (long s = strip; s < strip + AT_ONCE; s += STRIPS_OF(n)) block(p, x, row, s, n, STRIPS_OF(n), 1);
     FEW(1) FEW(2) FEW(3) FEW(4) FEW(5)
-#if WIDTH == 16
+#if REGISTERS == 32
     FEW(6) FEW(7) FEW(8) FEW(9) FEW(10) FEW(11)
 #endif
 #undef FEW

@@ -1,16 +1,16 @@
-// Linear layers in bfloat16 for CPUs that multiply pairs of it (AVX512-BF16) and have no tiles. Every output is one float32
-// sum in the order of the pairs of k: a row's bits depend neither on the number of rows nor on its neighbours.
+// Linear layers in bfloat16 for CPUs that multiply pairs of it (AVX512-BF16, NEON with bfloat16) and have no tiles. Every output is one
+// float32 sum in the order of the pairs of k: a row's bits depend neither on the number of rows nor on its neighbours.
 #include "common.h"
 #include "product.h"
 
-#define REGISTERS 4  // of weights that a row is multiplied with: WIDTH outputs each
-#define STRIP GROUP  // outputs of a packed strip: all these registers
+#define ACROSS 4     // registers of weights that a row is multiplied with: WIDTH outputs each
+#define STRIP (ACROSS * WIDTH) // outputs of a packed strip: all these registers
 #define ROWS 6       // rows that are multiplied at once: their 24 sums, the weights and an input fill the registers
 #define DEPTH 1024   // of k in a panel, which stays in the second-level cache while all rows come by
 #define SHALLOW 128  // the same for three or four blocks, which compute about as long as the next panel takes to come
 #define MAX_ROWS 384 // that come by; more read the weight again
 
-// Weights are packed as [strips][k / 2][64][2]: the pairs of k of 16 outputs are a register. n is padded with zeros.
+// Weights are packed as [strips][k / 2][STRIP][2]: the pairs of k of WIDTH outputs are a register. n is padded with zeros.
 EXPORT void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed) {
     for (long strip = 0; strip < n; strip += STRIP)
         for (long i = 0; i < k; i += 2)
@@ -30,34 +30,34 @@ typedef struct {
 // panel; one line for every pair of k is fetched into the first-level cache, or two into the second: twice as many into the
 // first would hold up what comes from the second.
 INLINE void block(const product *p, const panel *w, long row, float (*kept)[STRIP], const char *ahead, int lines, int rows) {
-    __m512 sums[ROWS][REGISTERS];
+    vec sums[ROWS][ACROSS];
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 8
-        for (int r = 0; r < REGISTERS; r++) sums[i][r] = w->from ? _mm512_loadu_ps(kept[i] + r * WIDTH) : _mm512_setzero_ps();
+        for (int r = 0; r < ACROSS; r++) sums[i][r] = w->from ? load(kept[i] + r * WIDTH) : spread(0);
     const bf16 *x = p->x + row * p->ldx, *weights = w->weights;
     for (long k = w->from; k < w->to; k += 2, weights += 2 * STRIP, ahead += 64 * lines) {
-        if (lines == 1) _mm_prefetch(ahead, _MM_HINT_T0);
+        if (lines == 1) FETCH_NEAR(ahead);
         if (lines == 2) {
-            _mm_prefetch(ahead, _MM_HINT_T1);
-            _mm_prefetch(ahead + 64, _MM_HINT_T1);
+            FETCH(ahead);
+            FETCH(ahead + 64);
         }
-        __m512bh pairs[REGISTERS];
+        pairs weight[ACROSS];
 #pragma GCC unroll 8
-        for (int r = 0; r < REGISTERS; r++) pairs[r] = (__m512bh)_mm512_loadu_si512(weights + r * 2 * WIDTH);
+        for (int r = 0; r < ACROSS; r++) weight[r] = load_pairs(weights + r * 2 * WIDTH);
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
-            __m512bh input = spread_pair(x + i * p->ldx + k);
+            pairs input = spread_pair(x + i * p->ldx + k);
 #pragma GCC unroll 8
-            for (int r = 0; r < REGISTERS; r++) sums[i][r] = _mm512_dpbf16_ps(sums[i][r], input, pairs[r]);
+            for (int r = 0; r < ACROSS; r++) sums[i][r] = dot_of(input, weight[r], sums[i][r]);
         }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 8
-        for (int r = 0; r < REGISTERS; r++)
+        for (int r = 0; r < ACROSS; r++)
             if (w->to < p->k)
-                _mm512_storeu_ps(kept[i] + r * WIDTH, sums[i][r]);
+                store(kept[i] + r * WIDTH, sums[i][r]);
             else
                 store_sums(p, row + i, w->column + r * WIDTH, sums[i][r]);
 }
@@ -73,7 +73,7 @@ static void multiply_rows(const product *p, const panel *w, long row, float (*ke
 
 // Rows [first, last). The blocks behind the first fetch the next panel, each a part of it.
 static void multiply_panel(const product *p, const panel *w, long first, long last, float (*kept)[STRIP]) {
-    long n_lines = (w->to - w->from) / 2 * REGISTERS, part = (w->to - w->from) / 2 * w->lines;
+    long n_lines = (w->to - w->from) * STRIP * (long)sizeof(bf16) / 64, part = (w->to - w->from) / 2 * w->lines;
     const char *next = (const char *)(w->weights + (w->to - w->from) * STRIP);
     for (long row = first, line = -part; row < last; row += ROWS, line += part) {
         int lines = line >= 0 && line < n_lines ? w->lines : 0;

@@ -1,16 +1,16 @@
-// Attention over the paged cache in bfloat16 with float32 sums, for CPUs that multiply pairs of it, with an online softmax
+// Attention over the paged cache in bfloat16 with float32 sums, for CPUs that multiply pairs of it (AVX512-BF16, NEON with
+// bfloat16), with an online softmax
 // (Milakov & Gimelshein, arXiv:1805.02867).
 //
 // Keys are taken in blocks of 32 counted from the sequence's start. A block's keys are turned so that a register holds a pair
-// of values of 16 of them, and its values so that it holds 16 values of a pair of keys: nothing is summed across a register but
+// of values of WIDTH of them, and its values so that it holds WIDTH values of a pair of keys: nothing is summed across a register but
 // a lane's weights. What is summed for a lane is summed in an order of its own, and masked keys add exact zeros. Hence a lane's
 // bits depend neither on the other lanes nor on how rows are cut into steps.
-#include "common.h"
+#include "order.h"
 #include "lanes.h"
 
 #define KEYS 32
-#define HALF 16   // keys of a register of scores
-#define CHUNK 32  // values of a register
+#define CHUNK (2 * WIDTH) // values of a register
 #define AT_ONCE 8 // lanes, whose 16 sums and what they are multiplied with fill the registers
 
 typedef struct {
@@ -22,40 +22,34 @@ typedef struct {
 } tile;
 
 typedef struct {
-    bf16 keys[MAX_HEAD_DIM / 2][2][HALF][2];             // pairs of values; halves of the keys
-    bf16 values[MAX_HEAD_DIM / WIDTH][HALF][WIDTH][2]; // registers of values; pairs of keys
+    bf16 keys[MAX_HEAD_DIM / 2][KEYS / WIDTH][WIDTH][2];   // pairs of values; registers of keys
+    bf16 values[MAX_HEAD_DIM / WIDTH][KEYS / 2][WIDTH][2]; // registers of values; pairs of keys
 } block;
 
-INLINE __mmask32 first_values(long n) { return n >= CHUNK ? 0xFFFFFFFF : (1u << n) - 1; }
-
 static void take_keys(const layer *a, const bf16 *const *found, block *b) {
-    for (int half = 0; half < 2; half++)
+    for (int part = 0; part < KEYS / WIDTH; part++)
         for (long j = 0; j < a->head_dim; j += CHUNK) {
-            __mmask32 mask = first_values(a->head_dim - j);
-            __m512i rows[HALF];
+            pairs rows[WIDTH];
+            pair_lanes mask = first_pairs(a->head_dim - j);
 #pragma GCC unroll 16
-            for (int i = 0; i < HALF; i++) {
-                const bf16 *k = found[half * HALF + i];
-                rows[i] = k ? _mm512_maskz_loadu_epi16(mask, k + j) : _mm512_setzero_si512();
+            for (int i = 0; i < WIDTH; i++) {
+                const bf16 *k = found[part * WIDTH + i];
+                rows[i] = k ? load_pairs_tail(k + j, mask) : (pairs){0};
             }
-            turn(rows, (char *)b->keys[j / 2][half], sizeof b->keys[0]);
+            turn(rows, (char *)b->keys[j / 2][part], sizeof b->keys[0]);
         }
 }
 
 static void take_values(const layer *a, const bf16 *const *found, block *b) {
-    static const uint16_t order[2][32] = {
-        {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
-        {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
-    __m512i low = _mm512_loadu_si512(order[0]), high = _mm512_loadu_si512(order[1]);
     long values = a->n_kv * a->head_dim;
-    for (int pair = 0; pair < HALF; pair++) {
+    for (int pair = 0; pair < KEYS / 2; pair++) {
         const bf16 *even = found[2 * pair], *odd = found[2 * pair + 1];
         for (long j = 0; j < a->head_dim; j += CHUNK) {
-            __mmask32 mask = first_values(a->head_dim - j);
-            __m512i x = even ? _mm512_maskz_loadu_epi16(mask, even + values + j) : _mm512_setzero_si512();
-            __m512i y = odd ? _mm512_maskz_loadu_epi16(mask, odd + values + j) : _mm512_setzero_si512();
-            _mm512_storeu_si512(b->values[j / WIDTH][pair], _mm512_permutex2var_epi16(x, low, y));
-            _mm512_storeu_si512(b->values[j / WIDTH + 1][pair], _mm512_permutex2var_epi16(x, high, y));
+            pair_lanes mask = first_pairs(a->head_dim - j);
+            pairs x = even ? load_pairs_tail(even + values + j, mask) : (pairs){0};
+            pairs y = odd ? load_pairs_tail(odd + values + j, mask) : (pairs){0};
+            store_pairs(b->values[j / WIDTH][pair][0], zip_of(x, y, 0));
+            store_pairs(b->values[j / WIDTH + 1][pair][0], zip_of(x, y, 1));
         }
     }
 }
@@ -70,23 +64,24 @@ static void take_block(const layer *a, const found_keys *f, const found_keys *ne
     take_values(a, found, b);
 }
 
-INLINE void score(const layer *a, tile *t, const block *b, long lane, int n) {
-    __m512 sums[AT_ONCE][2];
+// The products of `n` lanes with two registers of keys.
+INLINE void score_part(const layer *a, tile *t, const block *b, long lane, int n, int part) {
+    vec sums[AT_ONCE][2];
 #pragma GCC unroll 8
-    for (int i = 0; i < n; i++) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
+    for (int i = 0; i < n; i++) sums[i][0] = sums[i][1] = spread(0);
     for (long pair = 0; pair < a->head_dim / 2; pair++) {
-        __m512bh low = (__m512bh)_mm512_loadu_si512(b->keys[pair][0]), high = (__m512bh)_mm512_loadu_si512(b->keys[pair][1]);
+        pairs low = load_pairs(b->keys[pair][part][0]), high = load_pairs(b->keys[pair][part + 1][0]);
 #pragma GCC unroll 8
         for (int i = 0; i < n; i++) {
-            __m512bh query = spread_pair(t->queries[lane + i] + 2 * pair);
-            sums[i][0] = _mm512_dpbf16_ps(sums[i][0], query, low);
-            sums[i][1] = _mm512_dpbf16_ps(sums[i][1], query, high);
+            pairs query = spread_pair(t->queries[lane + i] + 2 * pair);
+            sums[i][0] = dot_of(query, low, sums[i][0]);
+            sums[i][1] = dot_of(query, high, sums[i][1]);
         }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < n; i++) {
-        _mm512_storeu_ps(t->scores[lane + i], sums[i][0]);
-        _mm512_storeu_ps(t->scores[lane + i] + HALF, sums[i][1]);
+        store(t->scores[lane + i] + part * WIDTH, sums[i][0]);
+        store(t->scores[lane + i] + (part + 1) * WIDTH, sums[i][1]);
     }
 }
 
@@ -95,60 +90,56 @@ INLINE void accumulate(const layer *a, tile *t, const block *b, long lane, int n
     long size = (a->head_dim + CHUNK - 1) / CHUNK * CHUNK;
     for (long j = 0; j < a->head_dim; j += CHUNK) {
         float *found = t->found + lane * size + j;
-        __m512 sums[AT_ONCE][2];
+        vec sums[AT_ONCE][2];
 #pragma GCC unroll 8
         for (int i = 0; i < n; i++) {
-            __m512 shrink = _mm512_set1_ps(t->shrink[lane + i]);
-            sums[i][0] = _mm512_mul_ps(_mm512_loadu_ps(found + i * size), shrink);
-            sums[i][1] = _mm512_mul_ps(_mm512_loadu_ps(found + i * size + WIDTH), shrink);
+            vec shrink = spread(t->shrink[lane + i]);
+            sums[i][0] = load(found + i * size) * shrink;
+            sums[i][1] = load(found + i * size + WIDTH) * shrink;
         }
-        for (int pair = 0; pair < HALF; pair++) {
-            __m512bh low = (__m512bh)_mm512_loadu_si512(b->values[j / WIDTH][pair]);
-            __m512bh high = (__m512bh)_mm512_loadu_si512(b->values[j / WIDTH + 1][pair]);
+        for (int pair = 0; pair < KEYS / 2; pair++) {
+            pairs low = load_pairs(b->values[j / WIDTH][pair][0]), high = load_pairs(b->values[j / WIDTH + 1][pair][0]);
 #pragma GCC unroll 8
             for (int i = 0; i < n; i++) {
-                __m512bh weight = spread_pair(t->weights[lane + i] + 2 * pair);
-                sums[i][0] = _mm512_dpbf16_ps(sums[i][0], weight, low);
-                sums[i][1] = _mm512_dpbf16_ps(sums[i][1], weight, high);
+                pairs weight = spread_pair(t->weights[lane + i] + 2 * pair);
+                sums[i][0] = dot_of(weight, low, sums[i][0]);
+                sums[i][1] = dot_of(weight, high, sums[i][1]);
             }
         }
 #pragma GCC unroll 8
         for (int i = 0; i < n; i++) {
-            _mm512_storeu_ps(found + i * size, sums[i][0]);
-            _mm512_storeu_ps(found + i * size + WIDTH, sums[i][1]);
+            store(found + i * size, sums[i][0]);
+            store(found + i * size + WIDTH, sums[i][1]);
         }
     }
 }
 
 // Turns a lane's scores into weights relative to its new top; earlier sums shrink to match.
 static void weigh(const layer *a, tile *t, long lane, long first_key) {
-    const __m512 none = _mm512_set1_ps(-INFINITY), cap = _mm512_set1_ps(a->softcap * 1.44269504f);
-    const __m512 scale = _mm512_set1_ps(a->softcap ? a->scale / a->softcap : a->scale * 1.44269504f);
-    const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    __m512i limit = _mm512_set1_epi32(t->lanes->limit[lane]), low = _mm512_set1_epi32(t->lanes->low[lane]);
-    __m512 part[2];
-    for (int i = 0; i < 2; i++) {
-        __m512i position = _mm512_add_epi32(_mm512_set1_epi32((int)first_key + i * HALF), order);
-        __mmask16 seen = _mm512_cmplt_epi32_mask(position, limit) & _mm512_cmpge_epi32_mask(position, low);
-        __m512 s = _mm512_mul_ps(_mm512_loadu_ps(t->scores[lane] + i * HALF), scale);
-        if (a->softcap) s = _mm512_mul_ps(tanh_of(s), cap);
-        part[i] = _mm512_mask_blend_ps(seen, none, s);
+    vec part[KEYS / WIDTH], none = spread(-INFINITY), cap = spread(a->softcap * 1.44269504f), most = none, sum = spread(0);
+    vec scale = spread(a->softcap ? a->scale / a->softcap : a->scale * 1.44269504f);
+    ints position = counted() + (int32_t)first_key;
+    for (int i = 0; i < KEYS / WIDTH; i++, position += WIDTH) {
+        vec s = load(t->scores[lane] + i * WIDTH) * scale;
+        if (a->softcap) s = tanh_of(s) * cap;
+        part[i] = choose_within(position, t->lanes->low[lane], t->lanes->limit[lane], s, none);
+        most = larger_of(part[i], most);
     }
-    float largest = largest_of(_mm512_max_ps(part[0], part[1]));
-    float top = t->top[lane] > largest ? t->top[lane] : largest; // fmaxf would be a call
+    float largest = largest_of(most), top = t->top[lane] > largest ? t->top[lane] : largest; // fmaxf would be a call
     float base = top == -INFINITY ? 0 : top; // nothing is seen yet
-    for (int i = 0; i < 2; i++) {
-        part[i] = exp2_of(_mm512_sub_ps(part[i], _mm512_set1_ps(base)));
-        store_bf16(t->weights[lane] + i * HALF, part[i]);
+    for (int i = 0; i < KEYS / WIDTH; i++) {
+        part[i] = exp2_of(part[i] - spread(base));
+        store_bf16(t->weights[lane] + i * WIDTH, part[i]);
+        sum += part[i];
     }
-    float shrink = _mm512_cvtss_f32(exp2_of(_mm512_set1_ps(t->top[lane] - base)));
+    float shrink = exp2_of(spread(t->top[lane] - base))[0];
     t->top[lane] = top;
-    t->total[lane] = t->total[lane] * shrink + total_of(_mm512_add_ps(part[0], part[1]));
+    t->total[lane] = t->total[lane] * shrink + total_of(sum);
     t->shrink[lane] = shrink;
 }
 
 INLINE void attend_lanes(const layer *a, tile *t, const block *b, long key, long lane, int n) {
-    score(a, t, b, lane, n);
+    for (int part = 0; part < KEYS / WIDTH; part += 2) score_part(a, t, b, lane, n, part);
     for (int i = 0; i < n; i++) weigh(a, t, lane + i, key);
     accumulate(a, t, b, lane, n);
 }
@@ -189,10 +180,10 @@ static void attend_tile(const layer *a, const tile_lanes *l, const keys_of_seque
         fetch(a, &next, KEYS, 3, 4);
     }
     for (long lane = 0; lane < l->n; lane++) {
-        __m512 factor = _mm512_set1_ps(1.0f / t.total[lane]);
+        vec factor = spread(1.0f / t.total[lane]);
         bf16 *to = (bf16 *)a->out + l->row[lane] * a->ldo + l->head[lane] * a->head_dim;
         for (long j = 0; j < a->head_dim; j += WIDTH)
-            store_bf16_tail(to + j, _mm512_mul_ps(_mm512_loadu_ps(t.found + lane * size + j), factor), first_lanes(a->head_dim - j));
+            store_bf16_tail(to + j, load(t.found + lane * size + j) * factor, first_lanes(a->head_dim - j));
     }
 }
 

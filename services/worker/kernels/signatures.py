@@ -1,0 +1,93 @@
+"""What the compiled libraries offer, read from the one place that says it: `source/kernels.h`.
+
+Python calls by it, captures by it, and the build makes of it what replays, so these cannot differ; that a function is
+what the header says is checked by the C compiler. Only the standard library is imported: the build runs without ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+Kind = Literal["pointer", "long", "int", "float"]
+
+HEADER = Path(__file__).resolve().with_name("source") / "kernels.h"
+REDUCE = (
+    "all_reduce"  # a step's collective, which is replayed like a kernel: of the summand at an address, so many numbers
+)
+REDUCE_ARGUMENTS: tuple[Kind, ...] = ("pointer", "long")
+
+_FUNCTION = re.compile(r"^(REPLAYED )?(void|long|int) (rz_\w+)\(([^)]*)\);", re.MULTILINE)
+_PARAMETER = re.compile(r"(?:const )?(\w+) (\*?)(\w+)")
+_IN_C: dict[Kind, str] = {"pointer": "a[{}].p", "long": "a[{}].i", "int": "(int)a[{}].i", "float": "a[{}].f"}
+
+
+class Function(NamedTuple):
+    """An exported function."""
+
+    name: str
+    replayed: bool
+    result: str  # "void", "long" or "int"
+    names: tuple[str, ...]  # of the arguments
+    kinds: tuple[Kind, ...]
+
+
+def read_functions(header: Path = HEADER) -> tuple[Function, ...]:
+    """All functions in the order of the header. Raises ValueError for an argument of another kind than the four."""
+    return tuple(
+        Function(name, bool(replayed), result, *_read_parameters(name, parameters))
+        for replayed, result, name, parameters in _FUNCTION.findall(header.read_text())
+    )
+
+
+def _read_parameters(function: str, parameters: str) -> tuple[tuple[str, ...], tuple[Kind, ...]]:
+    names, kinds = list[str](), list[Kind]()
+    for parameter in parameters.split(","):
+        found = _PARAMETER.fullmatch(parameter.strip())
+        if found is None:
+            raise ValueError(f"{function}: cannot read the parameter {parameter.strip()!r}")
+        type_, star, name = found.groups()
+        if not star and type_ not in ("long", "int", "float"):
+            raise ValueError(f"{function}: {name} is {type_}; arguments are pointers, long, int or float")
+        names.append(name)
+        kinds.append("pointer" if star else type_)  # type: ignore[arg-type]
+    return tuple(names), tuple(kinds)
+
+
+def fingerprint(functions: tuple[Function, ...]) -> str:
+    """What a library is asked for before it is called: one that was compiled from another header has another."""
+    return hashlib.sha256(repr([tuple(function) for function in functions]).encode()).hexdigest()[:16]
+
+
+def calls_header(functions: tuple[Function, ...]) -> str:
+    """`calls.h`: how a function is called whose number and arguments lie in memory (replay.c)."""
+    replayed, others = (
+        [f for f in functions if f.replayed is wanted and f.result == "void"] for wanted in (True, False)
+    )
+    lines = [
+        "// Made from kernels.h by signatures.py.",
+        f'#define FINGERPRINT "{fingerprint(functions)}"',
+        f"#define ARGUMENTS {most_arguments(functions)}",
+        f"enum {{ {_numbered(replayed)}, REDUCE, {_numbered(others)} }};",
+        f"#define CALLS_OF_A_STEP {_cases(replayed)}",
+        f"#define OTHER_CALLS {_cases(others)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def most_arguments(functions: tuple[Function, ...]) -> int:
+    """How many the longest call has."""
+    return max(len(function.kinds) for function in functions)
+
+
+def _numbered(functions: list[Function]) -> str:
+    return ", ".join(function.name.upper() for function in functions)
+
+
+def _cases(functions: list[Function]) -> str:
+    return " ".join(
+        f"case {f.name.upper()}: {f.name}({', '.join(_IN_C[kind].format(i) for i, kind in enumerate(f.kinds))}); break;"
+        for f in functions
+    )
