@@ -59,7 +59,7 @@ class Fleet:
 
     async def follow(self, lease: Lease) -> None:
         """Keep a worker in its pool and its state stream open until cancelled."""
-        self._join(lease)
+        self.join(lease)
         name, pause, extra = lease.worker_id, RECONNECT_MIN_S, {"worker_id": lease.worker_id, "address": lease.address}
         broken = False
         async with open_channel(lease.address, small_messages=True) as channel:
@@ -93,7 +93,8 @@ class Fleet:
             cause = f"{error.code().name}: {error.details()}"
         return heard, cause
 
-    def _join(self, lease: Lease) -> None:
+    def join(self, lease: Lease) -> None:
+        """The worker of a lease belongs to its model's pool, not connected yet."""
         pool = self.pools.get(lease.model) or self._new_pool(lease.model)
         pool.add(lease.worker_id, lease.address, self._limits)
         self._homes[lease.worker_id] = pool

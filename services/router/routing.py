@@ -21,9 +21,9 @@ from services.router.membership import Member
 from services.router.policies.policy import Policy
 from services.router.pool import Pool
 from services.router.prefixes import Depths, Prefixes
+from services.router.queue import QueueFullError, RouteQueue
 from services.router.sessions import Binding, Held, Sessions, SessionsAway
 from services.router.snapshot import Choice, Floats, Query, Snapshot, WhyNot, hash64, matched_at, why_not_for
-from services.router.waiting import QueueFullError, WaitingQueue
 
 # A caller hears that there is no place before it gives up: it would take this router for dead.
 PATIENCE_USED = 0.9
@@ -87,7 +87,7 @@ class Routing:
     prefixes: Prefixes | None
     queue_size: int
     queue_timeout_s: float
-    queues: dict[str, WaitingQueue[Placement]] = field(default_factory=dict)
+    queues: dict[str, RouteQueue[Placement]] = field(default_factory=dict)
     _seqs: Iterator[int] = field(default_factory=_sequence)
     _waiting_for_anybody: int = 0
     _turn: int = field(default_factory=lambda: secrets.randbelow(1 << 20))  # routers do not march in step
@@ -163,7 +163,7 @@ class Routing:
     ) -> Placement:
         queue = self.queues.get(pool.model)
         if queue is None:
-            queue = self.queues[pool.model] = WaitingQueue(self.queue_size)
+            queue = self.queues[pool.model] = RouteQueue(self.queue_size)
         # Nobody overtakes those who wait.
         if not queue and (placed := self._book(pool, request, known)):
             return placed

@@ -88,7 +88,7 @@ def test_a_model_is_forgotten_ten_minutes_after_its_last_worker_unless_it_is_exp
     monkeypatch.setattr("services.router.fleet.time.monotonic", lambda: now[0])
     fleet = RouterFleet("r", 30.0, BreakerLimits(), lambda: None, ["tiny"])
     for worker, model in (("a", "tiny"), ("b", "huge"), ("c", "huge")):
-        fleet._join(Lease(worker, "i", "host:1", model, "serving"))
+        fleet.join(Lease(worker, "i", "host:1", model, "serving"))
     fleet.lost("a")
     fleet.lost("b")
     now[0] += 700
@@ -96,7 +96,7 @@ def test_a_model_is_forgotten_ten_minutes_after_its_last_worker_unless_it_is_exp
     fleet.lost("c")
     now[0] += 590
     assert fleet.forget() == []
-    fleet._join(Lease("c", "j", "host:1", "huge", "serving"))
+    fleet.join(Lease("c", "j", "host:1", "huge", "serving"))
     now[0] += 700
     assert fleet.forget() == []
     fleet.lost("c")

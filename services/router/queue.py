@@ -23,7 +23,7 @@ class _Waiter(Generic[T]):
     done: asyncio.Future[T]
 
 
-class WaitingQueue(Generic[T]):
+class RouteQueue(Generic[T]):
     """Each waiter brings an attempt: a synchronous function that answers None as long as it cannot succeed."""
 
     def __init__(self, size: int) -> None:

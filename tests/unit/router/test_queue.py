@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.waiting import QueueFullError, WaitingQueue
+from services.router.queue import QueueFullError, RouteQueue
 
 
 class Gate:
@@ -26,7 +26,7 @@ class Gate:
 
 
 async def enqueue(
-    queue: WaitingQueue[int], gate: Gate, waiters: list[tuple[str, int]], timeout_s: float = 30
+    queue: RouteQueue[int], gate: Gate, waiters: list[tuple[str, int]], timeout_s: float = 30
 ) -> list[asyncio.Task[int]]:
     tasks = []
     for i, (tenant, priority) in enumerate(waiters):
@@ -37,7 +37,7 @@ async def enqueue(
 
 
 async def test_tenants_take_turns_whatever_the_length_of_their_lines() -> None:
-    queue, gate = WaitingQueue[int](100), Gate()
+    queue, gate = RouteQueue[int](100), Gate()
     tasks = await enqueue(queue, gate, [("greedy", 0)] * 10 + [("modest", 0)] * 2)
     gate.places = 4
     queue.drain()
@@ -49,7 +49,7 @@ async def test_tenants_take_turns_whatever_the_length_of_their_lines() -> None:
 
 
 async def test_priority_comes_before_fairness() -> None:
-    queue, gate = WaitingQueue[int](100), Gate()
+    queue, gate = RouteQueue[int](100), Gate()
     tasks = await enqueue(queue, gate, [("a", 1), ("b", 0), ("a", -5), ("b", 0)])
     gate.places = 100
     queue.drain()
@@ -58,16 +58,16 @@ async def test_priority_comes_before_fairness() -> None:
 
 
 async def test_a_full_queue_refuses() -> None:
-    queue, gate = WaitingQueue[int](2), Gate()
+    queue, gate = RouteQueue[int](2), Gate()
     await enqueue(queue, gate, [("a", 0), ("b", 0)])
     with pytest.raises(QueueFullError):
         await queue.wait("a", 0, lambda: None, 1)
     with pytest.raises(QueueFullError):
-        await WaitingQueue[int](0).wait("a", 0, lambda: None, 1)
+        await RouteQueue[int](0).wait("a", 0, lambda: None, 1)
 
 
 async def test_a_greedy_tenant_makes_room_for_another() -> None:
-    queue, gate = WaitingQueue[int](3), Gate()
+    queue, gate = RouteQueue[int](3), Gate()
     tasks = await enqueue(queue, gate, [("greedy", 0)] * 3 + [("modest", 0)])
     with pytest.raises(QueueFullError):
         await tasks[2]
@@ -77,7 +77,7 @@ async def test_a_greedy_tenant_makes_room_for_another() -> None:
 
 
 async def test_a_more_urgent_request_takes_the_place_of_a_less_urgent_one() -> None:
-    queue, gate = WaitingQueue[int](1), Gate()
+    queue, gate = RouteQueue[int](1), Gate()
     tasks = await enqueue(queue, gate, [("a", 5), ("a", 0)])
     with pytest.raises(QueueFullError):
         await tasks[0]
@@ -87,7 +87,7 @@ async def test_a_more_urgent_request_takes_the_place_of_a_less_urgent_one() -> N
 
 
 async def test_waiting_ends_and_leaves_nothing_behind() -> None:
-    queue, gate = WaitingQueue[int](10), Gate()
+    queue, gate = RouteQueue[int](10), Gate()
     tasks = await enqueue(queue, gate, [("a", 0)], timeout_s=0.01)
     with pytest.raises(TimeoutError):
         await tasks[0]
@@ -95,7 +95,7 @@ async def test_waiting_ends_and_leaves_nothing_behind() -> None:
 
 
 async def test_a_caller_that_goes_away_leaves_the_queue() -> None:
-    queue, gate = WaitingQueue[int](10), Gate()
+    queue, gate = RouteQueue[int](10), Gate()
     tasks = await enqueue(queue, gate, [("a", 0), ("a", 0)])
     tasks[0].cancel()
     gate.places = 1
@@ -111,7 +111,7 @@ def test_within_a_priority_nobody_is_served_twice_before_another_once(
     waiters: list[tuple[str, int]], places: int
 ) -> None:
     async def run() -> list[tuple[str, int]]:
-        queue, gate = WaitingQueue[int](1000), Gate()
+        queue, gate = RouteQueue[int](1000), Gate()
         tasks = await enqueue(queue, gate, waiters)
         gate.places = places
         queue.drain()
