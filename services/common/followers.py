@@ -55,9 +55,9 @@ class Followers:
         self.joined = self.left = 0  # since the start
 
     @property
-    def leases_read(self) -> bool:
-        """Whether Redis has answered once."""
-        return self.read.is_set()
+    def waits_for(self) -> str:
+        """Why no leases are known yet; empty once Redis has answered, whatever it does later."""
+        return "" if self.read.is_set() else f"leases are not read: {self._watcher.trouble or 'asking Redis'}"
 
     async def wait_read(self, at_most_s: float) -> None:
         """Return when Redis has answered once and its workers are known, or after `at_most_s` without it."""

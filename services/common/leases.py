@@ -139,6 +139,11 @@ class LeaseKeeper:
         self._current = current
         self._outage = RedisOutage(log, access, "lease not renewed")
 
+    @property
+    def waits_for(self) -> str:
+        """Why nobody can find the worker yet; empty once the lease was written, whatever Redis does later."""
+        return "" if self.written.is_set() else f"the lease is not written: {self._outage.why or 'asking Redis'}"
+
     async def run(self) -> None:
         """Beat until cancelled, then give the lease up."""
         written = ""
@@ -184,6 +189,11 @@ class LeaseWatcher:
         self._seen = b""
         self._parsed: dict[bytes, Lease | None] = {}  # what the last answer was made of; most of it is in the next
         self._leases: dict[str, Lease] = {}
+
+    @property
+    def trouble(self) -> str:
+        """Why the last reading failed; empty when it did not, or there was none yet."""
+        return self._outage.why
 
     async def read(self) -> dict[str, Lease]:
         """Leases by worker id; raises RedisError or OSError when Redis is away."""

@@ -106,10 +106,11 @@ def _answers(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 @contextmanager
-def serve_metrics(host: str, port: int, registry: CollectorRegistry, ready: Callable[[], bool]) -> Iterator[None]:
+def serve_metrics(host: str, port: int, registry: CollectorRegistry, waits_for: Callable[[], str]) -> Iterator[None]:
     """Serve while the block runs; to be entered on the event loop. Port 0 serves nothing.
 
-    `ready` is called from another thread and must only read. Raises OSError when the port is taken.
+    `waits_for` says why the process is not ready, nothing when it is. It is called from another thread and must only
+    read. Raises OSError when the port is taken.
     """
     lag = LoopLag(registry)
     try:
@@ -117,20 +118,21 @@ def serve_metrics(host: str, port: int, registry: CollectorRegistry, ready: Call
             if port == 0:
                 yield
                 return
-            with _serving(host, port, registry, ready):
+            with _serving(host, port, registry, waits_for):
                 yield
     finally:
         registry.unregister(lag)
 
 
 @contextmanager
-def _serving(host: str, port: int, registry: CollectorRegistry, ready: Callable[[], bool]) -> Iterator[None]:
+def _serving(host: str, port: int, registry: CollectorRegistry, waits_for: Callable[[], str]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     metrics: WSGIApplication = make_wsgi_app(registry)
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        def answer(ok: bool) -> Iterable[bytes]:
-            status, body = ("200 OK", b"ok\n") if ok else ("503 Service Unavailable", b"no\n")
+        def answer(trouble: str) -> Iterable[bytes]:
+            status = "503 Service Unavailable" if trouble else "200 OK"
+            body = f"{trouble or 'ok'}\n".encode()
             start_response(status, [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))])
             return [body]
 
@@ -138,9 +140,9 @@ def _serving(host: str, port: int, registry: CollectorRegistry, ready: Callable[
             case "/metrics":
                 return metrics(environ, start_response)
             case "/livez":
-                return answer(_answers(loop))
+                return answer("" if _answers(loop) else "the event loop does not answer")
             case "/readyz":
-                return answer(ready())
+                return answer(waits_for())
         start_response("404 Not Found", [("Content-Length", "0")])
         return []
 

@@ -93,15 +93,17 @@ class RedisOutage:
         self._access = access
         self._consequence = consequence
         self._logged: dict[str, float] = {}  # when, by kind of cause
+        self.why = ""  # the last use failed; empty when it did not
 
     @property
     def lasts(self) -> bool:
         """Whether the last use failed."""
-        return bool(self._logged)
+        return bool(self.why)
 
     def failed(self, error: BaseException) -> Cause:
         """Redis could not be used."""
         cause, now = cause_of(error, self._access), time.monotonic()
+        self.why = cause.text
         if now - self._logged.get(cause.kind, -AGAIN_S) >= AGAIN_S:
             self._log.warning("Redis is away, %s: %s", self._consequence, cause.text, extra={"cause": cause.kind})
             self._logged[cause.kind] = now
@@ -111,4 +113,5 @@ class RedisOutage:
         """Redis could be used; cheap while there was no outage."""
         if self._logged:
             self._logged.clear()
+            self.why = ""
             self._log.info("Redis is back")

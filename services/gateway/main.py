@@ -82,9 +82,16 @@ class Gateway:
     settings: GatewaySettings
 
     @property
+    def waits_for(self) -> str:
+        """Why it should not get traffic; empty when it should."""
+        if self.drain.draining:
+            return "draining"
+        return "" if self.catalog.ready else "no router, or no worker of those that serve, has answered yet"
+
+    @property
     def ready(self) -> bool:
         """Whether it should get traffic."""
-        return self.catalog.ready and not self.drain.draining
+        return not self.waits_for
 
     async def end(self, *, delay_s: float) -> None:
         """Drain all APIs side by side, under one deadline; returns when nothing is open."""
@@ -363,7 +370,9 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         async with running_gateway(settings, traced=traced) as gateway:
             freeze_started()
             # Up to the end: whoever watches a drain reads it here.
-            with serve_metrics(settings.host, settings.metrics_port, gateway.metrics.registry, lambda: gateway.ready):
+            with serve_metrics(
+                settings.host, settings.metrics_port, gateway.metrics.registry, lambda: gateway.waits_for
+            ):
                 await stop.wait()
                 await gateway.end(delay_s=settings.drain_delay_s)
 

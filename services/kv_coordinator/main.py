@@ -64,9 +64,7 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
         health = Health(server, [SERVICE])
         await health.set_serving(False)
         port = bind(server, settings.host, settings.coordinator_port)
-        stack.enter_context(
-            serve_metrics(settings.host, settings.metrics_port, registry, lambda: followers.leases_read)
-        )
+        stack.enter_context(serve_metrics(settings.host, settings.metrics_port, registry, lambda: followers.waits_for))
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         log.info("coordinator listens", extra={"port": port, "address": settings.advertised(port)})

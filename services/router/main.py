@@ -67,8 +67,8 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         FollowerHooks(fleet.follow, connected=fleet.connected, lost=fleet.lost),
     )
 
-    def ready() -> bool:
-        return followers.leases_read or fleet.has_live_workers()
+    def waits_for() -> str:
+        return "" if fleet.has_live_workers() else followers.waits_for
 
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(tracing("router", settings.router_id))
@@ -96,13 +96,13 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         health = Health(server, [SERVICE])
         await health.set_serving(False)
         port = bind(server, settings.host, settings.router_port)
-        stack.enter_context(serve_metrics(settings.host, settings.metrics_port, registry, ready))
+        stack.enter_context(serve_metrics(settings.host, settings.metrics_port, registry, waits_for))
         heap = FleetHeap()
         freeze_started()
 
         async def refresh() -> None:
             while True:
-                await health.set_serving(ready())
+                await health.set_serving(not waits_for())
                 routing.forget(fleet.forget())
                 metrics.refresh(fleet, routing)
                 heap.settle(followers.joined, followers.left)

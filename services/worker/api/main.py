@@ -11,6 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
 
@@ -28,9 +29,10 @@ from services.worker.api.gateways import Gateways
 from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics
 from services.worker.api.model_files import read_model_files
+from services.worker.api.readiness import Readiness
 from services.worker.api.servicer import WorkerServicer
 from services.worker.api.settings import WorkerSettings
-from services.worker.api.startup import group_config, model_folder, model_revision
+from services.worker.api.startup import group_config, model_revision
 from services.worker.api.state import StateForRouters
 from services.worker.api.transfer_metrics import TransferMetrics
 from services.worker.engine.base import Ranks
@@ -53,14 +55,29 @@ async def serve(
 
     Raises GaveUpError when they are lost and do not come back in time.
     """
-    folder = await asyncio.to_thread(model_folder, settings.model, settings.revision)
+    registry, readiness = new_registry("worker"), Readiness()
+    with (
+        tracing("worker", settings.worker_id),  # before a tracer is asked for
+        serve_metrics(settings.host, settings.metrics_port, registry, readiness),
+    ):
+        folder = await readiness.fetch_model(settings)
+        await _serve_model(settings, stop, make_ranks, folder, registry, readiness)
+
+
+async def _serve_model(
+    settings: WorkerSettings,
+    stop: asyncio.Event,
+    make_ranks: Callable[[RankGroupConfig], Ranks],
+    folder: Path,
+    registry: CollectorRegistry,
+    readiness: Readiness,
+) -> None:
     files = await asyncio.to_thread(read_model_files, folder)
     config = group_config(settings, folder, files)
     identity = Identity(
         settings.worker_id, str(uuid.uuid4()), settings.served_model_name or Path(settings.model).name or folder.name
     )
     model = ServedModel(identity, files, config, settings.sampling_defaults, int(time.time()))
-    registry = new_registry("worker")
     life = LifeMetrics(registry)
     life.describe(identity.model, model_revision(settings.revision, folder), config, version("ryzanstein"))
     puller = Puller(settings.pull_timeout_s, settings.pull_mb_per_s * 1e6)
@@ -99,31 +116,28 @@ async def serve(
         lambda: Lease(identity.worker_id, identity.incarnation, address, identity.model, engine.phase_name),
     )
 
-    def ready() -> bool:
+    def waits_for() -> str:
         """Nobody finds a worker that has never written its lease; later a Redis that is away takes nothing away."""
-        return engine.serving and lease.written.is_set()
+        return lease.waits_for if engine.serving else f"{engine.phase_name}: {engine.detail}"
 
+    readiness.depends_on(waits_for)
     log.info("listening", extra={"worker_id": settings.worker_id, "address": address})
 
-    with (
-        tracing("worker", settings.worker_id),
-        serve_metrics(settings.host, settings.metrics_port, registry, ready),
-    ):
-        keeper = asyncio.create_task(engine.run(), name="engine")
-        beside = [
-            asyncio.create_task(_follow_phase(engine, health, lease.written), name="health"),
-            asyncio.create_task(lease.run(), name="lease"),
-        ]
-        try:
-            await _first(asyncio.create_task(stop.wait()), keeper)
-            await engine.drain(settings.drain_s)
-        finally:
-            gateways.close()
-            await puller.close()
-            await server.stop(STREAMS_END_S)
-            await end_tasks(beside)
-            await redis.aclose()
-            await _end(keeper)
+    keeper = asyncio.create_task(engine.run(), name="engine")
+    beside = [
+        asyncio.create_task(_follow_phase(engine, health, lease.written), name="health"),
+        asyncio.create_task(lease.run(), name="lease"),
+    ]
+    try:
+        await _first(asyncio.create_task(stop.wait()), keeper)
+        await engine.drain(settings.drain_s)
+    finally:
+        gateways.close()
+        await puller.close()
+        await server.stop(STREAMS_END_S)
+        await end_tasks(beside)
+        await redis.aclose()
+        await _end(keeper)
 
 
 async def _follow_phase(engine: EngineLoop, health: Health, registered: asyncio.Event) -> None:

@@ -84,7 +84,7 @@ async def test_the_table_is_what_running_services_export(tmp_path: Path) -> None
             require_frozen(text)
         gateway = await stack.enter_async_context(running_stack())
         # As the gateway's process does around it; its own port has the same registry.
-        stack.enter_context(serve_metrics("127.0.0.1", 0, gateway.gateway.metrics.registry, lambda: True))
+        stack.enter_context(serve_metrics("127.0.0.1", 0, gateway.gateway.metrics.registry, str))
         for body in ({"prompt": "a"}, {"prompt": 5}):
             await gateway.http.post("/v1/completions", json=body)
         check("Gateway", (await gateway.http.get("/metrics")).text)

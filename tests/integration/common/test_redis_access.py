@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import shutil
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from functools import partial
@@ -26,6 +28,7 @@ from services.common.redis_client import RedisAccess, open_redis
 from services.common.redis_outage import AGAIN_S, RedisOutage
 from services.common.tasks import end_tasks
 from tests.integration.router.processes import Service, coordinator_process, router_process, until
+from tests.integration.worker_server.conftest import BUNDLED_MODEL
 
 PASSWORD = "p@ss/w:r#d?%"  # nothing of it may be read as a part of a URL
 LEASE = Lease("w", "incarnation", "host:1", "tiny", "serving")
@@ -172,12 +175,64 @@ def test_each_kind_is_logged_once_and_again_every_minute(
     assert caplog.messages[3:] == ["Redis is back"]
 
 
-def http_status(port: int, path: str) -> int:
+def http_get(port: int, path: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-            return int(answer.status)
+            return int(answer.status), answer.read().decode()
     except HTTPError as error:
-        return error.code
+        return error.code, error.read().decode()
+
+
+def http_status(port: int, path: str) -> int:
+    return http_get(port, path)[0]
+
+
+WRONG = {"REDIS_USERNAME": "services", "REDIS_PASSWORD": "wrong"}
+
+
+@pytest.mark.parametrize(
+    ("away", "said"),
+    [(True, "127.0.0.1:1"), (False, "refuses the password in RYZANSTEIN_REDIS_PASSWORD for the user 'services'")],
+)
+@pytest.mark.parametrize("module", ["worker.server", "router", "kv_coordinator", "gateway"])
+async def test_without_redis_every_service_runs_on_and_says_why(
+    server: SecuredRedis, tmp_path: Path, module: str, away: bool, said: str
+) -> None:
+    """Not a crash loop, and no silence: the log once, readiness as long as it lasts; a gateway serves without."""
+    port, log = free_port(), tmp_path / "log"
+    url = "redis://127.0.0.1:1" if away else f"redis://127.0.0.1:{server.port}/0"
+    fields = {"REDIS_URL": url, "METRICS_PORT": str(port), **({} if away else WRONG)}
+    fields |= {"MODEL": str(BUNDLED_MODEL), "ROUTER_ADDRESSES": "127.0.0.1:1", "GATEWAY_PORT": str(free_port())}
+    environment = os.environ | {f"RYZANSTEIN_{name}": value for name, value in fields.items()}
+    with log.open("w") as output:
+        service = subprocess.Popen(  # noqa: ASYNC220  # starting takes no time
+            [sys.executable, "-m", f"services.{module}"], stdout=output, env=environment
+        )
+
+    def warnings() -> list[str]:
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        return [line["message"] for line in lines if line["message"].startswith("Redis is away")]
+
+    async def told() -> bool:
+        try:
+            status, why = await asyncio.to_thread(http_get, port, "/readyz")
+        except OSError:
+            return False
+        return status == 503 and bool(warnings()) and (said in why or module == "gateway")
+
+    try:
+        await until(told, 30)
+        assert said in warnings()[0]
+        assert len(warnings()) == len(set(warnings())), "each once"
+        assert http_status(port, "/livez") == 200
+        if module == "gateway":
+            assert "ryzanstein_gateway_redis_up 0.0" in http_get(port, "/metrics")[1]
+        assert service.poll() is None
+        service.terminate()
+        assert service.wait(20) == 0
+    finally:
+        service.kill()
+        service.wait()
 
 
 async def test_with_a_wrong_password_nobody_is_ready_until_it_is_right(server: SecuredRedis, tmp_path: Path) -> None:

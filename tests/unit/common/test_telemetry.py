@@ -34,19 +34,19 @@ async def get(port: int, path: str) -> tuple[int, str]:
 
 
 async def test_metrics_and_probes(port: int) -> None:
-    registry, ready = CollectorRegistry(), [False]
+    registry, waits_for = CollectorRegistry(), ["its model"]
     Counter("ryzanstein_test_things", "Things", registry=registry).inc(3)
-    with serve_metrics("127.0.0.1", port, registry, lambda: ready[0]):
+    with serve_metrics("127.0.0.1", port, registry, lambda: waits_for[0]):
         status, text = await get(port, "/metrics")
         assert (status, "ryzanstein_test_things_total 3.0" in text) == (200, True)
         assert await get(port, "/livez") == (200, "ok\n")
-        assert await get(port, "/readyz") == (503, "no\n")
-        ready[0] = True
+        assert await get(port, "/readyz") == (503, "its model\n")
+        waits_for[0] = ""
         assert await get(port, "/readyz") == (200, "ok\n")
         assert (await get(port, "/other"))[0] == 404
         with (
             pytest.raises(OSError, match="in use"),
-            serve_metrics("127.0.0.1", port, new_registry("test"), lambda: True),
+            serve_metrics("127.0.0.1", port, new_registry("test"), str),
         ):
             pass
     with pytest.raises(urllib.error.URLError, match="refused"):
@@ -65,11 +65,11 @@ def test_totals_are_read_when_they_are_scraped() -> None:
 
 async def test_a_stuck_event_loop_is_not_alive(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "LIVENESS_TIMEOUT_S", 0.05)
-    with serve_metrics("127.0.0.1", port, CollectorRegistry(), lambda: True):
+    with serve_metrics("127.0.0.1", port, CollectorRegistry(), str):
         probe = asyncio.ensure_future(get(port, "/livez"))
         await asyncio.sleep(0)
         time.sleep(1.0)  # noqa: ASYNC251  # that is the point
-        assert await probe == (503, "no\n")
+        assert await probe == (503, "the event loop does not answer\n")
 
 
 async def test_the_loops_longest_delay_is_told_once(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ async def test_the_loops_longest_delay_is_told_once(port: int, monkeypatch: pyte
         assert value is not None
         return value
 
-    with serve_metrics("127.0.0.1", port, registry, lambda: True):
+    with serve_metrics("127.0.0.1", port, registry, str):
         await asyncio.sleep(0)
         time.sleep(1.0)  # noqa: ASYNC251  # that is the point
         await asyncio.sleep(0.05)
@@ -92,7 +92,7 @@ async def test_the_loops_longest_delay_is_told_once(port: int, monkeypatch: pyte
 
 
 async def test_port_zero_serves_nothing() -> None:
-    with serve_metrics("256.256.256.256", 0, CollectorRegistry(), lambda: True):
+    with serve_metrics("256.256.256.256", 0, CollectorRegistry(), str):
         pass
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,22 +21,50 @@ class HubSettings:
     offline: bool = False
 
 
-def resolve_model(model: str, settings: HubSettings = HubSettings()) -> Path:
-    """Return the local folder of `model`, a path or a hub id such as "org/name". Raises ModelError."""
+@dataclass(frozen=True, slots=True)
+class Download:
+    """What of a model has to come, and where it arrives."""
+
+    model: str
+    blobs: Path
+    sizes: Mapping[str, int]  # bytes of a file, by its name among the blobs
+
+    def __str__(self) -> str:
+        there = sum(min(size, self._there(name)) for name, size in self.sizes.items())
+        return f"downloading {there:,} of {sum(self.sizes.values()):,} bytes of {self.model}"
+
+    def _there(self, name: str) -> int:
+        """An unfinished file has a suffix, and that of a process that was killed may lie beside."""
+        found = 0
+        for path in self.blobs.glob(f"{name}*"):
+            with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
+                found = max(found, path.stat().st_size)
+        return found
+
+
+def resolve_model(
+    model: str, settings: HubSettings = HubSettings(), begins: Callable[[Download], None] = lambda _: None
+) -> Path:
+    """Return the local folder of `model`, a path or a hub id such as "org/name". Raises ModelError.
+
+    `begins` is told what the hub has of it before anything is fetched, where the hub can be asked.
+    """
     local = Path(model).expanduser()
     if local.is_dir():
         return local.resolve()
     if local.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ModelError(f"{model}: no such folder")
-    return _download(model, settings)
+    return _download(model, settings, begins)
 
 
-def _download(model: str, settings: HubSettings) -> Path:
+def _download(model: str, settings: HubSettings, begins: Callable[[Download], None]) -> Path:
     # Imported here: a worker with a local folder starts a quarter of a second sooner without it.
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
+        if not (settings.offline or constants.HF_HUB_OFFLINE) and (download := _listing(model, settings)):
+            begins(download)
         folder = snapshot_download(
             model,
             revision=settings.revision,
@@ -49,3 +79,25 @@ def _download(model: str, settings: HubSettings) -> Path:
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise ModelError(f"{model}: {error}") from error
     return Path(folder)
+
+
+def _listing(model: str, settings: HubSettings) -> Download | None:
+    """What of the model is to come; None when the hub does not say: what is in the cache may do."""
+    from huggingface_hub import HfApi, constants, errors
+    from huggingface_hub.file_download import repo_folder_name
+    from huggingface_hub.utils import filter_repo_objects
+
+    http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]  # of the HTTP library that is used
+    try:
+        info = HfApi(token=settings.token).model_info(model, revision=settings.revision, files_metadata=True)
+    except (http_error, errors.HfHubHTTPError, OSError):  # asked again for the files themselves
+        return None
+    files = filter_repo_objects(
+        info.siblings or [],
+        allow_patterns=list(WANTED),
+        ignore_patterns=list(UNWANTED),
+        key=lambda file: file.rfilename,
+    )
+    sizes = {(file.lfs.sha256 if file.lfs else file.blob_id) or "": file.size or 0 for file in files}
+    cache = Path(settings.cache_dir or constants.HF_HUB_CACHE)
+    return Download(model, cache / repo_folder_name(repo_id=model, repo_type="model") / "blobs", sizes)

@@ -1,0 +1,51 @@
+"""What a worker waits for before it gets requests: its model, its ranks, its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from services.common.tasks import end_tasks
+from services.worker.api.settings import WorkerSettings
+from services.worker.api.startup import model_folder
+from services.worker.model.loading.hub import Download
+
+_SAY_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class Readiness:
+    """Why the worker is not ready, for `/readyz`; read from another thread."""
+
+    def __init__(self) -> None:
+        self._ask: Callable[[], str] = lambda: "starting"
+
+    def __call__(self) -> str:
+        """Empty when it is."""
+        return self._ask()
+
+    def depends_on(self, ask: Callable[[], str]) -> None:
+        """From now on `ask` says."""
+        self._ask = ask
+
+    async def fetch_model(self, settings: WorkerSettings) -> Path:
+        """The model's folder; a download is told here and in the log. Raises StartupError."""
+
+        def begins(download: Download) -> None:
+            self._ask = download.__str__
+
+        self._ask = lambda: f"fetching {settings.model}"
+        said = asyncio.create_task(self._say(), name="download")
+        try:
+            return await asyncio.to_thread(model_folder, settings.model, settings.revision, begins)
+        finally:
+            self._ask = lambda: "starting"
+            await end_tasks([said])
+
+    async def _say(self) -> None:
+        while True:
+            await asyncio.sleep(_SAY_S)
+            log.info("%s", self())

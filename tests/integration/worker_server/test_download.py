@@ -1,0 +1,63 @@
+"""A worker whose model is still coming from a hub: alive, not ready, and it says how far it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.common.ports import free_port
+from tests.integration.cli.hub import Hub, running
+from tests.integration.router.processes import until
+from tests.integration.worker_server.conftest import BUNDLED_MODEL
+from tests.integration.worker_server.processes import server_process
+
+NEEDED = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+GATE_S = 25.0  # the hub opens it by itself after 30 s
+TOLD = r"downloading ([\d,]+) of ([\d,]+) bytes of org/tiny\n"
+
+
+async def test_a_download_is_told_and_does_not_look_dead(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {name: (BUNDLED_MODEL / name).read_bytes() for name in NEEDED}
+    size = sum(map(len, files.values()))
+    port = free_port()
+    with running(Hub(files, behind_gate="model.safetensors")) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        served = {"MODEL": hub.repository, "METRICS_PORT": str(port)}
+        with server_process(tmp_path, redis_url, **served) as worker:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=5) as client:
+
+                async def told() -> httpx.Response | None:
+                    try:
+                        return await client.get("/readyz")
+                    except httpx.TransportError:
+                        return None
+
+                async def half() -> bool:
+                    answer = await told()
+                    found = re.match(TOLD, answer.text) if answer is not None else None
+                    if not found:
+                        return False
+                    there, total = (int(number.replace(",", "")) for number in found.groups())
+                    assert total == size
+                    return 0 < there < total
+
+                await until(half, GATE_S)
+                assert hub.waiting.is_set()
+                assert (await told()).status_code == 503  # type: ignore[union-attr]
+                assert (await client.get("/livez")).status_code == 200
+                assert "ryzanstein_build_info" in (await client.get("/metrics")).text
+                hub.open_gate.set()
+
+                async def ready() -> bool:
+                    answer = await told()
+                    return answer is not None and answer.status_code == 200
+
+                await until(ready, 60)
+            assert worker.process.poll() is None
