@@ -85,7 +85,7 @@ def _listing(model: str, settings: HubSettings) -> Download | None:
     """What of the model is to come; None when the hub does not say: what is in the cache may do."""
     from huggingface_hub import HfApi, constants, errors
     from huggingface_hub.file_download import repo_folder_name
-    from huggingface_hub.utils import filter_repo_objects
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
     http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]  # of the HTTP library that is used
     try:
