@@ -89,7 +89,8 @@ def _listing(model: str, settings: HubSettings) -> Download | None:
 
     http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]  # of the HTTP library that is used
     try:
-        info = HfApi(token=settings.token).model_info(model, revision=settings.revision, files_metadata=True)
+        revision = settings.revision or constants.DEFAULT_REVISION
+        info = HfApi(token=settings.token).model_info(model, revision=revision, files_metadata=True)
     except (http_error, errors.HfHubHTTPError, OSError):  # asked again for the files themselves
         return None
     files = filter_repo_objects(
