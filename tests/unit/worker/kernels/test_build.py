@@ -135,11 +135,11 @@ def test_the_compiler_keeps_the_fetching_of_keys_ahead(name: str) -> None:
 def test_a_library_of_other_signatures_is_refused(folder: Path) -> None:
     """Python calls as the header declares, so a library that another header made is never called."""
     header = folder / "source" / "kernels.h"
-    header.write_text(header.read_text().replace("long first_id, long width", "long width, long first_id"))
+    header.write_text(header.read_text().replace("long width, int64_t *keys", "int64_t *keys, long width"))
     with pytest.raises(RuntimeError, match=r"conflicting types"):
         build.build_kernels()  # the compiler holds the functions to it
     picks = folder / "source" / "pick.c"
-    picks.write_text(picks.read_text().replace("long first_id, long width", "long width, long first_id"))
+    picks.write_text(picks.read_text().replace("long width, int64_t *keys", "int64_t *keys, long width"))
     build.build_kernels()
     path = folder / (AVX2.name if build.target() == "linux-x86_64" else NEON.name)
     with pytest.raises(RuntimeError, match=r"was compiled from other sources: run `make kernels`"):
