@@ -13,6 +13,11 @@ PATIENCE_S = 60
 TEXT = "Explain what a list is. " * 8  # longer than a KV block, so that a second turn finds some of it cached
 
 
+def new_pod() -> httpx.HTTPTransport:
+    """Connects again for some seconds: network policies let a pod through only a moment after it has started."""
+    return httpx.HTTPTransport(retries=6)
+
+
 def ask(client: httpx.Client, model: str, **more: object) -> httpx.Response:
     """Wait while nobody serves the model yet: 503."""
     body = {"model": model, "messages": [{"role": "user", "content": TEXT}], "max_tokens": 8, **more}
@@ -41,7 +46,7 @@ def check_targets(url: str) -> None:
     """The bundled Prometheus finds and reaches every pod that serves; it looks for them every few seconds."""
     wanted = set(os.environ["COMPONENTS"].split(","))
     deadline = time.monotonic() + PATIENCE_S
-    with httpx.Client(base_url=url, timeout=10) as prometheus:
+    with httpx.Client(base_url=url, timeout=10, transport=new_pod()) as prometheus:
         while True:
             answer = prometheus.get("/api/v1/targets", params={"state": "active"}).raise_for_status()
             targets = answer.json()["data"]["activeTargets"]
@@ -54,7 +59,7 @@ def check_targets(url: str) -> None:
             time.sleep(2)
 
 
-with httpx.Client(base_url=os.environ["BASE_URL"], headers=HEADERS, timeout=60) as client:
+with httpx.Client(base_url=os.environ["BASE_URL"], headers=HEADERS, timeout=60, transport=new_pod()) as client:
     for model in MODELS:
         check(client, model)
     metrics = client.get("/metrics")
