@@ -97,9 +97,9 @@ def test_grpc_from_another_pod(installed: Installation) -> None:
 
 
 def test_sessions_stay_with_their_worker(installed: Installation, figures: dict[str, object]) -> None:
-    """Turns find the blocks of the turn before in their worker's cache, and the workers share the sessions."""
+    """Turns find the blocks of the turn before in their worker's cache, and busy workers share the sessions."""
     before = _generated(installed)
-    with httpx.Client(base_url=installed.url, timeout=120) as client, ThreadPoolExecutor(8) as pool:
+    with httpx.Client(base_url=installed.url, timeout=120) as client, ThreadPoolExecutor(24) as pool:
         misses = sum(pool.map(lambda session: _converse(client, session), range(SESSIONS)))
     work = [after - earlier for after, earlier in zip(_generated(installed), before, strict=True)]
     imbalance = max(work) * len(work) / sum(work)

@@ -55,7 +55,7 @@ def test_the_bundled_model_answers(defaults: Installation) -> None:
 
 def test_helm_test_passes(defaults: Installation) -> None:
     """Chat, stream, a session's second turn, and Prometheus reads every component."""
-    defaults.kube.helm("test", defaults.release, "--logs", "--timeout", "150s", timeout_s=160)
+    defaults.kube.helm("test", defaults.release, "--timeout", "150s", timeout_s=160)
 
 
 def test_nothing_was_restarted(defaults: Installation) -> None:
