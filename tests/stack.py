@@ -114,7 +114,7 @@ class RunningStack:
     def resumes(self) -> Counter[str]:
         """How many attempts the gateway has seen interrupted, by cause."""
         samples = self._samples("ryzanstein_gateway_resumes_total")
-        return Counter({sample.labels["cause"]: int(sample.value) for sample in samples})
+        return Counter({sample.labels["cause"]: int(sample.value) for sample in samples if sample.value})
 
     def late_resumes(self, limit_s: float) -> int:
         """How many streams waited for longer than `limit_s`, a bucket's bound, to go on elsewhere."""
