@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -66,9 +66,9 @@ class Cost:
         return self.matchers_us / self.plain_us
 
 
-def sampling(grammar: str) -> Sampling:
+def sampling(grammar: str, seed: int = 0) -> Sampling:
     """Noise, so that texts differ."""
-    return Sampling(temperature=1.0, grammar=grammar, ignore_eos=True)
+    return Sampling(temperature=1.0, grammar=grammar, ignore_eos=True, seed=seed)
 
 
 async def measure_steps(
@@ -82,11 +82,11 @@ async def measure_steps(
         for turn in range(rounds + 1):  # the first one is to warm up: kernels, the vocabulary, the grammar
             for batch in batches:
                 for constrained in (True, False) if turn % 2 else (False, True):
-                    workload = Workload(PROMPT_TOKENS, OUTPUT_TOKENS, sampling(grammar if constrained else ""))
-                    params = [replace(workload.sampling, seed=turn * 1_000 + i) for i in range(batch)]
+                    text = grammar if constrained else ""
+                    workload = Workload(PROMPT_TOKENS, OUTPUT_TOKENS, sampling(text))
                     requests = make_requests(batch, workload, started.model.vocab_size, turn)
-                    for request, own in zip(requests, params, strict=True):
-                        request.sampling = own
+                    for index, request in enumerate(requests):
+                        request.sampling = sampling(text, turn * 1_000 + index)
                     steps = [step for step in await engine.run(requests) if len(step.plan.chunks) == batch]
                     ends = [step.returned * 1e6 for step in steps if step.plan.n_tokens == batch]
                     if turn:

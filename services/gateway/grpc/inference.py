@@ -88,24 +88,22 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    ) -> None:
         """Continue a text or token ids."""
         async with self._call("Generate", request, context) as call, self._admitted(context) as admitted:
             body = completion_body(request, await _prompt(request, admitted))
             task = GenerationTask(admitted, self.completions, body, request.options.session_id, call.traceparent)
-            async for response in _answer(task, call):
-                yield response
+            await _answer(task, call)
 
     async def Chat(  # noqa: N802
         self, request: inference_pb2.ChatRequest, context: Context
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    ) -> None:
         """Continue a conversation."""
         async with self._call("Chat", request, context) as call, self._admitted(context) as admitted:
             _check_count(await admitted.model(request.model), len(request.messages), "messages")
             body = chat_body(request)
             task = GenerationTask(admitted, self.chat, body, request.options.session_id, call.traceparent)
-            async for response in _answer(task, call):
-                yield response
+            await _answer(task, call)
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:  # noqa: N802
         """Vectors of texts."""
@@ -206,7 +204,9 @@ async def _prompt(request: inference_pb2.GenerateRequest, admitted: AdmittedRequ
     return list(request.prompt_ids.ids)
 
 
-async def _answer(task: GenerationTask[Any], call: _Call) -> AsyncIterator[inference_pb2.GenerateResponse]:
+async def _answer(task: GenerationTask[Any], call: _Call) -> None:
+    """Write the responses in this frame, where the drain's end is heard also while gRPC writes one."""
+
     def started() -> None:
         call.model = task.model.name
 
@@ -218,7 +218,7 @@ async def _answer(task: GenerationTask[Any], call: _Call) -> AsyncIterator[infer
                 if not call.answering:
                     await call.begin_answer(task)
                     writer = ResponseWriter(task)
-                yield writer.response(choice, chunk)
+                await call.context.write(writer.response(choice, chunk))
 
 
 def _metadata(context: Context, name: str) -> str:
