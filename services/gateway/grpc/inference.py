@@ -86,7 +86,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     observer: Observer
     drain: Drain
 
-    async def Generate(  # noqa: N802
+    async def Generate(  # type: ignore[override]  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> None:
         """Continue a text or token ids."""
@@ -95,7 +95,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             task = GenerationTask(admitted, self.completions, body, request.options.session_id, call.traceparent)
             await _answer(task, call)
 
-    async def Chat(  # noqa: N802
+    async def Chat(  # type: ignore[override]  # noqa: N802
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> None:
         """Continue a conversation."""
