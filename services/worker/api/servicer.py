@@ -112,15 +112,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncIterator[pb.KvEvents]:
         """Replay or dump, then live events.
 
-        A dump is one event numbered just before the first live one, so that the receiver counts on as ever.
+        A dump is one event numbered just before the first live one, so that the receiver counts on as ever. The first
+        message comes at once, empty when nothing was missed: until it hears one the receiver does not know that it is
+        in step.
         """
         known = request.incarnation == self._model.identity.incarnation
         next_seq = request.next_seq if known else -1  # -1 is never held: a dump
+        heard = False
         with self._engine.changes.watch() as changed:
             while not self._gateways.closed:
                 changed.clear()
-                if next_seq != self._engine.kv_log.next_seq:
-                    message = self._kv_events(next_seq)
+                if not heard or next_seq != self._engine.kv_log.next_seq:
+                    heard, message = True, self._kv_events(next_seq)
                     next_seq = self._engine.kv_log.next_seq
                     yield message
                 await changed.wait()

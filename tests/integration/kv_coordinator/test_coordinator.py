@@ -150,14 +150,17 @@ async def test_the_lag_is_that_of_the_worker_that_is_away(redis_server: RedisSer
     async def in_step() -> bool:
         return await asyncio.to_thread(lag) == 0.0
 
-    with running(coordinator_process(redis_server.url, METRICS_PORT=str(port))):
+    with running(coordinator_process(redis_server.url, METRICS_PORT=str(port))) as coordinator:
         await workers.start("steady")
         worker = await workers.start("w")
+        worker.store(CHAIN)
+        async with open_channel(coordinator.address) as channel:
+            await until_depths(kv_pb2_grpc.KvCoordinatorStub(channel), CHAIN, {"w": 8})
         await until(in_step)
         back = int(worker.address.rpartition(":")[2])
         await worker.break_streams()
         await until(lambda: away(1.0))
-        await worker.start(port=back)
+        await worker.start(port=back)  # and has nothing new to tell
         await until(in_step)
 
 

@@ -160,6 +160,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 told = self.next_seq
                 dump = [pb.KvEvent(stored=list(self.held))] if self.held else []
                 yield self._batch(told - len(dump), dump, reset=True)
+            elif told == self.next_seq:
+                yield self._batch(told, [])
             while True:
                 changed.clear()
                 if fresh := min(self.next_seq - told, len(self._events)):

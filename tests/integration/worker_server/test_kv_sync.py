@@ -63,6 +63,10 @@ async def test_live_events_a_replay_and_a_dump_agree(worker: RunningWorker) -> N
         replay = Follower(gateway, pb.KvSyncRequest(incarnation=card.incarnation, next_seq=0))
         await replay.holds(known)
         assert (dump.resets, replay.resets) == (1, 0)
+        empty = Follower(gateway, pb.KvSyncRequest(incarnation=card.incarnation, next_seq=replay.next_seq))
+        await until(lambda: empty.next_seq == replay.next_seq)  # nothing was missed, and that is said
+        assert not empty.held
+        empty.stop()
 
         # More prompts than the pool of 64 blocks holds: evictions reach every follower, too.
         for i in range(12):
