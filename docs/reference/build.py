@@ -1,7 +1,8 @@
 """Write the reference pages that are made from the code: `python docs/reference/build.py` (or `make reference`).
 
-configuration.md from the settings classes, policies.md from the parts of the router's policies, metrics.md from what
-the services register, grpc.md from the contracts in proto/, openapi.json from the gateway, fields.md from its schema.
+configuration.md from the settings classes, policies.md from the parts of the router's policies, quantization.md from
+the worker's methods, metrics.md from what the services register, grpc.md from the contracts in proto/, openapi.json
+from the gateway, fields.md from its schema.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from services.worker.api.metrics import EngineTotals, WorkerMetrics
 from services.worker.api.settings import WorkerSettings
 from services.worker.api.transfer_metrics import TransferMetrics
 from services.worker.kv_transfer.puller import PullTotals
+from services.worker.model.quantization.registry import METHODS
 from services.worker.scheduling.config import Counters as SchedulerCounters
 
 HERE = Path(__file__).resolve().parent
@@ -134,6 +136,29 @@ def _part_fields(part: type[Part], base: type[Part]) -> str:
         if name != "type" and (name not in shared or shared[name].default != field.default)
     ]
     return "<br>".join(fields) or "none"
+
+
+def quantization() -> str:
+    """Every way of storing quantized weights that a worker reads."""
+    lines = [
+        "# Quantized checkpoints",
+        "",
+        "Made by `make reference`. What `quantization_config` of a `config.json` may say. Another `quant_method` or",
+        "`format`, and values of other keys that would change the weights, are refused at start, by key.",
+        "",
+        "Linear layers are dequantized when they are loaded: code minus zero point, times scale, in float32, rounded",
+        "once to the dtype that is served (`--dtype`). The weights then take the memory, and their products the time,",
+        "of an unquantized model; what is saved is disk and download. Activations and the KV cache are not quantized,",
+        "whatever the checkpoint recommends. Lists of modules that were left out are not needed: the tensors say it.",
+        "",
+        "| weights | `quant_method` | `format` |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {method.title} | `{method.quant_method}` | {_listed(list(method.formats)) or 'any'} |"
+        for method in sorted(METHODS, key=lambda method: (method.quant_method, method.title))
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def process_registry() -> CollectorRegistry:
@@ -318,6 +343,7 @@ def openapi() -> str:
 PAGES = {
     "configuration.md": configuration,
     "policies.md": policies,
+    "quantization.md": quantization,
     "metrics.md": metrics,
     "grpc.md": grpc_reference,
     "fields.md": fields,

@@ -20,7 +20,8 @@ from services.worker.model.layers.mlp import load_mlp
 from services.worker.model.layers.moe import load_moe
 from services.worker.model.layers.norm import load_norm
 from services.worker.model.layers.rope import explain_rope, rope_tables
-from services.worker.model.loading.checkpoint import Checkpoint, Span
+from services.worker.model.loading.checkpoint import Checkpoint
+from services.worker.model.loading.span import Span
 from services.worker.model.registry import interpret
 from services.worker.model.spec import LayerSpec, ModelError, ModelSpec, RopeSpec
 
@@ -47,7 +48,8 @@ def load_model(
     ignored = (*family.ignored, *(f"*layers.{index}.*" for index in drafts))
     # A head that is stored is meant, even where the config calls it tied.
     stored = {"head": family.refs(replace(spec, tied=False))["head"]}
-    with torch.inference_mode(), Checkpoint(path, family.refs(spec), ignored, family.optional_prefix, stored) as source:
+    tensors = Checkpoint(path, family.refs(spec), ignored, family.optional_prefix, stored, spec.quantization)
+    with torch.inference_mode(), tensors as source:
         return build_decoder(spec, LinearLoader(source, comm, backend), max_positions)
 
 

@@ -19,6 +19,7 @@ from services.worker.model.families import (
 )
 from services.worker.model.families.config import Config
 from services.worker.model.families.naming import Family
+from services.worker.model.quantization.registry import read_layout
 from services.worker.model.spec import ModelSpec
 
 _ALL = (
@@ -61,7 +62,7 @@ def find_family(config: Config) -> Family:
 def interpret(config: Config) -> tuple[Family, ModelSpec]:
     """Return what a config.json means. Raises ModelError naming the file and every key that is refused."""
     family = find_family(config)
-    spec = family.read_spec(config)
+    spec = replace(family.read_spec(config), quantization=read_layout(config))
     config.finish()
     if (config.raw("architectures") or [""])[0] in _BODIES:
         spec = replace(spec, tied=True, generates=False)

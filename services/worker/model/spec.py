@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.worker.backends.names import Activation
+from services.worker.model.quantization.layout import Layout
 
 
 class ModelError(ValueError):
@@ -99,6 +100,7 @@ class ModelSpec:
     logit_scale: float = 1.0
 
     eos_token_ids: tuple[int, ...] = ()
+    quantization: Layout | None = None  # of stored linear layers; None: they are stored as they are
 
     @property
     def n_layers(self) -> int:

@@ -83,10 +83,13 @@ _REPEATED: Mapping[str, str] = {
 class Config:
     """The keys of one config.json; remembers which of them were read."""
 
-    def __init__(self, values: Mapping[str, Any], file: Path) -> None:
+    def __init__(self, values: Mapping[str, Any], file: Path, within: Config | None = None, name: str = "") -> None:
+        """`within`: the configuration in which these are the values of `name`."""
         self._values, self._file = dict(values), file
         self._read: set[str] = set()
-        self._problems: list[str] = []
+        self._problems: list[str] = [] if within is None else within._problems
+        self._path: str = "" if within is None else f"{within._path}{name}."
+        self._sections: list[Config] = []
 
     @classmethod
     def load(cls, folder: Path) -> Config:
@@ -103,7 +106,7 @@ class Config:
 
     def error(self, key: str, problem: str) -> ModelError:
         """Return the error that names this file and `key`, and whatever was refused before it."""
-        return ModelError(f"{self._file}: {'; '.join([*self._problems, f'{key}: {problem}'])}")
+        return ModelError(f"{self._file}: {'; '.join([*self._problems, f'{self._path}{key}: {problem}'])}")
 
     def raw(self, key: str) -> Any:
         """Return the value of `key`, None if absent."""
@@ -152,19 +155,39 @@ class Config:
         value = self.raw(key)
         value = default if value is None else value
         if not isinstance(value, str) or value not in choices:
-            self._problems.append(f"{key}: {value!r} is not implemented; known: {', '.join(choices)}")
+            self._refuse(key, f"{value!r} is not implemented; known: {', '.join(choices)}")
             return next(iter(choices.values()))
         return choices[value]
+
+    def section(self, key: str) -> Config:
+        """Return the object at `key`; `finish` refuses its keys without a meaning, too. Raises ModelError."""
+        value = self.raw(key)
+        if not isinstance(value, dict):
+            raise self.error(key, f"expected an object, found {value!r}")
+        self._sections.append(Config(value, self._file, self, key))
+        return self._sections[-1]
+
+    def pass_over(self, *keys: str) -> None:
+        """Accept `keys` at any value: they change nothing here."""
+        self._read.update(keys)
 
     def require(self, key: str, *allowed: object) -> None:
         """Accept `key` only where it is absent, null or one of `allowed`; `finish` refuses anything else."""
         value = self.raw(key)
         if value is not None and value not in allowed:
             known = ", ".join(map(repr, allowed)) or "null"
-            self._problems.append(f"{key}: {value!r} is not implemented; allowed: {known}")
+            self._refuse(key, f"{value!r} is not implemented; allowed: {known}")
 
     def finish(self) -> None:
         """Raise one ModelError for all values that were refused and all keys without a meaning here."""
+        self._refuse_unread()
+        if self._problems:
+            raise ModelError(f"{self._file}: {'; '.join(self._problems)}")
+
+    def _refuse(self, key: str, problem: str) -> None:
+        self._problems.append(f"{self._path}{key}: {problem}")
+
+    def _refuse_unread(self) -> None:
         for key, value in self._values.items():
             if key in self._read or key in _HARMLESS or key.startswith("_") or value is None:
                 continue
@@ -172,7 +195,7 @@ class Config:
                 self.require(key, _NEUTRAL[key])
             elif key in _REPEATED and _REPEATED[key] in self._values:
                 self.require(key, self._values[_REPEATED[key]])
-            elif not (key == "quantization_config" and value is False):
-                self._problems.append(f"{key}: {value!r} is not implemented for this architecture")
-        if self._problems:
-            raise ModelError(f"{self._file}: {'; '.join(self._problems)}")
+            else:
+                self._problems.append(f"{self._path}{key}: {value!r} is not implemented for this architecture")
+        for section in self._sections:
+            section._refuse_unread()

@@ -10,7 +10,8 @@ import torch
 
 from services.worker.backends.base import Linear, ModelBackend
 from services.worker.backends.collectives import Communicator
-from services.worker.model.loading.checkpoint import Checkpoint, Span
+from services.worker.model.loading.checkpoint import Checkpoint
+from services.worker.model.loading.span import Span
 
 
 @dataclass(frozen=True, slots=True)

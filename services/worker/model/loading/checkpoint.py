@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from services.worker.model.families.naming import TensorRef
-from services.worker.model.loading.files import refuse_pointer
+from services.worker.model.loading.span import Span
+from services.worker.model.loading.tensor_files import TensorFiles
+from services.worker.model.quantization.layout import Layout
+from services.worker.model.quantization.reader import QuantizedReader
 from services.worker.model.spec import ModelError
-
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The half-open range [start, stop) of one dimension."""
-
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
 
 
 class Checkpoint:
@@ -44,22 +28,20 @@ class Checkpoint:
         ignored: tuple[str, ...] = (),
         optional_prefix: str = "",
         where_stored: Mapping[str, TensorRef] | None = None,
+        layout: Layout | None = None,
     ) -> None:
         """`ignored`: patterns of names that may be stored, but are not read. Raises ModelError.
 
         `optional_prefix`: of names; some checkpoints leave it out. `where_stored`: references that go before those of
-        `refs` where there is such a tensor.
+        `refs` where there is such a tensor. `layout`: of the modules that are stored quantized.
         """
-        self._files = ExitStack()
-        self._where: dict[str, tuple[Path, Any]] = {}
+        self._files = TensorFiles(folder)
+        self._quantized = None if layout is None else QuantizedReader(self._files, layout)
         try:
-            for file in _files(folder):
-                handle = self._files.enter_context(_open(file))
-                self._where |= dict.fromkeys(handle.keys(), (file, handle))
-            bare = not any(name.startswith(optional_prefix) for name in self._where)
+            bare = not any(name.startswith(optional_prefix) for name in self._files.names)
             self._refs = {key: _strip(ref, optional_prefix) for key, ref in refs.items()} if bare else dict(refs)
-            self._refs |= {key: ref for key, ref in (where_stored or {}).items() if ref.name in self._where}
-            self._check_names(folder, ignored)
+            self._refs |= {key: ref for key, ref in (where_stored or {}).items() if self._is_stored(ref)}
+            self._check_names(ignored)
         except BaseException:
             self._files.close()
             raise
@@ -79,7 +61,7 @@ class Checkpoint:
         """Return elements `span` of the vector `key` of `size` elements. Raises ModelError."""
         ref = self._refs[key]
         rows, take = _stored_rows(ref, span or Span(0, size))
-        stored = self._slice(ref.name, (_stored_size(ref, size),))
+        stored = self._files.slice(ref.name, (_stored_size(ref, size),))
         return _take_part(stored[rows.start : rows.stop], ref, take)
 
     def matrix(
@@ -90,64 +72,50 @@ class Checkpoint:
         cols = cols or Span(0, shape[1])
         stored_rows, take = _stored_rows(ref, rows or Span(0, shape[0]))
         depth = _stored_size(ref, shape[0])
-        if ref.transposed:
-            stored = self._slice(ref.name, (shape[1], depth))
+        if (quantized := self._reader_of(ref)) is not None:
+            found = quantized.matrix(_module(ref), (depth, shape[1]), stored_rows, cols)
+        elif ref.transposed:
+            stored = self._files.slice(ref.name, (shape[1], depth))
             found = stored[cols.start : cols.stop, stored_rows.start : stored_rows.stop].t()
         else:
-            stored = self._slice(ref.name, (depth, shape[1]))
+            stored = self._files.slice(ref.name, (depth, shape[1]))
             found = stored[stored_rows.start : stored_rows.stop, cols.start : cols.stop]
         return _take_part(found, ref, take)
 
-    def _slice(self, name: str, shape: tuple[int, ...]) -> Any:
-        file, handle = self._where[name]
-        stored = handle.get_slice(name)
-        found = tuple(stored.get_shape())
-        if found != shape:
-            raise ModelError(f"{file}: {name}: expected shape {list(shape)}, found {list(found)}")
-        return stored
+    def _reader_of(self, ref: TensorRef) -> QuantizedReader | None:
+        """Return what reads `ref` if it is quantized."""
+        if self._quantized is None or not ref.name.endswith(".weight") or not self._quantized.holds(_module(ref)):
+            return None
+        return self._quantized
 
-    def _check_names(self, folder: Path, ignored: tuple[str, ...]) -> None:
-        expected = {ref.name for ref in self._refs.values()}
-        missing = sorted(expected - self._where.keys())
+    def _is_stored(self, ref: TensorRef) -> bool:
+        return ref.name in self._files.names or self._reader_of(ref) is not None
+
+    def _check_names(self, ignored: tuple[str, ...]) -> None:
+        files, expected, optional = self._files, set[str](), set[str]()
+        for ref in self._refs.values():
+            if (quantized := self._reader_of(ref)) is None:
+                expected.add(ref.name)
+                continue
+            if ref.transposed:
+                raise ModelError(f"{files.folder}: {_module(ref)}: quantized weights of this architecture are not read")
+            expected |= {name for name, needed in quantized.names(_module(ref)) if needed}
+            optional |= {name for name, needed in quantized.names(_module(ref)) if not needed}
+            bias = f"{_module(ref)}.bias"  # some programs store one for every quantized module
+            if bias in files.names and not files.whole(bias).any():
+                optional.add(bias)
+        missing = sorted(expected - set(files.names))
         if missing:
-            raise ModelError(f"{folder}: {missing[0]}: missing ({len(missing)} tensors in all)")
-        unused = sorted(
-            name for name in self._where.keys() - expected if not any(fnmatchcase(name, pattern) for pattern in ignored)
-        )
+            raise ModelError(f"{files.folder}: {missing[0]}: missing ({len(missing)} tensors in all)")
+        left = set(files.names) - expected - optional
+        unused = sorted(name for name in left if not any(fnmatchcase(name, pattern) for pattern in ignored))
         if unused:
-            file = self._where[unused[0]][0]
+            file = files.file(unused[0])
             raise ModelError(f"{file}: {unused[0]}: not used by this architecture ({len(unused)} tensors in all)")
 
 
-def _open(file: Path) -> Any:
-    refuse_pointer(file)
-    try:
-        return safe_open(file, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{file}: {error}") from error
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint: one, or the shards that its index lists."""
-    index = folder / _INDEX
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ModelError(f"{index}: weight_map: {error}") from error
-        outside = [name for name in names if Path(name).name != name]
-        if outside:
-            raise ModelError(f"{index}: weight_map: {outside[0]!r} is not a file of this folder")
-        return [folder / name for name in names]
-    if (folder / _SINGLE).is_file():
-        return [folder / _SINGLE]
-    pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
-    if pickles:
-        raise ModelError(
-            f"{folder / pickles[0]}: pickle files are refused, because reading one runs the code in it; "
-            "convert the checkpoint to safetensors"
-        )
-    raise ModelError(f"{folder}: neither {_SINGLE} nor {_INDEX} is there")
+def _module(ref: TensorRef) -> str:
+    return ref.name.removesuffix(".weight")
 
 
 def _strip(ref: TensorRef, prefix: str) -> TensorRef:

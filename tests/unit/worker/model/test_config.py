@@ -94,7 +94,11 @@ def test_windows_alternate_by_default(sample: Callable[[str], Sample], tmp_path:
     [
         ("llama", {"a_new_switch": 3}, "a_new_switch: 3 is not implemented"),
         ("llama", {"sliding_window": 5}, "sliding_window: 5 is not implemented"),
-        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        (
+            "llama",
+            {"quantization_config": {"quant_method": "hqq"}},
+            "quantization_config.quant_method: 'hqq' is not",
+        ),
         ("llama", {"pretraining_tp": 2}, "pretraining_tp: 2 is not implemented"),
         ("llama", {"hidden_act": "quick_gelu"}, "hidden_act: 'quick_gelu' is not implemented"),
         ("llama", {"hidden_size": "48"}, "hidden_size: expected a positive integer"),
@@ -135,9 +139,11 @@ def test_fourteen_families() -> None:
     assert len(FAMILIES) == 14
 
 
-def test_reading_a_spec_needs_no_torch(sample: Callable[[str], Sample]) -> None:
+def test_reading_a_spec_needs_no_torch(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    """Not even where the weights are quantized: the server process reads it."""
+    _write(tmp_path, _read(sample("llama")) | {"quantization_config": {"quant_method": "fp8"}})
     code = (
         "import sys, pathlib; from services.worker.model.registry import read_spec; "
-        f"read_spec(pathlib.Path({str(sample('llama').folder)!r})); assert 'torch' not in sys.modules"
+        f"assert read_spec(pathlib.Path({str(tmp_path)!r})).quantization; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

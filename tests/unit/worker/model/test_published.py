@@ -116,7 +116,6 @@ def test_every_family_has_published_ones() -> None:
         ("smol-8x101-ft", {"attention_bias": True}),
         ("EleutherAI/pythia-6.9b-deduped (transformers 4.45)", {"rope_theta": 20000}),
         ("EleutherAI/pythia-6.9b-deduped (transformers 4.45)", {"partial_rotary_factor": 0.5}),
-        ("Qwen/Qwen3-8B", {"quantization_config": {"quant_method": "gptq"}}),
         ("google/gemma-3-270m-it", {"use_bidirectional_attention": True}),
         ("meta-llama/Llama-2-7b-hf", {"is_causal": False}),
     ],
