@@ -60,8 +60,9 @@ async def serve(
         tracing("worker", settings.worker_id),  # before a tracer is asked for
         serve_metrics(settings.host, settings.metrics_port, registry, readiness),
     ):
-        folder = await readiness.fetch_model(settings)
-        await _serve_model(settings, stop, make_ranks, folder, registry, readiness)
+        folder = await readiness.fetch_model(settings, stop)
+        if folder is not None:
+            await _serve_model(settings, stop, make_ranks, folder, registry, readiness)
 
 
 async def _serve_model(

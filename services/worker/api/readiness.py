@@ -31,19 +31,24 @@ class Readiness:
         """From now on `ask` says."""
         self._ask = ask
 
-    async def fetch_model(self, settings: WorkerSettings) -> Path:
-        """The model's folder; a download is told here and in the log. Raises StartupError."""
+    async def fetch_model(self, settings: WorkerSettings, stop: asyncio.Event) -> Path | None:
+        """The model's folder, None if `stop` came first; a download is told here and in the log.
+
+        Raises StartupError.
+        """
 
         def begins(download: Download) -> None:
             self._ask = download.__str__
 
         self._ask = lambda: f"fetching {settings.model}"
-        said = asyncio.create_task(self._say(), name="download")
+        fetching = asyncio.create_task(model_folder(settings.model, settings.revision, begins), name="download")
+        beside = [asyncio.create_task(self._say(), name="say"), asyncio.create_task(stop.wait(), name="stop")]
         try:
-            return await asyncio.to_thread(model_folder, settings.model, settings.revision, begins)
+            await asyncio.wait((fetching, beside[-1]), return_when=asyncio.FIRST_COMPLETED)
+            return fetching.result() if fetching.done() else None
         finally:
             self._ask = lambda: "starting"
-            await end_tasks([said])
+            await end_tasks([fetching, *beside])
 
     async def _say(self) -> None:
         while True:

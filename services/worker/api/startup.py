@@ -10,18 +10,19 @@ from services.common.lifecycle import StartupError
 from services.worker.api.model_files import ModelFiles
 from services.worker.api.settings import WorkerSettings
 from services.worker.cpu import has_avx2, has_bfloat16
-from services.worker.model.loading.hub import Download, HubSettings, resolve_model
+from services.worker.model.loading.hub import Download, local_folder
 from services.worker.model.spec import ModelError, ModelSpec
+from services.worker.process.downloader import download
 from services.worker.process.rank_group import RankGroupConfig
 
 DEFAULT_KV_TOKENS = 32_768
 _NVIDIA_CONTROL = Path("/dev/nvidiactl")
 
 
-def model_folder(model: str, revision: str, begins: Callable[[Download], None] = lambda _: None) -> Path:
+async def model_folder(model: str, revision: str, begins: Callable[[Download], None] = lambda _: None) -> Path:
     """The local folder of a model: a path, or a hub id that is downloaded once, which `begins`; raises StartupError."""
     try:
-        folder = resolve_model(model, HubSettings(revision=revision or None), begins)
+        folder = local_folder(model) or await download(model, revision, begins)
     except ModelError as error:
         raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
     if not (folder / "config.json").is_file():

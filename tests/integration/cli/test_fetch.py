@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -117,15 +118,21 @@ def test_two_at_once_download_once(hub: Hub, tmp_path: Path) -> None:
     assert hub.sent["model.safetensors"] == 1
 
 
-def test_after_kill_minus_nine_the_next_one_goes_on(hub: Hub, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
+)
+def test_a_signal_ends_it_at_once_and_the_next_one_goes_on(
+    hub: Hub, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
     hub.behind_gate = "model.safetensors"
     process = start(hub, tmp_path)
     assert hub.waiting.wait(30)
     while hub.sent["tokenizer.json"] + hub.sent["config.json"] + hub.sent["1_Pooling/config.json"] < 3:
         threading.Event().wait(0.02)
     threading.Event().wait(0.3)
-    process.kill()
-    process.communicate()
+    process.send_signal(number)
+    process.communicate(timeout=10)  # the rest of the file would take longer
+    assert process.returncode == status
     assert not (tmp_path / "org--tiny").exists()
     assert len(leftovers(tmp_path)) == 1
     hub.open_gate.set()
@@ -186,8 +193,9 @@ def test_the_worker_reads_a_fetched_folder_without_the_hubs_code(hub: Hub, tmp_p
     model = str(tmp_path / "org--tiny")
     assert resolve_model(model) == Path(model).resolve()
     look = (
-        "import sys\nfrom services.worker.api.startup import model_folder\n"
-        f"model_folder({model!r}, '')\nprint([name for name in sys.modules if name.startswith('huggingface')])"
+        "import asyncio, sys\nfrom services.worker.api.startup import model_folder\n"
+        f"asyncio.run(model_folder({model!r}, ''))\n"
+        "print([name for name in sys.modules if name.startswith('huggingface')])"
     )
     answer = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert answer.stdout == "[]\n"

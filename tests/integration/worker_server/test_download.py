@@ -16,10 +16,11 @@ from tests.integration.worker_server.processes import server_process
 
 NEEDED = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 GATE_S = 60.0
+ENDS_S = 10.0  # the gate stays shut for longer
 TOLD = r"downloading ([\d,]+) of ([\d,]+) bytes of org/tiny\n"
 
 
-async def test_a_download_is_told_and_does_not_look_dead(
+async def test_a_download_is_told_does_not_look_dead_and_ends_with_its_worker(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {name: (BUNDLED_MODEL / name).read_bytes() for name in NEEDED}
@@ -30,33 +31,45 @@ async def test_a_download_is_told_and_does_not_look_dead(
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         served = {"MODEL": hub.repository, "METRICS_PORT": str(port)}
-        with server_process(tmp_path, redis_url, **served) as worker:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=5) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=5) as client:
 
-                async def told() -> httpx.Response | None:
-                    try:
-                        return await client.get("/readyz")
-                    except httpx.TransportError:
-                        return None
+            async def told() -> httpx.Response | None:
+                try:
+                    return await client.get("/readyz")
+                except httpx.TransportError:
+                    return None
 
-                async def half() -> bool:
-                    answer = await told()
-                    found = re.match(TOLD, answer.text) if answer is not None else None
-                    if not found:
-                        return False
-                    there, total = (int(number.replace(",", "")) for number in found.groups())
-                    assert total == size
-                    return 0 < there < total
+            async def half() -> bool:
+                answer = await told()
+                found = re.match(TOLD, answer.text) if answer is not None else None
+                if not found:
+                    return False
+                there, total = (int(number.replace(",", "")) for number in found.groups())
+                assert total == size
+                return 0 < there < total
 
+            async def ready() -> bool:
+                answer = await told()
+                return answer is not None and answer.status_code == 200
+
+            with server_process(tmp_path, redis_url, **served) as worker:
                 await until(half, GATE_S)
                 assert (await told()).status_code == 503  # type: ignore[union-attr]
                 assert (await client.get("/livez")).status_code == 200
                 assert "ryzanstein_build_info" in (await client.get("/metrics")).text
+                assert unfinished(tmp_path)
+                worker.process.terminate()
+                assert worker.process.wait(ENDS_S) == 0
+                assert not hub.open_gate.is_set()
+                assert not unfinished(tmp_path)
+            with server_process(tmp_path, redis_url, **served) as worker:
+                await until(half, GATE_S)
                 hub.open_gate.set()
-
-                async def ready() -> bool:
-                    answer = await told()
-                    return answer is not None and answer.status_code == 200
-
                 await until(ready, 60)
-            assert worker.process.poll() is None
+                assert worker.process.poll() is None
+        assert hub.sent["config.json"] == 1, "what had come was fetched again"
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """Files that the hub's library has not got all of."""
+    return list((folder / "hub").rglob("*.incomplete"))

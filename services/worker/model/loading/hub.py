@@ -49,12 +49,17 @@ def resolve_model(
 
     `begins` is told what the hub has of it before anything is fetched, where the hub can be asked.
     """
+    return local_folder(model) or _download(model, settings, begins)
+
+
+def local_folder(model: str) -> Path | None:
+    """The folder that `model` is, None if it is a hub's id. Raises ModelError for a path that is no folder."""
     local = Path(model).expanduser()
     if local.is_dir():
         return local.resolve()
     if local.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ModelError(f"{model}: no such folder")
-    return _download(model, settings, begins)
+    return None
 
 
 def _download(model: str, settings: HubSettings, begins: Callable[[Download], None]) -> Path:

@@ -1,0 +1,38 @@
+"""`python -m services.worker.process.download MODEL REVISION`: the hub's library, in a process that can be killed.
+
+In the server it could not: its threads are waited for when the interpreter ends, each until its file is there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from services.worker.ipc.lifeline import die_with_parent
+from services.worker.model.loading.hub import Download, HubSettings, resolve_model
+from services.worker.model.spec import ModelError
+
+
+def main() -> None:
+    """Say in lines of JSON what begins, and at last where the model is or why it is not."""
+    die_with_parent()
+    model, revision = sys.argv[1:]
+
+    def begins(download: Download) -> None:
+        _say(begins={"model": model, "blobs": str(download.blobs), "sizes": dict(download.sizes)})
+
+    try:
+        folder = resolve_model(model, HubSettings(revision=revision or None), begins)
+    except ModelError as error:
+        _say(error=str(error))
+    else:
+        _say(folder=str(folder))
+
+
+def _say(**told: object) -> None:
+    sys.stdout.write(f"{json.dumps(told)}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
