@@ -31,7 +31,7 @@ from services.kv_coordinator.hot import HotPrefixes, Pins
 from services.kv_coordinator.index import BlockIndex, Slot
 from services.kv_coordinator.metrics import CoordinatorMetrics
 from services.kv_coordinator.service import CoordinatorService
-from services.kv_coordinator.subscriptions import Counters, Subscriptions
+from services.kv_coordinator.subscriptions import Subscriptions, SyncCounters
 from tests.integration.router.fake_worker import FakeWorker
 
 SYSTEM_PROMPT = 128  # blocks that every worker holds: 2,048 tokens
@@ -78,7 +78,7 @@ async def event_to_visible(n: int) -> dict[str, float]:
         assert sender.stdout is not None
         address = sender.stdout.readline().strip()
         index = TimedIndex()
-        subscriptions = Subscriptions(index, Counters())
+        subscriptions = Subscriptions(index, SyncCounters())
         follower = asyncio.create_task(subscriptions.follow(Lease("sender", "", address, "tiny", "serving")))
         async with asyncio.timeout(60 + n * EVENT_PAUSE_S * 2):
             while len(index.ages_ms) < n:  # noqa: ASYNC110  # the index knows nothing of events
@@ -108,7 +108,7 @@ def lookups(index: BlockIndex, chains: list[list[int]], n: int) -> dict[str, dic
     """The service's own time, as protobuf in and out, without the network."""
     from prometheus_client import CollectorRegistry
 
-    counters, metrics = Counters(), CoordinatorMetrics(CollectorRegistry(), Counters())
+    counters, metrics = SyncCounters(), CoordinatorMetrics(CollectorRegistry(), SyncCounters())
     service = CoordinatorService(index, Subscriptions(index, counters), counters, HotPrefixes(1024), Pins(1), metrics)
     results = {}
     for name, tail in (("everybody has the system prompt", True), ("one worker has the prompt", False)):

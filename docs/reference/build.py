@@ -42,9 +42,9 @@ from services.gateway.settings import GatewaySettings
 from services.gateway.telemetry import GatewayMetrics
 from services.kv_coordinator.metrics import CoordinatorMetrics
 from services.kv_coordinator.settings import CoordinatorSettings
-from services.kv_coordinator.subscriptions import Counters as EventCounters
+from services.kv_coordinator.subscriptions import SyncCounters
 from services.router.metrics import RouterMetrics
-from services.router.policies.base import Filter, Part, Picker, Scorer
+from services.router.policies.base import Filter, Picker, PolicyPart, Scorer
 from services.router.policies.registry import PARTS, Composition, PolicyName, preset
 from services.router.settings import RouterSettings
 from services.worker.api.life_metrics import LifeMetrics
@@ -53,7 +53,7 @@ from services.worker.api.settings import WorkerSettings
 from services.worker.api.transfer_metrics import TransferMetrics
 from services.worker.kv_transfer.puller import PullTotals
 from services.worker.model.quantization.registry import METHODS
-from services.worker.scheduling.config import Counters as SchedulerCounters
+from services.worker.scheduling.config import SchedulerCounters
 
 HERE = Path(__file__).resolve().parent
 PROTO = HERE.parents[1] / "proto"
@@ -107,7 +107,7 @@ def policies() -> str:
     for kind, base in (("filters", Filter), ("scorers", Scorer), ("pickers", Picker)):
         lines += ["", f"## {kind.capitalize()}", ""]
         if base.model_fields:
-            lines += [f"All have {_part_fields(base, Part)}", ""]
+            lines += [f"All have {_part_fields(base, PolicyPart)}", ""]
         lines += ["| type | does | its fields |", "|---|---|---|"]
         parts = [(name, part) for name, part in PARTS.items() if issubclass(part, base)]
         lines += [f"| `{name}` | {_first_line(part)} | {_part_fields(part, base)} |" for name, part in parts]
@@ -124,11 +124,11 @@ def _part(part: BaseModel) -> str:
     return json.dumps({"type": type(part).model_fields["type"].default, **part.model_dump(exclude_defaults=True)})
 
 
-def _first_line(part: type[Part]) -> str:
+def _first_line(part: type[PolicyPart]) -> str:
     return (part.__doc__ or "").strip().partition("\n")[0]
 
 
-def _part_fields(part: type[Part], base: type[Part]) -> str:
+def _part_fields(part: type[PolicyPart], base: type[PolicyPart]) -> str:
     shared = base.model_fields
     fields = [
         f"`{name}` ({_default(field)}): {field.description}"
@@ -172,7 +172,7 @@ def service_registries() -> tuple[CollectorRegistry, ...]:
     """What each of SERVICES exports, in their order."""
     router, coordinator, worker = new_registry("router"), new_registry("kv-coordinator"), new_registry("worker")
     RouterMetrics(router, None)
-    CoordinatorMetrics(coordinator, EventCounters())
+    CoordinatorMetrics(coordinator, SyncCounters())
     LifeMetrics(worker)
     worker.register(EngineTotals(SchedulerCounters(), worker_pb2.WorkerState))
     WorkerMetrics(worker)

@@ -15,7 +15,7 @@ from services.cli.errors import CommandError
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatSession:
     """The turns so far, and where they are answered."""
 
     url: str
@@ -86,7 +86,7 @@ def first_model(url: str) -> str:
     return str(models[0]["id"])
 
 
-def run(conversation: Conversation) -> None:
+def run(conversation: ChatSession) -> None:
     """Ask and answer until Ctrl-D."""
     console = Console()
     console.print(f"Talking to [bold]{conversation.model}[/]; Ctrl-D ends.")

@@ -146,7 +146,7 @@ def chat(
     from services.cli import chat as command
 
     url = url.rstrip("/")
-    conversation = command.Conversation(url, model or command.first_model(url), temperature, max_tokens, api_key)
+    conversation = command.ChatSession(url, model or command.first_model(url), temperature, max_tokens, api_key)
     command.run(conversation)
 
 

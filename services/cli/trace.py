@@ -28,7 +28,7 @@ _TELLING = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     """One span; times in milliseconds, `start` since the trace began, `own` what none of its children covers."""
 
     name: str
@@ -44,7 +44,7 @@ def show(request: str, jaeger: str, *, as_json: bool) -> None:
     """Print the trace of a request, by its id or the trace's; raises CommandError when Jaeger has none."""
     spans = arranged(_find(request, jaeger.rstrip("/")))
     if as_json:
-        print(json.dumps([{name: getattr(span, name) for name in Span.__slots__} for span in spans], indent=2))  # noqa: T201
+        print(json.dumps([{name: getattr(span, name) for name in TraceSpan.__slots__} for span in spans], indent=2))  # noqa: T201
         return
     _print(Console(), request, spans)
 
@@ -81,7 +81,7 @@ def _get(url: str, query: dict[str, Any]) -> list[dict[str, Any]]:
         ) from error
 
 
-def arranged(trace: dict[str, Any]) -> list[Span]:
+def arranged(trace: dict[str, Any]) -> list[TraceSpan]:
     """Spans in the order of a tree, children by their start."""
     raw = {span["spanID"]: span for span in trace["spans"]}
     children: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -90,9 +90,9 @@ def arranged(trace: dict[str, Any]) -> list[Span]:
         children[parents[0] if parents and parents[0] in raw else ""].append(span)
     began = min(span["startTime"] for span in raw.values())
 
-    def walk(parent: str, depth: int) -> Iterator[Span]:
+    def walk(parent: str, depth: int) -> Iterator[TraceSpan]:
         for span in sorted(children[parent], key=lambda span: span["startTime"]):
-            yield Span(
+            yield TraceSpan(
                 name=span["operationName"],
                 service=trace["processes"][span["processID"]]["serviceName"].removeprefix("ryzanstein-"),
                 start=(span["startTime"] - began) / 1e3,
@@ -117,7 +117,7 @@ def _uncovered(span: dict[str, Any], children: Sequence[dict[str, Any]]) -> floa
     return float(end - begin - covered)
 
 
-def _print(console: Console, request: str, spans: Sequence[Span]) -> None:
+def _print(console: Console, request: str, spans: Sequence[TraceSpan]) -> None:
     whole = max(span.start + span.duration for span in spans)
     table = Table(
         "span", "service", "from ms", "took ms", "", title=f"Request {request}: {whole:.1f} ms", title_justify="left"
@@ -133,6 +133,6 @@ def _print(console: Console, request: str, spans: Sequence[Span]) -> None:
             console.print(f"{share:5.0%}  {span.own:.1f} ms in {span.name} of the {span.service}", highlight=False)
 
 
-def _bar(span: Span, whole: float) -> str:
+def _bar(span: TraceSpan, whole: float) -> str:
     first = int(_BAR * span.start / max(whole, 1e-9))
     return " " * first + "▆" * max(1, round(_BAR * span.duration / max(whole, 1e-9)))

@@ -23,36 +23,36 @@ AGAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class OutageCause:
     """Why Redis cannot be used; what is of one `kind` is one piece of news."""
 
     kind: str
     text: str
 
 
-def cause_of(error: BaseException, access: RedisAccess) -> Cause:
+def cause_of(error: BaseException, access: RedisAccess) -> OutageCause:
     """Put an error of a command or of connecting into words."""
     if tls := _tls_error(error):
-        return Cause("tls", _tls_text(tls, access))
+        return OutageCause("tls", _tls_text(tls, access))
     match error:
         case AuthenticationError() if "PASSWORD_FILE" in str(error):  # our own words
-            return Cause("password file", str(error))
+            return OutageCause("password file", str(error))
         case AuthenticationError() | AuthenticationWrongNumberOfArgsError() | AuthorizationError():
-            return Cause("authentication", _authentication_text(access))
+            return OutageCause("authentication", _authentication_text(access))
         case ResponseError() if str(error).startswith(("NOAUTH", "WRONGPASS", "AUTH ")):
-            return Cause("authentication", _authentication_text(access))
+            return OutageCause("authentication", _authentication_text(access))
         case NoPermissionError():
-            return Cause(
+            return OutageCause(
                 "permission", f"its ACL does not let the user of RYZANSTEIN_REDIS_USERNAME do that: {_words(error)}"
             )
         case RedisTimeoutError() | TimeoutError():
             # A server without TLS waits for the end of a line that a TLS client never sends.
             hint = "; does it speak TLS, as rediss:// in RYZANSTEIN_REDIS_URL says?" if access.encrypted else ""
-            return Cause("time-out", f"{access.place} does not answer in time{hint}")
+            return OutageCause("time-out", f"{access.place} does not answer in time{hint}")
         case RedisConnectionError() if "closed" in str(error).lower() or "reset" in str(error).lower():
             hint = "" if access.encrypted else "; if it speaks TLS, RYZANSTEIN_REDIS_URL must start with rediss://"
-            return Cause("closed", f"{access.place} has closed the connection{hint}")
-    return Cause(type(error).__name__, f"{access.place}: {_words(error)}")
+            return OutageCause("closed", f"{access.place} has closed the connection{hint}")
+    return OutageCause(type(error).__name__, f"{access.place}: {_words(error)}")
 
 
 def _authentication_text(access: RedisAccess) -> str:
@@ -100,7 +100,7 @@ class RedisOutage:
         """Whether the last use failed."""
         return bool(self.why)
 
-    def failed(self, error: BaseException) -> Cause:
+    def failed(self, error: BaseException) -> OutageCause:
         """Redis could not be used."""
         cause, now = cause_of(error, self._access), time.monotonic()
         self.why = cause.text

@@ -23,7 +23,7 @@ from services.kv_coordinator.index import BlockIndex
 from services.kv_coordinator.metrics import CoordinatorMetrics
 from services.kv_coordinator.service import CoordinatorService
 from services.kv_coordinator.settings import CoordinatorSettings
-from services.kv_coordinator.subscriptions import Counters, Subscriptions
+from services.kv_coordinator.subscriptions import Subscriptions, SyncCounters
 
 SERVICE = kv_pb2.DESCRIPTOR.services_by_name["KvCoordinator"].full_name
 # While the index is swept, half of the time is left to events and lookups, in slices they do not notice.
@@ -45,7 +45,7 @@ async def _sweep(index: BlockIndex) -> None:
 
 async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
     """Run the coordinator until `stop`; raises OSError when a port is taken."""
-    index, counters, registry = BlockIndex(), Counters(), new_registry("kv-coordinator")
+    index, counters, registry = BlockIndex(), SyncCounters(), new_registry("kv-coordinator")
     subscriptions = Subscriptions(index, counters)
     redis = open_redis(settings.redis, READ_TIMEOUT_S)
     followers = Followers(

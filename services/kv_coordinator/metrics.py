@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.common.metrics import Totals
 from services.kv_coordinator.index import BlockIndex
-from services.kv_coordinator.subscriptions import Counters, Subscriptions
+from services.kv_coordinator.subscriptions import Subscriptions, SyncCounters
 
 _BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
 
@@ -14,7 +14,7 @@ _BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
 class CoordinatorMetrics:
     """All of them, in one registry."""
 
-    def __init__(self, registry: CollectorRegistry, counters: Counters) -> None:
+    def __init__(self, registry: CollectorRegistry, counters: SyncCounters) -> None:
         self._lookups = Counter(
             "ryzanstein_coordinator_lookups",
             "Lookups, by whether any worker had anything",

@@ -14,7 +14,7 @@ from services.common.tracing import remote_context, span_in
 from services.kv_coordinator.hot import HotPrefix, HotPrefixes, PinLimitError, Pins
 from services.kv_coordinator.index import BlockIndex
 from services.kv_coordinator.metrics import CoordinatorMetrics
-from services.kv_coordinator.subscriptions import Counters, Subscriptions
+from services.kv_coordinator.subscriptions import Subscriptions, SyncCounters
 
 Context = grpc.aio.ServicerContext[object, object]
 
@@ -26,7 +26,7 @@ class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
         self,
         index: BlockIndex,
         subscriptions: Subscriptions,
-        counters: Counters,
+        counters: SyncCounters,
         hot: HotPrefixes,
         pins: Pins,
         metrics: CoordinatorMetrics,

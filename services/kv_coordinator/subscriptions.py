@@ -27,7 +27,7 @@ class ResyncNeeded(Exception):  # noqa: N818  # part of the protocol
 
 
 @dataclass(slots=True)
-class Counters:
+class SyncCounters:
     """Totals since the start."""
 
     events: int = 0
@@ -54,7 +54,7 @@ class Subscription:
 class Subscriptions:
     """Follows every worker. Unknown and uncertain both mean: not held."""
 
-    def __init__(self, index: BlockIndex, counters: Counters) -> None:
+    def __init__(self, index: BlockIndex, counters: SyncCounters) -> None:
         self._index = index
         self._counters = counters
         self.by_worker: dict[str, Subscription] = {}

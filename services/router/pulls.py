@@ -16,7 +16,7 @@ import numpy as np
 from ryzanstein.v1 import worker_pb2
 
 from services.router.pool import Pool
-from services.router.snapshot import Choice, Floats, Query, Snapshot, WhyNot
+from services.router.snapshot import Decision, Floats, Query, Snapshot, WhyNot
 
 # Both estimates are rough, and the source has other things to do: only a clear gain is taken.
 PAYS = 2.0
@@ -60,7 +60,7 @@ def worthwhile_pulls(snapshot: Snapshot, query: Query) -> Pulls | None:
     return Pulls(source, np.where(pays, missing, 0.0), np.where(pays, compute_ms - transfer_ms, 0.0))
 
 
-def pull_hint(pool: Pool, snapshot: Snapshot, choice: Choice) -> worker_pb2.PullHint | None:
+def pull_hint(pool: Pool, snapshot: Snapshot, choice: Decision) -> worker_pb2.PullHint | None:
     """Where the chosen worker should fetch the prompt's beginning from; None when it should compute it."""
     estimates = choice.estimates
     if not estimates.pulled_tokens[choice.index]:

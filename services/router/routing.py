@@ -23,7 +23,7 @@ from services.router.pool import Pool
 from services.router.prefixes import Depths, Prefixes
 from services.router.queue import QueueFullError, RouteQueue
 from services.router.sessions import Binding, Held, Sessions, SessionsAway
-from services.router.snapshot import Choice, Floats, Query, Snapshot, WhyNot, hash64, matched_at, why_not_for
+from services.router.snapshot import Decision, Floats, Query, Snapshot, WhyNot, hash64, matched_at, why_not_for
 
 # A caller hears that there is no place before it gives up: it would take this router for dead.
 PATIENCE_USED = 0.9
@@ -47,7 +47,7 @@ class Considered:
     snapshot: Snapshot
     query: Query
     why_not: NDArray[np.uint8]
-    choice: Choice | None
+    choice: Decision | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class Placement:
     """A decision that is booked."""
 
     considered: Considered
-    choice: Choice
+    choice: Decision
     member: Member
     binding: Binding  # of the chosen worker
     seq: int
@@ -199,7 +199,7 @@ class Routing:
         considered = self._consider(pool, request, known)
         return self._book_at(considered, considered.choice) if considered.choice else None
 
-    def _book_at(self, considered: Considered, choice: Choice) -> Placement:
+    def _book_at(self, considered: Considered, choice: Decision) -> Placement:
         pool, query = considered.pool, considered.query
         member = pool.members[considered.snapshot.worker_ids[choice.index]]
         tokens = query.prompt_tokens - int(matched_at(query, choice.index))

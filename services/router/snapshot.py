@@ -137,7 +137,7 @@ class Estimates(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choice:
+class Decision:
     """A policy's decision and what it was made from."""
 
     index: int

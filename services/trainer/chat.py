@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from services.trainer.chat_basics import BASICS, IDENTITY, TASK_PHRASES
-from services.trainer.corpus import Document, Entry, Group, documented
+from services.trainer.corpus import CorpusText, Entry, Group, documented
 from services.trainer.tokenizer import render_turn
 
 Choice = TypeVar("Choice")
@@ -57,7 +57,7 @@ TOPIC_QUESTIONS = ("Explain {name} in Python.", "What does the language referenc
 
 
 @dataclass(frozen=True)
-class Turn:
+class QuestionAnswer:
     """One question and its answer."""
 
     question: str
@@ -91,17 +91,17 @@ def summary_line(doc: str) -> str:
     return doc.strip().split("\n\n")[0].replace("\n", " ").strip()
 
 
-def turns_from_entry(entry: Entry) -> Iterator[Turn]:
+def turns_from_entry(entry: Entry) -> Iterator[QuestionAnswer]:
     """What an entry can teach: what it does and, for a short function, how it is written."""
     short = entry.name.rsplit(".", 1)[-1]
     if short.startswith("_") and not short.startswith("__"):
         return
     question = pick(DOC_QUESTIONS[entry.kind], entry.name)
-    yield Turn(question.format(name=entry.name), first_paragraphs(entry.doc))
+    yield QuestionAnswer(question.format(name=entry.name), first_paragraphs(entry.doc))
     if entry.source and len(entry.source) <= MAX_SOURCE and '\n        """' not in entry.source[:40]:
         question = pick(CODE_QUESTIONS, entry.name + "#code")
         asked = question.format(short=short, name=entry.name, summary=summary_line(entry.doc)).strip()
-        yield Turn(asked, f"```python\n{dedented(entry.source)}\n```")
+        yield QuestionAnswer(asked, f"```python\n{dedented(entry.source)}\n```")
 
 
 def dedented(source: str) -> str:
@@ -111,28 +111,28 @@ def dedented(source: str) -> str:
     return "\n".join(line[margin:] if not line[:margin].strip() else line for line in lines)
 
 
-def turns_from_topic(document: Document) -> Iterator[Turn]:
+def turns_from_topic(document: CorpusText) -> Iterator[QuestionAnswer]:
     """A question about a topic of the language reference; its first lines are a title and a rule."""
     name = document.path.partition("#")[2]
     _, _, body = document.text.partition("\n\n")
     if body.strip():
-        yield Turn(pick(TOPIC_QUESTIONS, name).format(name=f"`{name}`"), first_paragraphs(body))
+        yield QuestionAnswer(pick(TOPIC_QUESTIONS, name).format(name=f"`{name}`"), first_paragraphs(body))
 
 
-def basic_turns() -> Iterator[Turn]:
+def basic_turns() -> Iterator[QuestionAnswer]:
     """Small tasks and questions about the model itself, each in every phrasing."""
     for question, answer in IDENTITY:
-        yield Turn(question, answer)
+        yield QuestionAnswer(question, answer)
     for task, code in BASICS:
         for phrase in TASK_PHRASES:
-            yield Turn(phrase.format(task=task), f"```python\n{code.strip()}\n```")
+            yield QuestionAnswer(phrase.format(task=task), f"```python\n{code.strip()}\n```")
 
 
-def chat_documents(train: Iterable[Document]) -> list[Document]:
+def chat_documents(train: Iterable[CorpusText]) -> list[CorpusText]:
     """Chat samples from training documents only, in a fixed order."""
-    samples: list[Document] = []
+    samples: list[CorpusText] = []
     for document in train:
-        turns: Iterable[Turn] = ()
+        turns: Iterable[QuestionAnswer] = ()
         if document.group is Group.LIBRARY:
             turns = (turn for entry in documented(document) for turn in turns_from_entry(entry))
         elif document.group is Group.DOCUMENTATION and "#docstrings" not in document.path:
@@ -143,5 +143,5 @@ def chat_documents(train: Iterable[Document]) -> list[Document]:
     return samples
 
 
-def _as_document(turn: Turn, key: str) -> Document:
-    return Document(f"chat/{key}", Group.CHAT, turn.render(key))
+def _as_document(turn: QuestionAnswer, key: str) -> CorpusText:
+    return CorpusText(f"chat/{key}", Group.CHAT, turn.render(key))

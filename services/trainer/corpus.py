@@ -30,7 +30,7 @@ class Group(StrEnum):
 
 
 @dataclass(frozen=True)
-class Document:
+class CorpusText:
     """One text and where it came from. `path` is relative to the library; topics add `#name`."""
 
     path: str
@@ -42,8 +42,8 @@ class Document:
 class Split:
     """Documents by the side they fell on."""
 
-    train: tuple[Document, ...]
-    held_out: tuple[Document, ...]
+    train: tuple[CorpusText, ...]
+    held_out: tuple[CorpusText, ...]
 
 
 def library_root() -> Path:
@@ -57,7 +57,7 @@ def is_held_out(path: str, seed: int, percent: float) -> bool:
     return int.from_bytes(digest[:8], "big") < percent / 100 * 2**64
 
 
-def read_source_files(root: Path) -> Iterator[Document]:
+def read_source_files(root: Path) -> Iterator[CorpusText]:
     """Python files below `root` in path order, skipping duplicates, empty files and tables.
 
     Files that are not UTF-8 are skipped: they are tests of decoding, not text to learn.
@@ -76,26 +76,26 @@ def read_source_files(root: Path) -> Iterator[Document]:
             continue
         seen.add(digest)
         is_test = bool({"test", "tests", "idle_test"} & set(relative.parts))
-        yield Document(relative.as_posix(), Group.TESTS if is_test else Group.LIBRARY, text)
+        yield CorpusText(relative.as_posix(), Group.TESTS if is_test else Group.LIBRARY, text)
 
 
-def read_topics(root: Path) -> Iterator[Document]:
+def read_topics(root: Path) -> Iterator[CorpusText]:
     """The language reference topics that `help()` shows, one document each."""
     tree = ast.parse((root / TOPICS_FILE).read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             topics: dict[str, str] = ast.literal_eval(node.value)
             for name, text in sorted(topics.items()):
-                yield Document(f"{TOPICS_FILE.as_posix()}#{name}", Group.DOCUMENTATION, text.strip() + "\n")
+                yield CorpusText(f"{TOPICS_FILE.as_posix()}#{name}", Group.DOCUMENTATION, text.strip() + "\n")
 
 
-def docstring_pages(document: Document) -> Iterator[Document]:
+def docstring_pages(document: CorpusText) -> Iterator[CorpusText]:
     """One page of reference text per documented source file: each signature followed by its docstring."""
     if document.group is not Group.LIBRARY:
         return
     entries = [f"{entry.heading}\n\n{entry.doc}\n" for entry in documented(document)]
     if entries:
-        yield Document(f"{document.path}#docstrings", Group.DOCUMENTATION, "\n".join(entries))
+        yield CorpusText(f"{document.path}#docstrings", Group.DOCUMENTATION, "\n".join(entries))
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def module_name(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def documented(document: Document) -> list[Entry]:
+def documented(document: CorpusText) -> list[Entry]:
     """Everything with a docstring in one file, in order; nothing for files this interpreter cannot parse."""
     try:
         tree = ast.parse(document.text)
@@ -146,20 +146,20 @@ def _entry(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, name: st
     return Entry("function", name, f"{name}({ast.unparse(node.args)})", doc, source)
 
 
-def read_library(root: Path) -> list[Document]:
+def read_library(root: Path) -> list[CorpusText]:
     """All documents: sources, tests, topics, and a reference page for each documented source file."""
     sources = list(read_source_files(root))
     pages = [page for document in sources for page in docstring_pages(document)]
     return [*sources, *read_topics(root), *pages]
 
 
-def split(documents: list[Document], seed: int, percent: float = 4.0) -> Split:
+def split(documents: list[CorpusText], seed: int, percent: float = 4.0) -> Split:
     """Splits by file: a page of docstrings goes wherever the file it was taken from goes.
 
     Topics all live in one file, so each topic is its own unit.
     """
-    train: list[Document] = []
-    held_out: list[Document] = []
+    train: list[CorpusText] = []
+    held_out: list[CorpusText] = []
     for document in documents:
         unit = document.path.removesuffix("#docstrings")
         (held_out if is_held_out(unit, seed, percent) else train).append(document)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from services.trainer.corpus import Document
+from services.trainer.corpus import CorpusText
 from services.trainer.tokenizer import END_OF_TEXT, token_id
 
 Tokens: TypeAlias = NDArray[np.uint16]
@@ -39,7 +39,7 @@ class Dataset:
         return tokens[start : start + size]
 
 
-def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer, seed: int) -> Dataset:
+def encode_documents(documents: Iterable[CorpusText], tokenizer: Tokenizer, seed: int) -> Dataset:
     """Encodes documents, shuffled by seed within their group, each preceded by the end-of-text token."""
     grouped: dict[str, list[str]] = {}
     for document in documents:

@@ -41,7 +41,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
 
 
-class Attention(nn.Module):
+class CausalAttention(nn.Module):
     """Causal grouped-query attention (arXiv:2305.13245)."""
 
     def __init__(self, shape: ModelShape) -> None:
@@ -88,7 +88,7 @@ class Block(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.self_attn = Attention(shape)
+        self.self_attn = CausalAttention(shape)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.mlp = FeedForward(shape)
 
@@ -99,7 +99,7 @@ class Block(nn.Module):
         return out
 
 
-class Decoder(nn.Module):
+class DecoderStack(nn.Module):
     """Embedding, layers and final norm: the `model.` part of the checkpoint."""
 
     def __init__(self, shape: ModelShape) -> None:
@@ -118,7 +118,7 @@ class Llama(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.shape = shape
-        self.model = Decoder(shape)
+        self.model = DecoderStack(shape)
         cos, sin = rope_tables(shape)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)

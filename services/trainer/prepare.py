@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from services.trainer.chat import chat_documents
-from services.trainer.corpus import Document, Group, Split, library_root, read_library, split
+from services.trainer.corpus import CorpusText, Group, Split, library_root, read_library, split
 from services.trainer.dataset import Dataset, encode_documents
 from services.trainer.tokenizer import save_tokenizer, train_tokenizer
 
@@ -47,7 +47,7 @@ def prepare(out: Path, training: Path, vocab_size: int, max_positions: int, seed
     return Prepared(tokenizer, dataset)
 
 
-def tokenizer_texts(train: list[Document]) -> list[str]:
+def tokenizer_texts(train: list[CorpusText]) -> list[str]:
     """Texts the tokenizer learns from: the training side, with the tests thinned out."""
     tests = [document.text for document in train if document.group is Group.TESTS]
     return [d.text for d in train if d.group is not Group.TESTS] + tests[::TESTS_IN_TOKENIZER]
@@ -72,7 +72,7 @@ def write_held_out(path: Path, sides: Split) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def held_out_line(document: Document, limit: int = 16_000) -> str:
+def held_out_line(document: CorpusText, limit: int = 16_000) -> str:
     """One held-out document as a JSON line; a long file gives its first `limit` characters, to leave room."""
     record = {"path": document.path, "group": document.group.value, "text": document.text[:limit]}
     return json.dumps(record, ensure_ascii=False) + "\n"

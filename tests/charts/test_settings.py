@@ -11,7 +11,7 @@ from services.common.settings import ServiceSettings
 from services.gateway.settings import GatewaySettings
 from services.kv_coordinator.settings import CoordinatorSettings
 from services.router.policies.filters.affordable import Affordable
-from services.router.policies.pickers.turn import Turn
+from services.router.policies.pickers.round_robin import RoundRobin
 from services.router.policies.registry import Composition
 from services.router.settings import RouterSettings
 from services.worker.api.settings import WorkerSettings
@@ -97,7 +97,7 @@ def test_workers_keep_their_name_over_restarts(rendered: Rendered, monkeypatch: 
             "router: {settings: {policy: {name: mine, filters: [{type: affordable, ms: 1e6}], picker: {type: turn}}}}",
             "router",
             "policy",
-            Composition(name="mine", filters=(Affordable(ms=1e6),), picker=Turn()),
+            Composition(name="mine", filters=(Affordable(ms=1e6),), picker=RoundRobin()),
         ),
         ("coordinator: {settings: {hotPrefixes: 64}}", "coordinator", "hot_prefixes", 64),
         (POOL % "settings: {maxRunning: 8}", "worker", "max_running", 8),

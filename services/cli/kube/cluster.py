@@ -10,7 +10,7 @@ from kubernetes import client, config
 from urllib3.exceptions import HTTPError
 
 from services.cli.errors import CommandError
-from services.cli.kube.diagnosis.snapshot import COMPONENT, INSTANCE, Object, Snapshot, is_ready, name
+from services.cli.kube.diagnosis.snapshot import COMPONENT, INSTANCE, ClusterSnapshot, Object, is_ready, name
 
 _TIMEOUT_S = 15
 _UNREADABLE = (401, 403, 404, 405)  # not allowed, or the cluster has no such kind
@@ -40,13 +40,13 @@ def current_namespace(context: str = "") -> str:
     return str(chosen["context"].get("namespace", "default"))
 
 
-def read(namespace: str, release: str) -> Snapshot:
+def read(namespace: str, release: str) -> ClusterSnapshot:
     """Everything that a diagnosis needs, with as many requests as kinds; raises CommandError when nothing answers."""
     unread: set[str] = set()
     objects = {kind: _listed(kind, listing, unread) for kind, listing in _listings(namespace).items()}
     if "pods" in unread:
         raise CommandError(f"pods of namespace {namespace} can't be listed: does it exist, and may you read it?")
-    return Snapshot(namespace, release, objects, frozenset(unread), time.time())
+    return ClusterSnapshot(namespace, release, objects, frozenset(unread), time.time())
 
 
 def ready_pods(namespace: str, release: str, component: str) -> list[str]:

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from services.cli.kube.diagnosis import diagnose
 from services.cli.kube.diagnosis.finding import Finding
-from services.cli.kube.diagnosis.snapshot import Snapshot
+from services.cli.kube.diagnosis.snapshot import ClusterSnapshot
 
 
-def report(snapshot: Snapshot, *, as_json: bool) -> bool:
+def report(snapshot: ClusterSnapshot, *, as_json: bool) -> bool:
     """Print the findings; whether there are any."""
     found = diagnose(snapshot)
     if as_json:
@@ -24,7 +24,7 @@ def report(snapshot: Snapshot, *, as_json: bool) -> bool:
     return bool(found)
 
 
-def _print(console: Console, snapshot: Snapshot, found: Sequence[Finding]) -> None:
+def _print(console: Console, snapshot: ClusterSnapshot, found: Sequence[Finding]) -> None:
     for finding in found:
         console.print(f"[red]{finding.where}[/] is {finding.what}:", highlight=False, soft_wrap=True)
         console.print(f"  {finding.why}", highlight=False, markup=False, soft_wrap=True)

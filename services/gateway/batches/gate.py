@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from services.gateway.generation.request import LAST_PRIORITY
-from services.gateway.tenants.tenant import Admission, Gate, Tenant
+from services.gateway.tenants.tenant import Gate, Permit, Tenant
 
 
 class BatchGate:
@@ -27,6 +27,6 @@ class BatchGate:
         """See :class:`Gate`."""
         return await self.of_credential(authorization)
 
-    async def enter(self, tenant: Tenant) -> Admission:
+    async def enter(self, tenant: Tenant) -> Permit:
         """See :class:`Gate`."""
         return await self._gate.enter(tenant)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from services.gateway.generation.models import Models
 from services.gateway.generation.request import Caller
-from services.gateway.tenants.tenant import Admission, Gate, Tenant
+from services.gateway.tenants.tenant import Gate, Permit, Tenant
 from services.gateway.text.codec import ServedModel
 from services.gateway.usage import Usage
 
@@ -33,7 +33,7 @@ class AdmittedRequest:
 
     __slots__ = ("_gate", "admission", "models", "tenant", "used")
 
-    admission: Admission
+    admission: Permit
 
     def __init__(self, entrance: Entrance, tenant: Tenant) -> None:
         self._gate = entrance.gate

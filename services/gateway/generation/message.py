@@ -20,7 +20,7 @@ def new_call_id() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MessageDelta:
     """What a piece of text adds to the message."""
 
     content: str
@@ -38,14 +38,14 @@ class MessageReader:
         self._finish = finish
         self._called = False
 
-    def read(self, text: str, *, final: bool) -> Part:
+    def read(self, text: str, *, final: bool) -> MessageDelta:
         """The next piece; the last one is `final`."""
         reasoning, answer = ("", text) if self._reasoning is None else self._reasoning.push(text)
         if final and self._reasoning is not None:
             rest = self._reasoning.finish()
             reasoning, answer = reasoning + rest[0], answer + rest[1]
         if self._calls is None:
-            return Part(answer, reasoning, [])
+            return MessageDelta(answer, reasoning, [])
         found = self._calls.push(answer)
         content, calls = found.content, found.calls
         if final:
@@ -55,7 +55,7 @@ class MessageReader:
             if call.name is not None:
                 call.id = new_call_id()
         self._called = self._called or bool(calls)
-        return Part(content, reasoning, calls)
+        return MessageDelta(content, reasoning, calls)
 
     def finish_of(self, finish: FinishReason) -> FinishReason:
         """Why the message has ended, given why its text has."""

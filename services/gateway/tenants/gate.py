@@ -34,11 +34,11 @@ class _Admitted:
         return sum(reservation.tokens for reservation in self.reserved)
 
     async def reserve(self, tokens: int) -> None:
-        """See :class:`Admission`."""
+        """See :class:`Permit`."""
         await self.gate.reserve(self, tokens)
 
     async def settle(self, usage: Usage) -> None:
-        """See :class:`Admission`."""
+        """See :class:`Permit`."""
         await self.gate.settle(self, usage)
 
 

@@ -24,7 +24,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     admin: bool = False
 
 
-class Admission(Protocol):
+class Permit(Protocol):
     """A request that was let in."""
 
     headers: list[tuple[bytes, bytes]]  # x-ratelimit-*
@@ -48,7 +48,7 @@ class Gate(Protocol):
     async def of_credential(self, credential: str) -> Tenant:
         """The tenant of what was stored; raises :class:`ApiError` 401 when the key has been taken away."""
 
-    async def enter(self, tenant: Tenant) -> Admission:
+    async def enter(self, tenant: Tenant) -> Permit:
         """Let a request in before anything is done that grows with its size; raises :class:`ApiError` 429."""
 
 
@@ -82,6 +82,6 @@ class OpenGate:
         """See :class:`Gate`."""
         return self._tenant
 
-    async def enter(self, tenant: Tenant) -> Admission:
+    async def enter(self, tenant: Tenant) -> Permit:
         """See :class:`Gate`."""
         return self._admission

@@ -14,7 +14,7 @@ from tokenizers import Encoding, Tokenizer
 
 from services.gateway.errors import too_long
 from services.gateway.text.detokenizer import Detokenizer, Vocabulary
-from services.gateway.text.guard import ControlTokens, Part
+from services.gateway.text.guard import ControlTokens, PromptPart
 from services.gateway.text.template import ChatTemplate
 
 # Below this a tokenizer call is shorter (< 1 ms) than what handing it to a thread and back is worth.
@@ -145,7 +145,7 @@ class ServedModel:
         start.truncate(kept)
         return self._with_bos(tokenizer.post_process(start).ids, text)[:limit]
 
-    def encode_parts(self, parts: Sequence[Part], param: str, *, add_special_tokens: bool = False) -> list[int]:
+    def encode_parts(self, parts: Sequence[PromptPart], param: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a rendered conversation, on the calling thread."""
         encodings = []
         for part in parts:

@@ -8,7 +8,7 @@ from typing import Any
 
 from services.gateway.errors import ApiError, invalid
 from services.gateway.text.codec import ServedModel
-from services.gateway.text.guard import Marks, Part
+from services.gateway.text.guard import Marks, PromptPart
 from services.gateway.text.template import ChatTemplate
 from services.gateway.tools.prompting import with_text_arguments, without_tools
 
@@ -67,7 +67,7 @@ async def _encode(model: ServedModel, conversation: Conversation, add_special_to
     return await model.off_loop(conversation.size + 40 * count, encode)
 
 
-def _render(model: ServedModel, template: ChatTemplate, conversation: Conversation) -> list[Part]:
+def _render(model: ServedModel, template: ChatTemplate, conversation: Conversation) -> list[PromptPart]:
     """The text, cut where clients spelled control tokens."""
     marks, control = Marks(), model.control_tokens
     turns, variables = list(conversation.turns), conversation.variables

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PromptPart:
     """A run of the prompt; control tokens are only looked for in it when it is not `literal`."""
 
     text: str
@@ -46,7 +46,7 @@ class ControlTokens:
             return [self.wrap(inner, marks) for inner in value]
         return value
 
-    def parts(self, text: str, marks: Marks) -> list[Part]:
+    def parts(self, text: str, marks: Marks) -> list[PromptPart]:
         """Cut a rendered text into parts, without the marks.
 
         Around each marked spelling the literal part reaches to the next control token of the template, so that its
@@ -54,8 +54,8 @@ class ControlTokens:
         """
         pieces = marks.split(text)
         if len(pieces) == 1:
-            return [Part(text, literal=False)]
-        parts: list[Part] = []
+            return [PromptPart(text, literal=False)]
+        parts: list[PromptPart] = []
         literal = ""
         for position, piece in enumerate(pieces):
             first, last = self._ends(piece) if position % 2 == 0 else (None, None)
@@ -63,9 +63,9 @@ class ControlTokens:
                 literal += piece
                 continue
             start, stop = first if position else 0, last if position < len(pieces) - 1 else len(piece)
-            parts += [Part(literal + piece[:start], literal=True), Part(piece[start:stop], literal=False)]
+            parts += [PromptPart(literal + piece[:start], literal=True), PromptPart(piece[start:stop], literal=False)]
             literal = piece[stop:]
-        parts.append(Part(literal, literal=True))
+        parts.append(PromptPart(literal, literal=True))
         return [part for part in parts if part.text]
 
     def _ends(self, text: str) -> tuple[int | None, int | None]:

@@ -64,7 +64,7 @@ def _typed(schema: dict[str, Any]) -> None:
     schema["required"] = ["type", *schema.get("required", [])]
 
 
-class Part(BaseModel, ABC):
+class PolicyPart(BaseModel, ABC):
     """A part of a policy; its fields are what an operator can set, besides its `type`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, json_schema_extra=_typed)
@@ -74,7 +74,7 @@ class Part(BaseModel, ABC):
     uses_costs: ClassVar[bool] = False  # what the scorers say matters to it
 
 
-class Filter(Part):
+class Filter(PolicyPart):
     """Narrows the candidates down."""
 
     sessions_only: bool = False
@@ -90,7 +90,7 @@ class Filter(Part):
         """
 
 
-class Scorer(Part):
+class Scorer(PolicyPart):
     """What a request would cost at each worker: the lower, the better. Costs are added up in milliseconds."""
 
     weight: Amount = 1.0
@@ -105,7 +105,7 @@ class Scorer(Part):
         return 1.0
 
 
-class Picker(Part):
+class Picker(PolicyPart):
     """Takes one of the candidates that the filters left."""
 
     @abstractmethod

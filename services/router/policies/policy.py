@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from services.router.estimates import estimate
 from services.router.policies.base import Candidates, Filter, Pick, Picker, Scorer
 from services.router.policies.scorers.decode_time import DecodeTime
-from services.router.snapshot import Choice, Estimates, Floats, Query, Snapshot
+from services.router.snapshot import Decision, Estimates, Floats, Query, Snapshot
 
 
 class Policy:
@@ -30,7 +30,7 @@ class Policy:
         self._first, *self._others = (_Weighted(scorer.score, scorer.weight, scorer.scale) for scorer in scorers)
         self._picker = picker
 
-    def choose(self, snapshot: Snapshot, query: Query, why_not: NDArray[np.uint8]) -> Choice | None:
+    def choose(self, snapshot: Snapshot, query: Query, why_not: NDArray[np.uint8]) -> Decision | None:
         """The worker for `query` among those with ``why_not == 0``; None when there is none."""
         n_ineligible = np.count_nonzero(why_not)
         if n_ineligible == len(why_not):
@@ -39,7 +39,7 @@ class Policy:
         eligible = why_not == 0 if n_ineligible else None
         masked = costs if eligible is None else np.where(eligible, costs, np.inf)
         worker, reason = self._pick(Candidates(snapshot, query, masked, eligible, self._decode_weight))
-        return Choice(worker, reason, estimates, costs)
+        return Decision(worker, reason, estimates, costs)
 
     def weigh(self, snapshot: Snapshot, query: Query) -> tuple[Estimates, Floats]:
         """What is expected of every worker, eligible or not, and what that costs."""

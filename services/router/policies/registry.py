@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.router.policies.base import Part
+from services.router.policies.base import PolicyPart
 from services.router.policies.filters.affordable import Affordable
 from services.router.policies.filters.hash_session import HashSession
 from services.router.policies.filters.keep_session import KeepSession
@@ -16,8 +16,8 @@ from services.router.policies.filters.least import Least
 from services.router.policies.filters.spare import Spare
 from services.router.policies.pickers.lowest_cost import LowestCost
 from services.router.policies.pickers.rendezvous import Rendezvous
+from services.router.policies.pickers.round_robin import RoundRobin, WeightedRoundRobin
 from services.router.policies.pickers.softmax import Softmax
-from services.router.policies.pickers.turn import Turn, WeightedTurn
 from services.router.policies.policy import Policy
 from services.router.policies.scorers.decode_time import DecodeTime
 from services.router.policies.scorers.load import Load
@@ -31,7 +31,7 @@ AnyFilter = Annotated[KeepSession | Affordable | HashSession | Spare | Least, Fi
 AnyScorer = Annotated[
     TimeToFirstToken | DecodeTime | Queue | Load | Prefix | Session | Work, Field(discriminator="type")
 ]
-AnyPicker = Annotated[LowestCost | Softmax | Turn | WeightedTurn | Rendezvous, Field(discriminator="type")]
+AnyPicker = Annotated[LowestCost | Softmax | RoundRobin | WeightedRoundRobin | Rendezvous, Field(discriminator="type")]
 
 
 class Composition(BaseModel):
@@ -59,8 +59,8 @@ def preset(name: PolicyName, decode_weight: float) -> Composition:
     filters: dict[PolicyName, tuple[AnyFilter, ...]] = {"cost": _sticky(), "least_loaded": fewest}
     pickers: dict[PolicyName, AnyPicker] = {
         "cost": LowestCost(),
-        "round_robin": Turn(),
-        "weighted": WeightedTurn(),
+        "round_robin": RoundRobin(),
+        "weighted": WeightedRoundRobin(),
         "least_loaded": Rendezvous(by="request", reason="least loaded"),
         "session_hash": Rendezvous(),
     }
@@ -91,10 +91,12 @@ def make_policy(policy: PolicyName | Composition, decode_weight: float) -> Polic
     return Policy(made.name, made.filters, made.scorers, made.picker)
 
 
-def _parts(kind: Any) -> dict[str, type[Part]]:
+def _parts(kind: Any) -> dict[str, type[PolicyPart]]:
     union, _ = get_args(kind)
     return {part.model_fields["type"].default: part for part in get_args(union)}
 
 
 # All parts by type, filters first.
-PARTS: Mapping[str, type[Part]] = MappingProxyType({**_parts(AnyFilter), **_parts(AnyScorer), **_parts(AnyPicker)})
+PARTS: Mapping[str, type[PolicyPart]] = MappingProxyType(
+    {**_parts(AnyFilter), **_parts(AnyScorer), **_parts(AnyPicker)}
+)

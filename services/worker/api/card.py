@@ -22,7 +22,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class WorkerModel:
     """A model as this worker serves it; the rest is known once ranks have started."""
 
     identity: Identity

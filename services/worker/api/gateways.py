@@ -9,7 +9,7 @@ from opentelemetry.trace import Span
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.tracing import remote_context
-from services.worker.api.card import ServedModel
+from services.worker.api.card import WorkerModel
 from services.worker.api.stream_buffer import StreamBuffer
 from services.worker.api.submits import InvalidSubmitError, to_request
 from services.worker.engine.base import RunningRequest
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class Gateways:
     """Their streams, and what they ask for."""
 
-    def __init__(self, engine: EngineLoop, model: ServedModel) -> None:
+    def __init__(self, engine: EngineLoop, model: WorkerModel) -> None:
         self._engine, self._model = engine, model
         self.closed = False  # streams end once they are empty
         self._tracer = trace.get_tracer("ryzanstein.worker")

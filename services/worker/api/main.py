@@ -24,7 +24,7 @@ from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
 from services.common.tasks import end_tasks
 from services.common.tracing import tracing
-from services.worker.api.card import Identity, ServedModel
+from services.worker.api.card import Identity, WorkerModel
 from services.worker.api.gateways import Gateways
 from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics
@@ -78,7 +78,7 @@ async def _serve_model(
     identity = Identity(
         settings.worker_id, str(uuid.uuid4()), settings.served_model_name or Path(settings.model).name or folder.name
     )
-    model = ServedModel(identity, files, config, settings.sampling_defaults, int(time.time()))
+    model = WorkerModel(identity, files, config, settings.sampling_defaults, int(time.time()))
     life = LifeMetrics(registry)
     life.describe(identity.model, model_revision(settings.revision, folder), config, version("ryzanstein"))
     puller = Puller(settings.pull_timeout_s, settings.pull_mb_per_s * 1e6)

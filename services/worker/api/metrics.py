@@ -12,7 +12,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.worker.engine.step_cost import StepCost
 from services.worker.protocol.plan import StepResult
-from services.worker.scheduling.config import Counters
+from services.worker.scheduling.config import SchedulerCounters
 from services.worker.scheduling.request import Request
 
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -37,7 +37,7 @@ _GAUGES = {
 class EngineTotals(Collector):
     """Totals and levels, read from the scheduler when Prometheus asks."""
 
-    def __init__(self, counters: Counters, state: Callable[[], pb.WorkerState]) -> None:
+    def __init__(self, counters: SchedulerCounters, state: Callable[[], pb.WorkerState]) -> None:
         self._counters = counters
         self._state = state
 

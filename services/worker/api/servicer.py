@@ -11,7 +11,7 @@ import grpc
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
 
-from services.worker.api.card import ServedModel
+from services.worker.api.card import WorkerModel
 from services.worker.api.gateways import Gateways
 from services.worker.api.state import StateForRouters
 from services.worker.api.stream_buffer import StreamBuffer
@@ -34,7 +34,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     def __init__(
         self,
-        model: ServedModel,
+        model: WorkerModel,
         engine: EngineLoop,
         gateways: Gateways,
         state: StateForRouters,

@@ -20,7 +20,7 @@ from services.worker.kv_transfer.store import KvStore, kv_layout
 from services.worker.process.failure import RanksFailedError
 from services.worker.process.rank_group import GroupStarted, RankGroupConfig
 from services.worker.protocol.plan import StepPlan, StepResult
-from services.worker.scheduling.config import Counters, SchedulerConfig
+from services.worker.scheduling.config import SchedulerConfig, SchedulerCounters
 from services.worker.scheduling.kv_events import KvEventLog
 from services.worker.scheduling.request import Output, Request
 from services.worker.scheduling.scheduler import Scheduler
@@ -74,7 +74,7 @@ class EngineLoop:
         self.detail = "loading the model"
         self.changes = Changes()
         self.kv_log = KvEventLog()
-        self.counters = Counters()
+        self.counters = SchedulerCounters()
         self.meter = Meter()
         self.started: GroupStarted | None = None  # what the ranks said when they were ready the last time
         self.store: KvStore | None = None  # the KV cache of the ranks that serve, with its scheduler

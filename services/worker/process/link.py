@@ -12,7 +12,7 @@ from services.worker.ipc.doorbell import Doorbell
 from services.worker.ipc.life_lock import LifeLock
 from services.worker.ipc.ring import RingReader, RingWriter
 from services.worker.ipc.segment import Segment
-from services.worker.protocol.rank_config import Endpoint, GroupLayout, RankGroupConfig, RankSettings
+from services.worker.protocol.rank_config import GroupLayout, RankGroupConfig, RankSettings, ServerEndpoint
 from services.worker.protocol.words import Words, read_words
 
 
@@ -31,7 +31,7 @@ class GroupLink:
         self._outboxes = [RingReader(self._segment, offset, layout.outbox_capacity, 1, 0) for offset in layout.outboxes]
         self.staging = [self._segment.view[start : start + layout.staging_bytes] for start in layout.staging]
         self._backlog: deque[memoryview | bytes] = deque()
-        endpoint = Endpoint(os.getpid(), self._segment.fd, self.doorbell.write_fd, time.time())
+        endpoint = ServerEndpoint(os.getpid(), self._segment.fd, self.doorbell.write_fd, time.time())
         self.settings = RankSettings(config, endpoint)
 
     def send(self, message: memoryview | bytes) -> None:

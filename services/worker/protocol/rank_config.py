@@ -59,7 +59,7 @@ class RankGroupConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ServerEndpoint:
     """Where the ranks find the server: its process and two descriptors in it."""
 
     server_pid: int
@@ -73,7 +73,7 @@ class RankSettings:
     """Everything a rank process is told; travels as JSON in the environment."""
 
     config: RankGroupConfig
-    endpoint: Endpoint
+    endpoint: ServerEndpoint
 
     def to_json(self) -> str:
         """Return the settings as JSON text."""
@@ -84,7 +84,7 @@ class RankSettings:
         """Inverse of `to_json`."""
         fields = json.loads(text)
         fields["config"]["eos_token_ids"] = tuple(fields["config"]["eos_token_ids"])
-        return cls(RankGroupConfig(**fields["config"]), Endpoint(**fields["endpoint"]))
+        return cls(RankGroupConfig(**fields["config"]), ServerEndpoint(**fields["endpoint"]))
 
 
 @dataclass(frozen=True, slots=True)

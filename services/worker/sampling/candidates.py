@@ -17,7 +17,7 @@ from services.worker.backends.collectives import Communicator
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class TokenCandidates:
     """The merged candidates of n rows, the same on every rank."""
 
     keys: Tensor  # [n, m] int64, best first
@@ -26,7 +26,9 @@ class Candidates:
     complete: bool  # every token of the vocabulary was sent
 
 
-def gather_candidates(comm: Communicator, columns: Columns, logits: Tensor, width: int, extra: Tensor) -> Candidates:
+def gather_candidates(
+    comm: Communicator, columns: Columns, logits: Tensor, width: int, extra: Tensor
+) -> TokenCandidates:
     """Merge the ranks' best tokens of `logits` [n, vocab_local].
 
     `extra` [n, e] int64 travels along.
@@ -41,4 +43,4 @@ def gather_candidates(comm: Communicator, columns: Columns, logits: Tensor, widt
     else:
         highest = keys.unpack_bits(gathered[:, :, width]).amax(dim=0)  # [n]
         n_certain = (keys.values_of(merged) > highest.unsqueeze(-1)).sum(dim=-1)
-    return Candidates(merged, n_certain, gathered[:, :, width + 1 :], width == vocab_local)
+    return TokenCandidates(merged, n_certain, gathered[:, :, width + 1 :], width == vocab_local)

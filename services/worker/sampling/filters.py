@@ -22,7 +22,7 @@ from torch import Tensor
 from services.worker.backends import keys
 from services.worker.backends.base import Columns
 from services.worker.backends.collectives import Communicator
-from services.worker.sampling.candidates import Candidates, gather_candidates
+from services.worker.sampling.candidates import TokenCandidates, gather_candidates
 
 _FIRST_WIDTH = 64
 _SLACK = 16  # beyond top_k, so that a tie at its edge is usually seen whole
@@ -91,7 +91,7 @@ def _keep(values: Tensor, total: Tensor, limits: Limits) -> Tensor:
     return kept
 
 
-def _certain(candidates: Candidates, kept: Tensor, limits: Limits) -> NDArray[np.bool_]:
+def _certain(candidates: TokenCandidates, kept: Tensor, limits: Limits) -> NDArray[np.bool_]:
     """Return the rows whose kept prefix ends where no rank can hold back a token: [n]."""
     if candidates.complete:
         return np.ones(len(kept), np.bool_)

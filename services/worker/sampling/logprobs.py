@@ -9,7 +9,7 @@ from services.worker.backends import keys
 from services.worker.backends.base import Columns
 from services.worker.backends.collectives import Communicator
 from services.worker.protocol.plan import TokenLogprobs
-from services.worker.sampling.candidates import Candidates, gather_candidates
+from services.worker.sampling.candidates import TokenCandidates, gather_candidates
 
 _SLACK = 8  # beyond the wanted top tokens, so that a tie at the edge is usually seen whole
 _WIDEN = 8
@@ -62,7 +62,9 @@ def _n_better(logits: Tensor, values: Tensor, token_ids: Tensor, first_id: int) 
     return ahead + ties.sum(dim=-1)
 
 
-def _wide_enough(comm: Communicator, columns: Columns, logits: Tensor, n_top: list[int], extra: Tensor) -> Candidates:
+def _wide_enough(
+    comm: Communicator, columns: Columns, logits: Tensor, n_top: list[int], extra: Tensor
+) -> TokenCandidates:
     wanted = torch.tensor(n_top, device=logits.device)
     width = max(n_top) + _SLACK
     while True:

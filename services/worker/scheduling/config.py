@@ -27,7 +27,7 @@ class SchedulerConfig:
 
 
 @dataclass(slots=True)
-class Counters:
+class SchedulerCounters:
     """Totals since the start."""
 
     prefill_tokens: int = 0

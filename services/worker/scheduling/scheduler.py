@@ -15,7 +15,7 @@ from collections.abc import Callable
 from services.worker.protocol.plan import Admission, StepPlan, StepResult
 from services.worker.scheduling.admission import Capacity, WaitingQueue, fresh_blocks
 from services.worker.scheduling.block_pool import BlockPool
-from services.worker.scheduling.config import Counters, SchedulerConfig
+from services.worker.scheduling.config import SchedulerConfig, SchedulerCounters
 from services.worker.scheduling.fairness import CACHED_COST, OUTPUT_COST, PREFILL_COST, TenantLedger
 from services.worker.scheduling.kv_events import KvEventLog
 from services.worker.scheduling.pace import Pace
@@ -38,11 +38,11 @@ class Scheduler:
         self,
         config: SchedulerConfig,
         events: KvEventLog,
-        counters: Counters | None = None,
+        counters: SchedulerCounters | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.counters = counters or Counters()
+        self.counters = counters or SchedulerCounters()
         # Both follow the measured speed; whoever measures sets them.
         self.pace = Pace(config.max_batched_tokens)  # of prompts beside decodes
         self.share_min_tokens = 64  # a shorter prefix is computed again: waiting costs about a step

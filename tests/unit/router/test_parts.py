@@ -19,13 +19,13 @@ from services.common.lifecycle import StartupError, read_settings
 from services.router.policies import make_policy
 from services.router.policies.registry import PARTS, Composition, PolicyName
 from services.router.settings import RouterSettings
-from services.router.snapshot import Choice, Query, Snapshot, hash64, why_not_for
+from services.router.snapshot import Decision, Query, Snapshot, hash64, why_not_for
 from tests.unit.router.fleets import Worker, situations, snapshot_of
 
 FOLDER = Path(policies.__file__).parent
 
 
-def decide(snapshot: Snapshot, query: Query, **parts: Any) -> Choice:
+def decide(snapshot: Snapshot, query: Query, **parts: Any) -> Decision:
     choice = make_policy(Composition.model_validate(parts), 0.5).choose(snapshot, query, why_not_for(snapshot, query))
     assert choice is not None
     return choice

@@ -9,7 +9,7 @@ from ryzanstein.v1 import worker_pb2
 
 from services.router.estimates import estimate
 from services.router.pulls import LATENCY_MS, PAYS, pull_hint, worthwhile_pulls
-from services.router.snapshot import Choice, Query, Snapshot, WhyNot
+from services.router.snapshot import Decision, Query, Snapshot, WhyNot
 from tests.unit.router.fleets import Lab, Worker, situations, snapshot_of
 
 STEP_MS = 20.0
@@ -112,7 +112,7 @@ def test_the_hint_names_the_process_that_holds_the_prefix() -> None:
 
     def hint_for(chosen: int, query: Query) -> worker_pb2.PullHint | None:
         estimates = estimate(snapshot, query)
-        return pull_hint(lab.pool, snapshot, Choice(chosen, "", estimates, estimates.ttft_ms))
+        return pull_hint(lab.pool, snapshot, Decision(chosen, "", estimates, estimates.ttft_ms))
 
     hint = hint_for(0, query_of(0, 3000))
     assert hint is not None

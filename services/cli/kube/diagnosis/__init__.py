@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 from services.cli.kube.diagnosis import exposure, pods, scraping, workloads
 from services.cli.kube.diagnosis.finding import Finding
-from services.cli.kube.diagnosis.snapshot import Snapshot
+from services.cli.kube.diagnosis.snapshot import ClusterSnapshot
 
-_CHECKS: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
+_CHECKS: tuple[Callable[[ClusterSnapshot], Iterator[Finding]], ...] = (
     workloads.findings,
     pods.findings,
     exposure.findings,
@@ -16,7 +16,7 @@ _CHECKS: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
 )
 
 
-def diagnose(snapshot: Snapshot) -> list[Finding]:
+def diagnose(snapshot: ClusterSnapshot) -> list[Finding]:
     """Everything that is wrong, each cause once."""
     found = dict.fromkeys(finding for check in _CHECKS for finding in check(snapshot))
     return list(found)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from services.cli.kube.diagnosis.finding import Finding
-from services.cli.kube.diagnosis.snapshot import Object, Snapshot, is_ready, labels, name
+from services.cli.kube.diagnosis.snapshot import ClusterSnapshot, Object, is_ready, labels, name
 
 
-def findings(snapshot: Snapshot) -> Iterator[Finding]:
+def findings(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     """Of Services, Ingresses and routes of the release."""
     for service in snapshot.own("services"):
         yield from _of_service(snapshot, service)
@@ -18,7 +18,7 @@ def findings(snapshot: Snapshot) -> Iterator[Finding]:
         yield from _of_route(snapshot, route)
 
 
-def _of_service(snapshot: Snapshot, service: Object) -> Iterator[Finding]:
+def _of_service(snapshot: ClusterSnapshot, service: Object) -> Iterator[Finding]:
     selector = service["spec"].get("selector") or {}
     chosen = [pod for pod in snapshot.all("pods") if selector.items() <= labels(pod).items()]
     where = f"service/{name(service)}"
@@ -39,7 +39,7 @@ def _of_service(snapshot: Snapshot, service: Object) -> Iterator[Finding]:
         yield Finding(where, "unreachable", why, do)
 
 
-def _of_ingress(snapshot: Snapshot, ingress: Object) -> Iterator[Finding]:
+def _of_ingress(snapshot: ClusterSnapshot, ingress: Object) -> Iterator[Finding]:
     wanted, classes = ingress["spec"].get("ingressClassName"), snapshot.all("ingressclasses")
     names = ", ".join(map(name, classes)) or "none"
     where = f"ingress/{name(ingress)}"
@@ -65,7 +65,7 @@ def _of_ingress(snapshot: Snapshot, ingress: Object) -> Iterator[Finding]:
         )
 
 
-def _of_route(snapshot: Snapshot, route: Object) -> Iterator[Finding]:
+def _of_route(snapshot: ClusterSnapshot, route: Object) -> Iterator[Finding]:
     parents = route.get("status", {}).get("parents") or ()
     if not parents:
         why = "no Gateway has taken it: is there one of that name, and a controller of its class?"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from services.cli.kube.diagnosis.finding import Finding
 from services.cli.kube.diagnosis.scheduling import unschedulable
-from services.cli.kube.diagnosis.snapshot import COMPONENT, Object, Snapshot, is_ready, labels, name
+from services.cli.kube.diagnosis.snapshot import COMPONENT, ClusterSnapshot, Object, is_ready, labels, name
 
 _PULL = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
 _OOM, _KILLED = "OOMKilled", 137
@@ -22,7 +22,7 @@ _READY_WHEN = {
 }
 
 
-def findings(snapshot: Snapshot) -> Iterator[Finding]:
+def findings(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     """Of every pod of the release that is neither ready nor done."""
     for pod in snapshot.own("pods"):
         status = pod.get("status", {})
@@ -46,7 +46,7 @@ def _scheduled(pod: Object) -> bool:
     ]
 
 
-def _failed(snapshot: Snapshot, pod: Object) -> Finding:
+def _failed(snapshot: ClusterSnapshot, pod: Object) -> Finding:
     status = pod["status"]
     reason = status.get("reason") or "it ended with an error"
     return Finding(
@@ -57,7 +57,7 @@ def _failed(snapshot: Snapshot, pod: Object) -> Finding:
     )
 
 
-def _of_containers(snapshot: Snapshot, pod: Object) -> Iterator[Finding]:
+def _of_containers(snapshot: ClusterSnapshot, pod: Object) -> Iterator[Finding]:
     status = pod["status"]
     found = False
     for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
@@ -82,7 +82,7 @@ def _all_run(status: Object) -> bool:
     return bool(containers) and all("running" in each.get("state", {}) for each in containers)
 
 
-def _of_container(snapshot: Snapshot, pod: Object, container: Object) -> Iterator[Finding]:
+def _of_container(snapshot: ClusterSnapshot, pod: Object, container: Object) -> Iterator[Finding]:
     waiting = container.get("state", {}).get("waiting", {})
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _PULL:
@@ -100,7 +100,7 @@ def _of_container(snapshot: Snapshot, pod: Object, container: Object) -> Iterato
         )
 
 
-def _not_pulled(snapshot: Snapshot, pod: Object, container: Object, message: str) -> Finding:
+def _not_pulled(snapshot: ClusterSnapshot, pod: Object, container: Object, message: str) -> Finding:
     image = container["image"]
     events = [
         event["message"] for event in snapshot.events("Pod", name(pod)) if "pull" in event.get("message", "").lower()
@@ -118,7 +118,7 @@ def _not_pulled(snapshot: Snapshot, pod: Object, container: Object, message: str
     return Finding(f"pod/{name(pod)}", "Pending", f"the image {image} can't be pulled, {why}: {said}", (do,))
 
 
-def _not_configured(snapshot: Snapshot, pod: Object, message: str) -> Finding:
+def _not_configured(snapshot: ClusterSnapshot, pod: Object, message: str) -> Finding:
     return Finding(
         f"pod/{name(pod)}",
         "Pending",
@@ -127,7 +127,7 @@ def _not_configured(snapshot: Snapshot, pod: Object, message: str) -> Finding:
     )
 
 
-def _not_mounted(snapshot: Snapshot, pod: Object, message: str) -> Finding:
+def _not_mounted(snapshot: ClusterSnapshot, pod: Object, message: str) -> Finding:
     if "Multi-Attach" in message:
         do = ("ReadWriteOnce serves one node: set storage.accessModes to [ReadWriteMany], or storage.type to perPod",)
         return Finding(f"pod/{name(pod)}", "Pending", f"its volume is used on another node: {message}", do)
@@ -136,7 +136,7 @@ def _not_mounted(snapshot: Snapshot, pod: Object, message: str) -> Finding:
     )
 
 
-def _for_missing(snapshot: Snapshot, message: str) -> tuple[str, ...]:
+def _for_missing(snapshot: ClusterSnapshot, message: str) -> tuple[str, ...]:
     """How to make the Secret or ConfigMap that a message misses."""
     secret = re.search(r'secret "([^"]+)" not found', message)
     if not secret:
@@ -149,7 +149,7 @@ def _for_missing(snapshot: Snapshot, message: str) -> tuple[str, ...]:
     return (snapshot.kubectl(f"create secret generic {secret[1]} --from-literal=KEY=VALUE"),)
 
 
-def _restarting(snapshot: Snapshot, pod: Object, container: Object) -> Finding:
+def _restarting(snapshot: ClusterSnapshot, pod: Object, container: Object) -> Finding:
     last = container.get("lastState", {}).get("terminated") or container.get("state", {}).get("terminated") or {}
     times, which = container.get("restartCount", 0), f"pod/{name(pod)}"
     logs = snapshot.kubectl(f"logs {name(pod)} -c {container['name']} --previous --tail=20")
@@ -190,7 +190,7 @@ def _limit(pod: Object, container: str) -> str:
     return str(found.get("resources", {}).get("limits", {}).get("memory", "the node"))
 
 
-def _raise_memory(snapshot: Snapshot, pod: Object) -> str:
+def _raise_memory(snapshot: ClusterSnapshot, pod: Object) -> str:
     return snapshot.upgrade(f"--set {_value(pod, 'resources.limits.memory=SIZE')}")
 
 
@@ -201,7 +201,7 @@ def _value(pod: Object, value: str) -> str:
     return f"{place}.{value}"
 
 
-def _not_ready(snapshot: Snapshot, pod: Object) -> Finding:
+def _not_ready(snapshot: ClusterSnapshot, pod: Object) -> Finding:
     component = labels(pod).get(COMPONENT, "")
     waits = f"it is ready when {_READY_WHEN[component]}" if component in _READY_WHEN else "its readiness probe fails"
     events = [event["message"] for event in snapshot.events("Pod", name(pod)) if event.get("reason") == "Unhealthy"]

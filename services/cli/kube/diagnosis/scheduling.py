@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 
 from services.cli.kube.diagnosis.finding import Finding
-from services.cli.kube.diagnosis.snapshot import COMPONENT, Object, Snapshot, labels, name
+from services.cli.kube.diagnosis.snapshot import COMPONENT, ClusterSnapshot, Object, labels, name
 
 _UNITS = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
-def unschedulable(snapshot: Snapshot, pod: Object) -> Iterator[Finding]:
+def unschedulable(snapshot: ClusterSnapshot, pod: Object) -> Iterator[Finding]:
     """Each reason that the scheduler names."""
     conditions = pod["status"].get("conditions") or ()
     said = next((each.get("message", "") for each in conditions if each["type"] == "PodScheduled"), "")
@@ -42,7 +42,7 @@ def unschedulable(snapshot: Snapshot, pod: Object) -> Iterator[Finding]:
         yield Finding(where, "Pending", why, (snapshot.kubectl(f"describe pod {name(pod)}"),))
 
 
-def _too_large(snapshot: Snapshot, pod: Object, resource: str) -> tuple[str, tuple[str, ...]]:
+def _too_large(snapshot: ClusterSnapshot, pod: Object, resource: str) -> tuple[str, tuple[str, ...]]:
     wanted = sum(_requested(container, resource) for container in pod["spec"]["containers"])
     offers = [_quantity(node["status"].get("allocatable", {}).get(resource, "0")) for node in snapshot.all("nodes")]
     most = max(offers, default=None)
@@ -58,7 +58,7 @@ def _too_large(snapshot: Snapshot, pod: Object, resource: str) -> tuple[str, tup
     return why, ("kubectl describe nodes | grep -A8 'Allocated resources'", lower)
 
 
-def _claims(snapshot: Snapshot, pod: Object) -> Iterator[Finding]:
+def _claims(snapshot: ClusterSnapshot, pod: Object) -> Iterator[Finding]:
     named = {
         volume["persistentVolumeClaim"]["claimName"]
         for volume in pod["spec"].get("volumes") or ()
@@ -73,7 +73,7 @@ def _claims(snapshot: Snapshot, pod: Object) -> Iterator[Finding]:
             yield Finding(f"pvc/{claim}", "Pending", *_unbound(snapshot, there[claim]))
 
 
-def _unbound(snapshot: Snapshot, claim: Object) -> tuple[str, tuple[str, ...]]:
+def _unbound(snapshot: ClusterSnapshot, claim: Object) -> tuple[str, tuple[str, ...]]:
     wanted, classes = claim["spec"].get("storageClassName"), snapshot.all("storageclasses")
     default = "storageclass.kubernetes.io/is-default-class"
     if "storageclasses" not in snapshot.unread:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from services.cli.kube.diagnosis.finding import Finding
-from services.cli.kube.diagnosis.snapshot import COMPONENT, Object, Snapshot, labels, name, selects
+from services.cli.kube.diagnosis.snapshot import COMPONENT, ClusterSnapshot, Object, labels, name, selects
 
 _METRICS = 9100
 _LET_IN = (
@@ -15,7 +15,7 @@ _LET_IN = (
 _SERVICES = ("gateway", "router", "coordinator", "worker")
 
 
-def findings(snapshot: Snapshot) -> Iterator[Finding]:
+def findings(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     """A monitor that no Prometheus takes, a policy that lets none through."""
     monitors = snapshot.own("podmonitors")
     for monitor in monitors:
@@ -24,7 +24,7 @@ def findings(snapshot: Snapshot) -> Iterator[Finding]:
         yield from _not_let_through(snapshot)
 
 
-def _not_taken(snapshot: Snapshot, monitor: Object) -> Iterator[Finding]:
+def _not_taken(snapshot: ClusterSnapshot, monitor: Object) -> Iterator[Finding]:
     where, servers = f"podmonitor/{name(monitor)}", snapshot.all("prometheuses")
     if "prometheuses" in snapshot.unread:
         return
@@ -40,7 +40,7 @@ def _not_taken(snapshot: Snapshot, monitor: Object) -> Iterator[Finding]:
         yield Finding(where, "unscraped", why, do)
 
 
-def _not_let_through(snapshot: Snapshot) -> Iterator[Finding]:
+def _not_let_through(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     """Whether anything at all may open the metrics port of each service."""
     for component in _SERVICES:
         for pod in snapshot.own("pods", component)[:1]:

@@ -11,7 +11,7 @@ INSTANCE, COMPONENT = "app.kubernetes.io/instance", "app.kubernetes.io/component
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ClusterSnapshot:
     """Objects by plural kind, e.g. `pods`; a kind that could not be read is in `unread` and has none."""
 
     namespace: str

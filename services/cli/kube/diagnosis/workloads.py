@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 
 from services.cli.kube.diagnosis.finding import Finding
-from services.cli.kube.diagnosis.snapshot import INSTANCE, Object, Snapshot, is_ready, labels, name
+from services.cli.kube.diagnosis.snapshot import INSTANCE, ClusterSnapshot, Object, is_ready, labels, name
 
 _MAKERS = (("statefulsets", "StatefulSet"), ("replicasets", "ReplicaSet"), ("jobs", "Job"))
 
 
-def findings(snapshot: Snapshot) -> Iterator[Finding]:
+def findings(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     """Of the release's controllers."""
     if not snapshot.own("pods") and not snapshot.own("deployments") and not snapshot.own("statefulsets"):
         yield _nothing(snapshot)
@@ -33,7 +33,7 @@ def findings(snapshot: Snapshot) -> Iterator[Finding]:
         yield from _blind(snapshot, scaler)
 
 
-def _nothing(snapshot: Snapshot) -> Finding:
+def _nothing(snapshot: ClusterSnapshot) -> Finding:
     others = sorted(
         {
             labels(pod)[INSTANCE]
@@ -50,7 +50,7 @@ def _nothing(snapshot: Snapshot) -> Finding:
     )
 
 
-def _not_made(snapshot: Snapshot, kind: str, maker: Object) -> Iterator[Finding]:
+def _not_made(snapshot: ClusterSnapshot, kind: str, maker: Object) -> Iterator[Finding]:
     """Quotas, Pod Security and webhooks refuse pods: nothing is Pending, there is just nothing."""
     wanted = maker["spec"].get("replicas", maker["spec"].get("completions", 1))
     if wanted <= maker["status"].get("replicas", maker["status"].get("succeeded", 0)):
@@ -69,7 +69,7 @@ def _not_made(snapshot: Snapshot, kind: str, maker: Object) -> Iterator[Finding]
     yield Finding(f"{kind.lower()}/{name(maker)}", "no pods", f"{why}: {said}", do)
 
 
-def _stuck(snapshot: Snapshot, wanted: Object) -> Iterator[Finding]:
+def _stuck(snapshot: ClusterSnapshot, wanted: Object) -> Iterator[Finding]:
     """A set never replaces a pod that is not ready with a newer one: a template that was mended needs a hand."""
     status = wanted["status"]
     newest = status.get("updateRevision")
@@ -82,7 +82,7 @@ def _stuck(snapshot: Snapshot, wanted: Object) -> Iterator[Finding]:
             yield Finding(f"pod/{name(pod)}", "stuck in a rollout", why, (snapshot.kubectl(f"delete pod {name(pod)}"),))
 
 
-def _blind(snapshot: Snapshot, scaler: Object) -> Iterator[Finding]:
+def _blind(snapshot: ClusterSnapshot, scaler: Object) -> Iterator[Finding]:
     for condition in scaler["status"].get("conditions") or ():
         if (
             condition["type"] == "ScalingActive"

@@ -13,8 +13,8 @@ from services.gateway.http.responses.schema import (
     AllowedTools,
     CallItem,
     CallOutputItem,
-    ChosenFunction,
     Content,
+    FunctionChoice,
     FunctionTool,
     Item,
     MessageItem,
@@ -127,8 +127,8 @@ def _allowed(tools: Sequence[FunctionTool], choice: AllowedTools) -> list[Functi
     return [tool for tool in tools if tool.name in names]
 
 
-def _choice(choice: Mode | ChosenFunction | None) -> chat.ChosenTool | Mode | None:
-    if isinstance(choice, ChosenFunction):
+def _choice(choice: Mode | FunctionChoice | None) -> chat.ChosenTool | Mode | None:
+    if isinstance(choice, FunctionChoice):
         return chat.ChosenTool(function=chat.ChosenFunction(choice.name))
     return choice
 

@@ -20,16 +20,16 @@ from services.gateway.generation.request import Caller
 from services.gateway.generation.sequences import Sequences
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.responses.chat import chat_of, in_own_words
-from services.gateway.http.responses.output import Output
+from services.gateway.http.responses.output import OutputItems
 from services.gateway.http.responses.reading import read_items, read_tools
 from services.gateway.http.responses.schema import FunctionTool, Item, MessageItem, ReferenceItem, ResponsesBody
 from services.gateway.http.responses.serializer import ResponseChoice, ResponseSerializer
 from services.gateway.http.responses.store import (
     NOT_FOUND,
     NOTHING,
-    Kept,
     Past,
     ResponseStore,
+    StoredResponse,
     new_response_id,
     response_of_item,
     stem_of,
@@ -128,7 +128,7 @@ class ResponsesPreparer:
         turn = await self._turn(body, model, caller.tenant)
         if not caller.session and body.store is not False:
             caller = replace(caller, session=turn.session)
-        output = Output(stem_of(turn.response_id), self._writer(body, model))
+        output = OutputItems(stem_of(turn.response_id), self._writer(body, model))
         serializer = ResponseSerializer(self._facts(turn, model), output, partial(self._keep, turn))
         sequences = await self._sequences(turn, model, caller, serializer)
         return replace(sequences, new_choice=partial(ResponseChoice, output))
@@ -259,7 +259,7 @@ class ResponsesPreparer:
         data = msgspec.Raw(msgspec.json.encode(response))
         listed = turn.listed() if len(turn.given) <= _INLINE_ITEMS else await asyncio.to_thread(turn.listed)
         size = turn.past.size + len(bytes(data)) + sum(len(msgspec.json.encode(item)) for item in listed)
-        kept = Kept(response=data, items=listed, chain=turn.past.chain, size=size, session=turn.session)
+        kept = StoredResponse(response=data, items=listed, chain=turn.past.chain, size=size, session=turn.session)
         try:
             await self._store.keep(turn.tenant, turn.response_id, kept)
         except ApiError:

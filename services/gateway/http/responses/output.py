@@ -29,7 +29,7 @@ class _Open:
         return {"item_id": self.item["id"], "output_index": self.index}
 
 
-class Output:
+class OutputItems:
     """Reads chunks; `items` are whole but for the last one, which `close` ends."""
 
     def __init__(self, stem: str, writer: LogprobWriter | None) -> None:

@@ -14,7 +14,7 @@ from services.gateway.http.responses.schema import (
     ITEMS,
     PARTS,
     AllowedTools,
-    ChosenFunction,
+    FunctionChoice,
     FunctionTool,
     Item,
     MessageItem,
@@ -56,7 +56,7 @@ def read_tools(body: ResponsesBody) -> list[FunctionTool]:
     return found
 
 
-def read_choice(body: ResponsesBody) -> Mode | ChosenFunction | AllowedTools | None:
+def read_choice(body: ResponsesBody) -> Mode | FunctionChoice | AllowedTools | None:
     """The choice of tools; raises :class:`ApiError` (400)."""
     choice = body.tool_choice
     if choice is None:
@@ -67,7 +67,7 @@ def read_choice(body: ResponsesBody) -> Mode | ChosenFunction | AllowedTools | N
         return _MODES[choice]
     kind = choice.get("type")
     if kind == "function":
-        return _converted(choice, ChosenFunction, "tool_choice")
+        return _converted(choice, FunctionChoice, "tool_choice")
     if kind == "allowed_tools":
         return _converted(choice, AllowedTools, "tool_choice")
     raise _unsupported("tool_choice.type", kind, ("function", "allowed_tools"))

@@ -1,4 +1,4 @@
-"""Kept responses over REST: read, listed, deleted."""
+"""Stored responses over REST: read, listed, deleted."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class FunctionTool(Struct, kw_only=True, forbid_unknown_fields=True):
     output_schema: Annotated[Any, ADVISORY] = None
 
 
-class ChosenFunction(Struct, kw_only=True, forbid_unknown_fields=True):
+class FunctionChoice(Struct, kw_only=True, forbid_unknown_fields=True):
     """A function that must be called."""
 
     name: str
@@ -142,7 +142,7 @@ class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
     """Some of the tools."""
 
     mode: Literal["auto", "required"]
-    tools: list[ChosenFunction]
+    tools: list[FunctionChoice]
     type: Literal["allowed_tools"] = "allowed_tools"
 
 

@@ -12,7 +12,7 @@ from services.gateway.errors import ApiError
 from services.gateway.generation.output import Generation, OutputChunk, ScoredToken
 from services.gateway.generation.sequences import Choice
 from services.gateway.http.exchange import ErrorShape, Wire
-from services.gateway.http.responses.output import Event, Output
+from services.gateway.http.responses.output import Event, OutputItems
 from services.gateway.usage import Usage
 
 _encode = msgspec.json.encode
@@ -34,7 +34,7 @@ WIRE = Wire(errors=ErrorShape(frames=_error_frame))
 class ResponseChoice(Choice):
     """A whole answer, as items."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: OutputItems) -> None:
         super().__init__()
         self._output = output
 
@@ -47,7 +47,7 @@ class ResponseChoice(Choice):
 class ResponseSerializer:
     """Writes one response; `facts` is the object without what the answer adds."""
 
-    def __init__(self, facts: dict[str, Any], output: Output, keep: Keep) -> None:
+    def __init__(self, facts: dict[str, Any], output: OutputItems, keep: Keep) -> None:
         self._facts = facts
         self._output = output
         self._keep = keep

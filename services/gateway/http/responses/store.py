@@ -1,4 +1,4 @@
-"""Kept responses: in Redis, each tenant's own, for a while after their last use."""
+"""Stored responses: in Redis, each tenant's own, for a while after their last use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_FOUND = "response_not_found"
 _AT_ONCE = 32  # responses that one round trip reads
 
 
-class Kept(msgspec.Struct, kw_only=True):
+class StoredResponse(msgspec.Struct, kw_only=True):
     """A response, with what its next turn needs."""
 
     response: msgspec.Raw
@@ -106,7 +106,7 @@ class ResponseStore:
         except RedisAwayError as error:
             raise _away(error) from error
 
-    async def keep(self, tenant: str, response_id: str, kept: Kept) -> None:
+    async def keep(self, tenant: str, response_id: str, kept: StoredResponse) -> None:
         """Keep a response; the tenant's least recently used ones make room. Raises 400 when it is too large."""
         data = await _off_loop(kept.size, lambda: msgspec.json.encode(kept))
         if len(data) > self.limits.response_bytes:
@@ -117,7 +117,7 @@ class ResponseStore:
             message = "There is no room to keep a response at the moment; with `store` false none is needed."
             raise ApiError(503, message, "service_unavailable_error", "store", "store_full", retry_after_s=10)
 
-    async def get(self, tenant: str, response_id: str) -> Kept:
+    async def get(self, tenant: str, response_id: str) -> StoredResponse:
         """A response; raises 404 when it is not kept, or not the tenant's."""
         if not _ID.fullmatch(response_id):
             raise _missing(response_id[:100])
@@ -149,7 +149,7 @@ class ResponseStore:
         if last.size > limits.conversation_bytes:
             message = f"A conversation may have at most {limits.conversation_bytes} bytes, this one has {last.size}."
             raise invalid(message, "previous_response_id", "conversation_too_long")
-        turns: list[Kept] = []
+        turns: list[StoredResponse] = []
         for start in range(0, len(last.chain), _AT_ONCE):
             turns += await self._turns(tenant, last.chain[start : start + _AT_ONCE], response_id)
         items: list[dict[str, Any]] = []
@@ -163,7 +163,7 @@ class ResponseStore:
         kept = await self.get(tenant, response_id)
         return [*kept.items, *await _output_of(kept)]
 
-    async def _turns(self, tenant: str, ids: Sequence[str], asked: str) -> list[Kept]:
+    async def _turns(self, tenant: str, ids: Sequence[str], asked: str) -> list[StoredResponse]:
         known = all(map(_ID.fullmatch, ids))
         found = await self._run(self._use, tenant, *ids) if known else []
         lost = [response_id for response_id, data in zip(ids, found, strict=True) if not data] if known else [asked]
@@ -194,12 +194,12 @@ async def _off_loop(size: int, work: Any) -> Any:
     return work() if size < _INLINE_BYTES else await asyncio.to_thread(work)
 
 
-async def _decoded(data: bytes) -> Kept:
-    kept: Kept = await _off_loop(len(data), lambda: msgspec.json.decode(data, type=Kept))
+async def _decoded(data: bytes) -> StoredResponse:
+    kept: StoredResponse = await _off_loop(len(data), lambda: msgspec.json.decode(data, type=StoredResponse))
     return kept
 
 
-async def _output_of(kept: Kept) -> list[dict[str, Any]]:
+async def _output_of(kept: StoredResponse) -> list[dict[str, Any]]:
     data = bytes(kept.response)
     answer: _Answer = await _off_loop(len(data), lambda: msgspec.json.decode(data, type=_Answer))
     return answer.output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from services.cli.kube.diagnosis.snapshot import Object, Snapshot
+from services.cli.kube.diagnosis.snapshot import ClusterSnapshot, Object
 
 NAMESPACE, RELEASE = "serving", "ryzanstein"
 
@@ -90,8 +90,8 @@ def healthy() -> dict[str, list[Object]]:
     }
 
 
-def snapshot(objects: dict[str, list[Object]], *unread: str) -> Snapshot:
-    return Snapshot(NAMESPACE, RELEASE, objects, frozenset(unread))
+def snapshot(objects: dict[str, list[Object]], *unread: str) -> ClusterSnapshot:
+    return ClusterSnapshot(NAMESPACE, RELEASE, objects, frozenset(unread))
 
 
 class Broken:
@@ -132,5 +132,5 @@ class Broken:
         self.objects["events"].append(event("Pod", self.pod(component)["metadata"]["name"], reason, message))
 
     @property
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ClusterSnapshot:
         return snapshot(self.objects)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.worker.process.launcher import rank_environment
-from services.worker.protocol.rank_config import Endpoint, RankGroupConfig, RankSettings
+from services.worker.protocol.rank_config import RankGroupConfig, RankSettings, ServerEndpoint
 
 
 @pytest.mark.parametrize(("ranks", "cores", "threads"), [(1, 2, "2"), (2, 2, "1"), (4, 2, "1"), (3, 16, "5")])
@@ -15,7 +15,7 @@ def test_ranks_share_the_cores_and_the_operator_has_the_last_word(
     for name in ("OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_"):
         monkeypatch.delenv(name, raising=False)
     config = RankGroupConfig("model", ranks=ranks, kv_tokens=1024)
-    settings = RankSettings(config, Endpoint(1, 2, 3, 0.0))
+    settings = RankSettings(config, ServerEndpoint(1, 2, 3, 0.0))
     assert rank_environment(settings, cores)["OMP_NUM_THREADS"] == threads
     assert int(rank_environment(settings, cores)["MALLOC_TRIM_THRESHOLD_"]) >= 1 << 30
     monkeypatch.setenv("OMP_NUM_THREADS", "7")

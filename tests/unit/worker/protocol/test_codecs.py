@@ -18,7 +18,7 @@ from services.worker.protocol.event_codec import (
 from services.worker.protocol.ledger import MemoryLedger
 from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult, StepTimes, TokenLogprobs
 from services.worker.protocol.plan_codec import decode_plan, encode_plan
-from services.worker.protocol.rank_config import Endpoint, RankGroupConfig, RankSettings
+from services.worker.protocol.rank_config import RankGroupConfig, RankSettings, ServerEndpoint
 from services.worker.protocol.result_codec import decode_result, encode_result
 from services.worker.protocol.words import MalformedMessageError, read_words
 
@@ -129,7 +129,7 @@ def test_event_round_trip(event: RankStarted | RankError) -> None:
 def test_settings_round_trip() -> None:
     settings = RankSettings(
         RankGroupConfig("/models/x", ranks=2, kv_tokens=512, eos_token_ids=(1, 0)),
-        Endpoint(1234, 5, 7, 1_700_000_000.25),
+        ServerEndpoint(1234, 5, 7, 1_700_000_000.25),
     )
     assert RankSettings.from_json(settings.to_json()) == settings
 

@@ -12,7 +12,7 @@ from services.router.policies.base import Candidates, Pick, Picker
 _GOLDEN = 0.6180339887498949
 
 
-class Turn(Picker):
+class RoundRobin(Picker):
     """Every candidate in turn, whatever it costs."""
 
     type: Literal["turn"] = "turn"
@@ -23,7 +23,7 @@ class Turn(Picker):
         return Pick(int(left[candidates.query.turn % len(left)]), "its turn")
 
 
-class WeightedTurn(Picker):
+class WeightedRoundRobin(Picker):
     """Candidates in turn, each as often as it is fast: the weight is the measured prefill rate."""
 
     type: Literal["weighted_turn"] = "weighted_turn"
