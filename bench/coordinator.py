@@ -79,11 +79,11 @@ async def event_to_visible(n: int) -> dict[str, float]:
         address = sender.stdout.readline().strip()
         index = TimedIndex()
         subscriptions = Subscriptions(index, SyncCounters())
-        follower = asyncio.create_task(subscriptions.follow(Lease("sender", "", address, "tiny", "serving")))
+        subscription = asyncio.create_task(subscriptions.follow(Lease("sender", "", address, "tiny", "serving")))
         async with asyncio.timeout(60 + n * EVENT_PAUSE_S * 2):
             while len(index.ages_ms) < n:  # noqa: ASYNC110  # the index knows nothing of events
                 await asyncio.sleep(0.05)
-        follower.cancel()
+        subscription.cancel()
         sender.kill()
     return quantiles(index.ages_ms, 3)
 

@@ -30,7 +30,7 @@ class FleetHeap:
         self._seen = self._frozen = (0, 0)
         self._left_frozen = 0
 
-    def settle(self, joined: int, left: int) -> bool:
+    def freeze_if_still(self, joined: int, left: int) -> bool:
         """To be called now and then with how many have ever joined and left; whether it froze anything."""
         moved, self._seen = self._seen != (joined, left), (joined, left)
         if moved or self._seen == self._frozen:

@@ -75,7 +75,7 @@ class SharedCall(Generic[RequestT, AnswerT]):
         self._unsent.put_nowait(request)
         # A timer of its own costs a fraction of what asyncio.timeout() does.
         timer = loop.call_later(timeout_s, self._give_up, tag)
-        answer.add_done_callback(lambda answer: self._settle(tag, answer, timer))
+        answer.add_done_callback(lambda answer: self._finish(tag, answer, timer))
         return answer
 
     def _give_up(self, tag: int) -> None:
@@ -83,7 +83,7 @@ class SharedCall(Generic[RequestT, AnswerT]):
         if not answer.done():
             answer.set_exception(TimeoutError())
 
-    def _settle(self, tag: int, answer: asyncio.Future[AnswerT], timer: asyncio.TimerHandle) -> None:
+    def _finish(self, tag: int, answer: asyncio.Future[AnswerT], timer: asyncio.TimerHandle) -> None:
         timer.cancel()
         del self._unanswered[tag]
         given_up = answer.cancelled() or isinstance(answer.exception(), TimeoutError)

@@ -8,7 +8,6 @@ import logging
 
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc
 
-from services.common.followers import FollowerHooks, Followers
 from services.common.heap import FleetHeap, freeze_started
 from services.common.keys import RedisKeys
 from services.common.leases import READ_TIMEOUT_S, LeaseWatcher
@@ -18,6 +17,7 @@ from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
 from services.common.tasks import end_tasks
 from services.common.tracing import tracing
+from services.common.worker_watcher import WorkerHooks, WorkerWatcher
 from services.kv_coordinator.hot import HotPrefixes, Pins
 from services.kv_coordinator.index import BlockIndex
 from services.kv_coordinator.metrics import CoordinatorMetrics
@@ -48,9 +48,9 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
     index, counters, registry = BlockIndex(), SyncCounters(), new_registry("kv-coordinator")
     subscriptions = Subscriptions(index, counters)
     redis = open_redis(settings.redis, READ_TIMEOUT_S)
-    followers = Followers(
+    workers = WorkerWatcher(
         LeaseWatcher(redis, RedisKeys(settings.namespace), settings.redis),
-        FollowerHooks(subscriptions.follow, connected=subscriptions.connected, lost=subscriptions.lost),
+        WorkerHooks(subscriptions.follow, connected=subscriptions.connected, lost=subscriptions.lost),
     )
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(tracing("kv-coordinator"))  # before a tracer is asked for
@@ -64,7 +64,7 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
         health = Health(server, [SERVICE])
         await health.set_serving(False)
         port = bind(server, settings.host, settings.coordinator_port)
-        stack.enter_context(serve_metrics(settings.host, settings.metrics_port, registry, lambda: followers.waits_for))
+        stack.enter_context(serve_metrics(settings.host, settings.metrics_port, registry, lambda: workers.waits_for))
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         log.info("coordinator listens", extra={"port": port, "address": settings.advertised(port)})
@@ -74,17 +74,17 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
 
         async def become_ready() -> None:
             """Sticky: later "nothing is known" is a correct answer; before, it may be a wrong password."""
-            await followers.read.wait()
+            await workers.read.wait()
             await health.set_serving(True)
 
         async def refresh() -> None:
             while True:
                 metrics.refresh(index, subscriptions)
-                heap.settle(followers.joined, followers.left)
+                heap.freeze_if_still(workers.joined, workers.left)
                 await asyncio.sleep(REFRESH_S)
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in (followers.run(), become_ready(), _sweep(index), refresh())]
+            tasks = [group.create_task(work) for work in (workers.run(), become_ready(), _sweep(index), refresh())]
             await stop.wait()
             await end_tasks(tasks)
 

@@ -8,7 +8,6 @@ import logging
 
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 
-from services.common.followers import FollowerHooks, Followers
 from services.common.heap import FleetHeap, freeze_started
 from services.common.keys import RedisKeys
 from services.common.leases import READ_TIMEOUT_S, LeaseWatcher
@@ -18,6 +17,7 @@ from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server, open_channel
 from services.common.tasks import end_tasks
 from services.common.tracing import tracing
+from services.common.worker_watcher import WorkerHooks, WorkerWatcher
 from services.router.breaker import BreakerLimits
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
@@ -62,13 +62,13 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             changed.set()
 
     fleet = Fleet(settings.router_id, settings.saturation_s, BreakerLimits(), fleet_changed, settings.expected_models)
-    followers = Followers(
+    workers = WorkerWatcher(
         LeaseWatcher(lease_redis, keys, settings.redis),
-        FollowerHooks(fleet.follow, connected=fleet.connected, lost=fleet.lost),
+        WorkerHooks(fleet.follow, connected=fleet.connected, lost=fleet.lost),
     )
 
     def waits_for() -> str:
-        return "" if fleet.has_live_workers() else followers.waits_for
+        return "" if fleet.has_live_workers() else workers.waits_for
 
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(tracing("router", settings.router_id))
@@ -105,13 +105,13 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
                 await health.set_serving(not waits_for())
                 routing.forget(fleet.forget())
                 metrics.refresh(fleet, routing)
-                heap.settle(followers.joined, followers.left)
+                heap.freeze_if_still(workers.joined, workers.left)
                 await asyncio.sleep(REFRESH_S)
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in (followers.run(), _drain_queues(routing, changed), refresh())]
+            tasks = [group.create_task(work) for work in (workers.run(), _drain_queues(routing, changed), refresh())]
             # A router that answered before it knows the workers would turn requests away that others could serve.
-            await followers.wait_read(FIRST_READ_S)
+            await workers.wait_read(FIRST_READ_S)
             await server.start()
             stack.push_async_callback(server.stop, STOP_GRACE_S)
             log.info("router listens", extra={"port": port, "address": settings.advertised(port)})

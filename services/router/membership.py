@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from ryzanstein.v1 import worker_pb2
 
-from services.router.snapshot import Hashes, WhyNot, hash64
+from services.router.snapshot import Hashes, IneligibleReason, hash64
 
 # One that has missed two moments at which it had to speak is stopped or cut off; by default that is every two seconds.
 SILENT_BEATS, SILENT_S = 2.5, 5.0
 
 _PHASES = {
-    worker_pb2.PHASE_SERVING: WhyNot.ELIGIBLE,
-    worker_pb2.PHASE_RECOVERING: WhyNot.RECOVERING,
-    worker_pb2.PHASE_DRAINING: WhyNot.DRAINING,
+    worker_pb2.PHASE_SERVING: IneligibleReason.ELIGIBLE,
+    worker_pb2.PHASE_RECOVERING: IneligibleReason.RECOVERING,
+    worker_pb2.PHASE_DRAINING: IneligibleReason.DRAINING,
 }
 _WHY_NOT, _LAST_SEEN, _SILENT_S = range(3)  # rows of the table; the last: silent for longer, it is taken to be stopped
 
@@ -29,7 +29,7 @@ class Member:
     address: str
     index: int
     identity: int  # hash64 of the worker id
-    verdict: WhyNot = WhyNot.DISCONNECTED  # as far as its state tells
+    verdict: IneligibleReason = IneligibleReason.DISCONNECTED  # as far as its state tells
     state: worker_pb2.WorkerState = field(default_factory=worker_pb2.WorkerState)
     incarnation: str = ""
     connected: bool = False
@@ -48,7 +48,7 @@ class Membership:
     def join(self, worker_id: str, address: str) -> Member:
         """A worker comes, not connected yet."""
         member = self.members[worker_id] = Member(worker_id, address, len(self.ids), hash64(worker_id))
-        row = np.array([[WhyNot.DISCONNECTED], [0.0], [SILENT_S]])
+        row = np.array([[IneligibleReason.DISCONNECTED], [0.0], [SILENT_S]])
         self._table = np.concatenate([self._table, row], axis=1)
         self._renumber()
         return member
@@ -93,16 +93,16 @@ class Membership:
 
     def judge(self, member: Member) -> bool:
         """Work out what its state allows; whether it has become eligible by that."""
-        verdict = _PHASES.get(member.state.phase, WhyNot.LOADING)
+        verdict = _PHASES.get(member.state.phase, IneligibleReason.LOADING)
         if member.draining:
-            verdict = WhyNot.DRAINING
+            verdict = IneligibleReason.DRAINING
         if not member.connected:
-            verdict = WhyNot.DISCONNECTED
+            verdict = IneligibleReason.DISCONNECTED
         if verdict is member.verdict:
             return False
         member.verdict = verdict
         self._table[_WHY_NOT, member.index] = verdict
-        return verdict is WhyNot.ELIGIBLE
+        return verdict is IneligibleReason.ELIGIBLE
 
     def why_not(self) -> NDArray[np.uint8]:
         """What the states allow, [n_workers], as a new array."""

@@ -10,7 +10,7 @@ from services.router.membership import Member
 from services.router.policies.policy import Policy
 from services.router.pool import Pool
 from services.router.routing import Considered, Placement
-from services.router.snapshot import Estimates, Floats, WhyNot
+from services.router.snapshot import Estimates, Floats, IneligibleReason
 
 _BREAKERS = {
     BreakerState.CLOSED: routing_pb2.WorkerView.BREAKER_CLOSED,
@@ -49,7 +49,7 @@ def _candidate(considered: Considered, estimates: Estimates, costs: Floats, i: i
     return routing_pb2.Candidate(
         worker_id=snapshot.worker_ids[i],
         eligible=not why_not,
-        why_not=WhyNot(why_not).text,
+        why_not=IneligibleReason(why_not).text,
         queued_tokens=int(snapshot.queued_tokens[i]),
         matched_tokens=int(estimates.matched_tokens[i]),
         ttft_ms=estimates.ttft_ms[i],
@@ -71,5 +71,5 @@ def worker_view(pool: Pool, member: Member, why_not: int, sessions: int, now: fl
         unacknowledged=pool.load.unacknowledged(member),
         sessions=sessions,
         eligible=not why_not,
-        why_not=WhyNot(why_not).text,
+        why_not=IneligibleReason(why_not).text,
     )

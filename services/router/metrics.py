@@ -13,7 +13,7 @@ from services.router.breaker import BreakerState
 from services.router.fleet import Fleet
 from services.router.prefixes import Prefixes
 from services.router.routing import Placement, Routing
-from services.router.snapshot import WhyNot, matched_at
+from services.router.snapshot import IneligibleReason, matched_at
 
 _REDIS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1, 5, 10)
@@ -107,7 +107,7 @@ class RouterMetrics:
     def refresh(self, fleet: Fleet, routing: Routing) -> None:
         """Bring the gauges up to date; models that are gone have none any more."""
         for model in self._shown - fleet.pools.keys():
-            for why in WhyNot:
+            for why in IneligibleReason:
                 self.workers.remove(model, why.text or "eligible")
             for state in BreakerState:
                 self.breakers.remove(model, state.value)
@@ -115,7 +115,7 @@ class RouterMetrics:
         self._shown, now = set(fleet.pools), time.monotonic()
         for model, pool in fleet.pools.items():
             tally = Tally(pool.snapshot().why_not.tolist())
-            for why in WhyNot:
+            for why in IneligibleReason:
                 self.workers.labels(model, why.text or "eligible").set(tally[why])
             states = Tally(pool.breakers.states(now))
             for state in BreakerState:

@@ -12,7 +12,7 @@ from services.router.breaker import BreakerLimits
 from services.router.breakers import Breakers
 from services.router.load_book import LoadBook
 from services.router.membership import Member, Membership
-from services.router.snapshot import Snapshot, WhyNot
+from services.router.snapshot import IneligibleReason, Snapshot
 from services.router.speed_book import SpeedBook
 
 
@@ -88,7 +88,7 @@ class Pool:
 
     def _judge(self, member: Member) -> None:
         if self._membership.judge(member):
-            others = self._membership.why_not() == WhyNot.ELIGIBLE
+            others = self._membership.why_not() == IneligibleReason.ELIGIBLE
             others[member.index] = False
             self.load.catch_up(member, others)
 
@@ -147,9 +147,12 @@ class Pool:
 
     def _why_not(self, saturated: NDArray[np.bool_], now: float) -> NDArray[np.uint8]:
         why_not = self._membership.why_not()
-        for verdict, found in ((WhyNot.SILENT, self._membership.silent(now)), (WhyNot.SATURATED, saturated)):
+        for verdict, found in (
+            (IneligibleReason.SILENT, self._membership.silent(now)),
+            (IneligibleReason.SATURATED, saturated),
+        ):
             if np.count_nonzero(found):  # seldom; a masked assignment takes ten times as long
                 why_not[found & (why_not == 0)] = verdict
         for index in self.breakers.ejected(now):
-            why_not[index] = why_not[index] or WhyNot.BREAKER
+            why_not[index] = why_not[index] or IneligibleReason.BREAKER
         return why_not

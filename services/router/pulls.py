@@ -16,19 +16,21 @@ import numpy as np
 from ryzanstein.v1 import worker_pb2
 
 from services.router.pool import Pool
-from services.router.snapshot import Decision, Floats, Query, Snapshot, WhyNot
+from services.router.snapshot import Decision, Floats, IneligibleReason, Query, Snapshot
 
 # Both estimates are rough, and the source has other things to do: only a clear gain is taken.
 PAYS = 2.0
 LATENCY_MS = 5.0  # a connection, the way there and back
 
 # Workers that get no new requests can still hand out their cache; those that do not answer cannot.
-_READABLE = np.array(
-    [
-        why not in (WhyNot.DISCONNECTED, WhyNot.LOADING, WhyNot.RECOVERING, WhyNot.SILENT, WhyNot.BREAKER)
-        for why in WhyNot
-    ]
-)
+_SILENT = {
+    IneligibleReason.DISCONNECTED,
+    IneligibleReason.LOADING,
+    IneligibleReason.RECOVERING,
+    IneligibleReason.SILENT,
+    IneligibleReason.BREAKER,
+}
+_READABLE = np.array([why not in _SILENT for why in IneligibleReason])
 
 
 class Pulls(NamedTuple):

@@ -23,7 +23,16 @@ from services.router.pool import Pool
 from services.router.prefixes import Depths, Prefixes
 from services.router.queue import QueueFullError, RouteQueue
 from services.router.sessions import Binding, Held, Sessions, SessionsAway
-from services.router.snapshot import Decision, Floats, Query, Snapshot, WhyNot, hash64, matched_at, why_not_for
+from services.router.snapshot import (
+    Decision,
+    Floats,
+    IneligibleReason,
+    Query,
+    Snapshot,
+    hash64,
+    matched_at,
+    why_not_for,
+)
 
 # A caller hears that there is no place before it gives up: it would take this router for dead.
 PATIENCE_USED = 0.9
@@ -272,10 +281,10 @@ def _refusal(pool: Pool, *, queue_full: bool) -> UnavailableError | OverloadedEr
     """Why a request that has waited, or could not even wait, is not placed: nobody serves, or all have too much."""
     snapshot = pool.snapshot()
     verdicts = Counter(snapshot.why_not.tolist())
-    if verdicts[WhyNot.ELIGIBLE] or verdicts[WhyNot.SATURATED]:
+    if verdicts[IneligibleReason.ELIGIBLE] or verdicts[IneligibleReason.SATURATED]:
         reason = "the queue for a worker is full" if queue_full else "no worker became free in time"
         return OverloadedError(reason, _retry_after_s(pool, snapshot))
-    reasons = ", ".join(f"{n} {WhyNot(why).text}" for why, n in verdicts.most_common())
+    reasons = ", ".join(f"{n} {IneligibleReason(why).text}" for why, n in verdicts.most_common())
     return UnavailableError(f"no worker serves {pool.model} now" + (f" ({reasons})" if reasons else ""))
 
 

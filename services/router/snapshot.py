@@ -23,7 +23,7 @@ _SHIFT = np.uint64(31)
 NEVER_MS = 1e12
 
 
-class WhyNot(IntEnum):
+class IneligibleReason(IntEnum):
     """Why a worker is not eligible; 0 is eligible. From `EXCLUDED` on: only while another worker is left."""
 
     ELIGIBLE = 0
@@ -44,16 +44,16 @@ class WhyNot(IntEnum):
 
 
 _TEXTS = {
-    WhyNot.ELIGIBLE: "",
-    WhyNot.DISCONNECTED: "state stream broken",
-    WhyNot.LOADING: "loading",
-    WhyNot.RECOVERING: "recovering",
-    WhyNot.DRAINING: "draining",
-    WhyNot.SILENT: "no state for too long",
-    WhyNot.BREAKER: "breaker open",
-    WhyNot.SATURATED: "saturated",
-    WhyNot.TOO_SMALL: "too small",
-    WhyNot.EXCLUDED: "excluded",
+    IneligibleReason.ELIGIBLE: "",
+    IneligibleReason.DISCONNECTED: "state stream broken",
+    IneligibleReason.LOADING: "loading",
+    IneligibleReason.RECOVERING: "recovering",
+    IneligibleReason.DRAINING: "draining",
+    IneligibleReason.SILENT: "no state for too long",
+    IneligibleReason.BREAKER: "breaker open",
+    IneligibleReason.SATURATED: "saturated",
+    IneligibleReason.TOO_SMALL: "too small",
+    IneligibleReason.EXCLUDED: "excluded",
 }
 
 
@@ -96,7 +96,7 @@ class Snapshot:
 
     worker_ids: tuple[str, ...]
     identities: Hashes  # hash64 of the worker ids
-    why_not: NDArray[np.uint8]  # WhyNot, before the request is known
+    why_not: NDArray[np.uint8]  # IneligibleReason, before the request is known
     queued_tokens: Floats  # prefill: the worker's own count plus dispatches it has not acknowledged
     load: Floats  # requests running, waiting or not yet acknowledged
     busy: bool  # enough that shares of the work matter
@@ -157,12 +157,12 @@ def why_not_for(snapshot: Snapshot, query: Query) -> NDArray[np.uint8]:
     if needed > snapshot.speeds.smallest_limit:
         limits = snapshot.speeds.max_request_tokens
         small = (limits > 0) & (limits < needed) & (hard == 0)
-        fitting = np.where(small, np.uint8(WhyNot.TOO_SMALL), hard)
+        fitting = np.where(small, np.uint8(IneligibleReason.TOO_SMALL), hard)
         if not np.count_nonzero(fitting == 0):
             fitting = hard
     if not query.excluded:
         return fitting
     wanted = fitting.copy()
     excluded = np.array(query.excluded)
-    wanted[excluded] = np.where(wanted[excluded] == 0, np.uint8(WhyNot.EXCLUDED), wanted[excluded])
+    wanted[excluded] = np.where(wanted[excluded] == 0, np.uint8(IneligibleReason.EXCLUDED), wanted[excluded])
     return wanted if np.count_nonzero(wanted == 0) else fitting

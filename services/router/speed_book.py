@@ -9,7 +9,7 @@ from ryzanstein.v1 import worker_pb2
 
 from services.router.membership import Member
 from services.router.snapshot import Floats, Speeds
-from services.router.speeds import StepGrowth, Told, speeds_of
+from services.router.speeds import ReportedSpeeds, StepGrowth, speeds_of
 
 # A rate follows the prompts that a worker has just had; what kind of worker it is shows over this time.
 TOKEN_HALF_LIFE_S = 10.0
@@ -70,7 +70,7 @@ class SpeedBook:
         """They are half of the work of a decision, which is why they are kept for a moment."""
         if self._known is None or now - self._known_at >= SPEEDS_FRESH_S:
             table, self._known_at = self._table, now
-            told = Told(
+            reported = ReportedSpeeds(
                 prefill_rate=table[_RATE],
                 token_s=table[_TOKEN_S],
                 step_ms=table[_STEP_MS],
@@ -82,5 +82,5 @@ class SpeedBook:
                 pull_bytes_per_s=table[_PULL_RATE],
                 batch_doubles=self._growth.batch_doubles,
             )
-            self._known = speeds_of(told)
+            self._known = speeds_of(reported)
         return self._known

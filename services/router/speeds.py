@@ -29,7 +29,7 @@ ASSUMED_STEP_MS = 20.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Told:
+class ReportedSpeeds:
     """The workers' words, [n_workers]; 0: not known."""
 
     prefill_rate: Floats
@@ -84,25 +84,25 @@ class StepGrowth:
         return min(max(least / slope, LEAST_DOUBLES), MOST_DOUBLES) if slope > 0 else MOST_DOUBLES
 
 
-def speeds_of(told: Told) -> Speeds:
-    """What decisions count with; none of the arrays is one of `told`, which may change."""
-    similar_rate = _alike(_unprobed(1.0 / _or_mean(told.token_s, 1.0 / ASSUMED_PREFILL_RATE), told.probed))
-    batch = told.batch_doubles + np.maximum(told.step_batch, 1.0)
-    batch_ms = _unprobed(_or_mean(told.step_ms, ASSUMED_STEP_MS) / batch, told.probed)
-    batch_ms = _alike(_renewed(batch_ms, told.step_age_s))
-    limits = told.max_request_tokens.copy()
-    movable = (told.pull_bytes_per_s > 0) & (told.kv_bytes_per_token > 0)
-    bytes_per_ms = np.where(movable, told.pull_bytes_per_s, 1.0) / 1000.0
+def speeds_of(reported: ReportedSpeeds) -> Speeds:
+    """What decisions count with; none of the arrays is one of `reported`, which may change."""
+    similar_rate = _normalised(_unprobed(1.0 / _or_mean(reported.token_s, 1.0 / ASSUMED_PREFILL_RATE), reported.probed))
+    batch = reported.batch_doubles + np.maximum(reported.step_batch, 1.0)
+    batch_ms = _unprobed(_or_mean(reported.step_ms, ASSUMED_STEP_MS) / batch, reported.probed)
+    batch_ms = _normalised(_renewed(batch_ms, reported.step_age_s))
+    limits = reported.max_request_tokens.copy()
+    movable = (reported.pull_bytes_per_s > 0) & (reported.kv_bytes_per_token > 0)
+    bytes_per_ms = np.where(movable, reported.pull_bytes_per_s, 1.0) / 1000.0
     return Speeds(
-        prefill_rate=_or_mean(told.prefill_rate, ASSUMED_PREFILL_RATE),
+        prefill_rate=_or_mean(reported.prefill_rate, ASSUMED_PREFILL_RATE),
         similar_rate=similar_rate,
         token_ms=1000.0 / similar_rate,
         step_ms=batch_ms * batch,
         batch_ms=batch_ms,
-        batch_doubles=told.batch_doubles,
+        batch_doubles=reported.batch_doubles,
         max_request_tokens=limits,
         smallest_limit=limits[limits > 0].min(initial=np.inf),
-        pull_token_ms=np.where(movable, told.kv_bytes_per_token / bytes_per_ms, NEVER_MS),
+        pull_token_ms=np.where(movable, reported.kv_bytes_per_token / bytes_per_ms, NEVER_MS),
     )
 
 
@@ -131,7 +131,7 @@ def _renewed(batch_ms: Floats, age_s: Floats) -> Floats:
     return renewed
 
 
-def _alike(speeds: Floats) -> Floats:
+def _normalised(speeds: Floats) -> Floats:
     """Speeds of which those near the median are equal to it: workers of one kind differ by what they had to do."""
     if not len(speeds):
         return speeds

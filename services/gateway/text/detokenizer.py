@@ -107,7 +107,7 @@ class WindowDetokenizer(Detokenizer):
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
         self._window = list(context)
-        self._settled = len(context)  # window[:settled] has been emitted, or stands before the text
+        self._n_emitted = len(context)  # window[:n_emitted] has been emitted, or stands before the text
 
     def push(self, token_id: int) -> str:
         """See :class:`Detokenizer`."""
@@ -123,11 +123,11 @@ class WindowDetokenizer(Detokenizer):
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
 
     def _emit(self, text: str) -> str:
-        emitted = self._decode(self._window[: self._settled])
+        emitted = self._decode(self._window[: self._n_emitted])
         if len(text) == len(emitted):
             return ""  # a token without text is no context for the next one
-        self._window = self._window[self._settled :] if self._settled else self._window
-        self._settled = len(self._window)
+        self._window = self._window[self._n_emitted :] if self._n_emitted else self._window
+        self._n_emitted = len(self._window)
         return text[len(emitted) :]
 
 

@@ -60,8 +60,8 @@ class WorkerConnection:
         self._beats = self._heard = False
         self._sinks: dict[str, Sink] = {}
         hello = worker_pb2.Hello(gateway_id=gateway_id, heartbeat_ms=HEARTBEAT_MS)
-        self._outbox: asyncio.Queue[worker_pb2.ConnectFrame | None] = asyncio.Queue()
-        self._outbox.put_nowait(worker_pb2.ConnectFrame(hello=hello))
+        self._unsent: asyncio.Queue[worker_pb2.ConnectFrame | None] = asyncio.Queue()
+        self._unsent.put_nowait(worker_pb2.ConnectFrame(hello=hello))
         self._channel = open_channel(ref.address, small_messages=True)
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.closed = False
@@ -85,13 +85,13 @@ class WorkerConnection:
         if self.closed:
             raise WorkerUnreachableError(f"the connection to {self.ref.worker_id} was lost")
         self._sinks[submit.request_id] = sink
-        self._outbox.put_nowait(worker_pb2.ConnectFrame(submit=submit))
+        self._unsent.put_nowait(worker_pb2.ConnectFrame(submit=submit))
 
     def cancel(self, request_id: str) -> None:
         """Stop a request; its sink hears nothing more."""
         self._sinks.pop(request_id, None)
         if not self.closed:
-            self._outbox.put_nowait(worker_pb2.ConnectFrame(cancel=worker_pb2.Cancel(request_id=request_id)))
+            self._unsent.put_nowait(worker_pb2.ConnectFrame(cancel=worker_pb2.Cancel(request_id=request_id)))
 
     def watch(self, now: float) -> None:
         """To be called every `TICK_S`: tell sinks whose deadline has passed, and all of them when the worker is silent.
@@ -116,7 +116,7 @@ class WorkerConnection:
     async def _write(self, call: grpc.aio.StreamStreamCall[worker_pb2.ConnectFrames, worker_pb2.StepOutputs]) -> None:
         # A broken stream is reported by the reader, which gets the status.
         with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            async for frames in batches(self._outbox):
+            async for frames in batches(self._unsent):
                 await call.write(worker_pb2.ConnectFrames(frames=frames))
 
     async def _read(self, call: grpc.aio.StreamStreamCall[worker_pb2.ConnectFrames, worker_pb2.StepOutputs]) -> None:

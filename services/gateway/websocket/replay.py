@@ -94,7 +94,7 @@ class ReplayBuffer:
         return {"type": "done", "id": name, "finish_reason": self.finish, "usage": usage}
 
     def follow(self, on_news: Callable[[], None]) -> None:
-        """Call `on_news` whenever there is something new; replaces the follower before."""
+        """Call `on_news` whenever there is something new; replaces the listener before."""
         self._on_news = on_news
 
     async def cancel(self) -> None:
@@ -141,7 +141,7 @@ class ReplayBuffer:
 
 
 class ReplayBuffers:
-    """Generations by resume token. One without a follower is given up after `window_s`."""
+    """Generations by resume token. One without a listener is given up after `window_s`."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -154,7 +154,7 @@ class ReplayBuffers:
         self._by_token[buffer.token] = buffer
 
     def take(self, token: str, tenant: Tenant) -> ReplayBuffer:
-        """The generation of a token, which then has a follower again; raises :class:`ApiError`."""
+        """The generation of a token, which then has a listener again; raises :class:`ApiError`."""
         buffer = self._by_token.get(token)
         if buffer is None or buffer.tenant != tenant.name:
             message = "No generation has this token; it may have been given up. Start it again."
@@ -179,7 +179,7 @@ class ReplayBuffers:
         task.add_done_callback(self._ending.discard)
 
     def give_up_lost(self) -> None:
-        """Give up what has no follower, and from now on at once: no connection can come to resume it."""
+        """Give up what has no listener, and from now on at once: no connection can come to resume it."""
         self._window_s = 0.0
         for token, timer in list(self._timers.items()):
             timer.cancel()

@@ -227,7 +227,7 @@ class EngineLoop:
         assert self._pump is not None
         assert self.store is not None
         pull = hint is not None and request.reads_cache
-        self._pump.scheduler.submit(request, parked=pull)
+        self._pump.scheduler.submit(request, deferred=pull)
         self._running[request] = running
         self._pump.kick()
         if hint is not None and pull:

@@ -43,10 +43,10 @@ class StepPump:
         self._idle_check: asyncio.TimerHandle | None = None
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why nothing more is planned
 
-    def unpark(self, requests: Iterable[Request]) -> None:
-        """Begin with parked requests; those that have ended meanwhile are left alone."""
+    def requeue(self, requests: Iterable[Request]) -> None:
+        """Begin with deferred requests; those that have ended meanwhile are left alone."""
         for request in requests:
-            self.scheduler.unpark(request)
+            self.scheduler.requeue(request)
         self.kick()
 
     def adopt(self, arrival: Arrival, n_blocks: int) -> None:
@@ -54,9 +54,9 @@ class StepPump:
         self.scheduler.adopt(arrival, n_blocks)
         self.kick()
 
-    def settle(self, arrival: Arrival) -> None:
+    def finish(self, arrival: Arrival) -> None:
         """Nothing more arrives."""
-        self.scheduler.transfers.settle(arrival)
+        self.scheduler.transfers.finish(arrival)
         self.kick()
 
     def unpin(self, pin: Pin) -> None:

@@ -71,11 +71,11 @@ class _Pull:
 
     @property
     def wanted(self) -> bool:
-        return any(request.status is Status.PARKED for request in self.waiting)
+        return any(request.status is Status.DEFERRED for request in self.waiting)
 
 
 class Puller:
-    """All pulls of one server. Every parked request it is given is queued again, however its pull ends."""
+    """All pulls of one server. Every deferred request it is given is queued again, however its pull ends."""
 
     def __init__(self, timeout_s: float, assumed_bytes_per_s: float) -> None:
         """`assumed_bytes_per_s` is what `bytes_per_s` says before anything is measured; 0 means: do not pull."""
@@ -91,7 +91,7 @@ class Puller:
         return self._bytes_per_s if now - self._measured_at < REMEMBER_S else self._assumed_bytes_per_s
 
     def start(self, store: KvStore, request: Request, hint: pb.PullHint, prefill_tokens_per_s: float) -> None:
-        """Fetch what is missing of the first `hint.tokens` tokens of a parked request."""
+        """Fetch what is missing of the first `hint.tokens` tokens of a deferred request."""
         transfers, size = store.owner.scheduler.transfers, store.layout.block_tokens
         prefix = request.block_digests(size, 0, min(hint.tokens, len(request.token_ids) - 1) // size)
         for pull in self._pulls:
@@ -102,7 +102,7 @@ class Puller:
         if store.blocks_per_copy and len(self._pulls) < MAX_PULLS:
             arrival = transfers.expect(request, hint.tokens)
         if arrival is None:  # everything is here, or there is no room
-            store.owner.unpark([request])
+            store.owner.requeue([request])
             return
         pull = _Pull(hint, prefix, arrival, [request])
         limit_s = self._timeout_s
@@ -142,8 +142,8 @@ class Puller:
             self.totals.seconds += seconds
             if n:
                 self._measure(n * store.block_bytes / seconds)
-            store.owner.settle(pull.arrival)
-            store.owner.unpark(pull.waiting)
+            store.owner.finish(pull.arrival)
+            store.owner.requeue(pull.waiting)
 
     async def _fetch(self, store: KvStore, pull: _Pull, limit_s: float) -> None:
         """Blocks come in their order; every staging area's worth of them is written and made usable at once."""

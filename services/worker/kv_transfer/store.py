@@ -23,15 +23,15 @@ class BlockOwner(Protocol):
 
     scheduler: Scheduler
 
-    def unpark(self, requests: Iterable[Request]) -> None:
-        """Begin with parked requests; those that have ended meanwhile are left alone."""
+    def requeue(self, requests: Iterable[Request]) -> None:
+        """Begin with deferred requests; those that have ended meanwhile are left alone."""
         ...
 
     def adopt(self, arrival: Arrival, n_blocks: int) -> None:
         """The ranks have written the next blocks of an arrival."""
         ...
 
-    def settle(self, arrival: Arrival) -> None:
+    def finish(self, arrival: Arrival) -> None:
         """Nothing more arrives."""
         ...
 

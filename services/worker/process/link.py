@@ -28,7 +28,7 @@ class GroupLink:
         for lock in self.life_locks:
             lock.prepare()
         self._plans = RingWriter(self._segment, layout.plans, layout.plan_capacity, config.ranks)
-        self._outboxes = [RingReader(self._segment, offset, layout.outbox_capacity, 1, 0) for offset in layout.outboxes]
+        self._results = [RingReader(self._segment, offset, layout.result_capacity, 1, 0) for offset in layout.results]
         self.staging = [self._segment.view[start : start + layout.staging_bytes] for start in layout.staging]
         self._backlog: deque[memoryview | bytes] = deque()
         endpoint = ServerEndpoint(os.getpid(), self._segment.fd, self.doorbell.write_fd, time.time())
@@ -47,8 +47,8 @@ class GroupLink:
     def messages(self) -> Iterator[tuple[int, Words]]:
         """Yield (rank, words) for every message that arrived, each rank's in their order."""
         self.doorbell.clear()
-        for rank, outbox in enumerate(self._outboxes):
-            while (message := outbox.try_read()) is not None:
+        for rank, ring in enumerate(self._results):
+            while (message := ring.try_read()) is not None:
                 yield rank, read_words(message)
         while self._backlog and self._plans.try_write(self._backlog[0]):
             self._backlog.popleft()

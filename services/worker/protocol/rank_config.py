@@ -95,8 +95,8 @@ class GroupLayout:
     life_locks: tuple[int, ...]
     plans: int
     plan_capacity: int
-    outboxes: tuple[int, ...]
-    outbox_capacity: int
+    results: tuple[int, ...]
+    result_capacity: int
     collectives: int
     collective_bytes: int  # per rank and parity
     staging: tuple[int, ...]  # where KV blocks pass between ranks and server, one area per rank
@@ -109,15 +109,15 @@ class GroupLayout:
         # A plan may admit every slot at full length; beyond 64 MiB it is refused with an error instead.
         plan_capacity = min(max(4 * _MIB, 10 * config.max_slots * config.max_model_len), 128 * _MIB)
         plan_capacity += config.max_slots * MAX_GRAMMAR_BYTES
-        outbox_capacity = 8 * _MIB
+        result_capacity = 8 * _MIB
         collective = 256 << 10
         locks = control_bytes(config.ranks)
         plans = locks + config.ranks * LOCK_BYTES
         at = plans + ring_bytes(plan_capacity, config.ranks)
-        outboxes = []
+        results = []
         for _ in range(config.ranks):
-            outboxes.append(at)
-            at += ring_bytes(outbox_capacity, 1)
+            results.append(at)
+            at += ring_bytes(result_capacity, 1)
         at = -(-at // 4096) * 4096
         staging = -(-(at + config.ranks * (4096 + 2 * collective)) // 4096) * 4096
         return cls(
@@ -125,8 +125,8 @@ class GroupLayout:
             life_locks=tuple(locks + rank * LOCK_BYTES for rank in range(config.ranks)),
             plans=plans,
             plan_capacity=plan_capacity,
-            outboxes=tuple(outboxes),
-            outbox_capacity=outbox_capacity,
+            results=tuple(results),
+            result_capacity=result_capacity,
             collectives=at,
             collective_bytes=collective,
             staging=tuple(staging + rank * STAGING_BYTES for rank in range(config.ranks)),

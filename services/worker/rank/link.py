@@ -47,7 +47,7 @@ class ServerLink:
         # The server needs a core, too: with as many ranks as cores, spinning must be polite.
         self.patience = Patience.choose(config.ranks + 1, usable_cores(), _SPIN_S)
         self._plans = RingReader(self.segment, layout.plans, layout.plan_capacity, config.ranks, rank)
-        self._outbox = RingWriter(self.segment, layout.outboxes[rank], layout.outbox_capacity, 1)
+        self._results = RingWriter(self.segment, layout.results[rank], layout.result_capacity, 1)
         self._doorbell = DoorbellButton(endpoint.server_pid, endpoint.doorbell_fd)
         start = layout.staging[rank]
         self.staging = self.segment.view[start : start + layout.staging_bytes]
@@ -81,7 +81,7 @@ class ServerLink:
     def send(self, message: bytes | memoryview) -> None:
         """Hand a message to the server. Raises ServerGoneError when it makes no room for a long time."""
         deadline = time.monotonic() + _ROOM_TIMEOUT_S
-        while not self._outbox.try_write(message):
+        while not self._results.try_write(message):
             self._require_parent()
             self.line.beat()
             if time.monotonic() > deadline:

@@ -62,10 +62,10 @@ def filter_rows(comm: Communicator, columns: Columns, scaled: Tensor, limits: Li
         total = torch.logsumexp(keys.unpack_bits(candidates.extra[:, :, 0]).double(), dim=0)  # [n]
         values = keys.values_of(candidates.keys)
         kept = _keep(values, total, limits)
-        settled = _certain(candidates, kept, limits)
-        sure = torch.from_numpy(np.flatnonzero(settled)).to(scaled.device)
-        yield Filtered(rows[settled], values[sure], keys.token_ids_of(candidates.keys[sure]), kept[sure])
-        left = np.flatnonzero(~settled)
+        certain = _certain(candidates, kept, limits)
+        sure = torch.from_numpy(np.flatnonzero(certain)).to(scaled.device)
+        yield Filtered(rows[certain], values[sure], keys.token_ids_of(candidates.keys[sure]), kept[sure])
+        left = np.flatnonzero(~certain)
         again = torch.from_numpy(left).to(scaled.device)
         rows, scaled, mass, limits = rows[left], scaled[again], mass[again], limits.of(left)
         width *= _WIDEN
@@ -97,5 +97,5 @@ def _certain(candidates: TokenCandidates, kept: Tensor, limits: Limits) -> NDArr
         return np.ones(len(kept), np.bool_)
     n_kept: NDArray[np.int64] = kept.sum(dim=-1).cpu().numpy()
     n_certain: NDArray[np.int64] = candidates.n_certain.cpu().numpy()
-    settled: NDArray[np.bool_] = (n_kept < n_certain) | ((n_kept == limits.top_k) & (n_kept == n_certain))
-    return settled
+    certain: NDArray[np.bool_] = (n_kept < n_certain) | ((n_kept == limits.top_k) & (n_kept == n_certain))
+    return certain

@@ -115,7 +115,7 @@ class Matchers:
         `rows` belong to `slots`, of which `early` may not end yet. Such a row, and one that ignores EOS, still ends
         where nothing else can follow.
         """
-        self._settle(slots.tolist())
+        self._take_built(slots.tolist())
         kept = np.array([slot in self._of for slot in slots.tolist()], np.bool_)
         rows, slots, early = rows[kept], slots[kept], early[kept]
         if not len(rows):
@@ -142,7 +142,7 @@ class Matchers:
         failures, self._failures = self._failures, {}
         return failures
 
-    def _settle(self, slots: list[int]) -> None:
+    def _take_built(self, slots: list[int]) -> None:
         """Take over the matchers that were built."""
         for slot in slots:
             built = self._building.pop(slot, None)

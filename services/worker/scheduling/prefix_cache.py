@@ -26,7 +26,7 @@ class PrefixCache:
         if producer.reads_cache:
             self._promised.promise(producer, self._known_digests(producer, n_hits))
 
-    def park(self, request: Request, n_hits: int, *, worth_tokens: int, step: int) -> bool:
+    def wait(self, request: Request, n_hits: int, *, worth_tokens: int, step: int) -> bool:
         """Let `request` wait for a producer's blocks when they save at least `worth_tokens` tokens."""
         if not (request.patient and request.reads_cache):
             return False
@@ -34,17 +34,17 @@ class PrefixCache:
         n_shared = self._promised.shared(digests)
         if n_shared == 0 or n_shared * self._block_tokens < worth_tokens:
             return False
-        self._promised.park(request, digests[n_shared - 1], step)
+        self._promised.wait(request, digests[n_shared - 1], step)
         return True
 
     def expired(self, step: int) -> list[Request]:
-        """Parked requests that have waited long enough by `step`."""
+        """Prefix waiters that have waited long enough by `step`."""
         return self._promised.expired(step)
 
     def publish(self, request: Request, first: int) -> list[Request]:
         """Make its full, written blocks from `first` on reusable, and older ones that could not be until now.
 
-        Returns the parked requests to wake.
+        Returns the prefix waiters to wake.
         """
         if not request.cacheable:
             return []
@@ -57,13 +57,13 @@ class PrefixCache:
             if not self._pool.publish(request.blocks[index], parent, digest, request.block_hashes(size, index)):
                 break
             request.n_published = index + 1
-        return self._promised.settle(request, request.block_digests(size, first, full))
+        return self._promised.resolve(request, request.block_digests(size, first, full))
 
     def withdraw(self, producer: Request) -> list[Request]:
-        """`producer` stops running before it has written all it promised; returns the parked requests to wake."""
+        """`producer` stops running before it has written all it promised; returns the prefix waiters to wake."""
         if not producer.reads_cache:
             return []
-        return self._promised.settle(producer, self._known_digests(producer, producer.n_written // self._block_tokens))
+        return self._promised.resolve(producer, self._known_digests(producer, producer.n_written // self._block_tokens))
 
     def _most_hits(self, request: Request) -> int:
         return (len(request.token_ids) - 1) // self._block_tokens

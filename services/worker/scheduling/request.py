@@ -16,7 +16,8 @@ class Status(Enum):
     """Where a request is. RETIRING keeps its blocks until no plan in flight refers to them."""
 
     WAITING = "waiting"
-    PARKED = "parked"  # waits for blocks that a running request is computing or another worker sends
+    # A prefix waiter, whose blocks a running request computes or another worker sends; or a suspect before its trial.
+    DEFERRED = "deferred"
     RUNNING = "running"
     RETIRING = "retiring"  # preempted, will wait again
     DONE = "done"

@@ -62,7 +62,7 @@ class Scheduler:
         self.transfers = Transfers(self._pool)
         self.trial = Trial()
         self._running: dict[Request, None] = {}  # in order of admission
-        self._parked: dict[Request, None] = {}
+        self._deferred: dict[Request, None] = {}
         self._lingering: dict[Request, None] = {}  # not running, but a plan in flight refers to their blocks
         self._slots = Slots(config.max_running)
         self.in_flight: deque[PlannedStep] = deque()  # whose results are outstanding, the oldest first; to be read only
@@ -82,14 +82,14 @@ class Scheduler:
     @property
     def n_waiting(self) -> int:
         """Requests without a slot."""
-        return len(self._queue) + len(self._parked)
+        return len(self._queue) + len(self._deferred)
 
     @property
     def queued_prefill_tokens(self) -> int:
         """Known tokens that no plan covers yet."""
-        parked = sum(len(request.token_ids) for request in self._parked)
+        deferred = sum(len(request.token_ids) for request in self._deferred)
         running = sum(max(0, len(request.token_ids) - request.n_planned) for request in self._running)
-        return self._queue.tokens + parked + running
+        return self._queue.tokens + deferred + running
 
     @property
     def idle(self) -> bool:
@@ -98,8 +98,8 @@ class Scheduler:
 
     # -- requests come and go --------------------------------------------------------------------------------
 
-    def submit(self, request: Request, *, parked: bool = False) -> None:
-        """Queue a request, or let it wait for `unpark`; raises TooLongError when it could not even run alone."""
+    def submit(self, request: Request, *, deferred: bool = False) -> None:
+        """Queue a request, or let it wait for `requeue`; raises TooLongError when it could not even run alone."""
         request.limit = self.capacity.limit(request)
         request.arrival = self._next_arrival
         request.queued_at = self._clock()
@@ -108,15 +108,15 @@ class Scheduler:
         if request.cacheable:
             request.extend_digests()
         self._ledger.enter(request.tenant, request.weight)
-        if parked:
-            request.status = Status.PARKED
-            self._parked[request] = None
+        if deferred:
+            request.status = Status.DEFERRED
+            self._deferred[request] = None
         else:
             self._queue.push(request)
 
-    def unpark(self, request: Request) -> None:
-        """Queue a request that was submitted as parked, unless it has ended."""
-        if request.status is Status.PARKED:
+    def requeue(self, request: Request) -> None:
+        """Queue a request that was submitted as deferred, unless it has ended."""
+        if request.status is Status.DEFERRED:
             self._wake([request])
 
     def adopt(self, arrival: Arrival, n_blocks: int) -> None:
@@ -137,7 +137,7 @@ class Scheduler:
 
     def abandon(self) -> list[Request]:
         """The ranks and their KV are lost: forget everything; returns the requests that were alive."""
-        alive = [*self._running, *self._parked, *self._queue]
+        alive = [*self._running, *self._deferred, *self._queue]
         alive += [request for request in self._lingering if request.status is Status.RETIRING]
         for request in alive:
             request.status = Status.DONE
@@ -239,11 +239,11 @@ class Scheduler:
             if head is None:
                 return
             if not self.trial.admits(head):
-                self._park(head)
+                self._defer(head)
                 continue
             hits = self._prefixes.match(head)
-            if self._prefixes.park(head, len(hits), worth_tokens=self.share_min_tokens, step=self._next_step):
-                self._park(head)
+            if self._prefixes.wait(head, len(hits), worth_tokens=self.share_min_tokens, step=self._next_step):
+                self._defer(head)
                 continue
             n_fresh = fresh_blocks(self._pool, head, hits, len(self._running))
             if n_fresh is not None and self._slots.free:
@@ -252,14 +252,14 @@ class Scheduler:
             elif not self._make_way(head):
                 return
 
-    def _park(self, head: Request) -> None:
-        self._queue.take(head, Status.PARKED)
-        self._parked[head] = None
+    def _defer(self, head: Request) -> None:
+        self._queue.take(head, Status.DEFERRED)
+        self._deferred[head] = None
 
     def _wake(self, waiters: list[Request], *, patient: bool = True) -> None:
         for waiter in waiters:
             waiter.patient = patient
-            del self._parked[waiter]
+            del self._deferred[waiter]
             self._queue.push(waiter)
 
     def _admit(self, builder: StepBuilder, request: Request, hits: list[int], n_fresh: int) -> None:
@@ -352,7 +352,7 @@ class Scheduler:
         if request.status is Status.RUNNING:
             self._stop_running(request, Status.DONE)
         else:  # RETIRING: its blocks go when its last plan returns
-            self._parked.pop(request, None)
+            self._deferred.pop(request, None)
             request.status = Status.DONE
 
     def _stop_running(self, request: Request, status: Status) -> None:
@@ -389,6 +389,6 @@ class Scheduler:
         for request in self._lingering:
             assert request.n_in_flight > 0
             assert request.status in (Status.RETIRING, Status.DONE)
-        assert all(request.status is Status.PARKED for request in self._parked)
+        assert all(request.status is Status.DEFERRED for request in self._deferred)
         assert len(self._queue) == sum(1 for _ in self._queue)
         assert self._queue.tokens == sum(len(request.token_ids) for request in self._queue)

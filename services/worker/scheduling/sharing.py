@@ -36,12 +36,12 @@ class PromisedBlocks:
             n += 1
         return n
 
-    def park(self, waiter: Request, digest: bytes, step: int) -> None:
+    def wait(self, waiter: Request, digest: bytes, step: int) -> None:
         """Let `waiter` wait until `digest` is published or its promise is broken."""
         self._waiters.setdefault(digest, []).append(waiter)
         self._deadlines.append((step + self._max_steps, digest, waiter))
 
-    def settle(self, producer: Request, digests: Sequence[bytes]) -> list[Request]:
+    def resolve(self, producer: Request, digests: Sequence[bytes]) -> list[Request]:
         """The promises of `producer` for `digests` are kept or broken; returns the waiters to wake."""
         woken: list[Request] = []
         for digest in digests:
@@ -49,14 +49,14 @@ class PromisedBlocks:
                 del self._producers[digest]
                 if self._waiters:
                     woken += self._waiters.pop(digest, ())
-        return [waiter for waiter in woken if waiter.status is Status.PARKED]
+        return [waiter for waiter in woken if waiter.status is Status.DEFERRED]
 
     def expired(self, step: int) -> list[Request]:
         """Waiters that have waited long enough by `step`."""
         late = []
         while self._deadlines and self._deadlines[0][0] <= step:
             _, digest, waiter = self._deadlines.popleft()
-            if self.forget(waiter, digest) and waiter.status is Status.PARKED:
+            if self.forget(waiter, digest) and waiter.status is Status.DEFERRED:
                 late.append(waiter)
         return late
 

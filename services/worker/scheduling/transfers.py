@@ -93,7 +93,7 @@ class Transfers:
                 self._pool.share([block])
             arrival.held.append(block)
 
-    def settle(self, arrival: Arrival) -> None:
+    def finish(self, arrival: Arrival) -> None:
         """Nothing more will arrive; what did stays in the prefix cache."""
         if arrival in self._arrivals:
             del self._arrivals[arrival]

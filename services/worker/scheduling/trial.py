@@ -41,6 +41,6 @@ class Trial:
         self._accused = None
         while self._waiting:
             request = self._waiting.popleft()
-            if request.status is Status.PARKED:
+            if request.status is Status.DEFERRED:
                 return request
         return None

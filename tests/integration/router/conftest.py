@@ -28,7 +28,7 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     server.kill()
 
 
-class Fleet:
+class RouterRig:
     """Fake workers with leases, router processes in front of them, stubs to talk to those."""
 
     def __init__(self, server: RedisServer, stack: AsyncExitStack, processes: ExitStack) -> None:
@@ -87,10 +87,10 @@ async def lists(stub: routing_pb2_grpc.RouterStub, worker_id: str) -> bool:
 
 
 @pytest.fixture
-async def fleet(redis_server: RedisServer) -> AsyncIterator[Fleet]:
+async def fleet(redis_server: RedisServer) -> AsyncIterator[RouterRig]:
     with ExitStack() as processes:
         async with AsyncExitStack() as stack:
-            fleet = Fleet(redis_server, stack, processes)
+            fleet = RouterRig(redis_server, stack, processes)
             yield fleet
         await fleet.redis.aclose()
 

@@ -13,8 +13,8 @@ from ryzanstein.v1 import routing_pb2 as pb
 from services.common.leases import Lease, LeaseTable
 from services.common.ports import free_port
 from services.router.breaker import BreakerLimits
-from services.router.fleet import Fleet as RouterFleet
-from tests.integration.router.conftest import Fleet
+from services.router.fleet import Fleet
+from tests.integration.router.conftest import RouterRig
 from tests.integration.router.processes import Service, router_process, until
 
 
@@ -23,7 +23,7 @@ def asked(model: str = "tiny") -> pb.RouteRequest:
 
 
 @pytest.mark.parametrize("expected", ["tiny, huge", ""])
-async def test_a_request_waits_for_the_first_worker_and_is_refused_in_time(fleet: Fleet, expected: str) -> None:
+async def test_a_request_waits_for_the_first_worker_and_is_refused_in_time(fleet: RouterRig, expected: str) -> None:
     service = fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="1.5", EXPECTED_MODELS=expected))
     router = await fleet.stub(service)
     began = time.monotonic()
@@ -40,7 +40,7 @@ async def test_a_request_waits_for_the_first_worker_and_is_refused_in_time(fleet
     assert placed.worker_id == "first"
 
 
-async def test_expected_models_are_known_and_others_are_not(fleet: Fleet) -> None:
+async def test_expected_models_are_known_and_others_are_not(fleet: RouterRig) -> None:
     port = free_port()
     environment = {"EXPECTED_MODELS": "tiny,huge", "METRICS_PORT": str(port), "QUEUE_TIMEOUT_S": "0.5"}
     router = await fleet.stub(fleet.process(router_process(fleet.redis_server.url, **environment)))
@@ -86,7 +86,7 @@ def test_a_model_is_forgotten_ten_minutes_after_its_last_worker_unless_it_is_exp
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("services.router.fleet.time.monotonic", lambda: now[0])
-    fleet = RouterFleet("r", 30.0, BreakerLimits(), lambda: None, ["tiny"])
+    fleet = Fleet("r", 30.0, BreakerLimits(), lambda: None, ["tiny"])
     for worker, model in (("a", "tiny"), ("b", "huge"), ("c", "huge")):
         fleet.join(Lease(worker, "i", "host:1", model, "serving"))
     fleet.lost("a")
@@ -105,7 +105,7 @@ def test_a_model_is_forgotten_ten_minutes_after_its_last_worker_unless_it_is_exp
     assert set(fleet.pools) == {"tiny"}
 
 
-async def test_a_worker_that_cannot_be_reached_is_named_once_with_its_address_and_the_cause(fleet: Fleet) -> None:
+async def test_a_worker_that_cannot_be_reached_is_named_once_with_its_address_and_the_cause(fleet: RouterRig) -> None:
     service = fleet.process(router_process(fleet.redis_server.url))
     nowhere = f"127.0.0.1:{free_port()}"
     await LeaseTable(fleet.redis, fleet.keys).write(Lease("lost", "i", nowhere, "tiny", "serving"))

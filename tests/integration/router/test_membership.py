@@ -18,7 +18,7 @@ from ryzanstein.v1 import routing_pb2_grpc
 from services.common.leases import LeaseTable, LeaseWatcher
 from services.common.redis_client import RedisAccess
 from services.router.membership import SILENT_S
-from tests.integration.router.conftest import Fleet, eligible, views
+from tests.integration.router.conftest import RouterRig, eligible, views
 from tests.integration.router.processes import router_process, running, until
 
 
@@ -36,7 +36,7 @@ def worker_process(worker_id: str, redis_url: str) -> Iterator[Popen[bytes]]:
         process.kill()
 
 
-async def test_a_joining_worker_is_announced_and_gets_work(fleet: Fleet) -> None:
+async def test_a_joining_worker_is_announced_and_gets_work(fleet: RouterRig) -> None:
     await fleet.worker("old", queued_prefill_tokens=9000)
     router = await fleet.router(workers=1)
     await fleet.worker("new")
@@ -44,7 +44,7 @@ async def test_a_joining_worker_is_announced_and_gets_work(fleet: Fleet) -> None
     assert (await router.Route(ask("r"))).worker_id == "new"
 
 
-async def test_a_router_that_starts_knows_the_workers_before_it_answers(fleet: Fleet) -> None:
+async def test_a_router_that_starts_knows_the_workers_before_it_answers(fleet: RouterRig) -> None:
     """Killed routers start again under load: a request that comes at once must not hear that there are no workers."""
     await fleet.worker("here")
     await fleet.redis.client_pause(20_000, all=False)
@@ -66,7 +66,7 @@ async def test_a_router_that_starts_knows_the_workers_before_it_answers(fleet: F
     assert answer.worker_id == "here"
 
 
-async def test_a_killed_worker_gets_nothing_more_long_before_its_lease_ends(fleet: Fleet) -> None:
+async def test_a_killed_worker_gets_nothing_more_long_before_its_lease_ends(fleet: RouterRig) -> None:
     await fleet.worker("alive", queued_prefill_tokens=9000)
     with worker_process("victim", fleet.redis_server.url) as process:
         router = await fleet.router(workers=2)
@@ -80,7 +80,7 @@ async def test_a_killed_worker_gets_nothing_more_long_before_its_lease_ends(flee
         assert (await router.Route(ask("after"))).worker_id == "alive"
 
 
-async def test_a_stopped_worker_is_found_by_its_silence_and_comes_back(fleet: Fleet) -> None:
+async def test_a_stopped_worker_is_found_by_its_silence_and_comes_back(fleet: RouterRig) -> None:
     with worker_process("victim", fleet.redis_server.url) as process:
         router = await fleet.router(workers=1)
         process.send_signal(signal.SIGSTOP)
@@ -89,7 +89,7 @@ async def test_a_stopped_worker_is_found_by_its_silence_and_comes_back(fleet: Fl
         await until(lambda: eligible(router, 1))
 
 
-async def test_an_idle_worker_stays_eligible_with_what_it_last_told(fleet: Fleet) -> None:
+async def test_an_idle_worker_stays_eligible_with_what_it_last_told(fleet: RouterRig) -> None:
     await fleet.worker("idle", queued_prefill_tokens=7)
     router = await fleet.router(workers=1)
     await asyncio.sleep(SILENT_S + 0.5)
@@ -99,7 +99,7 @@ async def test_an_idle_worker_stays_eligible_with_what_it_last_told(fleet: Fleet
     assert not view.state.unchanged
 
 
-async def test_a_broken_stream_makes_ineligible_until_it_is_back(fleet: Fleet) -> None:
+async def test_a_broken_stream_makes_ineligible_until_it_is_back(fleet: RouterRig) -> None:
     worker = await fleet.worker("flaky")
     router = await fleet.router(workers=1)
     port = int(worker.address.rpartition(":")[2])
@@ -110,7 +110,7 @@ async def test_a_broken_stream_makes_ineligible_until_it_is_back(fleet: Fleet) -
     await until(lambda: eligible(router, 1))
 
 
-async def test_workers_that_leave_are_gone_from_the_list(fleet: Fleet) -> None:
+async def test_workers_that_leave_are_gone_from_the_list(fleet: RouterRig) -> None:
     await fleet.worker("stays")
     worker = await fleet.worker("leaves")
     router = await fleet.router(workers=2)
@@ -122,7 +122,7 @@ async def test_workers_that_leave_are_gone_from_the_list(fleet: Fleet) -> None:
     await until(only_one_left)
 
 
-async def test_without_redis_live_workers_are_kept_and_routers_agree_on_sessions(fleet: Fleet) -> None:
+async def test_without_redis_live_workers_are_kept_and_routers_agree_on_sessions(fleet: RouterRig) -> None:
     for i in range(4):
         await fleet.worker(f"w{i}")
     one, two = await fleet.router(workers=4), await fleet.router(workers=4)
@@ -145,7 +145,7 @@ async def test_without_redis_live_workers_are_kept_and_routers_agree_on_sessions
     await until(bound_again)
 
 
-async def test_a_stopped_redis_is_left_alone_after_a_few_time_outs(fleet: Fleet) -> None:
+async def test_a_stopped_redis_is_left_alone_after_a_few_time_outs(fleet: RouterRig) -> None:
     await fleet.worker("only")
     router = await fleet.router(workers=1, REDIS_TIMEOUT_MS="50")
     fleet.redis_server.signal(signal.SIGSTOP)
@@ -159,7 +159,7 @@ async def test_a_stopped_redis_is_left_alone_after_a_few_time_outs(fleet: Fleet)
     await until(bound)
 
 
-async def test_sessions_stay_and_move_with_a_restart(fleet: Fleet) -> None:
+async def test_sessions_stay_and_move_with_a_restart(fleet: RouterRig) -> None:
     workers = [await fleet.worker(f"w{i}") for i in range(3)]
     router = await fleet.router(workers=3)
     first = await router.Route(ask("r0", session="s", tenant="t"))
@@ -188,7 +188,7 @@ async def test_sessions_stay_and_move_with_a_restart(fleet: Fleet) -> None:
     await until(moved)
 
 
-async def test_an_overloaded_sessions_worker_loses_it(fleet: Fleet) -> None:
+async def test_an_overloaded_sessions_worker_loses_it(fleet: RouterRig) -> None:
     workers = {f"w{i}": await fleet.worker(f"w{i}") for i in range(2)}
     router = await fleet.router(workers=2)
     bound = (await router.Route(ask("r0", session="s"))).worker_id
@@ -204,7 +204,7 @@ async def test_an_overloaded_sessions_worker_loses_it(fleet: Fleet) -> None:
     assert (placed.worker_id != bound, placed.decision.reason) == (True, "session kept")
 
 
-async def race_for(session: str, fleet: Fleet, *routers: routing_pb2_grpc.RouterStub) -> list[pb.RouteResponse]:
+async def race_for(session: str, fleet: RouterRig, *routers: routing_pb2_grpc.RouterStub) -> list[pb.RouteResponse]:
     """Every router has found the session unbound before the first one can bind it."""
     # Reading a binding prolongs it, which is a write: reads that wait here are all answered before anything that comes
     # later, so before any router has chosen.
@@ -220,7 +220,7 @@ async def race_for(session: str, fleet: Fleet, *routers: routing_pb2_grpc.Router
     return await asyncio.gather(*placing)
 
 
-async def test_two_routers_that_race_for_sessions_agree_at_once(fleet: Fleet) -> None:
+async def test_two_routers_that_race_for_sessions_agree_at_once(fleet: RouterRig) -> None:
     for i in range(4):  # so fast that nothing but the bindings matters
         await fleet.worker(f"w{i}", prefill_tokens_per_s=1e9, decode_step_ms=0.001)
     one, two = [await fleet.router(workers=4, REDIS_TIMEOUT_MS="60000") for _ in range(2)]
@@ -236,7 +236,7 @@ async def test_two_routers_that_race_for_sessions_agree_at_once(fleet: Fleet) ->
     assert set(reasons) == {"session bound", "session bound by another router"}
 
 
-async def test_a_dead_workers_binding_is_replaced(fleet: Fleet) -> None:
+async def test_a_dead_workers_binding_is_replaced(fleet: RouterRig) -> None:
     workers = {f"w{i}": await fleet.worker(f"w{i}") for i in range(2)}
     router = await fleet.router(workers=2)
     bound = (await router.Route(ask("r0", session="s"))).worker_id
@@ -247,7 +247,7 @@ async def test_a_dead_workers_binding_is_replaced(fleet: Fleet) -> None:
     assert (await router.Route(ask("r2", session="s"))).decision.reason == "session kept"
 
 
-async def test_an_unreadable_binding_is_replaced(fleet: Fleet) -> None:
+async def test_an_unreadable_binding_is_replaced(fleet: RouterRig) -> None:
     await fleet.worker("only")
     router = await fleet.router(workers=1)
     await fleet.redis.set(fleet.keys.session("t", "s"), b"\xff not a binding")
@@ -255,7 +255,7 @@ async def test_an_unreadable_binding_is_replaced(fleet: Fleet) -> None:
     assert (await router.Route(ask("r1", session="s", tenant="t"))).decision.reason == "session kept"
 
 
-async def test_an_unreadable_lease_is_ignored(fleet: Fleet) -> None:
+async def test_an_unreadable_lease_is_ignored(fleet: RouterRig) -> None:
     await fleet.worker("good")
     await fleet.redis.hset(fleet.keys.leases, "bad", b'{"worker_id": 1}')
     await fleet.redis.zadd(fleet.keys.workers, {"bad": 1e12})
@@ -263,7 +263,7 @@ async def test_an_unreadable_lease_is_ignored(fleet: Fleet) -> None:
     assert set(await views(router)) == {"good"}
 
 
-async def test_an_address_that_answers_for_another_worker_is_not_used(fleet: Fleet) -> None:
+async def test_an_address_that_answers_for_another_worker_is_not_used(fleet: RouterRig) -> None:
     real = await fleet.worker("real")
     await LeaseTable(fleet.redis, fleet.keys).write(replace(real.lease(), worker_id="ghost"))
     router = await fleet.router(workers=1)
@@ -275,7 +275,7 @@ async def test_an_address_that_answers_for_another_worker_is_not_used(fleet: Fle
     assert not (await views(router))["ghost"].eligible
 
 
-async def test_a_router_with_many_workers_ends_when_told(fleet: Fleet) -> None:
+async def test_a_router_with_many_workers_ends_when_told(fleet: RouterRig) -> None:
     for i in range(40):
         await fleet.worker(f"w{i}")
     process = router_process(fleet.redis_server.url)

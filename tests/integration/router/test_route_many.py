@@ -17,13 +17,12 @@ from services.common.rpc import bind, new_server, open_channel
 from services.common.shared_call import Routes, share_routes
 from services.gateway.upstream.router import NoWorkerError
 from services.router.breaker import BreakerLimits
-from services.router.fleet import Fleet as Workers
-from services.router.fleet import UnavailableError
+from services.router.fleet import Fleet, UnavailableError
 from services.router.metrics import RouterMetrics
 from services.router.routing import Placement, Routing
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
-from tests.integration.router.conftest import Fleet, lists, router_client, views
+from tests.integration.router.conftest import RouterRig, lists, router_client, views
 from tests.integration.router.processes import router_process, until
 
 PATIENCE_S = 10.0
@@ -40,7 +39,7 @@ async def shared_call(router: routing_pb2_grpc.RouterStub) -> AsyncIterator[Rout
     await routes.close()
 
 
-async def test_a_call_ends_when_all_its_requests_are_answered(fleet: Fleet) -> None:
+async def test_a_call_ends_when_all_its_requests_are_answered(fleet: RouterRig) -> None:
     worker = await fleet.worker("only", phase=worker_pb2.PHASE_LOADING)
     router = await fleet.router(workers=0, QUEUE_TIMEOUT_S="60")
     await until(lambda: lists(router, "only"))
@@ -62,7 +61,7 @@ async def test_a_call_ends_when_all_its_requests_are_answered(fleet: Fleet) -> N
 
 @pytest.mark.parametrize("in_time", [True, False])
 async def test_a_refusal_does_not_wait_for_those_before_it_and_who_gives_up_takes_nothing(
-    fleet: Fleet, in_time: bool
+    fleet: RouterRig, in_time: bool
 ) -> None:
     worker = await fleet.worker("only", phase=worker_pb2.PHASE_LOADING)
     router = await fleet.router(workers=0, QUEUE_SIZE="1", QUEUE_TIMEOUT_S="60")
@@ -104,7 +103,7 @@ async def test_a_decision_that_fails_says_so_and_leaves_the_others_alone() -> No
 
     service = RouterService(
         RouterSettings(),
-        Workers("router", 30.0, BreakerLimits(), lambda: None),
+        Fleet("router", 30.0, BreakerLimits(), lambda: None),
         cast("Routing", Failing()),
         RouterMetrics(CollectorRegistry(), None),
     )
@@ -124,7 +123,7 @@ async def test_a_decision_that_fails_says_so_and_leaves_the_others_alone() -> No
     await server.stop(None)
 
 
-async def test_a_gateway_less_patient_than_the_queue_hears_that_there_is_no_place(fleet: Fleet) -> None:
+async def test_a_gateway_less_patient_than_the_queue_hears_that_there_is_no_place(fleet: RouterRig) -> None:
     """And does not take the router for dead, which would send its other requests away."""
     await fleet.worker("only", queued_prefill_tokens=1_000_000)
     service = fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="60"))

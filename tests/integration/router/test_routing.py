@@ -17,7 +17,7 @@ from ryzanstein.v1 import routing_pb2 as pb
 
 from services.common.ports import free_port
 from services.common.rpc import open_channel
-from tests.integration.router.conftest import Fleet, eligible, lists, views
+from tests.integration.router.conftest import RouterRig, eligible, lists, views
 from tests.integration.router.processes import coordinator_process, router_process, until
 
 
@@ -25,7 +25,7 @@ def ask(request_id: str = "r", **fields: object) -> pb.RouteRequest:
     return pb.RouteRequest(**{"request_id": request_id, "prompt_tokens": 100, "max_tokens": 16, **fields})  # type: ignore[arg-type]
 
 
-async def test_a_request_goes_to_the_less_loaded_worker_and_says_why(fleet: Fleet) -> None:
+async def test_a_request_goes_to_the_less_loaded_worker_and_says_why(fleet: RouterRig) -> None:
     await fleet.worker("busy", queued_prefill_tokens=50_000)
     idle = await fleet.worker("idle")
     router = await fleet.router(workers=2, ROUTER_ID="router-a")
@@ -37,7 +37,7 @@ async def test_a_request_goes_to_the_less_loaded_worker_and_says_why(fleet: Flee
     assert placed.decision.candidates[0].ttft_ms == pytest.approx(10)
 
 
-async def test_explain_names_every_workers_terms_the_cheapest_first(fleet: Fleet) -> None:
+async def test_explain_names_every_workers_terms_the_cheapest_first(fleet: RouterRig) -> None:
     await fleet.worker("busy", queued_prefill_tokens=50_000)
     await fleet.worker("idle")
     explained = (await (await fleet.router(workers=2)).Explain(ask())).candidates
@@ -49,7 +49,7 @@ async def test_explain_names_every_workers_terms_the_cheapest_first(fleet: Fleet
     assert terms["idle"].cost_ms < terms["busy"].cost_ms
 
 
-async def test_own_dispatches_count_until_the_worker_acknowledges_them(fleet: Fleet) -> None:
+async def test_own_dispatches_count_until_the_worker_acknowledges_them(fleet: RouterRig) -> None:
     worker = await fleet.worker("only")
     router = await fleet.router(workers=1, ROUTER_ID="router-a")
     ticket = (await router.Route(ask(prompt_tokens=5000))).ticket
@@ -63,7 +63,7 @@ async def test_own_dispatches_count_until_the_worker_acknowledges_them(fleet: Fl
     await until(acknowledged)
 
 
-async def test_explain_changes_nothing_and_shows_every_worker(fleet: Fleet) -> None:
+async def test_explain_changes_nothing_and_shows_every_worker(fleet: RouterRig) -> None:
     for i in range(6):
         await fleet.worker(f"w{i}", queued_prefill_tokens=1000 * i)
     router = await fleet.router(workers=6)
@@ -75,7 +75,7 @@ async def test_explain_changes_nothing_and_shows_every_worker(fleet: Fleet) -> N
     assert not [key async for key in fleet.redis.scan_iter("rz:default:sess:*")]
 
 
-async def test_only_serving_workers_get_work_and_exclusions_hold_while_others_are_left(fleet: Fleet) -> None:
+async def test_only_serving_workers_get_work_and_exclusions_hold_while_others_are_left(fleet: RouterRig) -> None:
     worker = await fleet.worker("a")
     await fleet.worker("b")
     router = await fleet.router(workers=2)
@@ -89,7 +89,7 @@ async def test_only_serving_workers_get_work_and_exclusions_hold_while_others_ar
         await until(lambda: eligible(router, 2))
 
 
-async def test_the_coordinator_is_connected_before_the_first_request(fleet: Fleet) -> None:
+async def test_the_coordinator_is_connected_before_the_first_request(fleet: RouterRig) -> None:
     coordinator = fleet.process(coordinator_process(fleet.redis_server.url))
     router = fleet.process(router_process(fleet.redis_server.url, COORDINATOR_ADDRESS=coordinator.address))
     port = int(coordinator.address.rpartition(":")[2])
@@ -101,7 +101,7 @@ async def test_the_coordinator_is_connected_before_the_first_request(fleet: Flee
     await until(connected)
 
 
-async def test_cached_prefixes_attract_until_the_coordinator_dies(fleet: Fleet) -> None:
+async def test_cached_prefixes_attract_until_the_coordinator_dies(fleet: RouterRig) -> None:
     chain = list(range(1, 100))
     for i in range(3):
         await fleet.worker(f"w{i}")
@@ -123,7 +123,7 @@ async def test_cached_prefixes_attract_until_the_coordinator_dies(fleet: Fleet) 
     assert not any(c.matched_tokens for c in placed.decision.candidates)
 
 
-async def test_whoever_gets_a_session_away_from_its_cache_is_told_where_the_cache_is(fleet: Fleet) -> None:
+async def test_whoever_gets_a_session_away_from_its_cache_is_told_where_the_cache_is(fleet: RouterRig) -> None:
     chain = list(range(1, 101))
     moving = {"prefill_tokens_per_s": 1000, "kv_bytes_per_token": 50_000}
     free = await fleet.worker("free", pull_bytes_per_s=1e9, **moving)
@@ -156,7 +156,7 @@ async def test_whoever_gets_a_session_away_from_its_cache_is_told_where_the_cach
     coordinator.kill()
 
 
-async def test_a_stalled_coordinator_costs_its_time_out_and_not_the_request(fleet: Fleet) -> None:
+async def test_a_stalled_coordinator_costs_its_time_out_and_not_the_request(fleet: RouterRig) -> None:
     class Stalled(kv_pb2_grpc.KvCoordinatorServicer):
         calls = 0
 
@@ -187,7 +187,7 @@ async def refusals(router: routing_pb2_grpc.RouterStub) -> list[grpc.aio.AioRpcE
     return results  # type: ignore[return-value]
 
 
-async def test_status_codes_say_what_is_wrong(fleet: Fleet) -> None:
+async def test_status_codes_say_what_is_wrong(fleet: RouterRig) -> None:
     worker = await fleet.worker("only")
     router = await fleet.router(workers=1, QUEUE_SIZE="1", QUEUE_TIMEOUT_S="0.2")
     with pytest.raises(grpc.aio.AioRpcError) as unknown:
@@ -219,7 +219,7 @@ async def test_status_codes_say_what_is_wrong(fleet: Fleet) -> None:
     assert empty.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_who_waits_is_refused_before_its_caller_gives_up(fleet: Fleet) -> None:
+async def test_who_waits_is_refused_before_its_caller_gives_up(fleet: RouterRig) -> None:
     await fleet.worker("only", queued_prefill_tokens=1_000_000)
     router = await fleet.router(workers=0, QUEUE_TIMEOUT_S="60")
     await until(lambda: lists(router, "only"))
@@ -228,7 +228,7 @@ async def test_who_waits_is_refused_before_its_caller_gives_up(fleet: Fleet) -> 
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_waiting_requests_are_placed_when_a_worker_becomes_eligible(fleet: Fleet) -> None:
+async def test_waiting_requests_are_placed_when_a_worker_becomes_eligible(fleet: RouterRig) -> None:
     worker = await fleet.worker("only", phase=worker_pb2.PHASE_LOADING)
     router = await fleet.router(workers=0, QUEUE_TIMEOUT_S="30")
     await until(lambda: lists(router, "only"))
@@ -241,7 +241,7 @@ async def test_waiting_requests_are_placed_when_a_worker_becomes_eligible(fleet:
     assert all(p.decision.queue_ms > 0 for p in placed)
 
 
-async def test_three_reported_faults_open_the_breaker_and_handoffs_do_not(fleet: Fleet) -> None:
+async def test_three_reported_faults_open_the_breaker_and_handoffs_do_not(fleet: RouterRig) -> None:
     bad = await fleet.worker("bad")
     await fleet.worker("good")
     router = await fleet.router(workers=2)
@@ -262,7 +262,7 @@ async def test_three_reported_faults_open_the_breaker_and_handoffs_do_not(fleet:
     assert {(await router.Route(ask(f"r{i}"))).worker_id for i in range(10)} == {"good"}
 
 
-async def test_draining_takes_effect_at_once(fleet: Fleet) -> None:
+async def test_draining_takes_effect_at_once(fleet: RouterRig) -> None:
     worker = await fleet.worker("a")
     await fleet.worker("b")
     router = await fleet.router(workers=2)
@@ -275,7 +275,7 @@ async def test_draining_takes_effect_at_once(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "weighted", "least_loaded", "session_hash"])
-async def test_every_policy_serves(fleet: Fleet, policy: str) -> None:
+async def test_every_policy_serves(fleet: RouterRig, policy: str) -> None:
     for i in range(2):
         await fleet.worker(f"w{i}")
     router = await fleet.router(workers=2, POLICY=policy)
@@ -284,7 +284,7 @@ async def test_every_policy_serves(fleet: Fleet, policy: str) -> None:
     assert {p.decision.policy for p in placed} == {policy}
 
 
-async def test_a_composed_policy_serves_and_explains_its_costs(fleet: Fleet) -> None:
+async def test_a_composed_policy_serves_and_explains_its_costs(fleet: RouterRig) -> None:
     worker = await fleet.worker("w0")
     await fleet.worker("w1")
     parts = {"name": "mine", "scorers": [{"type": "load", "weight": 10}], "filters": [{"type": "keep_session"}]}
@@ -301,7 +301,7 @@ async def test_a_composed_policy_serves_and_explains_its_costs(fleet: Fleet) -> 
     assert (await router.Route(ask("second", session="s"))).decision.reason == "session kept"
 
 
-async def test_metrics_and_probes_tell_the_truth(fleet: Fleet) -> None:
+async def test_metrics_and_probes_tell_the_truth(fleet: RouterRig) -> None:
     port = free_port()
     await fleet.worker("only")
     process = fleet.process(router_process(fleet.redis_server.url, METRICS_PORT=str(port)))
@@ -328,7 +328,7 @@ async def test_metrics_and_probes_tell_the_truth(fleet: Fleet) -> None:
             assert response.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_metrics_show_breakers_and_what_became_of_sessions(fleet: Fleet) -> None:
+async def test_metrics_show_breakers_and_what_became_of_sessions(fleet: RouterRig) -> None:
     port = free_port()
     worker = await fleet.worker("w0")
     await fleet.worker("w1")
@@ -367,7 +367,7 @@ async def test_metrics_show_breakers_and_what_became_of_sessions(fleet: Fleet) -
     assert "ryzanstein_router_redis_seconds_count 6.0" in text  # what failed took its time, too
 
 
-async def test_a_router_that_has_seen_neither_redis_nor_workers_is_not_ready(fleet: Fleet) -> None:
+async def test_a_router_that_has_seen_neither_redis_nor_workers_is_not_ready(fleet: RouterRig) -> None:
     fleet.redis_server.kill()
     process = fleet.process(router_process(fleet.redis_server.url))
     async with open_channel(process.address) as channel:
@@ -385,7 +385,7 @@ async def test_a_router_that_has_seen_neither_redis_nor_workers_is_not_ready(fle
     assert process.end() == 0
 
 
-async def test_a_taken_port_is_a_start_up_error(fleet: Fleet) -> None:
+async def test_a_taken_port_is_a_start_up_error(fleet: RouterRig) -> None:
     process = fleet.process(router_process(fleet.redis_server.url))
     with pytest.raises(RuntimeError, match="status 1"):
         router_process(fleet.redis_server.url, ROUTER_PORT=process.address.rpartition(":")[2])

@@ -10,7 +10,7 @@ import pytest
 from ryzanstein.v1 import routing_pb2 as pb
 
 from services.gateway.upstream.router import NoWorkerError, RouterClient
-from tests.integration.router.conftest import Fleet, eligible, router_client
+from tests.integration.router.conftest import RouterRig, eligible, router_client
 from tests.integration.router.processes import Service, router_process, until
 
 
@@ -22,7 +22,7 @@ async def route(client: RouterClient) -> float:
 
 
 @pytest.fixture
-async def routers(fleet: Fleet) -> list[Service]:
+async def routers(fleet: RouterRig) -> list[Service]:
     """Two that know a worker."""
     started = [fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="3")) for _ in range(2)]
     await fleet.worker("w")
@@ -53,7 +53,7 @@ async def test_the_next_router_is_asked_while_one_stands_still(routers: list[Ser
         await until(back, 10)
 
 
-async def test_a_router_that_lets_a_request_wait_is_not_silent(fleet: Fleet) -> None:
+async def test_a_router_that_lets_a_request_wait_is_not_silent(fleet: RouterRig) -> None:
     await fleet.worker("w", queued_prefill_tokens=10_000_000)
     router = fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="3"))
     async with router_client([router.address], route_timeout_s=35.0, unknown_timeout_s=1.0) as client:

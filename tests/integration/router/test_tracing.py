@@ -8,7 +8,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from ryzanstein.v1 import routing_pb2 as pb
 
-from tests.integration.router.conftest import Fleet
+from tests.integration.router.conftest import RouterRig
 from tests.integration.router.processes import coordinator_process, until
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -25,7 +25,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-async def test_the_callers_trace_goes_on(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_callers_trace_goes_on(fleet: RouterRig, monkeypatch: pytest.MonkeyPatch) -> None:
     server, collector = grpc.aio.server(), Collector()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -11,7 +11,7 @@ from tests.integration.worker_server.conftest import RunningWorker
 from tests.integration.worker_server.gateway import Gateway, until
 
 
-class Follower:
+class Subscriber:
     """The smallest coordinator."""
 
     def __init__(self, gateway: Gateway, request: pb.KvSyncRequest) -> None:
@@ -52,31 +52,31 @@ async def test_live_events_a_replay_and_a_dump_agree(worker: RunningWorker) -> N
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
         card = await gateway.stub.GetModelCard(pb.GetModelCardRequest())
-        live = Follower(gateway, pb.KvSyncRequest())
+        live = Subscriber(gateway, pb.KvSyncRequest())
         answer = await gateway.complete(prompt, max_tokens=40)
         known = set(wire_chain(card.hash_root, "", [*prompt, *answer.ids][:-1]))
         await live.holds(known)
         assert live.resets == 1
 
-        dump = Follower(gateway, pb.KvSyncRequest())
+        dump = Subscriber(gateway, pb.KvSyncRequest())
         await dump.holds(known)
-        replay = Follower(gateway, pb.KvSyncRequest(incarnation=card.incarnation, next_seq=0))
+        replay = Subscriber(gateway, pb.KvSyncRequest(incarnation=card.incarnation, next_seq=0))
         await replay.holds(known)
         assert (dump.resets, replay.resets) == (1, 0)
-        empty = Follower(gateway, pb.KvSyncRequest(incarnation=card.incarnation, next_seq=replay.next_seq))
+        empty = Subscriber(gateway, pb.KvSyncRequest(incarnation=card.incarnation, next_seq=replay.next_seq))
         await until(lambda: empty.next_seq == replay.next_seq)  # nothing was missed, and that is said
         assert not empty.held
         empty.stop()
 
-        # More prompts than the pool of 64 blocks holds: evictions reach every follower, too.
+        # More prompts than the pool of 64 blocks holds: evictions reach every subscriber, too.
         for i in range(12):
             await gateway.complete([i] * 100, max_tokens=30)
-        followers = (live, dump, replay)
-        await until(lambda: len({follower.next_seq for follower in followers}) == 1)
+        subscribers = (live, dump, replay)
+        await until(lambda: len({subscriber.next_seq for subscriber in subscribers}) == 1)
         assert live.held == dump.held == replay.held
         assert not live.held >= known
-        for follower in followers:
-            follower.stop()
+        for subscriber in subscribers:
+            subscriber.stop()
 
 
 async def test_an_unknown_incarnation_or_sequence_gets_a_dump(worker: RunningWorker) -> None:
@@ -88,18 +88,18 @@ async def test_an_unknown_incarnation_or_sequence_gets_a_dump(worker: RunningWor
             pb.KvSyncRequest(incarnation="another", next_seq=0),
             pb.KvSyncRequest(incarnation=card.incarnation, next_seq=10**6),
         ):
-            follower = Follower(gateway, request)
-            await follower.holds(set(wire_chain(card.hash_root, "", list(range(32)))))
-            assert follower.resets == 1
-            follower.stop()
+            subscriber = Subscriber(gateway, request)
+            await subscriber.holds(set(wire_chain(card.hash_root, "", list(range(32)))))
+            assert subscriber.resets == 1
+            subscriber.stop()
 
 
 async def test_lost_ranks_clear_the_cache(worker: RunningWorker) -> None:
     async with Gateway(worker.address) as gateway:
         await gateway.wait_serving()
-        follower = Follower(gateway, pb.KvSyncRequest())
+        subscriber = Subscriber(gateway, pb.KvSyncRequest())
         await gateway.complete(list(range(40)))
-        await until(lambda: follower.held)
+        await until(lambda: subscriber.held)
         worker.group.die()
-        await follower.holds(set())
-        follower.stop()
+        await subscriber.holds(set())
+        subscriber.stop()

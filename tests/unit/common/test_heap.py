@@ -35,23 +35,23 @@ def test_a_started_process_is_out_of_sight() -> None:
 
 def test_a_fleet_is_frozen_once_it_stands_still() -> None:
     heap = FleetHeap()
-    assert not heap.settle(10, 0)  # they are still coming
-    assert not heap.settle(20, 0)
-    assert heap.settle(20, 0)
-    assert not heap.settle(20, 0)
-    assert not heap.settle(21, 0)
-    assert heap.settle(21, 0)
+    assert not heap.freeze_if_still(10, 0)  # they are still coming
+    assert not heap.freeze_if_still(20, 0)
+    assert heap.freeze_if_still(20, 0)
+    assert not heap.freeze_if_still(20, 0)
+    assert not heap.freeze_if_still(21, 0)
+    assert heap.freeze_if_still(21, 0)
 
 
 def test_garbage_of_members_that_left_is_found_when_it_adds_up() -> None:
     heap, node = FleetHeap(), Node()
-    heap.settle(100, 0)
-    assert heap.settle(100, 0)
+    heap.freeze_if_still(100, 0)
+    assert heap.freeze_if_still(100, 0)
     member = weakref.ref(node)
     del node
-    heap.settle(100, 5)
-    assert heap.settle(100, 5)
+    heap.freeze_if_still(100, 5)
+    assert heap.freeze_if_still(100, 5)
     assert member() is not None  # a few are not worth a pause
-    heap.settle(100, 20)
-    assert heap.settle(100, 20)
+    heap.freeze_if_still(100, 20)
+    assert heap.freeze_if_still(100, 20)
     assert member() is None

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import redis.asyncio as redis
 
-from services.common.followers import FollowerHooks, Followers
 from services.common.keys import RedisKeys
 from services.common.leases import Lease, LeaseKeeper, LeaseTable, LeaseWatcher
 from services.common.redis_client import Batcher, RedisAccess, open_redis
 from services.common.tasks import end_tasks
+from services.common.worker_watcher import WorkerHooks, WorkerWatcher
 from tests.integration.router.processes import RedisServer, until
 
 KEYS, ACCESS = RedisKeys("test"), RedisAccess("unix:///a")
@@ -163,8 +163,8 @@ class Log:
         finally:
             del self.following[lease.worker_id]
 
-    def followers(self, watcher: LeaseWatcher) -> Followers:
-        return Followers(watcher, FollowerHooks(self.follow, self.live.__contains__, self.lost.append))
+    def watch(self, watcher: LeaseWatcher) -> WorkerWatcher:
+        return WorkerWatcher(watcher, WorkerHooks(self.follow, self.live.__contains__, self.lost.append))
 
 
 class Script(LeaseWatcher):
@@ -185,13 +185,13 @@ class Script(LeaseWatcher):
             await asyncio.sleep(0)
 
 
-async def test_followers_come_move_and_go_with_leases() -> None:
+async def test_workers_come_move_and_go_with_leases() -> None:
     log, script = Log(), Script()
-    followers = log.followers(script)
-    async with running(followers.run()):
-        assert followers.waits_for == "leases are not read: asking Redis"
+    workers = log.watch(script)
+    async with running(workers.run()):
+        assert workers.waits_for == "leases are not read: asking Redis"
         await script.give(lease("a"), lease("b"))
-        assert not followers.waits_for
+        assert not workers.waits_for
         assert log.following == {"a": "host:1", "b": "host:1"}
         await script.give(lease("a", phase="draining"), lease("b", address="host:2"))
         assert log.following == {"a": "host:1", "b": "host:2"}
@@ -205,10 +205,10 @@ async def test_followers_come_move_and_go_with_leases() -> None:
 
 async def test_a_live_stream_outweighs_a_missing_lease_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("services.common.followers.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("services.common.worker_watcher.time.monotonic", lambda: now[0])
     log, script = Log(), Script()
     log.live.add("a")
-    async with running(log.followers(script).run()):
+    async with running(log.watch(script).run()):
         await script.give(lease("a"))
         await script.give()
         now[0] += 4.9

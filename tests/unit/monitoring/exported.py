@@ -17,7 +17,7 @@ from docs.reference import build
 from services.gateway.generation.attempt import Cause
 from services.gateway.telemetry import ModelHistograms
 from services.router.breaker import BreakerState
-from services.router.snapshot import WhyNot
+from services.router.snapshot import IneligibleReason
 from services.worker.kv_transfer.puller import REASONS
 from tests.programs import CHART
 
@@ -29,7 +29,7 @@ OF_OTHERS = ("kube_", "kubelet_", "container_", "DCGM_")
 # Values that code knows; a selector may name no other.
 VALUES = {
     ("ryzanstein_gateway_resumes_total", "cause"): {cause.value for cause in Cause},
-    ("ryzanstein_router_workers", "state"): {why.text or "eligible" for why in WhyNot},
+    ("ryzanstein_router_workers", "state"): {why.text or "eligible" for why in IneligibleReason},
     ("ryzanstein_router_breakers", "state"): {state.value for state in BreakerState},
     ("ryzanstein_worker_phase", "phase"): {"loading", "serving", "recovering", "draining"},
     ("ryzanstein_coordinator_workers", "state"): {"synced", "behind"},

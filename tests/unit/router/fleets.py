@@ -11,8 +11,8 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.router.breaker import BreakerLimits
 from services.router.pool import Pool
-from services.router.snapshot import Query, Snapshot, WhyNot, hash64
-from services.router.speeds import Told, speeds_of
+from services.router.snapshot import IneligibleReason, Query, Snapshot, hash64
+from services.router.speeds import ReportedSpeeds, speeds_of
 
 LIMITS = BreakerLimits()
 
@@ -45,7 +45,7 @@ def snapshot_of(workers: Sequence[Worker]) -> Snapshot:
         excess=np.array([w.excess for w in workers], dtype=float),
         load_share=np.array([w.load_share for w in workers], dtype=float),
         speeds=speeds_of(
-            Told(
+            ReportedSpeeds(
                 prefill_rate=np.array([w.rate for w in workers], dtype=float),
                 token_s=np.array([1 / w.rate if w.rate else 0 for w in workers], dtype=float),
                 step_ms=np.array([w.step_ms for w in workers], dtype=float),
@@ -60,7 +60,7 @@ def snapshot_of(workers: Sequence[Worker]) -> Snapshot:
     )
 
 
-hard_verdicts = st.sampled_from([0, 0, 0, *(int(w) for w in WhyNot if 0 < w < WhyNot.TOO_SMALL)])
+hard_verdicts = st.sampled_from([0, 0, 0, *(int(w) for w in IneligibleReason if 0 < w < IneligibleReason.TOO_SMALL)])
 workers = st.builds(
     Worker,
     queued=st.integers(0, 200_000).map(float),
@@ -131,9 +131,9 @@ class Lab:
         }
         self.pool.update(worker_id, pb.WorkerState(**{**known, **fields}), "router")  # type: ignore[arg-type]
 
-    def why_not(self, worker_id: str) -> WhyNot:
+    def why_not(self, worker_id: str) -> IneligibleReason:
         snapshot = self.pool.snapshot()
-        return WhyNot(int(snapshot.why_not[snapshot.worker_ids.index(worker_id)]))
+        return IneligibleReason(int(snapshot.why_not[snapshot.worker_ids.index(worker_id)]))
 
     def queued(self, worker_id: str) -> float:
         snapshot = self.pool.snapshot()

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from services.router.policies import make_policy
-from services.router.snapshot import Query, Snapshot, WhyNot, hash64, why_not_for
+from services.router.snapshot import IneligibleReason, Query, Snapshot, hash64, why_not_for
 from tests.unit.router.fleets import Worker, situations, snapshot_of
 
 NAMES = ("cost", "round_robin", "weighted", "least_loaded", "session_hash")
@@ -139,7 +139,7 @@ def test_routers_without_redis_agree_on_a_session(name: str, situation: tuple[Sn
 def test_a_lost_worker_moves_only_its_own_hashed_sessions(n: int, data: st.DataObject) -> None:
     gone = data.draw(st.integers(0, n - 1))
     before = snapshot_of([Worker()] * n)
-    after = snapshot_of([Worker(why_not=int(WhyNot.DISCONNECTED) if i == gone else 0) for i in range(n)])
+    after = snapshot_of([Worker(why_not=int(IneligibleReason.DISCONNECTED) if i == gone else 0) for i in range(n)])
     for session in range(50):
         query = Query(100, session_key=hash64(f"session {session}"), bindings_known=False)
         old, new = choose("cost", before, query), choose("cost", after, query)
@@ -177,7 +177,7 @@ def test_equal_workers_share_what_arrives_between_two_states() -> None:
 
 
 def test_round_robin_takes_turns() -> None:
-    snapshot = snapshot_of([Worker(), Worker(why_not=int(WhyNot.DRAINING)), Worker()])
+    snapshot = snapshot_of([Worker(), Worker(why_not=int(IneligibleReason.DRAINING)), Worker()])
     assert [choose("round_robin", snapshot, Query(1, turn=t)) for t in range(4)] == [0, 2, 0, 2]
 
 

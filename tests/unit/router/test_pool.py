@@ -5,56 +5,56 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.router.load_book import UNACKNOWLEDGED_S
 from services.router.membership import SILENT_S
-from services.router.snapshot import WhyNot
+from services.router.snapshot import IneligibleReason
 from tests.unit.router.fleets import LIMITS, Lab
 
 
 @pytest.mark.parametrize(
     ("phase", "why_not"),
     [
-        (pb.PHASE_UNSPECIFIED, WhyNot.LOADING),
-        (pb.PHASE_LOADING, WhyNot.LOADING),
-        (pb.PHASE_RECOVERING, WhyNot.RECOVERING),
-        (pb.PHASE_DRAINING, WhyNot.DRAINING),
-        (pb.PHASE_SERVING, WhyNot.ELIGIBLE),
+        (pb.PHASE_UNSPECIFIED, IneligibleReason.LOADING),
+        (pb.PHASE_LOADING, IneligibleReason.LOADING),
+        (pb.PHASE_RECOVERING, IneligibleReason.RECOVERING),
+        (pb.PHASE_DRAINING, IneligibleReason.DRAINING),
+        (pb.PHASE_SERVING, IneligibleReason.ELIGIBLE),
     ],
 )
-def test_only_serving_workers_are_eligible(lab: Lab, phase: pb.Phase, why_not: WhyNot) -> None:
+def test_only_serving_workers_are_eligible(lab: Lab, phase: pb.Phase, why_not: IneligibleReason) -> None:
     lab.tell("a", phase=phase)
     assert lab.why_not("a") is why_not
 
 
 def test_a_worker_is_ineligible_until_its_first_state(lab: Lab) -> None:
     lab.pool.add("new", "new:1", LIMITS)
-    assert lab.why_not("new") is WhyNot.DISCONNECTED
+    assert lab.why_not("new") is IneligibleReason.DISCONNECTED
     lab.tell("new")
-    assert lab.why_not("new") is WhyNot.ELIGIBLE
+    assert lab.why_not("new") is IneligibleReason.ELIGIBLE
 
 
 def test_a_broken_stream_takes_effect_at_once_and_so_does_its_return(lab: Lab) -> None:
     lab.pool.disconnected("a")
-    assert lab.why_not("a") is WhyNot.DISCONNECTED
+    assert lab.why_not("a") is IneligibleReason.DISCONNECTED
     assert not lab.pool.is_live("a")
     lab.tell("a")
-    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
 
 
 def test_a_silent_worker_is_left_out_until_it_speaks(lab: Lab) -> None:
     lab.clock.now += SILENT_S + 0.1
-    assert lab.why_not("a") is WhyNot.SILENT
+    assert lab.why_not("a") is IneligibleReason.SILENT
     lab.tell("a")
-    assert lab.why_not("a") is WhyNot.ELIGIBLE
-    assert lab.why_not("b") is WhyNot.SILENT
+    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
+    assert lab.why_not("b") is IneligibleReason.SILENT
 
 
 def test_a_worker_that_speaks_more_often_is_missed_sooner(lab: Lab) -> None:
     lab.tell("a", heartbeat_ms=1000)
     lab.tell("b")  # of a version that does not say how often
     lab.clock.now += 2.4
-    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
     lab.clock.now += 0.2
-    assert lab.why_not("a") is WhyNot.SILENT
-    assert lab.why_not("b") is WhyNot.ELIGIBLE
+    assert lab.why_not("a") is IneligibleReason.SILENT
+    assert lab.why_not("b") is IneligibleReason.ELIGIBLE
 
 
 def test_a_worker_that_has_nothing_new_to_say_is_heard_and_what_it_said_stands(lab: Lab) -> None:
@@ -62,8 +62,8 @@ def test_a_worker_that_has_nothing_new_to_say_is_heard_and_what_it_said_stands(l
     lab.clock.now += SILENT_S - 0.1
     lab.pool.heard("a")
     lab.clock.now += 0.2
-    assert lab.why_not("a") is WhyNot.ELIGIBLE
-    assert lab.why_not("b") is WhyNot.SILENT
+    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
+    assert lab.why_not("b") is IneligibleReason.SILENT
     assert lab.pool.snapshot().queued_tokens[0] == 100
 
 
@@ -146,12 +146,12 @@ def test_workers_keep_their_numbers_when_others_leave(lab: Lab) -> None:
 def test_three_faults_eject_a_worker_and_a_restart_forgives_it(lab: Lab) -> None:
     for _ in range(3):
         lab.pool.fault("a", "another incarnation")
-    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
     for _ in range(3):
         lab.pool.fault("a", "first")
-    assert lab.why_not("a") is WhyNot.BREAKER
+    assert lab.why_not("a") is IneligibleReason.BREAKER
     lab.tell("a", incarnation="second")
-    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
 
 
 def test_a_half_open_worker_gets_one_probe(lab: Lab) -> None:
@@ -159,23 +159,23 @@ def test_a_half_open_worker_gets_one_probe(lab: Lab) -> None:
         lab.pool.fault("a", "first")
     lab.clock.now += 5
     lab.tell("a")
-    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
     lab.pool.book("a", seq=1, tokens=1)
-    assert lab.why_not("a") is WhyNot.BREAKER
+    assert lab.why_not("a") is IneligibleReason.BREAKER
     lab.pool.no_verdict("a", "first")
-    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
     lab.pool.book("a", seq=2, tokens=1)
     lab.pool.success("a", "first")
-    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
     lab.pool.book("a", seq=3, tokens=1)
-    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
 
 
 def test_faults_everywhere_never_eject_more_than_half(lab: Lab) -> None:
     for worker_id in "abcd":
         for _ in range(3):
             lab.pool.fault(worker_id, "first")
-    assert [lab.why_not(w) for w in "abcd"].count(WhyNot.BREAKER) == 2
+    assert [lab.why_not(w) for w in "abcd"].count(IneligibleReason.BREAKER) == 2
 
 
 def test_the_only_worker_is_never_ejected() -> None:
@@ -183,23 +183,23 @@ def test_the_only_worker_is_never_ejected() -> None:
     lab.join("a")
     for _ in range(9):
         lab.pool.fault("a", "first")
-    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
 
 
 def test_a_queue_of_more_than_thirty_seconds_is_saturation(lab: Lab) -> None:
     lab.tell("a", queued_prefill_tokens=299_000)
     lab.pool.book("a", seq=1, tokens=900)
-    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
     lab.pool.book("a", seq=2, tokens=900)
-    assert lab.why_not("a") is WhyNot.SATURATED
+    assert lab.why_not("a") is IneligibleReason.SATURATED
 
 
 def test_draining_is_over_when_the_worker_restarts(lab: Lab) -> None:
     lab.pool.set_draining("a", True)
     lab.tell("a")
-    assert lab.why_not("a") is WhyNot.DRAINING
+    assert lab.why_not("a") is IneligibleReason.DRAINING
     lab.tell("a", incarnation="second")
-    assert lab.why_not("a") is WhyNot.ELIGIBLE
+    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
 
 
 def test_a_snapshot_does_not_change(lab: Lab) -> None:

@@ -9,7 +9,7 @@ from ryzanstein.v1 import worker_pb2
 
 from services.router.estimates import estimate
 from services.router.pulls import LATENCY_MS, PAYS, pull_hint, worthwhile_pulls
-from services.router.snapshot import Decision, Query, Snapshot, WhyNot
+from services.router.snapshot import Decision, IneligibleReason, Query, Snapshot
 from tests.unit.router.fleets import Lab, Worker, situations, snapshot_of
 
 STEP_MS = 20.0
@@ -70,15 +70,15 @@ def test_nobody_knows_or_nobody_has_more() -> None:
 @pytest.mark.parametrize(
     ("why_not", "readable"),
     [
-        (WhyNot.SATURATED, True),
-        (WhyNot.DRAINING, True),
-        (WhyNot.DISCONNECTED, False),
-        (WhyNot.SILENT, False),
-        (WhyNot.BREAKER, False),
-        (WhyNot.RECOVERING, False),
+        (IneligibleReason.SATURATED, True),
+        (IneligibleReason.DRAINING, True),
+        (IneligibleReason.DISCONNECTED, False),
+        (IneligibleReason.SILENT, False),
+        (IneligibleReason.BREAKER, False),
+        (IneligibleReason.RECOVERING, False),
     ],
 )
-def test_whoever_answers_can_be_read(why_not: WhyNot, readable: bool) -> None:
+def test_whoever_answers_can_be_read(why_not: IneligibleReason, readable: bool) -> None:
     pulls = worthwhile_pulls(snapshot_of([worker(), worker(why_not=why_not)]), query_of(0, 3000))
     assert (pulls is not None and pulls.tokens[0] == 3000) == readable
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.router.policies import make_policy
-from services.router.snapshot import Query, Snapshot, WhyNot, why_not_for
-from services.router.speeds import Told, speeds_of
+from services.router.snapshot import IneligibleReason, Query, Snapshot, why_not_for
+from services.router.speeds import ReportedSpeeds, speeds_of
 
 RECORD = Path(__file__).with_name("decisions.txt")
 NAMES = ("cost", "round_robin", "weighted", "least_loaded", "session_hash")
@@ -22,7 +22,9 @@ SEED, SNAPSHOTS, QUERIES = 20_261_126, 2_000, 50
 PER_DIGEST = 1_000
 # Device rates and decode steps of one pool: all alike, or two generations side by side.
 _SPEEDS = ((8_000.0, 12.0), (30_000.0, 7.0), (2_000.0, 30.0))
-_HARD = np.array([why for why in WhyNot if WhyNot.ELIGIBLE < why < WhyNot.TOO_SMALL], dtype=np.uint8)
+_HARD = np.array(
+    [why for why in IneligibleReason if IneligibleReason.ELIGIBLE < why < IneligibleReason.TOO_SMALL], dtype=np.uint8
+)
 
 
 def _chance(rng: np.random.Generator, n: int, share: float) -> NDArray[np.bool_]:
@@ -41,7 +43,7 @@ def _snapshot(rng: np.random.Generator) -> Snapshot:
     share = rng.gamma(8.0, 1 / 8.0, n) if busy else np.ones(n)
     out = _chance(rng, n, rng.choice([0.0, 0.0, 0.1, 0.6, 1.0], p=[0.4, 0.2, 0.25, 0.14, 0.01]))
     speeds = speeds_of(
-        Told(
+        ReportedSpeeds(
             prefill_rate=np.where(unmeasured, 0.0, rate),
             token_s=np.where(unmeasured, 0.0, 1.0 / rate),
             step_ms=np.where(unmeasured, 0.0, step_ms),

@@ -31,7 +31,7 @@ class Harness:
     def submit(self, prompt: list[int], max_tokens: int = 4, **fields: object) -> Request:
         root = fields.pop("chain_root", chain_root("test"))
         sampling = fields.pop("sampling", Sampling())
-        parked = bool(fields.pop("parked", False))
+        deferred = bool(fields.pop("deferred", False))
         assert isinstance(sampling, Sampling)
         assert isinstance(root, bytes)
         request = Request(
@@ -42,7 +42,7 @@ class Harness:
             chain_root=root,
             **fields,  # type: ignore[arg-type]
         )
-        self.scheduler.submit(request, parked=parked)
+        self.scheduler.submit(request, deferred=deferred)
         self.answers[request] = []
         return request
 

@@ -63,11 +63,11 @@ class Traffic:
                 priority=rng.choice([0, 0, 0, 1, -1]),
                 pool=rng.random() < 0.05,
                 cacheable=rng.random() < 0.95,
-                parked=(parked := rng.random() < 0.2),
+                deferred=(deferred := rng.random() < 0.2),
             )
         except TooLongError:
             return
-        if parked:
+        if deferred:
             self.expect(request)
         n = 0 if request.pool else request.limit - len(prompt)
         self.expected[request] = generate(prompt, n, sampling)
@@ -77,7 +77,7 @@ class Traffic:
         transfers = self.harness.scheduler.transfers
         arrival = transfers.expect(request, self.random.randrange(200)) if request.reads_cache else None
         if arrival is None:
-            self.harness.scheduler.unpark(request)
+            self.harness.scheduler.requeue(request)
         else:
             self.pulls.append((request, arrival, 0))
 
@@ -88,8 +88,8 @@ class Traffic:
             request, arrival, written = self.pulls.pop(rng.randrange(len(self.pulls)))
             scheduler.adopt(arrival, written)
             if rng.random() < 0.3 or not arrival.fresh:
-                scheduler.transfers.settle(arrival)
-                scheduler.unpark(request)
+                scheduler.transfers.finish(arrival)
+                scheduler.requeue(request)
                 return
             written = rng.randrange(len(arrival.fresh) + 1)
             self.harness.write(arrival, request, written)
@@ -127,7 +127,7 @@ class Traffic:
         elif self.harness.in_flight:
             self.harness.apply()
 
-    def settle(self) -> None:
+    def end_well(self) -> None:
         """Everybody ends exactly once, with the tokens that the request alone would have got."""
         self.end_transfers()
         self.harness.drain()
@@ -157,9 +157,9 @@ def test_random_traffic_breaks_no_invariant(seed: int) -> None:
         if step % 7 == 0:
             scheduler.check()
         if step % 500 == 499:
-            traffic.settle()
+            traffic.end_well()
             assert cache_of(traffic.harness.events) == set(scheduler.pool.hashes())
-    traffic.settle()
+    traffic.end_well()
     assert scheduler.pool.used == 0
     assert len(scheduler.transfers) == 0
     assert scheduler.counters.generated_tokens > 0

@@ -24,7 +24,7 @@ def test_a_first_wave_computes_its_shared_prefix_once() -> None:
         assert harness.answers[request] == generate([*PREFIX, 1, i], 4, Sampling())
 
 
-def test_followers_wait_for_shared_blocks_only() -> None:
+def test_prefix_waiters_wait_for_shared_blocks_only() -> None:
     """The producer's own 90 tokens come after the shared 160: nobody waits for those."""
     harness = Harness(n_blocks=200, max_batched_tokens=64)
     producer = harness.submit([*PREFIX, *[7] * 90], 4)
@@ -43,7 +43,7 @@ def test_a_prefix_shorter_than_the_wait_is_worth_is_computed_again() -> None:
     assert harness.scheduler.counters.prefill_tokens == 8 * 162
 
 
-def test_when_the_leader_is_cancelled_a_follower_leads() -> None:
+def test_when_the_producer_is_cancelled_a_prefix_waiter_produces() -> None:
     harness = Harness(n_blocks=200, max_batched_tokens=64)
     producer, *waiters = wave(harness)
     harness.plan()
@@ -55,7 +55,7 @@ def test_when_the_leader_is_cancelled_a_follower_leads() -> None:
     assert harness.scheduler.counters.prefill_tokens <= 64 + 162 + 6 * 2
 
 
-def test_a_follower_gives_up_waiting_in_the_end() -> None:
+def test_a_prefix_waiter_gives_up_waiting_in_the_end() -> None:
     harness = Harness(n_blocks=200, max_batched_tokens=16, max_running=16, share_max_steps=3)
     wave(harness, 2)
     for _ in range(5):

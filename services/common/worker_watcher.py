@@ -16,14 +16,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Follower:
+class _Watched:
     lease: Lease
     task: asyncio.Task[None]
     missing_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class FollowerHooks:
+class WorkerHooks:
     """What a service does about a worker.
 
     `follow` runs until cancelled and handles the worker being unreachable itself; `connected` says whether its
@@ -39,7 +39,7 @@ def _same_place(old: Lease, new: Lease) -> bool:
     return (old.address, old.model) == (new.address, new.model)
 
 
-class Followers:
+class WorkerWatcher:
     """Starts, restarts and ends the task of every worker as leases come and go.
 
     A worker whose lease is missing while its stream is alive is kept for `LEASE_TTL_S`: a Redis that restarts empty
@@ -47,10 +47,10 @@ class Followers:
     nobody is added or lost.
     """
 
-    def __init__(self, watcher: LeaseWatcher, hooks: FollowerHooks) -> None:
+    def __init__(self, watcher: LeaseWatcher, hooks: WorkerHooks) -> None:
         self._watcher = watcher
         self._hooks = hooks
-        self._followers: dict[str, _Follower] = {}
+        self._watched: dict[str, _Watched] = {}
         self.read = asyncio.Event()  # Redis has answered once
         self.joined = self.left = 0  # since the start
 
@@ -75,33 +75,33 @@ class Followers:
 
     async def _reconcile(self, group: asyncio.TaskGroup, leases: dict[str, Lease]) -> None:
         for worker_id, lease in leases.items():
-            follower = self._followers.get(worker_id)
-            if follower is not None and not _same_place(follower.lease, lease):
+            watched = self._watched.get(worker_id)
+            if watched is not None and not _same_place(watched.lease, lease):
                 await self._end(worker_id)
-                follower = None
-            if follower is None:
+                watched = None
+            if watched is None:
                 log.info("worker %s joins", worker_id, extra={"worker_id": worker_id, "address": lease.address})
                 task = group.create_task(self._hooks.follow(lease), name=f"follow {worker_id}")
-                self._followers[worker_id] = _Follower(lease, task)
+                self._watched[worker_id] = _Watched(lease, task)
                 self.joined += 1
             else:
-                follower.lease, follower.missing_since = lease, None
-        for worker_id in [w for w in self._followers if w not in leases]:
+                watched.lease, watched.missing_since = lease, None
+        for worker_id in [w for w in self._watched if w not in leases]:
             if self._is_gone(worker_id):
                 await self._end(worker_id)
 
     def _is_gone(self, worker_id: str) -> bool:
-        follower = self._followers[worker_id]
+        watched = self._watched[worker_id]
         if not self._hooks.connected(worker_id):
             return True
         now = time.monotonic()
-        if follower.missing_since is None:
-            follower.missing_since = now
-        return now - follower.missing_since >= LEASE_TTL_S
+        if watched.missing_since is None:
+            watched.missing_since = now
+        return now - watched.missing_since >= LEASE_TTL_S
 
     async def _end(self, worker_id: str) -> None:
-        follower = self._followers.pop(worker_id)
+        watched = self._watched.pop(worker_id)
         self.left += 1
-        await end_tasks([follower.task])
+        await end_tasks([watched.task])
         log.info("worker %s leaves", worker_id, extra={"worker_id": worker_id})
         self._hooks.lost(worker_id)
