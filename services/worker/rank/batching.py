@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BatchLayout:
     """The step's sequences in batch order: those with one row first."""
 
     slots: Ints  # [n_sequences]
@@ -26,7 +26,7 @@ class Layout:
     sample: NDArray[np.bool_]  # [n_sequences]
 
 
-def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple[StepBatch, Layout]:
+def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple[StepBatch, BatchLayout]:
     """Lay out the chunks of `plan`, which must not be empty. Raises MalformedPlanError."""
     table.require_computable(plan, plan.starts + plan.n_tokens)
     slots, starts, n_sequences = plan.slots.astype(np.int64), plan.starts.astype(np.int64), len(plan.slots)
@@ -55,7 +55,7 @@ def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple
         block_tables=_tensor(tables, device),
         n_decode=n_decode,
     )
-    return batch, Layout(slots, starts, ends, row_ends, sample)
+    return batch, BatchLayout(slots, starts, ends, row_ends, sample)
 
 
 def _tensor(values: Ints, device: torch.device) -> torch.Tensor:

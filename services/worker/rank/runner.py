@@ -25,7 +25,7 @@ from services.worker.protocol.plan import (
     TokenLogprobs,
 )
 from services.worker.protocol.plan_codec import PlanView, view_plan
-from services.worker.rank.batching import Layout, build_batch
+from services.worker.rank.batching import BatchLayout, build_batch
 from services.worker.rank.pooling import PooledSlots
 from services.worker.rank.slot_table import SlotTable
 from services.worker.sampling.grammar import Vocabulary, no_vocabulary
@@ -173,14 +173,14 @@ class Runner(Generic[Cache]):
         self._pools.release(slot)
         self._prompt_logprobs.pop(slot, None)
 
-    def _drawing_rows(self, layout: Layout) -> Ints:
+    def _drawing_rows(self, layout: BatchLayout) -> Ints:
         """Return the sequences that draw a token: pooled ones never do."""
         rows = np.flatnonzero(layout.sample)
         if not self._pools.any():
             return rows
         return np.array([row for row in rows if not self._pools.holds(int(layout.slots[row]))], np.int64)
 
-    def _draw(self, hidden: Tensor, layout: Layout, rows: Ints) -> Draws:
+    def _draw(self, hidden: Tensor, layout: BatchLayout, rows: Ints) -> Draws:
         """Draw the next token of the sequences `rows`, whose last rows are `hidden`, and remember it."""
         if not len(rows):
             return Draws(np.empty(0, np.int64), {})
@@ -189,7 +189,7 @@ class Runner(Generic[Cache]):
         self._table.append(slots, positions, draws.token_ids)
         return draws
 
-    def _score_prompts(self, hidden: Tensor, layout: Layout) -> dict[int, tuple[TokenLogprobs, ...]]:
+    def _score_prompts(self, hidden: Tensor, layout: BatchLayout) -> dict[int, tuple[TokenLogprobs, ...]]:
         """Return the log-probabilities of the prompt tokens that follow this step's rows."""
         if not self._prompt_logprobs:
             return {}
@@ -213,7 +213,7 @@ class Runner(Generic[Cache]):
             scores.extend(self._sampler.score_prompt(logits, following[part], n_top))
         return tuple(scores)
 
-    def _pool(self, hidden: Tensor, layout: Layout) -> dict[int, tuple[float, ...]]:
+    def _pool(self, hidden: Tensor, layout: BatchLayout) -> dict[int, tuple[float, ...]]:
         """Add to the pooled slots' sums; return the embeddings of those whose last token was computed."""
         if not self._pools.any():
             return {}
