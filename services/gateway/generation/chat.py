@@ -139,7 +139,7 @@ class ChatPreparer:
         reads = reading_of(model, ids, tools, new_calls, constrained=bool(grammar), reasoning=reasons)
         options = sampling_options(
             body,
-            model.card.sampling_defaults,
+            model.sampling_defaults,
             max_tokens=fit_max_tokens(model, len(ids), asked, "messages", None),
             max_stops=self._settings.max_stop_strings,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,

@@ -85,7 +85,7 @@ class CompletionPreparer:
             prompt_logprobs = body.logprobs
         return sampling_options(
             body,
-            model.card.sampling_defaults,
+            model.sampling_defaults,
             # A worker generates at least one token: with max_tokens=0 it is thrown away.
             max_tokens=fit_max_tokens(model, len(prompt.ids), asked, "prompt", None),
             max_stops=self._settings.max_stop_strings,

@@ -40,8 +40,9 @@ class Models:
                 raise
             return name, fallback
         # Requests for an expected model wait first: whoever starts workers must see that they are wanted.
-        usable = asked in catalog.available() or catalog.expects(asked.name)
-        return asked.name, asked if usable else fallback or asked
+        if fallback is None or catalog.expects(asked.name) or asked in catalog.available():
+            return asked.name, asked
+        return asked.name, fallback
 
     def after(self, model: ServedModel, error: ApiError, tenant: Tenant) -> ServedModel:
         """The model that answers after `model` has failed with `error` before its first token.
@@ -59,6 +60,6 @@ class Models:
 
     def _fallback(self, tenant: Tenant) -> ServedModel | None:
         """The fallback model, if there is one with a worker that the tenant may use."""
-        if tenant.models and self._fallback_model not in tenant.models:
+        if not self._fallback_model or (tenant.models and self._fallback_model not in tenant.models):
             return None
         return next((model for model in self._catalog.available() if model.name == self._fallback_model), None)

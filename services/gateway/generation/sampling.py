@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ryzanstein.v1 import worker_pb2
+from collections.abc import Mapping, Sequence
 
 from services.gateway.api.schema import SamplingBody
 from services.gateway.errors import invalid
@@ -40,7 +38,7 @@ def check_token_ids(body: SamplingBody, vocab_size: int) -> None:
 
 def sampling_options(
     body: SamplingBody,
-    defaults: worker_pb2.SamplingDefaults,
+    defaults: Mapping[str, float],
     *,
     max_tokens: int,
     max_stops: int,
@@ -78,8 +76,6 @@ def sampling_options(
     )
 
 
-def _given(body: SamplingBody, defaults: worker_pb2.SamplingDefaults, field: str, neutral: float) -> float:
+def _given(body: SamplingBody, defaults: Mapping[str, float], field: str, neutral: float) -> float:
     value: float | None = getattr(body, field)
-    if value is not None:
-        return value
-    return getattr(defaults, field) if defaults.HasField(field) else neutral
+    return defaults.get(field, neutral) if value is None else value

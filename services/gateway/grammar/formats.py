@@ -31,16 +31,13 @@ class Asked:
 
 def wants_grammar(body: SamplingBody) -> bool:
     """Whether a body has any field that asks for structured output."""
-    return any(
-        value is not None
-        for value in (
-            body.response_format,
-            body.structured_outputs,
-            body.guided_json,
-            body.guided_regex,
-            body.guided_choice,
-            body.guided_grammar,
-        )
+    return not (
+        body.response_format is None
+        and body.structured_outputs is None
+        and body.guided_json is None
+        and body.guided_regex is None
+        and body.guided_choice is None
+        and body.guided_grammar is None
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 # The first pair whose beginning a chat template contains is its model's.
 TAGS = (
     ("<think>", "</think>"),  # DeepSeek R1, Qwen 3 and many others
@@ -11,6 +13,7 @@ TAGS = (
 )
 
 
+@lru_cache
 def tags_of(template: str) -> tuple[str, str] | None:
     """The tags that the model of a chat template reasons between, if it does."""
     return next((tags for tags in TAGS if tags[0] in template), None)

@@ -54,12 +54,12 @@ class ServedModel:
         tokenizer.no_padding()
         return ServedModel(card, tokenizer, Vocabulary(tokenizer), template)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name clients use."""
         return self.card.model
 
-    @property
+    @cached_property
     def max_len(self) -> int:
         """Most tokens of prompt and output together."""
         return self.card.max_model_len
@@ -68,6 +68,11 @@ class ServedModel:
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end a sequence."""
         return frozenset(self.card.eos_token_ids)
+
+    @cached_property
+    def sampling_defaults(self) -> dict[str, float]:
+        """What its publisher recommends, by field."""
+        return {field.name: value for field, value in self.card.sampling_defaults.ListFields()}
 
     @cached_property
     def _bos_text(self) -> str:

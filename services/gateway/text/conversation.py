@@ -58,13 +58,14 @@ async def _encode(model: ServedModel, conversation: Conversation, add_special_to
     if count > model.max_len:  # a turn costs a token at the least
         message = f"`messages` may hold at most {model.max_len} messages for this model, got {count}."
         raise invalid(message, "messages", "invalid_value")
-    model.check_length(conversation.size, "messages")
+    size = conversation.size
+    model.check_length(size, "messages")
 
     def encode() -> list[int]:
         parts = _render(model, template, conversation)
         return model.encode_parts(parts, "messages", add_special_tokens=add_special_tokens)
 
-    return await model.off_loop(conversation.size + 40 * count, encode)
+    return await model.off_loop(size + 40 * count, encode)
 
 
 def _render(model: ServedModel, template: ChatTemplate, conversation: Conversation) -> list[PromptPart]:

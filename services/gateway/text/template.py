@@ -16,6 +16,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._template = compile_template(source)
+        self._template.globals = dict(self._template.globals)  # every rendering copies them: not from a chain of maps
         self._special_tokens = dict(special_tokens)
         self.source = source
         self.knows_tools = "tools" in source  # others are told of them in a message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from services.gateway.tools.deepseek import DeepSeekParser
 from services.gateway.tools.generic import GenericParser
 from services.gateway.tools.granite import GraniteParser
@@ -33,6 +35,7 @@ _SIGNS = (
 )
 
 
+@lru_cache
 def parser_for(template: str, setting: str) -> type[ToolParser]:
     """The parser that a setting names; for "auto" the one whose format the chat template shows."""
     if setting != "auto":
