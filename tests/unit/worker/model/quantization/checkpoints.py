@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,43 @@ def blocks(weight: Tensor, block: tuple[int, int]) -> list[tuple[slice, slice]]:
         for row in range(0, weight.shape[0], sizes[0])
         for col in range(0, weight.shape[1], sizes[1])
     ]
+
+
+@dataclass(frozen=True)
+class Integers:
+    """A weight as integers."""
+
+    codes: Tensor  # int64 [out, in], from 0 on
+    scales: Tensor  # [blocks of outputs, blocks of inputs]
+    zeros: Tensor  # int64, likewise
+    dense: Tensor  # what they stand for
+
+
+def integers(weight: Tensor, bits: int, block: tuple[int, int], symmetric: bool, dtype: torch.dtype) -> Integers:
+    """Round to the nearest of 2^bits levels between the ends of each block; symmetric ones have 0 in the middle."""
+    levels, codes, dense = 2**bits - 1, torch.empty_like(weight, dtype=torch.int64), torch.empty_like(weight)
+    scales, zeros = [], []
+    for place in blocks(weight, block):
+        part = weight[place]
+        low, high = min(part.min().item(), 0.0), max(part.max().item(), 0.0)
+        low, high = (-max(-low, high), max(-low, high)) if symmetric else (low, high)
+        scale = torch.tensor((high - low) / levels).to(dtype)
+        zero = 2 ** (bits - 1) if symmetric else round(-low / scale.item())
+        codes[place] = ((part / scale.float()).round() + zero).clamp(0, levels).long()
+        dense[place] = (codes[place] - zero) * scale.float()
+        scales.append(scale)
+        zeros.append(zero)
+    shape = (-1, -(-weight.shape[1] // (block[1] or weight.shape[1])))
+    return Integers(codes, torch.stack(scales).view(shape), torch.tensor(zeros).view(shape), dense)
+
+
+def packed(numbers: Tensor, bits: int, dim: int, places: Sequence[int] = range(32)) -> Tensor:
+    """Put numbers into words of 32 bits, one after another along `dim`, each at its place."""
+    per_word = 32 // bits
+    numbers = torch.cat(
+        [numbers.movedim(dim, 0), numbers.new_zeros(-numbers.shape[dim] % per_word, numbers.shape[1 - dim])]
+    )
+    words = torch.zeros(len(numbers) // per_word, numbers.shape[1], dtype=torch.int64)
+    for index, row in enumerate(numbers):
+        words[index // per_word] |= row << (bits * places[index % per_word])
+    return words.to(torch.uint32).view(torch.int32).movedim(0, dim)

@@ -1,0 +1,74 @@
+"""What the formats of compressed-tensors have in common: one group of layers, whose weights share blocks of scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from services.worker.model.families.config import Config
+from services.worker.model.quantization.layout import SCALES, Grid
+
+# Of activations, and of shapes that packed tensors do not show.
+UNREAD = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "weight_shape")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How the weights of a group are quantized."""
+
+    bits: int
+    block: tuple[int, int]
+    symmetric: bool
+    reordered: bool  # inputs are grouped in an order of their own, which is stored
+
+    @property
+    def scales(self) -> Grid:
+        """A scale for each block."""
+        return Grid(("weight_scale",), SCALES, self.block)
+
+
+def read_weights(config: Config, kind: str) -> Weights:
+    """Read a configuration whose weights are of `kind` ("int", "float"). Raises ModelError."""
+    # Which modules are quantized is seen by their tensors; activations and the KV cache stay in the served dtype.
+    config.pass_over("ignore", "kv_cache_scheme", "quantization_status", "global_compression_ratio", "version")
+    for key in ("sparsity_config", "transform_config"):
+        value: Any = config.raw(key)
+        if value and value != {"format": "dense"}:
+            raise config.error(key, f"{value!r} is not implemented; allowed: null")
+    groups = config.section("config_groups")
+    names = list(config.raw("config_groups"))
+    if len(names) != 1:
+        raise config.error("config_groups", f"{len(names)} groups; one is implemented")
+    group = groups.section(names[0])
+    group.require("format", config.raw("format"))
+    group.pass_over("targets", "input_activations", "output_activations")
+    return _weights(group.section("weights"), kind)
+
+
+def _weights(weights: Config, kind: str) -> Weights:
+    weights.require("type", kind)
+    weights.require("dynamic", False)
+    weights.require("zp_dtype", "torch.int8")
+    weights.require("actorder", False, True, "group", "weight", "static")
+    weights.pass_over("observer", "observer_kwargs", "scale_dtype")
+    return Weights(
+        weights.integer("num_bits", 8),
+        _block(weights),
+        weights.flag("symmetric", True),
+        weights.raw("actorder") in (True, "group"),
+    )
+
+
+def _block(weights: Config) -> tuple[int, int]:
+    size, structure = weights.raw("group_size"), weights.raw("block_structure")
+    strategy = weights.raw("strategy") or ("group" if size else "tensor")
+    if strategy in ("tensor", "channel"):
+        return (1, 0) if strategy == "channel" else (0, 0)
+    if strategy == "group":
+        return 1, weights.integer("group_size")
+    if strategy == "block":
+        block = [int(part) for part in structure.split("x")] if isinstance(structure, str) else structure
+        if isinstance(block, list) and len(block) == 2 and all(type(part) is int and part > 0 for part in block):
+            return block[0], block[1]
+        raise weights.error("block_structure", f"expected two sizes, found {structure!r}")
+    raise weights.error("strategy", f"{strategy!r} is not implemented; allowed: 'tensor', 'channel', 'group', 'block'")

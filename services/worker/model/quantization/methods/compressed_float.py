@@ -1,0 +1,19 @@
+"""FP8 of compressed-tensors: e4m3 with scales per tensor, output, group of inputs or block."""
+
+from __future__ import annotations
+
+from services.worker.model.families.config import Config
+from services.worker.model.quantization.compressed_tensors import UNREAD, read_weights
+from services.worker.model.quantization.layout import Grid, Layout
+from services.worker.model.quantization.method import Method
+
+
+def read(config: Config) -> Layout:
+    """Read the configuration. Raises ModelError."""
+    weights = read_weights(config, "float")
+    if weights.bits != 8:
+        raise config.error("config_groups", f"num_bits: {weights.bits} of float is not implemented; allowed: 8")
+    return Layout(Grid(("weight",), ("F8_E4M3",)), weights.scales, unread=UNREAD)
+
+
+METHOD = Method("FP8 (e4m3)", "compressed-tensors", read, ("float-quantized",))
