@@ -56,8 +56,7 @@ def made(sample: Callable[[str], Sample], tmp_path: Path) -> Sample:
     return write(sample("llama"), tmp_path, _config([16, 16]), _store((16, 16)))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("block", [(16, 16), (20, 32)])
+@pytest.mark.parametrize(("variant", "block"), [("llama", (16, 16)), *((variant, (20, 32)) for variant in VARIANTS)])
 def test_blocks(variant: str, block: tuple[int, int], sample: Callable[[str], Sample], tmp_path: Path) -> None:
     """Those of 20 are ragged everywhere, and ranks share some."""
     config = _config(list(block), fmt="e4m3", modules_to_not_convert=["lm_head"])
