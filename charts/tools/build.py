@@ -15,7 +15,12 @@ from charts.tools import dashboards, readme, rules, schema, values
 
 CHART = Path(__file__).resolve().parents[1] / "ryzanstein"
 TARGETS = ("cli", "gateway", "kv-coordinator", "router", "worker-cpu", "worker-cuda")
-_OF_OTHERS = (("redis",), ("monitoring", "prometheus"), ("monitoring", "grafana"), ("tracing", "jaeger"))
+_OF_OTHERS = (
+    ("redis",),
+    *(("monitoring", name) for name in ("prometheus", "grafana", "collector", "loki")),
+    ("monitoring", "loki", "alloy"),
+    ("tracing", "jaeger"),
+)
 
 
 def made(chart: Path = CHART) -> dict[Path, str]:
@@ -24,7 +29,7 @@ def made(chart: Path = CHART) -> dict[Path, str]:
     return {
         chart / "values.schema.json": json.dumps(schema.build(root), indent=1, ensure_ascii=False) + "\n",
         chart / "README.md": readme.write((chart / "README.md").read_text(), root),
-        chart / "images.txt": "".join(f"{image}\n" for image in sorted(_images(root, chart))),
+        chart / "images.txt": "".join(f"{image}\n" for image in sorted(set(_images(root, chart)))),
         chart / "files" / "rules" / "recording.yaml": rules.recording(),
         **{chart / "files" / "dashboards" / f"{uid}.json": text for uid, text in dashboards.made().items()},
     }

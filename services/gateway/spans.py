@@ -9,6 +9,7 @@ from services.common.tracing import remote_context
 
 REQUEST_ID = "ryzanstein.request_id"  # the answer's x-request-id
 GENERATION_ID = "ryzanstein.generation_id"  # of one sequence: the `id` of the answer's body
+FIRST_TOKEN_MS = "ryzanstein.first_token_ms"  # from the arrival of the request; of several sequences the last one's
 
 
 class RequestTracer:
@@ -39,6 +40,13 @@ def name_generation(generation_id: str) -> None:
     span = trace.get_current_span()
     if span.is_recording():
         span.set_attribute(GENERATION_ID, generation_id)
+
+
+def time_first_token(seconds: float) -> None:
+    """Let traces be chosen by how long the client waited: a collector keeps those that were late."""
+    span = trace.get_current_span()
+    if span.is_recording():
+        span.set_attribute(FIRST_TOKEN_MS, round(seconds * 1000))
 
 
 def note(event: str, **attributes: str | int | float) -> None:

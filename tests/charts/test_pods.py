@@ -10,7 +10,7 @@ from tests.charts.rendering import NAMESPACE, Pod, Rendered, environment, quanti
 
 SERVICES = ("gateway", "router", "coordinator", "worker")
 # Pods that talk to the API server; only these may carry a token.
-TALK_TO_THE_API = {"secrets", "prometheus", "doctor", "collector"}
+TALK_TO_THE_API = {"secrets", "prometheus", "alloy"}
 
 
 def test_objects_name_their_namespace(rendered: Rendered) -> None:

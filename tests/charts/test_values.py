@@ -42,6 +42,8 @@ OF_THE_SCHEMA = [
     ("redis: {external: {url: 'http://x'}}", "redis.external.url"),
     ("ingress: {controller: apache}", "ingress.controller"),
     ("tracing: {ratio: 2}", "tracing.ratio"),
+    ("monitoring: {collector: {waitSeconds: 0}}", "monitoring.collector.waitSeconds"),
+    ("monitoring: {loki: {retention: forever}}", "monitoring.loki.retention"),
     ("tracing: {endpoint: 'jaeger:4317'}", "tracing.endpoint"),
     ("monitoring: {mode: on}", "monitoring.mode"),
     ("monitoring: {rules: {slo: {ttftSeconds: 3}}}", "monitoring.rules.slo.ttftSeconds"),

@@ -24,12 +24,23 @@ connections:
   {{- if eq .Values.tracing.mode "bundled" }}
   - {from: grafana, to: jaeger, port: 16686}
   {{- end }}
+  {{- if .Values.monitoring.loki.enabled }}
+  - {from: grafana, to: loki, port: 3100}
   {{- end }}
   {{- end }}
-  {{- if eq .Values.tracing.mode "bundled" }}
+  {{- end }}
+  {{- $bundled := eq .Values.tracing.mode "bundled" }}
+  {{- $collector := .Values.monitoring.collector.enabled }}
+  {{- if or $bundled $collector }}
   {{- range include "ryzanstein.services" . | fromJsonArray }}
-  - {from: {{ . }}, to: jaeger, port: 4317}
+  - {from: {{ . }}, to: {{ ternary "collector" "jaeger" $collector }}, port: 4317}
   {{- end }}
+  {{- end }}
+  {{- if and $bundled $collector }}
+  - {from: collector, to: jaeger, port: 4317}
+  {{- end }}
+  {{- if and .Values.monitoring.loki.enabled .Values.monitoring.loki.alloy.enabled }}
+  - {from: alloy, to: loki, port: 3100}
   {{- end }}
   {{- if .Values.tests.enabled }}
   - {from: test, to: gateway, port: 8000}
@@ -44,13 +55,17 @@ connections:
 {{- toJson (without (list "gateway" "router" (ternary "coordinator" "" .Values.coordinator.enabled) "worker") "") -}}
 {{- end }}
 
-{{/* The pods that watch the others, and their ports for people: {component: port}. */}}
+{{/* The pods that watch the others, and the ports where people and probes ask them: {component: {page:, health:}}. */}}
 {{- define "ryzanstein.watchers" -}}
 {{- $bundled := eq .Values.monitoring.mode "bundled" -}}
 {{- $watchers := dict -}}
-{{- if $bundled }}{{- $_ := set $watchers "prometheus" 9090 -}}{{ end -}}
-{{- if and $bundled .Values.monitoring.grafana.enabled }}{{- $_ := set $watchers "grafana" 3000 -}}{{ end -}}
-{{- if eq .Values.tracing.mode "bundled" }}{{- $_ := set $watchers "jaeger" 16686 -}}{{ end -}}
+{{- $loki := .Values.monitoring.loki -}}
+{{- if $bundled }}{{- $_ := set $watchers "prometheus" (dict "page" 9090 "health" 9090) -}}{{ end -}}
+{{- if and $bundled .Values.monitoring.grafana.enabled }}{{- $_ := set $watchers "grafana" (dict "page" 3000 "health" 3000) -}}{{ end -}}
+{{- if eq .Values.tracing.mode "bundled" }}{{- $_ := set $watchers "jaeger" (dict "page" 16686 "health" 13133) -}}{{ end -}}
+{{- if .Values.monitoring.collector.enabled }}{{- $_ := set $watchers "collector" (dict "health" 13133) -}}{{ end -}}
+{{- if $loki.enabled }}{{- $_ := set $watchers "loki" (dict "page" 3100 "health" 3100) -}}{{ end -}}
+{{- if and $loki.enabled $loki.alloy.enabled }}{{- $_ := set $watchers "alloy" (dict "page" 12345 "health" 12345) -}}{{ end -}}
 {{- toJson $watchers -}}
 {{- end }}
 

@@ -57,7 +57,8 @@ RYZANSTEIN_METRICS_PORT: "9100"
 {{- with include "ryzanstein.tracing.endpoint" . }}
 OTEL_EXPORTER_OTLP_ENDPOINT: {{ . }}
 OTEL_TRACES_SAMPLER: parentbased_traceidratio
-OTEL_TRACES_SAMPLER_ARG: {{ $.Values.tracing.ratio | quote }}
+# A collector chooses when it has seen all of a trace.
+OTEL_TRACES_SAMPLER_ARG: {{ ternary 1 $.Values.tracing.ratio $.Values.monitoring.collector.enabled | quote }}
 OTEL_RESOURCE_ATTRIBUTES: k8s.namespace.name={{ $.Release.Namespace }},service.namespace={{ $.Release.Name }},service.version={{ $.Chart.AppVersion }}
 {{- end }}
 {{- end }}

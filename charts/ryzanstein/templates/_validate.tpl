@@ -138,6 +138,9 @@ keda.prometheusUrl: {{ $where }}.autoscaling.mode keda asks a Prometheus, and mo
 monitoring.rules.overrides.{{ $alert }}: there is no such alert; the alerts are {{ join ", " $known }}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.monitoring.collector.enabled (eq .Values.tracing.mode "none") }}
+monitoring.collector.enabled: there are no traces to collect with tracing.mode none; take bundled or otlp
+{{- end -}}
 {{- with .Values.tracing -}}
 {{- if and (eq .mode "otlp") (not .endpoint) }}
 tracing.endpoint: tracing.mode otlp needs the address that traces are sent to

@@ -11,6 +11,7 @@ from services.gateway.errors import ApiError
 from services.gateway.generation.message import MessageReader
 from services.gateway.generation.request import LAST_PRIORITY, GenerationRequest
 from services.gateway.generation.tokens import FinishReason, Takeover, TokenBatch, TokenSource
+from services.gateway.spans import time_first_token
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.text.stops import StopBuffer
 from services.gateway.tools.calls import CallDelta
@@ -120,6 +121,7 @@ class Generation:
         else:
             self._begun = True
             self._set_waiting(False)
+            time_first_token(now - self._created)
             if self.request.caller.priority < LAST_PRIORITY:  # whoever stands behind all others says nothing of speed
                 self._metrics.observe_ttft(self.request.model.name, now - self._created)
         self._last = now

@@ -227,6 +227,7 @@ async def test_a_span_lasts_as_long_as_its_generation_in_every_api(exporter: InM
             assert span.attributes["http.response.status_code"] == 200
             assert span.attributes["ryzanstein.request_id"] == "mine"
             assert span.attributes["ryzanstein.generation_id"] == worker.submits[0].request_id
+            assert 10 <= span.attributes["ryzanstein.first_token_ms"] < (span.end_time - span.start_time) / 1e6
             own = f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-01"
             assert [submit.traceparent for submit in worker.submits] == [own, own]
             assert stack.router.traceparents[-1] == own, "routing is part of the trace"

@@ -1,10 +1,24 @@
 {{/* Where the services send traces; empty: nowhere. */}}
 {{- define "ryzanstein.tracing.endpoint" -}}
+{{- if .Values.monitoring.collector.enabled -}}
+http://{{ include "ryzanstein.host" (list . "collector") }}:4317
+{{- else -}}
+{{- include "ryzanstein.tracing.store" . -}}
+{{- end -}}
+{{- end }}
+
+{{/* Where traces are kept; empty: nowhere. */}}
+{{- define "ryzanstein.tracing.store" -}}
 {{- if eq .Values.tracing.mode "bundled" -}}
 http://{{ include "ryzanstein.host" (list . "jaeger") }}:4317
 {{- else if eq .Values.tracing.mode "otlp" -}}
 {{- .Values.tracing.endpoint -}}
 {{- end -}}
+{{- end }}
+
+{{/* Where its programs listen: any address, as a URL spells it. */}}
+{{- define "ryzanstein.anywhere" -}}
+{{- ternary .Values.bindAddress (printf "[%s]" .Values.bindAddress) (eq .Values.bindAddress "0.0.0.0") -}}
 {{- end }}
 
 {{/*
