@@ -19,12 +19,6 @@ from services.worker.model.spec import ModelError, ModelSpec
 DATA = Path(__file__).parent / "published"  # values as published, one model a line
 PUBLISHED = [json.loads(line) for file in sorted(DATA.glob("*.jsonl")) for line in file.read_text().splitlines()]
 NAMES = [row["name"] for row in PUBLISHED]
-_CONFIGS = {
-    "gemma": "GemmaConfig", "gemma2": "Gemma2Config", "gemma3_text": "Gemma3TextConfig", "gpt2": "GPT2Config",
-    "gpt_neox": "GPTNeoXConfig", "granite": "GraniteConfig", "llama": "LlamaConfig", "mistral": "MistralConfig",
-    "mixtral": "MixtralConfig", "olmo2": "Olmo2Config", "phi3": "Phi3Config", "qwen2": "Qwen2Config",
-    "qwen3": "Qwen3Config", "qwen3_moe": "Qwen3MoeConfig",
-}  # fmt: skip
 
 
 def _read(values: dict[str, Any]) -> ModelSpec:
@@ -32,7 +26,7 @@ def _read(values: dict[str, Any]) -> ModelSpec:
 
 
 def _reference(spec: ModelSpec, values: dict[str, Any]) -> Any:
-    return getattr(transformers, _CONFIGS[spec.family]).from_dict(dict(values))
+    return transformers.CONFIG_MAPPING[spec.family].from_dict(dict(values))
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=NAMES)
