@@ -16,6 +16,7 @@ from services.worker.model.families import (
     olmo2,
     phi3,
     qwen,
+    smollm3,
 )
 from services.worker.model.families.config import Config
 from services.worker.model.families.naming import Family
@@ -37,6 +38,7 @@ _ALL = (
     gpt_neox.FAMILY,
     olmo2.FAMILY,
     granite.FAMILY,
+    smollm3.FAMILY,
 )
 FAMILIES = {family.architecture: family for family in _ALL}
 _BODIES = {family.base_architecture: family for family in _ALL}

@@ -114,6 +114,8 @@ def test_windows_alternate_by_default(sample: Callable[[str], Sample], tmp_path:
         ("gemma2", {"layer_types": ["chunked_attention"] * 3}, "layer_types: expected"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: True"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention: True is not implemented"),
+        ("smollm3", {"no_rope_layers": [1, 2, 1]}, "no_rope_layers: expected 0 or 1 for each of 3 layers"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers: expected 0 or 1 for each of 3 layers"),
         ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window: True is not implemented"),
     ],
 )

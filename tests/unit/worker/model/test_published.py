@@ -47,6 +47,9 @@ def test_it_is_read_as_transformers_reads_it(row: dict[str, Any]) -> None:
     window = getattr(expected, "sliding_window", None)
     if kinds is not None:
         assert [layer.window is not None for layer in spec.layers] == [kind == "sliding_attention" for kind in kinds]
+    rotated = getattr(expected, "no_rope_layers", None)  # 1: it rotates
+    if rotated is not None:
+        assert [int(layer.rope is not None) for layer in spec.layers] == rotated
     for layer in spec.layers:
         assert layer.window in (None, window)
         assert (layer.moe is not None) == (spec.family in ("mixtral", "qwen3_moe"))

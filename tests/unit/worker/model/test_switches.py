@@ -142,9 +142,10 @@ def test_layer_switch(variant: str, switch: str, wrong: Any, sample: Callable[[s
     _must_fail(sample(variant), _in_layers(lambda layer: replace(layer, **{switch: wrong})))
 
 
-def test_layers_of_one_model_may_differ(sample: Callable[[str], Sample]) -> None:
-    """Gemma 3 has a rope and a window for each kind of layer: exchanging two layers' kinds must show."""
-    _must_fail(sample("gemma3"), lambda spec: replace(spec, layers=spec.layers[1:] + spec.layers[:1]))
+@pytest.mark.parametrize("variant", ["gemma3", "smollm3"])
+def test_layers_of_one_model_may_differ(variant: str, sample: Callable[[str], Sample]) -> None:
+    """Gemma 3 has a rope and a window for each kind of layer, SmolLM 3 a rope for one: exchanging kinds must show."""
+    _must_fail(sample(variant), lambda spec: replace(spec, layers=spec.layers[1:] + spec.layers[:1]))
 
 
 def test_no_switch_is_left_out() -> None:

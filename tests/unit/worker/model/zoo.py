@@ -148,6 +148,9 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         logits_scaling=2.5,
         tie_word_embeddings=True,
     ),
+    "smollm3": _make(
+        "SmolLM3Config", **{**_SLIDES, "num_hidden_layers": 3}, no_rope_layer_interval=2, use_sliding_window=True
+    ),
 }
 
 
