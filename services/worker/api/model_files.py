@@ -9,7 +9,7 @@ from typing import Any
 
 from services.common.lifecycle import StartupError
 from services.common.templates import compile_template
-from services.worker.model.loading.files import check_safetensors, read_json
+from services.worker.model.loading.files import check_safetensors, read_json, token_ids
 from services.worker.model.loading.pooling import Pooling, read_pooling
 from services.worker.model.loading.sampling import SamplingDefaults, read_sampling
 from services.worker.model.loading.tokenizer import read_tokenizer
@@ -51,7 +51,7 @@ def _read(folder: Path) -> ModelFiles:
     tokenizer_config = read_json(folder / "tokenizer_config.json")
     tokenizer = read_tokenizer(folder, tokenizer_config, spec.vocab_size)
     own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-    ends = (*_as_ids(generation.get("eos_token_id")), *spec.eos_token_ids, *own)
+    ends = (*_ends(folder, generation), *spec.eos_token_ids, *own)
     return ModelFiles(
         identity=_identity(folder),
         spec=spec,
@@ -62,7 +62,7 @@ def _read(folder: Path) -> ModelFiles:
         special_tokens=tokenizer.special_tokens,
         add_bos_token=tokenizer.add_bos_token,
         # Each may know an end that the others do not: a chat ends with the tokenizer's, a text with the model's.
-        eos_token_ids=tuple(dict.fromkeys(end for end in ends if end < spec.vocab_size)),
+        eos_token_ids=tuple(dict.fromkeys(end for end in ends if 0 <= end < spec.vocab_size)),
         sampling=read_sampling(folder, generation),
     )
 
@@ -97,10 +97,11 @@ def _configured(value: object) -> str:
     return value
 
 
-def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
+def _ends(folder: Path, generation: dict[str, Any]) -> tuple[int, ...]:
+    try:
+        return token_ids(generation.get("eos_token_id"))
+    except ValueError as error:
+        raise ModelError(f"{folder / 'generation_config.json'}: eos_token_id: {error}") from error
 
 
 def _identity(folder: Path) -> str:

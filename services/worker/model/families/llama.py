@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from services.worker.backends.names import Activation
 from services.worker.model.families.config import Config
 from services.worker.model.families.naming import Family, Refs, standard_refs
 from services.worker.model.families.rope import read_ropes
+from services.worker.model.loading.files import token_ids
 from services.worker.model.spec import LayerSpec, ModelSpec, RopeSpec
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -79,11 +79,12 @@ def read_dtype(config: Config) -> str:
 
 def read_eos(config: Config) -> tuple[int, ...]:
     """Return the end-of-sequence ids: none, one or several."""
-    value: Any = config.raw(config.first_of("eos_token_id", "eos_token_ids"))
+    key = config.first_of("eos_token_id", "eos_token_ids")
     config.raw("eos_token_id")
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    try:
+        return token_ids(config.raw(key))
+    except ValueError as error:
+        raise config.error(key, str(error)) from error
 
 
 def read_spec(config: Config) -> ModelSpec:

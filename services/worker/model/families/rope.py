@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from services.worker.model.families.config import Config
@@ -55,7 +56,7 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(config: Config, source: str, values: dict[str, Any], head_dim: int) -> RopeSpec:
-    kind = values.get("rope_type", values.get("type", "default"))
+    kind = str(values.get("rope_type", values.get("type", "default")))
     kind = {"su": "longrope"}.get(kind, kind)  # the first name of longrope
     if kind not in _KEYS:
         raise config.error(source, f"rope_type {kind!r} is not implemented; known: {', '.join(_KEYS)}")
@@ -65,48 +66,71 @@ def _read(config: Config, source: str, values: dict[str, Any], head_dim: int) ->
         raise config.error(source, f"{', '.join(sorted(unknown))} is not implemented for rope_type {kind!r}")
     if kind not in ("default", "longrope") and "factor" not in values:
         raise config.error(source, f"rope_type {kind!r} needs a factor")
-    rotary_dim = int(head_dim * float(values["partial_rotary_factor"]))
+    numbers = _Numbers(config, source, values)
+    rotary_dim = int(head_dim * numbers.one("partial_rotary_factor"))
     if rotary_dim % 2:
         raise config.error(source, f"{rotary_dim} rotated elements of a head cannot be paired")
-    original = _original_positions(config, values)
-    factor = float(values.get("factor", config.integer("max_position_embeddings") / original))
+    original = _original_positions(config, numbers)
+    factor = numbers.one("factor", config.integer("max_position_embeddings") / original)
     return RopeSpec(
-        theta=float(values["rope_theta"]),
+        theta=numbers.one("rope_theta"),
         rotary_dim=rotary_dim,
         kind=kind,
         factor=factor if kind != "default" else 1.0,
         original_max_positions=original if kind != "default" else 0,
-        low_freq_factor=float(values.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(values.get("high_freq_factor", 4.0)),
-        beta_fast=float(values.get("beta_fast", 32.0)),
-        beta_slow=float(values.get("beta_slow", 1.0)),
+        low_freq_factor=numbers.one("low_freq_factor", 1.0),
+        high_freq_factor=numbers.one("high_freq_factor", 4.0),
+        beta_fast=numbers.one("beta_fast", 32.0),
+        beta_slow=numbers.one("beta_slow", 1.0),
         truncate=bool(values.get("truncate", True)),
-        attention_factor=_attention_factor(kind, factor, original, values),
-        short_factors=tuple(map(float, values.get("short_factor", ()))),
-        long_factors=tuple(map(float, values.get("long_factor", ()))),
+        attention_factor=_attention_factor(kind, factor, original, numbers),
+        short_factors=numbers.several("short_factor"),
+        long_factors=numbers.several("long_factor"),
     )
 
 
-def _original_positions(config: Config, values: dict[str, Any]) -> int:
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """The settings as numbers, all of them above 0; raises ModelError."""
+
+    config: Config
+    source: str
+    values: dict[str, Any]
+
+    def one(self, key: str, default: float | None = None) -> float:
+        return self._checked(key, self.values.get(key, default))
+
+    def several(self, key: str) -> tuple[float, ...]:
+        listed = self.values.get(key, [])
+        if not isinstance(listed, list):
+            raise self.config.error(self.source, f"{key}: expected a list of numbers, found {listed!r}")
+        return tuple(self._checked(key, value) for value in listed)
+
+    def _checked(self, key: str, value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise self.config.error(self.source, f"{key}: expected a number above 0, found {value!r}")
+        return float(value)
+
+
+def _original_positions(config: Config, numbers: _Numbers) -> int:
     """The length the model was first trained for: beside the factors, or (phi3) at the top level."""
-    top = config.raw("original_max_position_embeddings")
-    inner = values.get("original_max_position_embeddings")
-    return int(inner or top or config.integer("max_position_embeddings"))
+    key = "original_max_position_embeddings"
+    top = config.integer(key if config.raw(key) else "max_position_embeddings")
+    return int(numbers.one(key, top))
 
 
-def _attention_factor(kind: str, factor: float, original: int, values: dict[str, Any]) -> float:
+def _attention_factor(kind: str, factor: float, original: int, numbers: _Numbers) -> float:
     """YaRN (arXiv:2309.00071), section 3.4; LongRoPE (arXiv:2402.13753) as published with phi3."""
     if kind not in ("yarn", "longrope"):
         return 1.0
-    if "attention_factor" in values:
-        return float(values["attention_factor"])
+    if "attention_factor" in numbers.values:
+        return numbers.one("attention_factor")
     if factor <= 1.0:
         return 1.0
     if kind == "longrope":
         return math.sqrt(1 + math.log(factor) / math.log(original))
-    mscale, mscale_all = values.get("mscale"), values.get("mscale_all_dim")
-    if mscale and mscale_all:
-        return _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all)
+    if numbers.values.get("mscale") and numbers.values.get("mscale_all_dim"):
+        return _yarn_mscale(factor, numbers.one("mscale")) / _yarn_mscale(factor, numbers.one("mscale_all_dim"))
     return _yarn_mscale(factor, 1.0)
 
 

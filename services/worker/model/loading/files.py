@@ -37,6 +37,14 @@ def read_json(file: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -
     return value
 
 
+def token_ids(value: Any) -> tuple[int, ...]:
+    """Return the ids of none, one or several tokens. Raises ValueError."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(not isinstance(token_id, int) or isinstance(token_id, bool) for token_id in ids):
+        raise ValueError(f"expected a token's id or a list of them, found {value!r}")
+    return tuple(ids)
+
+
 def check_safetensors(file: Path) -> None:
     """Raise ModelError where a safetensors file is a pointer, is no such file, or was cut off."""
     refuse_pointer(file)

@@ -39,7 +39,7 @@ def read_tokenizer(folder: Path, config: dict[str, Any], vocab_size: int) -> Tok
     special = _special_tokens(settings)
     before = len(tokenizer.get_added_tokens_decoder())
     _add_listed(tokenizer, folder, config, set(special.values()), vocab_size)
-    _add_unknown(tokenizer, [*_as_tokens(settings, _NAMED), *_listed_special(settings)], vocab_size)
+    _add_unknown(tokenizer, [*_as_tokens(settings, _NAMED), *_listed_special(folder, settings)], vocab_size)
     if len(tokenizer.get_added_tokens_decoder()) != before:
         text = tokenizer.to_str().encode()
     eos = special.get("eos_token")
@@ -102,10 +102,12 @@ def _as_tokens(settings: dict[str, Any], names: Iterable[str]) -> list[AddedToke
     return [_special(settings[name]) for name in names if _text(settings.get(name))]
 
 
-def _listed_special(settings: dict[str, Any]) -> list[AddedToken]:
+def _listed_special(folder: Path, settings: dict[str, Any]) -> list[AddedToken]:
     listed: list[Any] = []
     for name in _LISTS:
         value = settings.get(name) or []
+        if not isinstance(value, dict | list):
+            raise ModelError(f"{folder}: its tokenizer's {name}: expected a list of tokens, found {value!r}")
         listed += value.values() if isinstance(value, dict) else value
     return [_special(token) for token in listed if _text(token)]
 
@@ -121,12 +123,16 @@ def _add_listed(tokenizer: Tokenizer, folder: Path, config: dict[str, Any], spec
     decoder, file = config.get("added_tokens_decoder"), folder / "tokenizer_config.json"
     if isinstance(decoder, dict):
         for key, token in decoder.items():
+            if not isinstance(token, dict):
+                raise ModelError(f"{file}: added_tokens_decoder[{key!r}]: expected an object, found {token!r}")
             flags = {flag: bool(token[flag]) for flag in (*_FLAGS, "special") if flag in token}
-            listed[int(key)] = AddedToken(_text(token), **flags)
+            listed[_token_id(file, _text(token), key)] = AddedToken(_text(token), **flags)
     else:
         file = folder / "added_tokens.json"
         for text, token_id in read_json(file).items():
-            listed[int(token_id)] = AddedToken(text, special=text in special, normalized=text not in special)
+            listed[_token_id(file, text, token_id)] = AddedToken(
+                text, special=text in special, normalized=text not in special
+            )
     known = {added.content for added in tokenizer.get_added_tokens_decoder().values()}
     for token_id, token in sorted(listed.items()):
         if token.content in known:
@@ -138,6 +144,12 @@ def _add_listed(tokenizer: Tokenizer, folder: Path, config: dict[str, Any], spec
         found = tokenizer.token_to_id(token.content)
         if found != token_id:
             raise ModelError(f"{file}: {token.content!r} would be token {found} instead of {token_id}")
+
+
+def _token_id(file: Path, text: str, value: str | int) -> int:
+    if not str(value).isdecimal():
+        raise ModelError(f"{file}: the id of {text!r} must be a number, found {value!r}")
+    return int(value)
 
 
 def _add_unknown(tokenizer: Tokenizer, tokens: Iterable[AddedToken], vocab_size: int) -> None:

@@ -75,6 +75,37 @@ def test_a_chat_template_that_is_none(template: object, reason: str, folder: Pat
     assert read_model_files(folder).chat_template == "a"
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("config.json", {"eos_token_id": ""}, "eos_token_id: expected a token's id"),
+        ("config.json", {"eos_token_id": [1, "x"]}, "eos_token_id: expected a token's id"),
+        ("config.json", {"rope_scaling": {"rope_type": "yarn", "factor": "x"}}, "rope_scaling: factor: expected"),
+        ("config.json", {"rope_scaling": {"rope_type": "linear", "factor": 0}}, "rope_scaling: factor: expected"),
+        (
+            "config.json",
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": 5}},
+            "short_factor: expected a list",
+        ),
+        ("config.json", {"rope_scaling": {"rope_type": []}}, "rope_scaling: rope_type"),
+        ("generation_config.json", {"eos_token_id": {}}, "eos_token_id: expected a token's id"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"a": 1}}, "added_tokens_decoder.'a'.: expected an object"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "a"}}}, "the id of 'a' must be a number"),
+        ("added_tokens.json", {"a": None}, "the id of 'a' must be a number"),
+        ("special_tokens_map.json", {"additional_special_tokens": 5}, "additional_special_tokens: expected a list"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_file_and_key(
+    name: str, change: dict[str, object], message: str, folder: Path
+) -> None:
+    file = folder / name
+    values = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps(values | change))
+    with pytest.raises(StartupError, match=message) as failure:
+        read_model_files(folder)
+    assert name in str(failure.value) or f"{folder}: its tokenizer's" in str(failure.value)
+
+
 def test_what_the_publisher_recommends(folder: Path) -> None:
     file = folder / "generation_config.json"
     file.write_text('{"temperature": 0.6, "top_p": null, "top_k": -1, "do_sample": true, "max_new_tokens": 5}')
@@ -90,7 +121,7 @@ def test_a_sequence_ends_with_what_any_of_the_files_calls_its_end(folder: Path) 
     """Of config, generation config and tokenizer; what the model has no token for is left out."""
     changes = {
         "config.json": {"eos_token_id": 5},
-        "generation_config.json": {"eos_token_id": [7, 5, 10**6]},
+        "generation_config.json": {"eos_token_id": [7, 5, 10**6, -1]},
         "tokenizer_config.json": {"eos_token": "<|end|>"},
     }
     for name, change in changes.items():
