@@ -109,6 +109,7 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     spaces_between_special_tokens: Annotated[Any, neutral(True)] = None
     truncate_prompt_tokens: Annotated[Any, neutral()] = None
     use_beam_search: Annotated[Any, neutral(False)] = None
+    vllm_xargs: Annotated[Any, neutral({})] = None
 
     @property
     def session(self) -> str:
@@ -155,8 +156,9 @@ class FunctionDefinition(Struct, kw_only=True, forbid_unknown_fields=True):
 class Tool(Struct, kw_only=True, forbid_unknown_fields=True):
     """A tool of the model."""
 
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: FunctionDefinition
+    cache_control: Annotated[Any, ADVISORY] = None
 
 
 class ChosenFunction(Struct, forbid_unknown_fields=True):
@@ -168,7 +170,7 @@ class ChosenFunction(Struct, forbid_unknown_fields=True):
 class ChosenTool(Struct, kw_only=True, forbid_unknown_fields=True):
     """A tool that must be called."""
 
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: ChosenFunction
 
 
@@ -178,6 +180,7 @@ class FunctionCall(Struct, forbid_unknown_fields=True):
     name: str
     arguments: str | None = None
     parsed_arguments: Annotated[Any, ADVISORY] = None
+    provider_specific_fields: Annotated[Any, ADVISORY] = None  # LiteLLM's, in what it sends back
 
 
 class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -185,8 +188,9 @@ class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
 
     function: FunctionCall
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     index: Annotated[Any, ADVISORY] = None
+    provider_specific_fields: Annotated[Any, ADVISORY] = None
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -202,6 +206,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     parsed: Annotated[Any, ADVISORY] = None
     annotations: Annotated[Any, ADVISORY] = None
     cache_control: Annotated[Any, ADVISORY] = None
+    provider_specific_fields: Annotated[Any, ADVISORY] = None
     tool_calls: list[ToolCall] | None = None
     function_call: FunctionCall | None = None
     audio: Annotated[None, neutral()] = None
@@ -241,6 +246,7 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     documents: Annotated[Any, neutral([])] = None
     echo: Annotated[Any, neutral(False)] = None
     include_reasoning: Annotated[Any, neutral(True)] = None
+    media_io_kwargs: Annotated[Any, neutral({})] = None
     mm_processor_kwargs: Annotated[Any, neutral({})] = None
     modalities: Annotated[Any, neutral(["text"])] = None
     prompt_logprobs: Annotated[Any, neutral()] = None
@@ -255,7 +261,9 @@ class EmbeddingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, description="Only the model's own size")] | None = None
     user: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
     truncate_prompt_tokens: Annotated[Any, neutral()] = None
+    add_special_tokens: Annotated[Any, neutral(True)] = None
 
 
 class ComparisonBody(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -122,7 +122,7 @@ class ChatPreparer:
         prompt: ChatPrompt | None = None,
     ) -> Sequences:
         """The sequences of a body, written by `serializer`; raises :class:`ApiError`, which names fields of chat."""
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise invalid("`top_logprobs` needs `logprobs` to be true.", "top_logprobs", "invalid_value")
         check_token_ids(body, model.card.vocab_size)
         n = body.n or 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.gateway.api.schema import MAX_SESSION_CHARS
+from services.gateway.errors import invalid
 from services.gateway.generation.models import Models
 from services.gateway.generation.request import Caller
 from services.gateway.tenants.tenant import Gate, Permit, Tenant
@@ -11,6 +13,14 @@ from services.gateway.text.codec import ServedModel
 from services.gateway.usage import Usage
 
 _NOTHING = Usage()
+
+
+def named_session(value: str) -> str:
+    """The session of a header `x-session-id`; raises :class:`ApiError` (400)."""
+    if len(value) > MAX_SESSION_CHARS:
+        message = f"`x-session-id` may have at most {MAX_SESSION_CHARS} characters, got {len(value)}."
+        raise invalid(message, "x-session-id")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

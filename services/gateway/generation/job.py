@@ -6,9 +6,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Generic, Protocol, TypeVar
 
-from services.gateway.api.schema import MAX_SESSION_CHARS
-from services.gateway.errors import ApiError, invalid
-from services.gateway.generation.entrance import AdmittedRequest
+from services.gateway.errors import ApiError
+from services.gateway.generation.entrance import AdmittedRequest, named_session
 from services.gateway.generation.output import OutputChunk
 from services.gateway.generation.request import Caller
 from services.gateway.generation.sequences import Choice, Sequences, merged
@@ -79,9 +78,7 @@ class GenerationTask(Generic[Body]):
 
     async def start(self) -> None:
         """Prepare it on the model asked for, or on the fallback model if that has no worker; raises ApiError."""
-        if len(self._session) > MAX_SESSION_CHARS:
-            message = f"`x-session-id` may have at most {MAX_SESSION_CHARS} characters, got {len(self._session)}."
-            raise invalid(message, "x-session-id")
+        named_session(self._session)
         request = self.request
         self._asked, model = await request.models.choose(self.body.model or "", request.tenant)
         await self._start_on(model)

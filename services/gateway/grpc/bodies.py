@@ -77,7 +77,7 @@ def _body(
     request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, fields: dict[str, Any], kind: type[T]
 ) -> T:
     """Validated like a REST body; raises :class:`ApiError`."""
-    _check_known(request)
+    check_known(request)
     try:
         return msgspec.convert({**_options(request.options), **fields}, kind)
     except msgspec.ValidationError as error:
@@ -111,7 +111,7 @@ def _value(field: FieldDescriptor, value: Any) -> Any:
     return dict(value) if field.message_type.GetOptions().map_entry else _fields(value)
 
 
-def _check_known(message: Message) -> None:
+def check_known(message: Message) -> None:
     """Refuse what a newer contract may have and this one has not; raises :class:`ApiError`."""
     unknown = UnknownFieldSet(message)
     if len(unknown):
@@ -120,4 +120,4 @@ def _check_known(message: Message) -> None:
     for field, value in message.ListFields():
         if field.message_type is not None and not field.message_type.GetOptions().map_entry:
             for part in value if field.is_repeated else (value,):
-                _check_known(part)
+                check_known(part)

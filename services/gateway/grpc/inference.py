@@ -23,7 +23,7 @@ from services.gateway.generation.entrance import AdmittedRequest, Entrance
 from services.gateway.generation.job import FALLBACK_HEADER, GenerationTask, Preparer
 from services.gateway.generation.pipeline import check_prompt
 from services.gateway.grpc.answers import ResponseWriter, usage_message
-from services.gateway.grpc.bodies import chat_body, completion_body
+from services.gateway.grpc.bodies import chat_body, check_known, completion_body
 from services.gateway.observation import CLIENT_GONE, Observer, new_request_id
 from services.gateway.tenants.tenant import Tenant
 from services.gateway.text.codec import ServedModel
@@ -32,6 +32,7 @@ from services.gateway.upstream.catalog import Catalog
 log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_Naming = inference_pb2.EmbedRequest | inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest
 
 SERVICE = "ryzanstein.v1.Inference"
 _STATUS = {
@@ -67,9 +68,10 @@ class _Call:
             await self.context.send_initial_metadata(((FALLBACK_HEADER, task.model.name),))
         self.answering = True
 
-    async def find(self, admitted: AdmittedRequest, name: str) -> ServedModel:
+    async def find(self, admitted: AdmittedRequest, request: _Naming) -> ServedModel:
         """The model of a call, which is counted for it; raises :class:`ApiError`."""
-        model = await admitted.model(name)
+        check_known(request)
+        model = await admitted.model(request.model)
         self.model = model.name
         return model
 
@@ -108,7 +110,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:  # noqa: N802
         """Vectors of texts."""
         async with self._call("Embed", request, context) as call, self._admitted(context) as admitted:
-            model = await call.find(admitted, request.model)
+            model = await call.find(admitted, request)
             inputs = await self.embedder.inputs(request.input, model)
             caller = admitted.caller("", None, call.traceparent)
             vectors = await self.embedder.embed(admitted, model, inputs, caller)
@@ -121,7 +123,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.TokenizeResponse:
         """Ids of a text."""
         async with self._call("Tokenize", request, context) as call, self._admitted(context) as admitted:
-            model = await call.find(admitted, request.model)
+            model = await call.find(admitted, request)
             ids = await model.encode(request.text, "text", add_special_tokens=request.add_special_tokens)
             return inference_pb2.TokenizeResponse(ids=ids)
         raise AssertionError("unreachable: errors abort the call")
@@ -131,7 +133,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.DetokenizeResponse:
         """Text of ids."""
         async with self._call("Detokenize", request, context) as call, self._admitted(context) as admitted:
-            model = await call.find(admitted, request.model)
+            model = await call.find(admitted, request)
             _check_count(model, len(request.ids), "ids")
             if request.ids:
                 check_prompt(model, list(request.ids), "ids")
@@ -144,6 +146,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.ListModelsResponse:
         """The models that requests may name."""
         async with self._call("ListModels", request, context):
+            check_known(request)
             tenant = await self._tenant(context)
             models = [
                 inference_pb2.Model(id=name, **({"created": m.card.created, "max_model_len": m.max_len} if m else {}))

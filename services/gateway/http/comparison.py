@@ -15,7 +15,7 @@ from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import ComparisonBody, RerankBody, ScoreBody
 from services.gateway.errors import invalid
 from services.gateway.generation.embedding import Embedder
-from services.gateway.generation.entrance import AdmittedRequest
+from services.gateway.generation.entrance import AdmittedRequest, named_session
 from services.gateway.generation.pipeline import check_prompt
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import Exchange, UntilDisconnect
@@ -153,7 +153,8 @@ class ComparisonHandler(Generic[Body]):
         exchange.model = model.name
         asked = self._form.comparison(body, model.max_len)
         inputs = await _encoded(model, asked.texts)
-        caller = request.caller(body.user or "", body.priority, exchange.traceparent)
+        session = named_session(exchange.header(b"x-session-id")) or body.user or ""
+        caller = request.caller(session, body.priority, exchange.traceparent)
         async with UntilDisconnect(exchange):
             vectors = await self._embedder.embed(request, model, inputs, caller)
             exchange.answer_headers = list(request.admission.headers)

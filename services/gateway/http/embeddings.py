@@ -13,7 +13,7 @@ from services.gateway.api.schema import EmbeddingBody
 from services.gateway.asgi import JSON
 from services.gateway.errors import invalid
 from services.gateway.generation.embedding import Embedder
-from services.gateway.generation.entrance import AdmittedRequest
+from services.gateway.generation.entrance import AdmittedRequest, named_session
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import Exchange, UntilDisconnect
 from services.gateway.text.codec import ServedModel
@@ -48,7 +48,8 @@ class EmbeddingHandler:
             message = f"`dimensions` must be the model's own size, {model.card.hidden_size}."
             raise invalid(message, "dimensions", "unsupported_field")
         inputs = await self._embedder.inputs(body.input, model)
-        caller = request.caller(body.user or "", None, exchange.traceparent)
+        session = named_session(exchange.header(b"x-session-id")) or body.user or ""
+        caller = request.caller(session, body.priority, exchange.traceparent)
         async with UntilDisconnect(exchange):
             vectors = await self._embedder.embed(request, model, inputs, caller)
             exchange.answer_headers = list(request.admission.headers)

@@ -16,6 +16,11 @@ from tests.integration.gateway.gateways import Stack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 
 PROMPT = "The quick brown fox jumps"
+COMPARING: tuple[tuple[str, dict[str, object]], ...] = (
+    ("/v1/embeddings", {"input": "a"}),
+    ("/v1/score", {"text_1": "a", "text_2": "b"}),
+    ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+)
 
 
 @pytest.fixture
@@ -236,6 +241,10 @@ async def test_the_session_comes_from_header_field_or_user(stack: Stack) -> None
         body = {"prompt": PROMPT, "max_tokens": 1, **fields}
         assert (await stack.http.post("/v1/completions", json=body, headers=headers)).status_code == 200
         assert stack.router.routes[-1].session == session
+    for path, body in COMPARING:
+        for headers, session in (({"x-session-id": "h"}, "h"), ({}, "u")):
+            assert (await stack.http.post(path, json=body | {"user": "u"}, headers=headers)).status_code == 200
+            assert stack.router.routes[-1].session == session, path
 
 
 async def test_a_session_is_bounded_in_the_header_as_in_the_body(stack: Stack) -> None:
@@ -247,6 +256,9 @@ async def test_a_session_is_bounded_in_the_header_as_in_the_body(stack: Stack) -
         answer = await stack.http.post("/v1/completions", json={"prompt": PROMPT, **fields}, headers=headers)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
         assert "512" in answer.json()["error"]["message"]
+    for path, body in COMPARING:
+        answer = await stack.http.post(path, json=body, headers={"x-session-id": long})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-session-id"), path
 
 
 async def test_the_router_hears_the_prompts_blocks(stack: Stack) -> None:

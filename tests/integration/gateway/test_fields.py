@@ -7,9 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import inspect
 
 from services.gateway.api.fields import neutral_values
 from services.gateway.api.schema import (
+    BatchBody,
     ChatBody,
     CompletionBody,
     EmbeddingBody,
@@ -74,6 +76,44 @@ async def test_what_is_not_supported_is_accepted_when_it_changes_nothing_and_els
     assert other.json()["error"]["message"] == "`documents` is not supported; only `[]` or `null` is accepted."
 
 
+def _structs(described: inspect.Type, found: dict[type[msgspec.Struct], inspect.StructType]) -> None:
+    """All structs that a body may hold."""
+    if isinstance(described, inspect.StructType) and described.cls not in found:
+        found[described.cls] = described
+        for field in described.fields:
+            _structs(field.type, found)
+    for part in (
+        *getattr(described, "types", ()),
+        *(getattr(described, name, None) for name in ("type", "item_type", "value_type")),
+    ):
+        if isinstance(part, inspect.Type):
+            _structs(part, found)
+
+
+def _takes_null(described: inspect.Type) -> bool:
+    if isinstance(described, inspect.Metadata):
+        return _takes_null(described.type)
+    parts = described.types if isinstance(described, inspect.UnionType) else (described,)
+    return any(
+        isinstance(part, inspect.NoneType | inspect.AnyType) or (part is not described and _takes_null(part))
+        for part in parts
+    )
+
+
+def test_null_is_the_default_of_what_may_be_left_out_inside_of_them() -> None:
+    found: dict[type[msgspec.Struct], inspect.StructType] = {}
+    for kind in (*(kind for kind, _ in BODIES.values()), BatchBody):
+        _structs(inspect.type_info(kind), found)
+    assert len(found) > 2 * len(BODIES)
+    refused = [
+        f"{kind.__name__}.{field.encode_name}"
+        for kind, described in found.items()
+        for field in described.fields
+        if not field.required and not _takes_null(field.type)
+    ]
+    assert refused == []
+
+
 async def test_fields_that_advise_are_accepted(stack: Stack) -> None:
     advice = {
         "safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "service_tier": "auto",
@@ -86,8 +126,13 @@ async def test_fields_that_advise_are_accepted(stack: Stack) -> None:
         {"role": "assistant", "content": "ho", "refusal": None, "annotations": [], "audio": None, "tool_calls": None,
          "function_call": None, "reasoning_content": None},
         {"role": "assistant", "content": None, "tool_calls": [], "annotations": [{"type": "url_citation"}]},
+        {"role": "assistant", "provider_specific_fields": {"a": 1}, "tool_calls": [
+            {"id": "c", "type": None, "provider_specific_fields": None, "function": {"name": "f", "arguments": None}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "1"},
         HELLO,
     ]  # fmt: skip
+    tool = {"type": None, "cache_control": {"type": "ephemeral"}, "function": {"name": "f"}}
+    advice |= {"tools": [tool], "tool_choice": "none", "logprobs": False, "top_logprobs": 0}
     answer = await stack.http.post(CHAT, json={"messages": messages, "max_tokens": 1, **advice})
     assert answer.status_code == 200, answer.text
 

@@ -208,6 +208,16 @@ async def test_what_cannot_be_honoured_is_refused_by_name() -> None:
                 await anext(aiter(call(request)))
             assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT, names
             assert names in failure.value.details()
+        for unary, known in (
+            (stub.Embed, pb.EmbedRequest(input=["a"])),
+            (stub.Tokenize, pb.TokenizeRequest(text="a")),
+            (stub.Detokenize, pb.DetokenizeRequest(ids=[5])),
+            (stub.ListModels, pb.ListModelsRequest()),
+        ):
+            await unary(known)
+            known.MergeFromString(b"\xf8\x3e\x01")
+            with pytest.raises(grpc.aio.AioRpcError, match=f"Unknown field 1007 of {type(known).__name__}"):
+                await unary(known)
 
 
 async def test_a_response_says_which_worker_answers_when_asked() -> None:
