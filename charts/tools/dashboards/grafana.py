@@ -141,7 +141,11 @@ def _link(other: Dashboard) -> Json:
     return {
         "title": other.title,
         "type": "link",
+        "icon": "dashboard",
+        "tooltip": "",
         "url": f"/d/{other.uid}",
+        "tags": [],
+        "asDropdown": False,
         "includeVars": True,
         "keepTime": True,
         "targetBlank": False,

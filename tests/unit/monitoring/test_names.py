@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import yaml
 
+from tests.programs import CHART
 from tests.unit.monitoring.exported import (
     Exported,
     Query,
@@ -23,6 +28,12 @@ THERE = exported()
 QUERIES = list(queries())
 RECORDED = recorded()
 MOST_PANELS = 20
+OF_GRAFANA_11 = 39  # the version of its schema; newer ones migrate it
+VARIABLE = re.compile(r"\$(?:{(\w+)}|(\w+))")
+OF_GRAFANA = {"__all"}
+PANELS = {"row", "timeseries", "stat", "state-timeline"}
+# Of Grafana's: another name would show bare numbers.
+UNITS = {"Bps", "bytes", "celsius", "ops", "percent", "percentunit", "reqps", "s", "short", "watt"}
 
 
 def _complaints(there: Exported) -> list[str]:
@@ -88,6 +99,36 @@ def test_dashboards_are_orderly(dashboard: dict) -> None:  # type: ignore[type-a
     for panel in panels:
         assert panel["description"], panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"]
+
+
+@pytest.mark.parametrize("dashboard", dashboards(), ids=lambda dashboard: dashboard["uid"])
+def test_dashboards_are_what_grafana_reads_from_a_file(dashboard: dict) -> None:  # type: ignore[type-arg]
+    """Nothing is asked for at an import, every variable is defined, every source is one that Grafana has."""
+    assert dashboard["schemaVersion"] >= OF_GRAFANA_11
+    assert not {"id", "__inputs", "__requires"} & dashboard.keys()
+    variables = {each["name"]: each for each in dashboard["templating"]["list"]}
+    used = {name for match in VARIABLE.findall(json.dumps(dashboard)) for name in match if name}
+    assert used - OF_GRAFANA == variables.keys() | {"__rate_interval"}
+    sources = list(_sources(dashboard))
+    assert len(sources) > len(dashboard["panels"])
+    assert all(source == {"type": "prometheus", "uid": "${datasource}"} for source in sources)
+    assert variables["datasource"]["type"] == "datasource"
+    provisioned = yaml.safe_load((CHART.parents[1] / "deploy" / "monitoring" / "sources.yaml").read_text())
+    assert variables["datasource"]["query"] in {each["type"] for each in provisioned["datasources"]}
+    for panel in dashboard["panels"]:
+        assert panel["type"] in PANELS
+        ids = [target["refId"] for target in panel.get("targets", ())]
+        assert len(ids) == len(set(ids)), panel["title"]
+        assert panel["type"] == "row" or panel["fieldConfig"]["defaults"]["unit"] in UNITS, panel["title"]
+
+
+def _sources(node: Any) -> Iterator[Any]:
+    """Every data source that a part of a dashboard names."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        if key == "datasource":
+            yield value
+        else:
+            yield from _sources(value)
 
 
 def test_rates_have_as_many_samples_as_they_need() -> None:
