@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 import time
 
 import httpx
@@ -12,11 +15,14 @@ from tests.cluster.conftest import IMPATIENT
 from tests.cluster.installation import Installation
 from tests.cluster.load import Load, Traffic
 from tests.cluster.prometheus import Prometheus
-from tests.programs import CHART
+from tests.programs import CHART, missing, search_path
 from tests.unit.monitoring.panels import panels, shows
 
 pytestmark = pytest.mark.timeout(240)
 RUNBOOKS = CHART.parents[1] / "docs" / "runbooks"
+GUIDE = CHART.parents[1] / "docs" / "operations.md"
+# Whoever types the second command has seen the first one's answer.
+SEEN = "&\ntrap 'kill $!' EXIT\nuntil curl -so /dev/null 127.0.0.1:16686; do sleep 0.2; done\n"
 COMPONENTS = {"gateway", "router", "coordinator", "worker"}
 SERVICES = {f"ryzanstein-{name}" for name in ("gateway", "router", "kv-coordinator", "worker")}
 # Those of Kubernetes, GPUs and autoscaling are off by default.
@@ -82,6 +88,30 @@ def test_a_trace_of_all_four_services(installed: Installation) -> None:
             return any(services(trace) >= SERVICES for trace in traces)
 
         installed.kube.until("spans of all services", traced, every_s=2)
+
+
+def test_the_way_from_a_slow_request_to_its_trace(installed: Installation) -> None:
+    """The guide's own commands, as they stand there."""
+    section = GUIDE.read_text().partition("\n## Why is it slow\n")[2].partition("\n## ")[0]
+    (trace,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    request_id = f"slow-{os.getpid()}"
+    headers = {"x-request-id": request_id, "traceparent": f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-01"}
+    body = {"model": "ryzanstein-tiny", "prompt": "def fibonacci(n):\n" * 8, "max_tokens": 8}
+    answer = httpx.post(f"{installed.url}/v1/completions", json=body, headers=headers, timeout=60)
+    assert answer.headers["x-request-id"] == request_id
+
+    def typed(text: str) -> str:
+        names = {"NAMESPACE": installed.kube.namespace, "RELEASE": installed.release, "REQUEST_ID": request_id}
+        for name, value in names.items():
+            text = text.replace(name, value)
+        environment = {**os.environ, "PATH": search_path(), "KUBECONFIG": str(installed.kube.kubeconfig)}
+        command = [shutil.which("bash") or missing("bash"), "-c", text]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return done.stdout
+
+    installed.kube.until(
+        "the trace", lambda: "worker.decode" in (shown := typed(trace.replace("&\n", SEEN))) and " ms in " in shown
+    )
 
 
 def test_an_alert_fires_and_resolves(installed: Installation, traffic: Traffic, prometheus: Prometheus) -> None:
