@@ -56,9 +56,9 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(config: Config, source: str, values: dict[str, Any], head_dim: int) -> RopeSpec:
-    kind = str(values.get("rope_type", values.get("type", "default")))
-    kind = {"su": "longrope"}.get(kind, kind)  # the first name of longrope
-    if kind not in _KEYS:
+    kind: Any = values.get("rope_type", values.get("type", "default"))
+    kind = "longrope" if kind == "su" else kind  # its first name
+    if str(kind) not in _KEYS:
         raise config.error(source, f"rope_type {kind!r} is not implemented; known: {', '.join(_KEYS)}")
     neutral = {key for key, value in values.items() if _NEUTRAL.get(key) == value}
     unknown = values.keys() - _KEYS[kind] - _COMMON - neutral
