@@ -10,7 +10,7 @@ from services.gateway.errors import ApiError, invalid
 from services.gateway.text.codec import ServedModel
 from services.gateway.text.guard import Marks, PromptPart
 from services.gateway.text.template import ChatTemplate
-from services.gateway.tools.prompting import with_text_arguments, without_tools
+from services.gateway.text.tool_turns import with_text_arguments, without_tools
 
 
 @dataclass(frozen=True, slots=True)
