@@ -16,6 +16,9 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 Argument = bytes | str | int
 
+# Connecting looks up a name, encrypts and logs in, longer than a command may take; it is done beside those that wait.
+CONNECT_TIMEOUT_S = 2.0
+
 
 class RedisUrlError(ValueError):
     """A URL is not one of a Redis; the message holds no part of it."""
@@ -120,7 +123,7 @@ class _Credentials(CredentialProvider):
 def open_redis(access: RedisAccess, timeout_s: float, *, timed_by_caller: bool = False) -> redis.Redis:
     """A client whose commands answer or raise RedisError/OSError within about `timeout_s`; connects on first use.
 
-    `timed_by_caller`: only connecting is limited here. The client's own limit costs it a task for every command.
+    `timed_by_caller`, a Batcher: nothing is limited here. The client's own limit costs it a task for every command.
     """
     parts = urlsplit(access.url)
     options: dict[str, Any] = {"ssl_ca_certs": access.ca_file} if access.ca_file else {}
@@ -129,7 +132,7 @@ def open_redis(access: RedisAccess, timeout_s: float, *, timed_by_caller: bool =
     client: redis.Redis = redis.from_url(
         parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(),
         socket_timeout=None if timed_by_caller else timeout_s,
-        socket_connect_timeout=timeout_s,
+        socket_connect_timeout=None if timed_by_caller else timeout_s,
         retry=Retry(NoBackoff(), 0),
         **options,
     )
@@ -147,6 +150,7 @@ class Batcher:
         self._pool = client.connection_pool
         self._timeout_s = timeout_s
         self._connection: redis.Connection | None = None
+        self._connecting: asyncio.Task[None] | None = None
         self._waiting: list[tuple[tuple[Argument, ...], asyncio.Future[Any]]] = []
         self._sender: asyncio.Task[None] | None = None
 
@@ -157,6 +161,23 @@ class Batcher:
         if self._sender is None or self._sender.done():
             self._sender = asyncio.create_task(self._send())
         return await answer
+
+    def connect(self) -> asyncio.Task[None] | None:
+        """Have the connection made unless it is there, so that no command has to wait for it; its task."""
+        if self._connecting is not None and not self._connecting.done():
+            return self._connecting  # the client calls itself connected before it is let in
+        if self._connection is not None and self._connection.is_connected:
+            return None
+        self._connecting = asyncio.create_task(self._connect(), name="redis-connect")
+        self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # told to who waits
+        return self._connecting
+
+    async def _connect(self) -> None:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            if self._connection is None:
+                self._connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
+            else:
+                await self._connection.connect()  # type: ignore[no-untyped-call]
 
     async def _send(self) -> None:
         """While a batch is on its way the next one gathers."""
@@ -179,9 +200,10 @@ class Batcher:
 
     async def _exchange(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
         """The answers in order, errors of single commands among them; the client ends a connection that fails."""
+        if connecting := self.connect():
+            await asyncio.shield(connecting)  # goes on when the time of these commands is over
         connection = self._connection
-        if connection is None:
-            connection = self._connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
+        assert connection is not None
         await connection.send_packed_command(connection.pack_commands(commands))
         return [await _read_answer(connection) for _ in commands]
 

@@ -81,12 +81,13 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             prefixes = Prefixes(channel, settings.lookup_timeout_ms / 1000)
             stack.push_async_callback(prefixes.close)
         metrics = RouterMetrics(registry, prefixes)
+        sessions = Sessions(
+            session_redis, keys, settings.redis, settings.redis_timeout_ms / 1000, metrics.redis_seconds.observe
+        )
         routing = Routing(
             fleet=fleet,
             policy=make_policy(settings.policy, settings.decode_weight),
-            sessions=Sessions(
-                session_redis, keys, settings.redis, settings.redis_timeout_ms / 1000, metrics.redis_seconds.observe
-            ),
+            sessions=sessions,
             prefixes=prefixes,
             queue_size=settings.queue_size,
             queue_timeout_s=settings.queue_timeout_s,
@@ -103,6 +104,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         async def refresh() -> None:
             while True:
                 await health.set_serving(not waits_for())
+                sessions.connect()
                 routing.forget(fleet.forget())
                 metrics.refresh(fleet, routing)
                 heap.freeze_if_still(workers.joined, workers.left)

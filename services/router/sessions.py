@@ -83,6 +83,10 @@ class Sessions:
         self._observe = observe
         self._outage = RedisOutage(log, access, "sessions go by rendezvous hashing")
 
+    def connect(self) -> None:
+        """Have the connection to Redis made, if there is none, before a request needs it."""
+        self._redis.connect()
+
     def available(self) -> bool:
         """Whether Redis would be asked now."""
         return self._breaker.allows(time.monotonic())

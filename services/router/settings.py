@@ -53,5 +53,5 @@ class RouterSettings(ServiceSettings):
         default=5.0, gt=0, description="A slower coordinator is worth less than its answer"
     )
     redis_timeout_ms: float = Field(
-        default=50.0, gt=0, description="A slower Redis is taken for gone; sessions are hashed"
+        default=50.0, gt=0, description="A command that takes longer is given up, and sessions are hashed"
     )

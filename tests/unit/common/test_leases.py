@@ -19,6 +19,7 @@ from services.common.worker_watcher import WorkerHooks, WorkerWatcher
 from tests.integration.router.processes import RedisServer, until
 
 KEYS, ACCESS = RedisKeys("test"), RedisAccess("unix:///a")
+FAST_S = 0.2  # what a command may take
 
 
 def lease(worker_id: str, address: str = "host:1", phase: str = "serving") -> Lease:
@@ -279,6 +280,39 @@ async def test_a_stopped_redis_costs_one_time_out_however_many_wait(server: Redi
         assert asyncio.get_running_loop().time() - began < 1.8, "and not one time-out after the other"
         server.signal(signal.SIGCONT)
         assert await batcher.run("GET", "key") == b"value", "and not the answer to an earlier command"
+
+
+async def test_connecting_may_take_longer_than_a_command(server: RedisServer) -> None:
+    """A name is looked up, TLS negotiated, a password checked; each time a connection breaks."""
+    connections = 0
+
+    async def far_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await asyncio.sleep(3 * FAST_S)
+        answers, commands = await asyncio.open_unix_connection(RedisAccess(server.url).place)
+        await asyncio.gather(_pass_on(reader, commands), _pass_on(answers, writer))
+
+    async with await asyncio.start_server(far_away, "127.0.0.1", 0) as proxy:
+        access = RedisAccess(f"redis://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+        async with open_redis(access, FAST_S, timed_by_caller=True) as client:
+            batcher = Batcher(client, FAST_S)
+            for broken in range(2):
+                with pytest.raises(TimeoutError):
+                    await batcher.run("PING")
+                connecting = batcher.connect()
+                assert connecting is not None
+                await connecting
+                assert connections == broken + 1
+                assert await batcher.run("PING") == b"PONG"
+                assert batcher.connect() is None
+                await client.connection_pool.disconnect()
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while chunk := await reader.read(1 << 16):
+        writer.write(chunk)
+    writer.close()
 
 
 async def test_a_batch_fails_as_a_whole_when_redis_is_gone(client: redis.Redis, server: RedisServer) -> None:
