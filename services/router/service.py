@@ -103,8 +103,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
             return routing_pb2.RouteAnswer(tag=frame.tag, placed=await self._route(frame.route, parent))
         except _REFUSALS as error:
             return _refused(frame.tag, str(error), *self._refuse(error))
-        except Exception as error:
-            # One request's trouble must not end its neighbours' call.
+        except Exception as error:  # one request's trouble must not end its neighbours' call
             log.exception("decision failed", extra={"request_id": frame.route.request_id})
             return _refused(frame.tag, repr(error), grpc.StatusCode.INTERNAL)
 

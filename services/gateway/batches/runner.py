@@ -87,7 +87,7 @@ class BatchRunner:
                 working.result()
         except LostClaimError:
             log.info("batch %s: another gateway works on it", claim.batch_id)
-        except Exception:
+        except Exception:  # a mistake of ours: whoever claims the batch next takes it up where it was
             log.exception("batch %s: given up for now", claim.batch_id)
             await asyncio.sleep(self._renew_s)  # it would be claimed again at once
         finally:

@@ -178,7 +178,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await _abort(context, error, ids)
         except asyncio.CancelledError:
             raise
-        except Exception:
+        except Exception:  # a mistake of ours: it ends this call and no other
             log.exception("call failed")
             status = 500
             await _abort(context, internal_error(), ids)

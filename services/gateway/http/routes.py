@@ -121,7 +121,7 @@ class Routes:
             await exchange.fail(error)
         except asyncio.CancelledError:
             raise
-        except Exception:
+        except Exception:  # a mistake of ours: it ends this request and no other
             log.exception("request failed")
             if exchange.status:
                 exchange.failure = 500

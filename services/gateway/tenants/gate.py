@@ -87,7 +87,7 @@ class TenantGate:
                 raise self._refused("rate_limit_exceeded", message, _REQUESTS, requests.reset_s)
             admitted = _Admitted(self, tenant, requests)
             await self.reserve(admitted, 1)  # who has none left is told before his prompt is looked at
-        except BaseException:
+        except BaseException:  # also when the client goes away meanwhile
             self._concurrency.leave(tenant)
             raise
         return admitted

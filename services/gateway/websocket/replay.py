@@ -110,7 +110,7 @@ class ReplayBuffer:
                 await self._fill()
         except ApiError as error:
             self.error = error
-        except Exception:
+        except Exception:  # a mistake of ours: it ends this generation and no other
             log.exception("generation failed")
             self.error = internal_error()
         finally:

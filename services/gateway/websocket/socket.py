@@ -191,7 +191,7 @@ class _Connection:
                 buffer = await self._buffer(message, observed)
         except ApiError as error:
             self._refuse(message.id, error, observed)
-        except Exception:
+        except Exception:  # a mistake of ours: it ends this generation and no other
             log.exception("generation not begun")
             self._refuse(message.id, internal_error(), observed)
         else:

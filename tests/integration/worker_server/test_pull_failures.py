@@ -218,6 +218,18 @@ async def test_a_source_that_misbehaves_changes_no_token(redis_url: str, blocks:
         assert (await target.state()).kv_blocks_used == 0
 
 
+async def test_a_mistake_of_ours_in_a_pull_changes_no_token(redis_url: str) -> None:
+    async def write(*_blocks: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    async with a_worker(redis_url) as (one, source), a_worker(redis_url) as (two, target):
+        await source.complete(PROMPT)
+        two.group.write_blocks = write
+        assert is_right(await target.complete(PROMPT, pull=await hint_of(source, one.address)))
+        assert await metric(two, "pull_failures", reason="error") == 1
+        assert (await target.state()).kv_blocks_used == 0
+
+
 async def test_neighbours_go_on_while_a_request_waits_for_its_blocks(redis_url: str) -> None:
     async with a_worker(redis_url) as (_, target), a_source(falls_silent) as hint:
         waiting = await target.submit(PROMPT, pull=hint)
