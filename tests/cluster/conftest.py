@@ -103,6 +103,16 @@ def _leave_room(request: pytest.FixtureRequest) -> Iterator[None]:
         in_use.remove(kube)
 
 
+@pytest.fixture(scope="session")
+def earlier_chart() -> Path:
+    """The chart of an earlier revision, whose images have the tag `previous`; `tests/cluster/previous` makes both."""
+    folder = Path(os.environ.get("RYZANSTEIN_TEST_PREVIOUS", "build/previous"))
+    if not (folder / "chart").is_dir():
+        assert not required(), f"no earlier revision is in {folder}"
+        pytest.skip(f"no earlier revision is in {folder}: run tests/cluster/previous")
+    return folder.resolve() / "chart"
+
+
 @pytest.fixture
 def namespace(namespaces: Namespaces, request: pytest.FixtureRequest) -> Iterator[Kube]:
     """A namespace of the test's own, named like it, removed after it."""

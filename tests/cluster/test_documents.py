@@ -16,7 +16,7 @@ from tests.programs import CHART, helm, missing, program, search_path
 pytestmark = pytest.mark.timeout(900)
 ROOT = CHART.parents[1]
 FENCE = re.compile(
-    r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<language>sh|yaml)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"(?:<!-- file: (?P<file>\S+) -->\n)?^ *```(?P<language>sh|yaml)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL
 )
 # No node of the test's cluster has Grafana's image.
 HELM = """#!/bin/sh
@@ -24,6 +24,9 @@ case $1 in install|upgrade) set -- "$@" --set monitoring.grafana.enabled=false;;
 exec {helm} "$@"
 """
 INSTALL = "kubectl create namespace llm; helm install ryzanstein charts/ryzanstein -n llm --wait --timeout 200s"
+UPGRADED = """workers:
+  defaults: {replicas: 2, resources: {requests: {cpu: 100m}}}
+"""
 
 
 @pytest.fixture
@@ -67,3 +70,10 @@ def test_the_deployment_guide(folder: Path, kubeconfig: Path) -> None:
 def test_the_security_page(folder: Path, kubeconfig: Path) -> None:
     run(INSTALL, folder, kubeconfig)
     assert follow(ROOT / "docs/security.md", folder, kubeconfig) >= 3
+
+
+def test_how_to_upgrade(folder: Path, kubeconfig: Path, earlier_chart: Path) -> None:
+    (folder / "llm.yaml").write_text(UPGRADED)
+    earlier = f"{earlier_chart} -f llm.yaml --set image.tag=previous"
+    run(INSTALL.replace("charts/ryzanstein", earlier), folder, kubeconfig)
+    assert follow(CHART / "UPGRADING.md", folder, kubeconfig) >= 4
