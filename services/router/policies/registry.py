@@ -1,14 +1,19 @@
-"""All parts that policies are made of, and the policies that have a name. A new one is a line here."""
+"""All parts that policies are made of, found in their folders, and the policies that have a name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args
+from functools import reduce
+from importlib import import_module
+from operator import or_
+from pkgutil import iter_modules
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.router.policies.base import PolicyPart
+from services.router.policies import filters, pickers, scorers
+from services.router.policies.base import Filter, Picker, PolicyPart, Scorer
 from services.router.policies.filters.affordable import Affordable
 from services.router.policies.filters.hash_session import HashSession
 from services.router.policies.filters.keep_session import KeepSession
@@ -17,21 +22,34 @@ from services.router.policies.filters.spare import Spare
 from services.router.policies.pickers.lowest_cost import LowestCost
 from services.router.policies.pickers.rendezvous import Rendezvous
 from services.router.policies.pickers.round_robin import RoundRobin, WeightedRoundRobin
-from services.router.policies.pickers.softmax import Softmax
 from services.router.policies.policy import Policy
 from services.router.policies.scorers.decode_time import DecodeTime
-from services.router.policies.scorers.load import Load
-from services.router.policies.scorers.prefix import Prefix
-from services.router.policies.scorers.queue import Queue
-from services.router.policies.scorers.session import Session
 from services.router.policies.scorers.time_to_first_token import TimeToFirstToken
-from services.router.policies.scorers.work import Work
 
-AnyFilter = Annotated[KeepSession | Affordable | HashSession | Spare | Least, Field(discriminator="type")]
-AnyScorer = Annotated[
-    TimeToFirstToken | DecodeTime | Queue | Load | Prefix | Session | Work, Field(discriminator="type")
-]
-AnyPicker = Annotated[LowestCost | Softmax | RoundRobin | WeightedRoundRobin | Rendezvous, Field(discriminator="type")]
+
+def _find(folder: ModuleType, kind: type[PolicyPart]) -> Mapping[str, type[PolicyPart]]:
+    """The parts that the files of a folder define, by type and in the files' order: being there registers one."""
+    modules = [import_module(f"{folder.__name__}.{file.name}") for file in iter_modules(folder.__path__)]
+    found = (part for module in modules for part in vars(module).values() if _is_own(part, kind, module))
+    return MappingProxyType({part.model_fields["type"].default: part for part in found})
+
+
+def _is_own(part: object, kind: type[PolicyPart], module: ModuleType) -> bool:
+    return isinstance(part, type) and issubclass(part, kind) and part.__module__ == module.__name__
+
+
+_FILTERS, _SCORERS, _PICKERS = _find(filters, Filter), _find(scorers, Scorer), _find(pickers, Picker)
+# All parts by type, filters first.
+PARTS: Mapping[str, type[PolicyPart]] = MappingProxyType({**_FILTERS, **_SCORERS, **_PICKERS})
+
+if TYPE_CHECKING:
+    AnyFilter = Filter
+    AnyScorer = Scorer
+    AnyPicker = Picker
+else:  # pydantic tells the members of a union apart by their type
+    AnyFilter = Annotated[reduce(or_, _FILTERS.values()), Field(discriminator="type")]
+    AnyScorer = Annotated[reduce(or_, _SCORERS.values()), Field(discriminator="type")]
+    AnyPicker = Annotated[reduce(or_, _PICKERS.values()), Field(discriminator="type")]
 
 
 class Composition(BaseModel):
@@ -89,14 +107,3 @@ def make_policy(policy: PolicyName | Composition, decode_weight: float) -> Polic
     """
     made = policy if isinstance(policy, Composition) else preset(policy, decode_weight)
     return Policy(made.name, made.filters, made.scorers, made.picker)
-
-
-def _parts(kind: Any) -> dict[str, type[PolicyPart]]:
-    union, _ = get_args(kind)
-    return {part.model_fields["type"].default: part for part in get_args(union)}
-
-
-# All parts by type, filters first.
-PARTS: Mapping[str, type[PolicyPart]] = MappingProxyType(
-    {**_parts(AnyFilter), **_parts(AnyScorer), **_parts(AnyPicker)}
-)
