@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import services.router.policies as policies
@@ -66,6 +66,39 @@ def test_spare_and_least_leave_who_has_less_and_a_filter_that_would_leave_nobody
     assert left_by(snapshot, query, {"type": "least", "of": "work", "within": 0.1}) == {0, 1}
     idle = replace(snapshot, busy=False)
     assert left_by(idle, query, spare, {"type": "least", "of": "work"}) == {0, 1, 2}
+
+
+BOUNDED: dict[str, Any] = {"filters": [{"type": "bounded", "factor": 1.25}], "picker": {"type": "rendezvous"}}
+
+
+def test_hashing_with_bounded_loads_keeps_every_worker_below_the_bound() -> None:
+    """Three of four requests are one session's: hashed alone, they all are at one worker."""
+    hot, loads = Query(100, session_key=hash64("hot")), [0] * 5
+    for i in range(200):
+        snapshot = snapshot_of([Worker(load=load) for load in loads])
+        snapshot = replace(snapshot, why_not=np.array([0, 0, 0, 0, 1], dtype=np.uint8))
+        query = hot if i % 4 else Query(100, session_key=hash64(f"session {i}"))
+        loads[decide(snapshot, query, **BOUNDED).index] += 1
+        assert max(loads) <= np.ceil(1.25 * (i + 1) / 4), "of the four that are eligible"
+    assert loads[4] == 0
+
+
+@given(situations(), st.integers(0, 2**64 - 1))
+def test_a_session_leaves_its_hash_only_while_that_worker_is_full_and_routers_agree_where_to(
+    situation: tuple[Snapshot, Query], other_key: int
+) -> None:
+    snapshot, query = situation
+    query = replace(query, session_key=query.session_key or 1, excluded=())
+    eligible = why_not_for(snapshot, query) == 0
+    assume(eligible.any())
+    load = snapshot.load
+    full = load + 1 > np.ceil(1.25 * (load[eligible].sum() + 1) / eligible.sum())
+    home = decide(snapshot, query, picker={"type": "rendezvous"}).index
+    there = replace(query, request_key=other_key, turn=query.turn + 1)
+    choice = decide(snapshot, query, **BOUNDED)
+    assert (choice.index == home) == (not full[home])
+    assert not full[choice.index]
+    assert choice.index == decide(snapshot, there, **BOUNDED).index
 
 
 def test_filters_can_be_for_sessions_and_for_busy_fleets_only() -> None:
