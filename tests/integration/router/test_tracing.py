@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
@@ -17,9 +19,12 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self) -> None:
         self.spans: dict[str, Span] = {}
+        self.instances: dict[str, str] = {}  # by service
 
     async def Export(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802
         for resource in request.resource_spans:
+            named = {a.key: a.value.string_value for a in resource.resource.attributes}
+            self.instances[named["service.name"]] = named["service.instance.id"]
             for scope in resource.scope_spans:
                 self.spans |= {span.name: span for span in scope.spans}
         return trace_service_pb2.ExportTraceServiceResponse()
@@ -34,7 +39,9 @@ async def test_the_callers_trace_goes_on(fleet: RouterRig, monkeypatch: pytest.M
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     await fleet.worker("only")
     coordinator = fleet.process(coordinator_process(fleet.redis_server.url))
-    router = await fleet.router(workers=1, COORDINATOR_ADDRESS=coordinator.address, LOOKUP_TIMEOUT_MS="5000")
+    router = await fleet.router(
+        workers=1, ROUTER_ID="router-a", COORDINATOR_ADDRESS=coordinator.address, LOOKUP_TIMEOUT_MS="5000"
+    )
     await router.Route(
         pb.RouteRequest(request_id="r", prompt_tokens=100, block_hashes=[1, 2]),
         metadata=(("traceparent", f"00-{TRACE}-{PARENT}-01"),),
@@ -48,6 +55,8 @@ async def test_the_callers_trace_goes_on(fleet: RouterRig, monkeypatch: pytest.M
     assert route.trace_id.hex() == lookup.trace_id.hex() == TRACE
     assert route.parent_span_id.hex() == PARENT
     assert lookup.parent_span_id == route.span_id
+    assert collector.instances["ryzanstein-kv-coordinator"] == socket.gethostname(), "in Kubernetes the pod's name"
+    assert collector.instances["ryzanstein-router"] == "router-a"
     attributes = {a.key: a.value for a in route.attributes}
     assert attributes["route.worker"].string_value == "only"
     assert attributes["route.cost_ms"].double_value > 0
