@@ -1,0 +1,87 @@
+"""What the documents say of values is so: each that they name exists, and each that they show renders."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.charts.rendering import render
+from tests.programs import CHART
+
+ROOT = CHART.parents[1]
+PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/runbooks/*.md"), CHART / "UPGRADING.md", ROOT / "README.md"])
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+TOP = set(yaml.safe_load((CHART / "values.yaml").read_text()))
+BLOCK = re.compile(r"^ *```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+NAME = re.compile(r"([A-Za-z]+(?:\.[A-Za-z]+)+)(?:[:=] ?\S+)?")
+FILE = re.compile(r"\.(?:yaml|json|txt|tgz)$")
+
+
+def spans(page: Path) -> list[str]:
+    """What is set as code within the text."""
+    return SPAN.findall(BLOCK.sub("", page.read_text()))
+
+
+def named() -> set[tuple[str, str]]:
+    """Values by page and path, such as `redis.auth.generation`."""
+    found = [(page.name, NAME.fullmatch(span)) for page in PAGES for span in spans(page)]
+    return {
+        (page, name[1]) for page, name in found if name and name[1].split(".")[0] in TOP and not FILE.search(name[1])
+    }
+
+
+def shown() -> list[Any]:
+    """Mappings of values: within the text, or as blocks."""
+    found = []
+    for page in PAGES:
+        blocks = [block["text"] for block in BLOCK.finditer(page.read_text()) if block["language"] == "yaml"]
+        for text in [*spans(page), *blocks]:
+            key = re.match(r"(\w+):(?: \{|\n)", text)
+            if key and key[1] in TOP:
+                found.append(pytest.param(yaml.safe_load(text), id=f"{page.name}: {key[1]}"))
+    return found
+
+
+def inside(schemas: list[dict[str, Any]], key: str) -> Iterator[dict[str, Any]]:
+    """The schemas of a key of objects that have one of these schemas."""
+    while schemas:
+        schema = schemas.pop()
+        if "$ref" in schema:
+            target: Any = SCHEMA
+            for part in schema["$ref"].removeprefix("#/").split("/"):
+                target = target[part]
+            schemas.append(target)
+        for several in ("anyOf", "oneOf", "allOf"):
+            schemas += schema.get(several, [])
+        further = schema.get("additionalProperties")
+        if key in schema.get("properties", {}):
+            yield schema["properties"][key]
+        elif isinstance(further, dict):
+            yield further
+        yield from schema.get("patternProperties", {}).values()
+
+
+def test_values_that_are_named_exist() -> None:
+    assert len(named()) > 30
+    unknown = []
+    for page, name in sorted(named()):
+        schemas = [SCHEMA]
+        for key in name.split("."):
+            schemas = list(inside(schemas, key))
+        if not schemas:
+            unknown.append(f"{page} names {name}")
+    assert not unknown
+
+
+@pytest.mark.parametrize("values", shown())
+def test_values_that_are_shown_render(values: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    assert render(file)
