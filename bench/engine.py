@@ -189,6 +189,7 @@ def main(
     model: Annotated[Path, typer.Argument(help="A checkpoint folder.")],
     ranks: int = 1,
     dtype: str = "bfloat16",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     batches: str = "1,4,16,64",
     prompt_tokens: int = 128,
     output_tokens: int = 64,
@@ -203,15 +204,17 @@ def main(
         model_path=str(model),
         ranks=ranks,
         dtype=dtype,
+        device=device,
         kv_tokens=max(sizes) * (prompt_tokens + output_tokens + 32),
         max_slots=max(*sizes, 4),
         max_model_len=prompt_tokens + output_tokens + 1,
     )
     workload = Workload(prompt_tokens, output_tokens, Sampling(temperature=temperature, top_p=top_p))
     started, measured = asyncio.run(measure(config, sizes, workload, rounds))
+    where = f"{model.name}, {ranks} ranks, {dtype}" + ("" if device == "cpu" else f", {device}")
     if json_file:
-        write_readings(json_file, readings(measured, f"engine/{model.name}, {ranks} ranks, {dtype}"))
-    table = Table(title=f"{model.name}, {ranks} ranks, {dtype}: medians; started in {started.seconds:.1f} s")
+        write_readings(json_file, readings(measured, f"engine/{where}"))
+    table = Table(title=f"{where}: medians; started in {started.seconds:.1f} s")
     for column in asdict(measured[0]):
         table.add_column(column, justify="right")
     for row in measured:

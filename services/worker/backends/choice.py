@@ -29,9 +29,12 @@ def choose_attention(
 ) -> Attention[Any]:
     """Return the first that passes its check, warning of those that do not. Raises RuntimeError."""
     for make in choices:
-        attention = make()
         try:
+            attention = make()
             problem = check_attention(attention, shape, dtype, device)
+        except ImportError as error:  # another release of torch
+            logger.warning("an attention is not used: %s", error)
+            continue
         except (RuntimeError, ValueError, NotImplementedError) as error:  # kernels refuse shapes and devices
             problem = str(error)
         if problem is None:

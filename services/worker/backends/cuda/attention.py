@@ -1,6 +1,7 @@
-"""Paged attention on CUDA by torch's variable-length flash kernel. Written from its reference, not yet run.
+"""Paged attention on CUDA by torch's variable-length flash kernel, which releases before 2.13 do not have.
 
-No GPU was at hand: the check at start decides whether this one or the one by gathering is used.
+Written from its reference: the GPU that the rest was run on had an older torch. The check at start decides whether this
+one or the one by gathering is used.
 """
 
 from __future__ import annotations
@@ -48,7 +49,24 @@ class PagedVarlen:
             block_tables=batch.block_tables.int(),
             max_rows=max(end - start for start, end in pairwise(batch.query_starts)),
             max_keys=max(batch.context_lens),
-            window=(-1 if window is None else window - 1, 0),
+            window=_sides(window),
+        )
+
+    def decode_plan(
+        self, lengths: torch.Tensor, block_tables: torch.Tensor, n_keys: int, block_size: int, window: int | None
+    ) -> VarlenPlan:
+        """Lay out a step with one row per sequence from what lies on the device: it can be captured and replayed.
+
+        `lengths` [n] are at most `n_keys`; `block_tables` [n, max_blocks].
+        """
+        return VarlenPlan(
+            n_rows=len(lengths),
+            row_starts=torch.arange(len(lengths) + 1, dtype=torch.int32, device=lengths.device),
+            n_keys=lengths.int(),
+            block_tables=block_tables.int(),
+            max_rows=1,
+            max_keys=n_keys,
+            window=_sides(window),
         )
 
     def n_rows(self, plan: VarlenPlan) -> int:
@@ -77,3 +95,8 @@ class PagedVarlen:
             num_splits=1,  # automatic splits may leave rows unwritten, and sum in an order that depends on the batch
         )
         return out
+
+
+def _sides(window: int | None) -> tuple[int, int]:
+    """How many keys to the left and to the right of its own a row sees; -1: all."""
+    return -1 if window is None else window - 1, 0

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from services.worker.backends.base import Attention, AttentionShape, Memory
+from services.worker.backends.base import Attention, AttentionShape, Computations, Memory, NoGraph, StepGraphs
 from services.worker.backends.choice import Candidate, choose_attention
 from services.worker.backends.collectives import GroupSeat, LoneRank, StepCommunicator
 from services.worker.backends.cuda.attention import PagedVarlen
+from services.worker.backends.cuda.graph import CudaDecodes
 from services.worker.backends.cuda.nccl import NcclCommunicator
 from services.worker.backends.torch.backend import TorchBackend
 from services.worker.backends.torch.gathering import PagedSdpa
@@ -32,7 +33,7 @@ class CudaMemory:
 
 
 class CudaBackend(TorchBackend):
-    """One GPU. Steps are computed as they come: nothing is captured."""
+    """One GPU. Steps with one row per sequence are replayed on a lone one, others are computed as they come."""
 
     process_group = "cpu:gloo,cuda:nccl"
     keeps_process_group = True
@@ -47,6 +48,13 @@ class CudaBackend(TorchBackend):
         if shape.softcap is None and self.dtype is not torch.float32:
             choices.insert(0, lambda: PagedVarlen(shape))
         return choose_attention(choices, shape, self.dtype, self.device)
+
+    def capture(self, computations: Computations) -> StepGraphs:
+        """Replay decodes, where no collective is among them."""
+        attention = computations.attention
+        if computations.comm.size > 1 or not isinstance(attention, PagedVarlen | PagedSdpa):
+            return super().capture(computations)
+        return StepGraphs(CudaDecodes(computations, attention, self.dtype, self.device), NoGraph())
 
     def join(self, seat: GroupSeat) -> StepCommunicator:
         """Return collectives over NCCL."""

@@ -25,7 +25,7 @@ from services.worker.backends.kv_cache import KvCache
 _KEY_MULTIPLE = 64
 _KEY_BLOCK = 512  # where a window lets us skip keys, skip whole blocks of the kernel: sums keep their order
 _TILE_ROWS = 256  # prefill rows per call: later rows' keys are not computed for earlier ones
-_WORKSPACE_BYTES = 1 << 20  # larger gathers reuse memory: fresh pages cost several times the copy (measured)
+_WORKSPACE_BYTES = 1 << 20  # larger gathers on a CPU reuse memory: fresh pages cost several times the copy (measured)
 _MERGE_BYTES = 128 << 10  # padding keys worth less than one more call per layer (about 20 us)
 
 
@@ -82,6 +82,18 @@ class PagedSdpa:
         n_rows = max([batch.query_starts[-1], *(tile.first + tile.n_padded for tile in prefill)])
         return PagedPlan(n_rows, decode, prefill)
 
+    def decode_plan(
+        self, lengths: torch.Tensor, block_tables: torch.Tensor, n_keys: int, block_size: int, window: int | None
+    ) -> PagedPlan:
+        """Lay out a step with one row per sequence from what lies on the device: it can be captured and replayed.
+
+        `lengths` [n] are at most `n_keys`; `block_tables` [n, max_blocks].
+        """
+        limits = lengths.unsqueeze(1)
+        slots, keys = _slots(block_tables, [], limits, n_keys, block_size)
+        group = DecodeGroup(slice(0, len(lengths)), slots.flatten(), self._decode_mask(keys, limits, window))
+        return PagedPlan(len(lengths), (group,), ())
+
     def n_rows(self, plan: PagedPlan) -> int:
         """Rows of `q` that `attend` may read."""
         return plan.n_rows
@@ -122,7 +134,7 @@ class PagedSdpa:
     def _gather(self, cache: KvCache, layer: int, slots: torch.Tensor) -> torch.Tensor:
         """Return [n_keys, 2 * n_kv * head_dim]; large results in a workspace that the next call overwrites."""
         n_keys = len(slots)
-        if n_keys * self._key_bytes < _WORKSPACE_BYTES:
+        if self._device.type != "cpu" or n_keys * self._key_bytes < _WORKSPACE_BYTES:
             return cache.gather(layer, slots)
         if n_keys > len(self._workspace):
             self._workspace = self._workspace.new_empty(n_keys + n_keys // 2, self._workspace.shape[1])
@@ -148,10 +160,14 @@ class PagedSdpa:
             limits = torch.tensor([lengths[i] for i in members], device=self._device).unsqueeze(1)
             first = [starts[i] for i in members]
             slots, keys = _slots(batch.block_tables[rows], first, limits, n_keys, block_size)
-            hidden = keys >= limits
-            if window is not None:
-                hidden |= keys < limits - window
-            yield DecodeGroup(rows, slots.flatten(), self._mask(hidden)[:, None, None])
+            yield DecodeGroup(rows, slots.flatten(), self._decode_mask(keys, limits, window))
+
+    def _decode_mask(self, keys: torch.Tensor, limits: torch.Tensor, window: int | None) -> torch.Tensor:
+        """Return what hides `keys` [n or 1, n_keys] at and beyond `limits` [n, 1], or before the window."""
+        hidden = keys >= limits
+        if window is not None:
+            hidden |= keys < limits - window
+        return self._mask(hidden)[:, None, None]
 
     def _prefill_tiles(
         self, batch: StepBatch, index: int, block_size: int, window: int | None

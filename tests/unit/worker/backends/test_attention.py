@@ -11,20 +11,56 @@ from services.worker.backends.base import AttentionShape
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.choice import check_attention, choose_attention
 from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.torch.attention import ReferenceAttention
 from services.worker.backends.torch.gathering import PagedSdpa
 from tests.unit.worker.model.harness import CPU
 
+DEVICES = [CPU, torch.device("cuda")] if torch.cuda.is_available() else [CPU]
 SHAPE = AttentionShape(n_heads=6, n_kv_heads=2, head_dim=32, scale=0.2, softcap=None)
 
 
+@pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize(("n_heads", "n_kv_heads", "head_dim"), [(6, 2, 32), (3, 3, 80), (8, 1, 192)])
 def test_the_gathering_backend_is_right(
-    dtype: torch.dtype, softcap: float | None, n_heads: int, n_kv_heads: int, head_dim: int
+    device: torch.device, dtype: torch.dtype, softcap: float | None, n_heads: int, n_kv_heads: int, head_dim: int
 ) -> None:
     shape = AttentionShape(n_heads, n_kv_heads, head_dim, head_dim**-0.5, softcap)
-    assert check_attention(PagedSdpa(shape, dtype, CPU), shape, dtype, CPU) is None
+    assert check_attention(PagedSdpa(shape, dtype, device), shape, dtype, device) is None
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("window", [None, 21])
+def test_decodes_are_laid_out_on_the_device_as_by_the_host(
+    device: torch.device, softcap: float | None, window: int | None
+) -> None:
+    """What a captured step reads: no length is known to the host, and there is room for more keys than there are."""
+    shape, lengths, size = AttentionShape(6, 2, 32, 0.2, softcap), [1, 16, 17, 300, 512], 16
+    n_blocks = [-(-length // size) for length in lengths]
+    blocks = torch.randperm(sum(n_blocks), generator=torch.Generator().manual_seed(0)) + 1
+    tables = torch.full((len(lengths), 40), 99)  # beyond a sequence's end anything may be left
+    for row, own in enumerate(blocks.split(n_blocks)):
+        tables[row, : len(own)] = own
+    cache = KvCache(1, int(blocks.max()), size, 2, 32, torch.float32, device)
+    cache.kv[0][1:] = torch.randn(cache.kv[0][1:].shape, generator=torch.Generator().manual_seed(1)).to(device)
+    q = torch.randn(len(lengths), 6 * 32, generator=torch.Generator().manual_seed(2)).to(device)
+    counts = torch.tensor(lengths)
+    batch = StepBatch(
+        token_ids=torch.zeros(len(lengths), dtype=torch.int64, device=device),
+        positions=(counts - 1).to(device),
+        kv_slots=torch.zeros(len(lengths), dtype=torch.int64, device=device),
+        query_starts=tuple(range(len(lengths) + 1)),
+        context_lens=tuple(lengths),
+        block_tables=tables.clamp(max=cache.n_blocks).to(device),
+        n_decode=len(lengths),
+    )
+    reference, attention = ReferenceAttention(shape), PagedSdpa(shape, torch.float32, device)
+    expected = reference.attend(q, cache, 0, reference.plan(batch, size, window))
+    for n_keys in (512, 1024):
+        plan = attention.decode_plan(counts.to(device), tables.to(device), n_keys, size, window)
+        assert (attention.attend(q, cache, 0, plan) - expected).abs().max() <= 1e-5
 
 
 class WrongScale(PagedSdpa):
@@ -64,6 +100,16 @@ def test_a_wrong_backend_is_passed_over_with_a_warning(wrong: type, caplog: pyte
         chosen = choose_attention([wrong, lambda: PagedSdpa(SHAPE, torch.float32, CPU)], SHAPE, torch.float32, CPU)
     assert type(chosen) is PagedSdpa
     assert f"{wrong.__name__} is not used" in caplog.text
+
+
+def test_an_attention_that_torch_does_not_have_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    def missing() -> PagedSdpa:
+        raise ImportError("cannot import name 'varlen_attn_out'")
+
+    with caplog.at_level(logging.WARNING):
+        choices = [missing, lambda: PagedSdpa(SHAPE, torch.float32, CPU)]
+        assert type(choose_attention(choices, SHAPE, torch.float32, CPU)) is PagedSdpa
+    assert "an attention is not used: cannot import name 'varlen_attn_out'" in caplog.text
 
 
 def test_no_right_backend_is_an_error() -> None:

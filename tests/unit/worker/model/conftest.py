@@ -28,13 +28,22 @@ BACKENDS: dict[str, Callable[[], ModelBackend]] = {
     "torch": lambda: TorchBackend(torch.float32, CPU),
     "cpu": lambda: open_backend(torch.float32, CPU),
 }
+HALVES: dict[str, Callable[[], ModelBackend]] = {}  # GPUs in half precision; of CPUs see test_invariance.py
 if torch.cuda.is_available():
-    BACKENDS["cuda"] = lambda: open_backend(torch.float32, torch.device("cuda"))
+    CUDA = torch.device("cuda")
+    BACKENDS["cuda"] = lambda: open_backend(torch.float32, CUDA)
+    HALVES["cuda in bfloat16"] = lambda: open_backend(torch.bfloat16, CUDA)
+    HALVES["cuda in float16"] = lambda: open_backend(torch.float16, CUDA)
 
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> ModelBackend:
     return BACKENDS[request.param]()
+
+
+@pytest.fixture(params=HALVES)
+def half(request: pytest.FixtureRequest) -> ModelBackend:
+    return HALVES[request.param]()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,6 +18,9 @@ from tests.unit.worker.model.zoo import VARIANTS
 FULL: list[int] = []
 CHUNKED = [5, 1, 17, 2, 1]
 DECODED = [20, *[1] * 24]
+# Of a row's logits, by norm, in the median row. The worst may be off by more: a router at a tie takes another expert.
+TYPICAL_ERROR = {torch.bfloat16: 0.04, torch.float16: 0.006}
+WORST_ERROR = {torch.bfloat16: 0.3, torch.float16: 0.05}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -32,6 +35,19 @@ def test_logits_equal_transformers(variant: str, backend: ModelBackend, sample: 
         assert torch.isneginf(logits[:, vocab:]).all()
         assert (logits[:, :vocab] - expected.logits).abs().max() <= 1e-4
         assert torch.equal(logits.argmax(-1), expected.logits.argmax(-1))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_in_half_precision_logits_are_near_transformers(
+    variant: str, half: ModelBackend, sample: Callable[[str], Sample]
+) -> None:
+    expected = sample(variant)
+    model = load_model(expected.folder, SingleRank(), half)
+    for chunks in (FULL, DECODED):
+        logits = model.logits(Engine(model).run(expected.ids, chunks)).cpu()[:, : expected.logits.shape[1]]
+        error = (logits - expected.logits).norm(dim=-1) / expected.logits.norm(dim=-1)  # [n]
+        assert error.median() <= TYPICAL_ERROR[half.dtype]
+        assert error.max() <= WORST_ERROR[half.dtype]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

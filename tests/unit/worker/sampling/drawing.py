@@ -27,14 +27,16 @@ def part_of(logits: torch.Tensor, comm: Communicator) -> torch.Tensor:
     return logits[:, comm.rank * width : (comm.rank + 1) * width].clone()
 
 
-def make_sampler(comm: Communicator, vocab: int, max_slots: int, ops: Ops = TORCH) -> Sampler:
+def make_sampler(
+    comm: Communicator, vocab: int, max_slots: int, ops: Ops = TORCH, device: torch.device = CPU
+) -> Sampler:
     width = vocab // comm.size
     return Sampler(
         comm,
         ops.columns(comm.rank * width, width),
         vocab_local=width,
         max_slots=max_slots,
-        device=CPU,
+        device=device,
     )
 
 
@@ -54,7 +56,7 @@ def draw(
     where = positions if positions is not None else np.array([len(tokens) for tokens in known])
 
     def body(comm: Communicator) -> Draws:
-        sampler = make_sampler(comm, logits.shape[1], n, ops)
+        sampler = make_sampler(comm, logits.shape[1], n, ops, logits.device)
         for slot in range(n):
             sampler.admit(admission(slot, params[slot], known[slot], n_prompt))
         return sampler.draw(part_of(logits, comm), np.arange(n), where)

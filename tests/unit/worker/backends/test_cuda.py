@@ -1,0 +1,130 @@
+"""What CUDA's backend does by itself: decodes are replayed, memory is counted, tokens are drawn on the device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from ryzanstein.v1.worker_pb2 import Sampling
+
+from services.worker.backends.base import Computations, StepGraphs
+from services.worker.backends.collectives import SingleRank
+from services.worker.backends.cuda.backend import CudaBackend, CudaMemory
+from services.worker.backends.cuda.graph import CudaDecodes
+from services.worker.backends.torch.backend import TorchBackend
+from services.worker.backends.torch.ops import TorchOps
+from services.worker.model.build import load_model
+from services.worker.model.decoder import Decoder
+from tests.unit.worker.model.harness import Engine
+from tests.unit.worker.model.zoo import prompt, write_checkpoint
+from tests.unit.worker.sampling.drawing import draw
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+CUDA = torch.device("cuda")
+
+_SHAPE = {"vocab_size": 300, "num_hidden_layers": 3, "max_position_embeddings": 2048, "hidden_size": 128}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256}
+_CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "llama": lambda: transformers.LlamaConfig(**_SHAPE, **_HEADS),
+    "mistral_window": lambda: transformers.MistralConfig(**_SHAPE, **_HEADS, sliding_window=70),
+    "gemma2": lambda: transformers.Gemma2Config(**_SHAPE, **_HEADS, attn_logit_softcapping=5.0, sliding_window=40),
+    "olmo2": lambda: transformers.Olmo2Config(**_SHAPE, **_HEADS),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=192, n_layer=2, n_head=6, n_positions=2048),
+    "mixtral": lambda: transformers.MixtralConfig(**_SHAPE, **_HEADS, num_local_experts=4, sliding_window=None),
+}
+# Contexts on both sides of the smallest graph, and of the next one.
+_LENGTHS = [3, 64, 250, 255, 300, 505, 17, 600]
+_STEPS = (1, 2, 3, 5, 8, 7, 1, 4, 6, 8, 8, 3)  # sequences in each
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 6e-3}
+
+
+class Eager(CudaBackend):
+    """Computes every step as it comes."""
+
+    def capture(self, computations: Computations) -> StepGraphs:
+        return TorchBackend.capture(self, computations)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @functools.cache
+    def make(name: str) -> Path:
+        path = tmp_path_factory.mktemp(name)
+        write_checkpoint(_CONFIGS[name](), path)
+        return path
+
+    return make
+
+
+def decode(model: Decoder) -> tuple[list[torch.Tensor], Engine]:
+    """Decode sequences in changing company; returns each step's rows."""
+    engine = Engine(model, block_size=16)
+    requests = [engine.admit(prompt(length + 2 * len(_STEPS), 300, seed)) for seed, length in enumerate(_LENGTHS)]
+    engine.step([(request, length) for request, length in zip(requests, _LENGTHS, strict=True)])
+    found = []
+    for number, n in enumerate(_STEPS):
+        company = [requests[(number + place) % len(requests)] for place in range(n)]
+        found.append(torch.cat(engine.step([(request, 1) for request in company])))
+    return found, engine
+
+
+@pytest.mark.parametrize("dtype", _TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", _CONFIGS)
+def test_replayed_decodes_are_what_eager_ones_are(name: str, dtype: torch.dtype, folder: Callable[[str], Path]) -> None:
+    eager = load_model(folder(name), SingleRank(), Eager(dtype, CUDA))
+    model = load_model(folder(name), SingleRank(), CudaBackend(dtype, CUDA))
+    expected, by_hand = decode(eager)
+    found, engine = decode(model)
+    for row, exact in zip(torch.cat(found).float(), torch.cat(expected).float(), strict=True):
+        limit = 1.0 if name == "mixtral" and dtype is not torch.float32 else _TOLERANCE[dtype]  # other experts at ties
+        assert (row - exact).norm() <= limit * exact.norm()
+    for kv, exact in zip(engine.cache.kv, by_hand.cache.kv, strict=True):
+        assert not kv[0].any(), "the null block"
+        if name != "mixtral":
+            assert (kv - exact).float().norm() <= _TOLERANCE[dtype] * exact.float().norm()
+    decodes = model._graphs[engine.cache].decodes
+    assert isinstance(decodes, CudaDecodes)
+    if name == "mixtral":  # which experts are needed is known to the host alone
+        assert not decodes._captured
+    else:
+        assert {sizes.n_rows for sizes in decodes._captured} == {1, 2, 4, 8}
+        assert {sizes.n_keys for sizes in decodes._captured} == {256, 512, 1024}
+
+
+def test_memory_is_what_torch_holds_and_the_device_has_free() -> None:
+    memory, size = CudaMemory(CUDA), 256 << 20
+    torch.cuda.empty_cache()
+    held, available = memory.held(), memory.available(1)
+    block = torch.empty(size, dtype=torch.uint8, device=CUDA)
+    assert memory.held() - held == size
+    assert available - memory.available(1) >= size
+    del block
+
+
+def test_tokens_are_those_that_a_cpu_draws() -> None:
+    logits = torch.randn(10, 512, generator=torch.Generator().manual_seed(4)) * 3
+    params = [
+        Sampling(),
+        Sampling(temperature=1.0, seed=1),
+        Sampling(temperature=0.7, seed=2, top_k=5),
+        Sampling(temperature=1.3, seed=3, top_p=0.8),
+        Sampling(temperature=1.0, seed=4, min_p=0.1),
+        Sampling(temperature=0.9, seed=5, top_k=20, top_p=0.9, min_p=0.01),
+        Sampling(temperature=0.9, seed=6, frequency_penalty=1.5, presence_penalty=0.5),
+        Sampling(repetition_penalty=1.8),
+        Sampling(logit_bias={7: 100.0}),
+        Sampling(logprobs=5),
+    ]
+    known = [[3, 7, 7, 200, 7]] * len(params)
+    here = draw(logits, params, known=known, n_prompt=2)
+    there = draw(logits.to(CUDA), params, known=known, n_prompt=2, ops=TorchOps(CUDA))
+    assert np.array_equal(here.token_ids, there.token_ids)
+    assert here.logprobs.keys() == there.logprobs.keys() == {9}
+    ours, theirs = here.logprobs[9], there.logprobs[9]
+    assert (ours.rank, ours.top_ids) == (theirs.rank, theirs.top_ids)
+    assert theirs.top_logprobs == pytest.approx(ours.top_logprobs, abs=1e-5)
