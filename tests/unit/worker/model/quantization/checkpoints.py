@@ -22,29 +22,32 @@ from tests.unit.worker.model.zoo import reference_logits
 
 # Fused projections, several experts, shared and unshared KV heads, biases.
 VARIANTS = ("llama", "phi3", "gpt_neox", "qwen3_moe", "mixtral", "qwen2")
-_DENSE = ("embed", "lm_head", "norm", "mlp.gate.", "block_sparse_moe.gate.")  # never quantized
+DENSE = ("embed", "lm_head", "norm", "mlp.gate.", "block_sparse_moe.gate.")  # never quantized
 
 Stored = Mapping[str, Tensor]  # by suffix
 Store = Callable[[Tensor], tuple[Stored, Tensor]]  # what is stored of a weight [out, in], and what it stands for
 
 
-def write(made: Sample, to: Path, config: dict[str, Any], store: Store) -> Sample:
-    """Write `made` with all its linear layers as `store` has them; the logits are transformers' of the same values."""
+def write(made: Sample, to: Path, config: dict[str, Any], store: Store, dense: tuple[str, ...] = DENSE) -> Sample:
+    """Write `made` with its linear layers as `store` has them; the logits are transformers' of the same values.
+
+    `dense`: parts of names that are left as they are.
+    """
     dense_folder, folder = to / "dense", to / "quantized"
     for copy in (dense_folder, folder):
         shutil.copytree(made.folder, copy)
     stored: dict[str, Tensor] = {}
-    dense: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
     for name, tensor in load_file(made.folder / "model.safetensors").items():
-        if tensor.dim() != 2 or any(part in name for part in _DENSE):
-            stored[name] = dense[name] = tensor
+        if tensor.dim() != 2 or any(part in name for part in dense):
+            stored[name] = values[name] = tensor
             continue
-        parts, dense[name] = store(tensor)
+        parts, values[name] = store(tensor)
         stored |= {f"{name.removesuffix('weight')}{suffix}": part for suffix, part in parts.items()}
-    save_file({name: tensor.contiguous() for name, tensor in dense.items()}, dense_folder / "model.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in values.items()}, dense_folder / "model.safetensors")
     save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
-    values = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(values | {"quantization_config": config}))
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"quantization_config": config}))
     model = transformers.AutoModelForCausalLM.from_pretrained(dense_folder, attn_implementation="eager")
     return Sample(folder, made.ids, reference_logits(model, made.ids))
 
@@ -103,7 +106,7 @@ def integers(weight: Tensor, bits: int, block: tuple[int, int], symmetric: bool,
         low, high = min(part.min().item(), 0.0), max(part.max().item(), 0.0)
         low, high = (-max(-low, high), max(-low, high)) if symmetric else (low, high)
         scale = torch.tensor((high - low) / levels).to(dtype)
-        zero = 2 ** (bits - 1) if symmetric else round(-low / scale.item())
+        zero = 2 ** (bits - 1) if symmetric else max(1, round(-low / scale.item()))  # GPTQ cannot store 0
         codes[place] = ((part / scale.float()).round() + zero).clamp(0, levels).long()
         dense[place] = (codes[place] - zero) * scale.float()
         scales.append(scale)
