@@ -88,7 +88,7 @@ async def _start_and_supervise(
     console.print(_processes_table(stack.processes), _startup_table(card))
     console.print(f"Logs: {stack.folder / 'logs'}", highlight=False, soft_wrap=True)
     console.print(_how_to_call(card.model, stack.options.port, elapsed), highlight=False, soft_wrap=True)
-    await stack.supervise()
+    await stack.supervise(start_timeout_s)
 
 
 async def _model_card(address: str) -> worker_pb2.ModelCard:

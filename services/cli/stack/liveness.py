@@ -11,10 +11,15 @@ FAILURES = 3  # in a row; with a probe's own time limit about eleven seconds: st
 _AGAIN_S = 0.5
 
 
-async def wait_silent(alive: Probe, *, starts: bool) -> None:
-    """Return once a process that has answered does not any more. One that `starts` may load for minutes before."""
-    while starts and not await alive():  # noqa: ASYNC110 - a process sends no event
-        await asyncio.sleep(PERIOD_S)
+async def wait_silent(alive: Probe, starting_s: float = 0.0) -> None:
+    """Return once a process answers nobody. One that starts may be silent for `starting_s` before it first answers."""
+    if starting_s:
+        try:
+            async with asyncio.timeout(starting_s):
+                while not await alive():  # noqa: ASYNC110 - a process sends no event
+                    await asyncio.sleep(_AGAIN_S)
+        except TimeoutError:
+            return
     failures = 0
     while failures < FAILURES:
         answers = await alive()

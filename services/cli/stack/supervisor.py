@@ -71,12 +71,12 @@ class Stack:
     def _slow_first(self) -> list[ManagedProcess]:
         return [p for p in self.processes if p.spec.name.startswith("worker-") or p.spec.name == "redis"]
 
-    async def supervise(self) -> None:
+    async def supervise(self, start_timeout_s: float) -> None:
         """Restart whatever ends or answers nobody, with a growing delay, until cancelled."""
         self._save(supervised=True)
         async with asyncio.TaskGroup() as group:
             for process in self.processes:
-                group.create_task(self._keep_running(process))
+                group.create_task(self._keep_running(process, start_timeout_s))
 
     async def stop(self) -> None:
         """End the processes, users of a service before the service; nothing is left behind."""
@@ -98,13 +98,13 @@ class Stack:
         await process.wait_ready()
         self._report(process.spec.name, f"ready after {process.ready_after_s:.1f} s")
 
-    async def _keep_running(self, process: ManagedProcess) -> None:
+    async def _keep_running(self, process: ManagedProcess, start_timeout_s: float) -> None:
         delay = _RESTART_FIRST_S
         loop = asyncio.get_running_loop()
-        starts = False  # the first time, all were ready before
+        starting_s = 0.0  # the first time, all were ready before
         while True:
             started = loop.time()
-            status = await self._ended(process, starts=starts)
+            status = await self._ended(process, starting_s)
             if loop.time() - started > _STEADY_S:
                 delay = _RESTART_FIRST_S
             self._report(process.spec.name, f"ended with status {status}, starting again in {delay:.1f} s")
@@ -112,13 +112,13 @@ class Stack:
             delay = min(2 * delay, _RESTART_MOST_S)
             _remove_stale_socket(process.spec)
             await process.start()
-            starts = True
+            starting_s = start_timeout_s
             self._save(supervised=True)
 
-    async def _ended(self, process: ManagedProcess, *, starts: bool) -> int:
+    async def _ended(self, process: ManagedProcess, starting_s: float) -> int:
         """The exit status of a process that has ended, or was ended because nothing came from it any more."""
         ended = asyncio.create_task(process.wait())
-        silent = asyncio.create_task(wait_silent(process.spec.alive, starts=starts))
+        silent = asyncio.create_task(wait_silent(process.spec.alive, starting_s))
         try:
             await asyncio.wait((ended, silent), return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():

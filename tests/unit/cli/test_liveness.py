@@ -1,0 +1,30 @@
+"""What answers nobody is noticed, whether it has ever answered or not."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.cli.stack import liveness
+
+
+async def test_what_has_stopped_answering_is_given_up_after_a_few_failures() -> None:
+    answers = iter([False, True, False, False, True])
+    asked: list[bool] = []
+
+    async def alive() -> bool:
+        asked.append(next(answers, False))
+        return asked[-1]
+
+    async with asyncio.timeout(30):
+        await liveness.wait_silent(alive, 20.0)
+    assert asked == [False, True, False, False, True, *[False] * liveness.FAILURES]
+
+
+async def test_what_has_never_answered_is_given_up_when_its_start_took_too_long() -> None:
+    """As one that was stopped before it was asked for the first time."""
+
+    async def alive() -> bool:
+        return False
+
+    async with asyncio.timeout(30):
+        await liveness.wait_silent(alive, 0.2)
