@@ -1,4 +1,4 @@
-"""CONTRIBUTING's table of import rules is the one that import-linter enforces."""
+"""CONTRIBUTING's table of import rules is the one that import-linter enforces; what it counts is counted so."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from services.router.policies.registry import PARTS
+from services.worker.model.registry import FAMILIES
 
 PROJECT = Path(__file__).resolve().parents[3]
 ROW = re.compile(r"^\| (?P<name>[^|]+) \| (?P<rule>[^|]+) \|$", re.MULTILINE)
@@ -35,3 +40,51 @@ def test_the_table_of_import_rules_is_the_enforced_one() -> None:
     contracts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     written = [f"| {row['name']} | {row['rule']} |" for row in ROW.finditer(section)][1:]  # without the heading
     assert written == [f"| {contract['name']} | {rule(contract)} |" for contract in contracts]
+
+
+# What somebody adds most often, and how many files of code it takes beside its test.
+COUNTS = {
+    "A model family": 2,
+    "A routing policy": 1,
+    "A quantization method": 1,
+    "A metric": 1,
+    "An endpoint": 2,
+}
+
+
+@pytest.mark.parametrize("what", COUNTS)
+def test_a_recipe_has_as_many_steps_before_its_test_as_it_counts_files(what: str) -> None:
+    section = (PROJECT / "CONTRIBUTING.md").read_text().split(f"\n### {what}\n")[1].split("\n#")[0]
+    count = COUNTS[what]
+    assert re.search(("one file" if count == 1 else "two files") + " and a test", section, re.IGNORECASE), section
+    (test_step,) = re.findall(r"^(\d+)\. (?:The test|`tests/)", section, re.MULTILINE)
+    assert int(test_step) == count + 1
+
+
+def named_by(module: str) -> set[str]:
+    """The files of services/ that import a module."""
+    package, _, name = module.rpartition(".")
+    pattern = re.compile(rf"from {re.escape(module)} import|from {re.escape(package)} import[^#]*?\b{name}\b")
+    files = (PROJECT / "services").rglob("*.py")
+    return {str(file.relative_to(PROJECT / "services")) for file in files if pattern.search(file.read_text())}
+
+
+def test_a_family_is_named_by_the_registry_and_by_families_alone() -> None:
+    """Else it would be more than two files."""
+    for family in FAMILIES.values():
+        module = family.read_spec.__module__
+        assert {name for name in named_by(module) if "worker/model/families/" not in name} == {
+            "worker/model/registry.py"
+        }, module
+
+
+def test_a_part_of_a_policy_is_named_by_nobody_but_policies_with_names() -> None:
+    """Being in its folder makes it known, or it would be more than one file."""
+    for part in PARTS.values():
+        assert named_by(part.__module__) <= {"router/policies/registry.py", "router/policies/policy.py"}, part
+
+
+def test_an_endpoint_is_named_where_its_route_is() -> None:
+    """Of those that are whole in one file; a second one would be a third."""
+    for name in ("comparison", "embeddings", "tokens"):
+        assert named_by(f"services.gateway.http.{name}") == {"gateway/http/handlers.py"}

@@ -97,7 +97,7 @@ def test_the_reference_is_current() -> None:
     assert checked.returncode == 0, "run `make reference`"
 
 
-RECIPES = re.compile(r"^### (?P<what>.+)\n\n(?P<steps>(?:.+\n)+)", re.MULTILINE)
+RECIPES = re.compile(r"^### (?P<what>.+)\n(?P<steps>(?:(?!#).*\n?)+)", re.MULTILINE)
 
 
 @pytest.mark.parametrize(
