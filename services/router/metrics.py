@@ -17,6 +17,7 @@ from services.router.snapshot import IneligibleReason, matched_at
 
 _REDIS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1, 5, 10)
+_TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)  # as of the gateway's
 _RESULTS = {value: name.removeprefix("RESULT_").lower() for name, value in routing_pb2.Outcome.Result.items()}
 
 
@@ -43,6 +44,13 @@ class RouterMetrics:
             "ryzanstein_router_queue_seconds",
             "Wait for an eligible worker, of requests that had to",
             buckets=_BUCKETS,
+            registry=registry,
+        )
+        self.expected_ttft = Histogram(
+            "ryzanstein_router_expected_first_token_seconds",
+            "Time to the first token that was expected of the chosen worker when it was chosen",
+            ["model"],
+            buckets=_TTFT_S,
             registry=registry,
         )
         self.prompt_tokens = Counter(
@@ -97,6 +105,7 @@ class RouterMetrics:
             self.bindings.labels(placed.session).inc()
         if placed.queued_s:
             self.queue_seconds.observe(placed.queued_s)
+        self.expected_ttft.labels(model).observe(float(placed.choice.estimates.ttft_ms[placed.choice.index]) / 1000)
         self.prompt_tokens.labels(model).inc(query.prompt_tokens)
         self.matched_tokens.labels(model).inc(matched_at(query, placed.choice.index))
 

@@ -46,6 +46,20 @@ DASHBOARD = Dashboard(
                     about="Of requests that had to wait and were placed. " + runbook("overload"),
                 ),
                 graph(
+                    "First token, expected and measured",
+                    "s",
+                    *(
+                        (query, f"{legend} {whose}")
+                        for whose, metric in (
+                            ("expected", "ryzanstein_router_expected_first_token_seconds"),
+                            ("measured", "ryzanstein_gateway_time_to_first_token_seconds"),
+                        )
+                        for query, legend in quantiles(metric, 0.5, by="model", where=_MODEL)
+                    ),
+                    about="Far apart: workers are slower than they say, or requests wait elsewhere. "
+                    + runbook("slow-tokens"),
+                ),
+                graph(
                     "Decisions by router",
                     "reqps",
                     (rate("ryzanstein_router_decisions_total", "instance", _MODEL), "{{instance}}"),

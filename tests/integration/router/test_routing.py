@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -307,7 +308,7 @@ async def test_metrics_and_probes_tell_the_truth(fleet: RouterRig) -> None:
     process = fleet.process(router_process(fleet.redis_server.url, METRICS_PORT=str(port)))
     router = await fleet.stub(process)
     await until(lambda: eligible(router, 1))
-    await router.Route(ask())
+    (chosen,) = (await router.Route(ask())).decision.candidates
 
     def get(path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as response:
@@ -320,6 +321,9 @@ async def test_metrics_and_probes_tell_the_truth(fleet: RouterRig) -> None:
     await until(refreshed)
     text = await asyncio.to_thread(get, "/metrics")
     assert 'ryzanstein_router_decisions_total{model="tiny",reason="lowest cost"} 1.0' in text
+    expected = re.findall(r'router_expected_first_token_seconds_(?:count|sum){model="tiny"} (\S+)', text)
+    assert [float(value) for value in expected] == [1, pytest.approx(chosen.ttft_ms / 1000)]
+    assert chosen.ttft_ms > 0
     assert await asyncio.to_thread(get, "/readyz") == await asyncio.to_thread(get, "/livez") == "ok\n"
     async with open_channel(process.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
