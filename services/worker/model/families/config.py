@@ -68,6 +68,10 @@ _NEUTRAL: Mapping[str, object] = {
     "num_local_experts": 0,
     "n_special": 0,
     "layer_norm_elementwise_affine": True,
+    "embedding_multiplier": 1,
+    "residual_multiplier": 1,
+    "logits_scaling": 1,
+    "logit_scale": 1,
 }
 # Keys that only repeat another one.
 _REPEATED: Mapping[str, str] = {
@@ -195,7 +199,7 @@ class Config:
                 self.require(key, _NEUTRAL[key])
             elif key in _REPEATED and _REPEATED[key] in self._values:
                 self.require(key, self._values[_REPEATED[key]])
-            else:
+            elif key != "layer_types" or any(kind != "full_attention" for kind in value):
                 self._problems.append(f"{self._path}{key}: {value!r} is not implemented for this architecture")
         for section in self._sections:
             section._refuse_unread()

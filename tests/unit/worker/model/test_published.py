@@ -115,6 +115,8 @@ def test_every_family_has_published_ones() -> None:
         ("EleutherAI/pythia-6.9b-deduped (transformers 4.45)", {"partial_rotary_factor": 0.5}),
         ("google/gemma-3-270m-it", {"use_bidirectional_attention": True}),
         ("meta-llama/Llama-2-7b-hf", {"is_causal": False}),
+        ("meta-llama/Llama-2-7b-hf", {"layer_types": ["sliding_attention"] * 32}),
+        ("meta-llama/Llama-2-7b-hf", {"residual_multiplier": 0.5}),
     ],
 )
 def test_a_known_key_at_another_value_is_refused_by_name(name: str, change: dict[str, Any]) -> None:
@@ -123,6 +125,12 @@ def test_a_known_key_at_another_value_is_refused_by_name(name: str, change: dict
     with pytest.raises(ModelError) as refused:
         _read(values | change)
     assert f"{key}: {value!r} is not implemented" in str(refused.value)
+
+
+def test_what_other_families_call_their_settings_is_accepted_where_it_is_off() -> None:
+    values = next(row["config"] for row in PUBLISHED if row["name"] == "meta-llama/Llama-2-7b-hf")
+    off = dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"), 1.0)
+    assert _read(values | off | {"layer_types": ["full_attention"] * 32}) == _read(values)
 
 
 def test_all_that_is_refused_is_named_at_once() -> None:
