@@ -12,6 +12,7 @@ from services.worker.backends.collectives import GroupSeat, LoneRank, StepCommun
 from services.worker.backends.cuda.attention import PagedVarlen
 from services.worker.backends.cuda.graph import CudaDecodes
 from services.worker.backends.cuda.nccl import NcclCommunicator
+from services.worker.backends.cuda.ops import CudaOps
 from services.worker.backends.torch.backend import TorchBackend
 from services.worker.backends.torch.gathering import PagedSdpa
 
@@ -40,6 +41,7 @@ class CudaBackend(TorchBackend):
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(dtype, device)
+        self.ops = CudaOps(dtype, device)
         self.memory: Memory = CudaMemory(device)
 
     def attention(self, shape: AttentionShape) -> Attention[Any]:

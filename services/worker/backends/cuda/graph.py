@@ -5,6 +5,7 @@ Otherwise a layer is some thirty kernels of microseconds that Python launches on
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -145,7 +146,8 @@ class CudaDecodes:
 
     def _capture(self, batch: StepBatch, sizes: Sizes) -> CapturedStep:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        capturing = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+        with _garbage_kept(), capturing:
             hidden = self._compute(self._x[: sizes.n_rows], batch, sizes)
         return CapturedStep(graph, hidden)
 
@@ -159,6 +161,18 @@ def _no_word_from_the_host() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Nothing is collected: another model's graph among the garbage would be destroyed, which ends a capture."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def _power_of_two(n: int) -> int:

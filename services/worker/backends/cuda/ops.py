@@ -1,0 +1,45 @@
+"""The computations of a layer on CUDA: torch's, norms in one kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from services.worker.backends.base import RmsNorm
+from services.worker.backends.torch.ops import TorchOps
+
+
+class CudaRmsNorm:
+    """By torch's kernel, which computes in float32 and rounds once."""
+
+    def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
+        """`weight`: [size] or [..., size], broadcast against x of `dtype`."""
+        self._eps, self._dtype = eps, dtype
+        rounded = weight.to(dtype)
+        # The kernel takes weights of the dtype of x, and one for all rows. Others go to it in float32.
+        self._exact = weight.dim() == 1 and torch.equal(rounded.float(), weight.float())
+        self._weight = rounded if self._exact else weight.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the normalised `x`."""
+        size = (x.shape[-1],)
+        if self._exact:
+            return F.rms_norm(x, size, self._weight, self._eps)
+        return F.rms_norm(x.float(), size, None, self._eps).mul_(self._weight).to(self._dtype)
+
+    def write(self, x: Tensor, out: Tensor) -> None:
+        """Write the normalised `x` to `out`, which may be `x`."""
+        out.copy_(self(x))
+
+
+class CudaOps(TorchOps):
+    """Plain torch but for the norms."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(device)
+        self._dtype = dtype
+
+    def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
+        """Return the norm with `weight`."""
+        return CudaRmsNorm(weight, eps, self._dtype)
