@@ -120,23 +120,54 @@ class _Credentials(CredentialProvider):
         return self.get_credentials()
 
 
-def open_redis(access: RedisAccess, timeout_s: float, *, timed_by_caller: bool = False) -> redis.Redis:
+class _ConnectingBeside(redis.ConnectionPool):
+    """Goes on with connecting when who asked for the connection has given up: the next one finds it made."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._keeping: set[asyncio.Task[None]] = set()
+
+    async def get_connection(self, *_deprecated: Any, **_options: Any) -> redis.Connection:
+        """See there."""
+        idle = self._available_connections
+        if idle and idle[-1].is_connected:
+            ready: redis.Connection = await super().get_connection()  # type: ignore[no-untyped-call]
+            return ready
+        connecting: asyncio.Task[redis.Connection] = asyncio.create_task(super().get_connection())  # type: ignore[no-untyped-call]
+        try:
+            return await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            connecting.add_done_callback(self._keep)
+            raise
+
+    def _keep(self, connected: asyncio.Task[redis.Connection]) -> None:
+        if not connected.cancelled() and not connected.exception():
+            keeping = asyncio.create_task(self.release(connected.result()))
+            self._keeping.add(keeping)
+            keeping.add_done_callback(self._keeping.discard)
+
+
+def open_redis(
+    access: RedisAccess, timeout_s: float, *, timed_by_caller: bool = False, connects_beside: bool = False
+) -> redis.Redis:
     """A client whose commands answer or raise RedisError/OSError within about `timeout_s`; connects on first use.
 
     `timed_by_caller`, a Batcher: nothing is limited here. The client's own limit costs it a task for every command.
+    `connects_beside`: connecting may take longer, and goes on when its caller, who limits his waiting, has given up.
     """
     parts = urlsplit(access.url)
     options: dict[str, Any] = {"ssl_ca_certs": access.ca_file} if access.ca_file else {}
     if access.user or access.password_source:
         options["credential_provider"] = _Credentials(access)
-    client: redis.Redis = redis.from_url(
+    connect_s = CONNECT_TIMEOUT_S if connects_beside else timeout_s
+    pool = (_ConnectingBeside if connects_beside else redis.ConnectionPool).from_url(
         parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(),
         socket_timeout=None if timed_by_caller else timeout_s,
-        socket_connect_timeout=None if timed_by_caller else timeout_s,
+        socket_connect_timeout=None if timed_by_caller else connect_s,
         retry=Retry(NoBackoff(), 0),
         **options,
     )
-    return client
+    return redis.Redis.from_pool(pool)
 
 
 class Batcher:

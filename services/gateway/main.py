@@ -319,7 +319,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     catalog = Catalog(router, pool, settings.expected_models)
     budget = ResumeBudget(settings.resume_tokens_per_s)
     upstream = Upstream(router, pool, budget, _resume_policy(settings), metrics.count_resume, metrics.resumed)
-    redis = open_redis(settings.redis, settings.redis_timeout_s)
+    redis = open_redis(settings.redis, settings.redis_timeout_s, connects_beside=True)
     guard, keys = RedisGuard(redis, settings.redis, settings.redis_timeout_s, metrics), RedisKeys(settings.namespace)
     peers = Peers(guard, keys, gateway_id)
     wrap = _cache_of(settings, guard, keys, metrics)

@@ -282,31 +282,49 @@ async def test_a_stopped_redis_costs_one_time_out_however_many_wait(server: Redi
         assert await batcher.run("GET", "key") == b"value", "and not the answer to an earlier command"
 
 
-async def test_connecting_may_take_longer_than_a_command(server: RedisServer) -> None:
-    """A name is looked up, TLS negotiated, a password checked; each time a connection breaks."""
-    connections = 0
+@contextlib.asynccontextmanager
+async def far_away(server: RedisServer) -> AsyncIterator[RedisAccess]:
+    """A Redis whose connections take three times as long to make as a command may."""
 
-    async def far_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        connections += 1
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(3 * FAST_S)
         answers, commands = await asyncio.open_unix_connection(RedisAccess(server.url).place)
         await asyncio.gather(_pass_on(reader, commands), _pass_on(answers, writer))
 
-    async with await asyncio.start_server(far_away, "127.0.0.1", 0) as proxy:
-        access = RedisAccess(f"redis://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
-        async with open_redis(access, FAST_S, timed_by_caller=True) as client:
-            batcher = Batcher(client, FAST_S)
-            for broken in range(2):
-                with pytest.raises(TimeoutError):
-                    await batcher.run("PING")
-                connecting = batcher.connect()
-                assert connecting is not None
-                await connecting
-                assert connections == broken + 1
-                assert await batcher.run("PING") == b"PONG"
-                assert batcher.connect() is None
-                await client.connection_pool.disconnect()
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as proxy:
+        yield RedisAccess(f"redis://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+
+
+async def test_connecting_may_take_longer_than_a_command(server: RedisServer) -> None:
+    """A name is looked up, TLS negotiated, a password checked; each time a connection breaks."""
+    async with far_away(server) as access, open_redis(access, FAST_S, timed_by_caller=True) as client:
+        batcher = Batcher(client, FAST_S)
+        for _broken in range(2):
+            with pytest.raises(TimeoutError):
+                await batcher.run("PING")
+            connecting = batcher.connect()
+            assert connecting is not None
+            await connecting
+            assert await batcher.run("PING") == b"PONG"
+            assert batcher.connect() is None
+            await client.connection_pool.disconnect()
+
+
+async def test_a_connection_that_nobody_waits_for_any_more_is_there_for_the_next_one(server: RedisServer) -> None:
+    async with far_away(server) as access, open_redis(access, 5, connects_beside=True) as client:
+
+        async def impatient() -> bool:
+            try:
+                async with asyncio.timeout(FAST_S):
+                    return bool(await client.ping())
+            except TimeoutError:
+                return False
+
+        assert await asyncio.gather(*(impatient() for _ in range(3))) == [False] * 3
+        await until(impatient)
+        await client.connection_pool.disconnect()
+        assert not await impatient()
+        await until(impatient)
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
