@@ -1,0 +1,175 @@
+"""A turn of a conversation: a body of /v1/responses, and what it goes on from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from services.gateway.errors import ApiError, invalid
+from services.gateway.http.responses.reading import read_items
+from services.gateway.http.responses.schema import Item, MessageItem, ReferenceItem, ResponsesBody
+from services.gateway.http.responses.store import (
+    NOT_FOUND,
+    NOTHING,
+    Past,
+    ResponseStore,
+    new_response_id,
+    response_of_item,
+    stem_of,
+)
+from services.gateway.text.codec import ServedModel
+
+Result = TypeVar("Result")
+INLINE_ITEMS = 256
+_MAX_REFERRED = 64  # responses: each is read for itself
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A body, and what it goes on from."""
+
+    body: ResponsesBody
+    response_id: str
+    tenant: str
+    past: Past
+    given: list[Item]  # by this body
+    items: list[Item]  # of the whole conversation
+
+    @property
+    def session(self) -> str:
+        """What keeps a conversation's turns on one worker: its first response."""
+        return self.past.session or self.response_id
+
+    def listed(self) -> list[dict[str, Any]]:
+        """The given items as they are kept and listed, each with an id."""
+        stem, listed = stem_of(self.response_id), []
+        for index, item in enumerate(self.given):
+            raw = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
+            if isinstance(item, MessageItem) and isinstance(item.content, str):
+                kind = "output_text" if item.role == "assistant" else "input_text"
+                raw["content"] = [{"type": kind, "text": item.content}]
+            made = f"{_PREFIXES[item.type]}_{stem}in{index:04x}"
+            listed.append({"status": "completed", **raw, "id": raw.get("id", made)})
+        return listed
+
+
+async def _read(items: str | list[dict[str, Any]]) -> list[Item | ReferenceItem]:
+    """Read, many items off the event loop."""
+    if len(items) <= INLINE_ITEMS or isinstance(items, str):
+        return read_items(items)
+    return await asyncio.to_thread(read_items, items)
+
+
+def _check_number(body: ResponsesBody, model: ServedModel) -> None:
+    """Refuse more than a prompt can hold before any of it is read; raises :class:`ApiError` (400)."""
+    items = body.input if isinstance(body.input, list) else []
+    lists = (value for item in items for value in item.values() if isinstance(value, list))
+    if len(items) > model.max_len or sum(map(len, lists)) > model.max_len:
+        message = f"`input` may hold at most {model.max_len} items, and as many parts, for this model."
+        raise invalid(message, "input", "invalid_value")
+
+
+def not_kept_here(field: str) -> ApiError:
+    """Of a field that needs what is kept, where nothing is."""
+    return invalid(f"`{field}` is not supported: no responses are kept here.", field, "unsupported_field")
+
+
+class Turns:
+    """Reads them."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    async def read(self, body: ResponsesBody, model: ServedModel, tenant: str) -> Turn:
+        """A body with what it goes on from; raises :class:`ApiError`."""
+        if body.input is None and body.previous_response_id is None:
+            raise invalid("Missing required field `input`.", "input", "missing_field")
+        _check_number(body, model)
+        previous = body.previous_response_id
+        if previous and not self._store.limits.life_s:
+            raise not_kept_here("previous_response_id")
+        past = await self._store.past(tenant, previous) if previous else NOTHING
+        before = await _read(past.items)
+        given = await self._resolved(tenant, await _read(body.input or []))
+        items = [*(item for item in before if not isinstance(item, ReferenceItem)), *given]
+        return Turn(body, new_response_id(), tenant, past, given, items)
+
+    async def _resolved(self, tenant: str, items: Sequence[Item | ReferenceItem]) -> list[Item]:
+        """The items themselves where kept ones are referred to; raises :class:`ApiError`."""
+        known: dict[str, dict[str, Any]] = {}
+        asked: set[str] = set()
+        resolved: list[Item] = []
+        for item in items:
+            if not isinstance(item, ReferenceItem):
+                resolved.append(item)
+                continue
+            response_id = response_of_item(item.id)
+            if response_id and response_id not in asked:
+                asked.add(response_id)
+                if len(asked) > _MAX_REFERRED:
+                    message = f"`input` may refer to items of at most {_MAX_REFERRED} responses."
+                    raise invalid(message, "input", "invalid_value")
+                known |= {raw["id"]: raw for raw in await self._kept_items(tenant, response_id)}
+            if item.id not in known:
+                message = f"`input` refers to an item `{item.id[:100]}` that is not kept."
+                raise invalid(message, "input", "item_not_found")
+            resolved += [found for found in read_items([known[item.id]]) if not isinstance(found, ReferenceItem)]
+        return resolved
+
+    async def _kept_items(self, tenant: str, response_id: str) -> list[dict[str, Any]]:
+        try:
+            return await self._store.items(tenant, response_id)
+        except ApiError as error:
+            if error.code != NOT_FOUND:
+                raise
+            return []
+
+
+async def as_much_as_fits(
+    turn: Turn, attempt: Callable[[int], Awaitable[Result]], discard: Callable[[Result], None]
+) -> Result:
+    """What `attempt` makes of the conversation from an item on; raises :class:`ApiError`.
+
+    It is the first item, or else, where the body lets turns be dropped, the earliest that leaves few enough tokens.
+    What is made on the way is discarded.
+    """
+    try:
+        return await attempt(0)
+    except ApiError as error:
+        if error.code != "context_length_exceeded" or turn.body.truncation != "auto":
+            raise
+        starts = _starts(turn.items)
+        if not starts:
+            raise
+        return await _first_that_fits(starts, attempt, discard)
+
+
+def _starts(items: Sequence[Item]) -> list[int]:
+    """Where a conversation may begin: with a user's message, never between a call and its output."""
+    users = [index for index, item in enumerate(items) if isinstance(item, MessageItem) and item.role == "user"]
+    return [index for index in users if index]
+
+
+async def _first_that_fits(
+    starts: Sequence[int], attempt: Callable[[int], Awaitable[Result]], discard: Callable[[Result], None]
+) -> Result:
+    """With the fewest items dropped; raises :class:`ApiError` when even the last turn is too long."""
+    low, high = 0, len(starts) - 1
+    best = await attempt(starts[high])
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            found = await attempt(starts[middle])
+        except ApiError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            low = middle + 1
+        else:
+            discard(best)
+            best, high = found, middle
+    return best
