@@ -36,6 +36,7 @@ from services.gateway.api import schema
 from services.gateway.api.fields import advisory_fields, neutral_values
 from services.gateway.http import tokens
 from services.gateway.http.messages import schema as messages
+from services.gateway.http.responses import counting
 from services.gateway.http.responses import schema as responses
 from services.gateway.main import running_gateway
 from services.gateway.settings import GatewaySettings
@@ -292,6 +293,7 @@ BODIES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("`reasoning` of it", responses.ReasoningConfig),
     ("A message of `input`", responses.MessageItem),
     ("A function of `tools`", responses.FunctionTool),
+    ("POST /v1/responses/input_tokens", counting.InputTokensBody),
     ("POST /v1/embeddings", schema.EmbeddingBody),
     ("POST /v1/score", schema.ScoreBody),
     ("POST /v1/rerank", schema.RerankBody),

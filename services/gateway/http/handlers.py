@@ -15,6 +15,7 @@ from services.gateway.http.endpoint import Endpoint, Handler, JsonEndpoint
 from services.gateway.http.exchange import OPENAI_WIRE, BodyLimits, Wire
 from services.gateway.http.generate import GenerateHandler
 from services.gateway.http.messages import endpoint as messages
+from services.gateway.http.responses import counting
 from services.gateway.http.responses import endpoint as responses
 from services.gateway.http.responses.serializer import WIRE as RESPONSES_WIRE
 from services.gateway.http.responses.store import ResponseStore
@@ -52,6 +53,12 @@ def hot_routes(
             "/v1/responses",
             GenerateHandler(responses.ResponsesPreparer(chats, store), beat_s),
             responses.DOCUMENTED,
+            RESPONSES_WIRE,
+        ),
+        Route(
+            "/v1/responses/input_tokens",
+            counting.InputTokensHandler(chats, store),
+            counting.DOCUMENTED,
             RESPONSES_WIRE,
         ),
         Route("/v1/completions", GenerateHandler(completing, beat_s), completions.DOCUMENTED),

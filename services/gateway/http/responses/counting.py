@@ -1,0 +1,79 @@
+"""POST /v1/responses/input_tokens: how long the prompt of a response would be."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from services.gateway.api.decode import BodyDecoder
+from services.gateway.api.fields import ADVISORY, neutral
+from services.gateway.errors import ApiError
+from services.gateway.generation.chat import ChatPreparer
+from services.gateway.generation.entrance import AdmittedRequest
+from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
+from services.gateway.http.exchange import Exchange
+from services.gateway.http.responses.chat import chat_of, in_own_words
+from services.gateway.http.responses.schema import ReasoningConfig, ResponseId, ResponsesBody, TextConfig
+from services.gateway.http.responses.store import ResponseStore
+from services.gateway.http.responses.turns import Turns, as_much_as_fits
+
+_OF_RESPONSES = (
+    "input", "model", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls", "text",
+    "reasoning", "truncation", "chat_template_kwargs",
+)  # fmt: skip
+
+
+class InputTokensBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/responses/input_tokens: what makes the prompt, as in POST /v1/responses."""
+
+    input: str | list[dict[str, Any]] | None = None
+    model: Annotated[str, Meta(description="A model of /v1/models; may be left out when there is only one")] | None = (
+        None
+    )
+    instructions: str | None = None
+    previous_response_id: Annotated[ResponseId, Meta(description="A kept response to go on from")] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    truncation: Annotated[Literal["auto", "disabled"], Meta(description="auto drops the oldest turns")] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None
+    personality: Annotated[str | None, ADVISORY] = None
+    conversation: Annotated[Any, neutral()] = None
+
+
+DOCUMENTED = Documentation(
+    summary="Tokens of the prompt that a response would have; nothing is generated or kept",
+    tag="responses",
+    body=InputTokensBody,
+    example={"model": EXAMPLE_MODEL, "input": "Name a colour."},
+    answer={"object": "response.input_tokens", "input_tokens": 12},
+)
+
+
+class InputTokensHandler:
+    """Tells the tokens of a prompt, which are what `usage.input_tokens` of its response will be."""
+
+    def __init__(self, chats: ChatPreparer, store: ResponseStore) -> None:
+        self._chats = chats
+        self._turns = Turns(store)
+        self.decode = BodyDecoder(InputTokensBody).decode
+
+    async def answer(self, exchange: Exchange, body: InputTokensBody, request: AdmittedRequest) -> None:
+        """See :class:`Handler`."""
+        model = await request.model(body.model)
+        exchange.model = model.name
+        asked = ResponsesBody(**{name: getattr(body, name) for name in _OF_RESPONSES})
+        turn = await self._turns.read(asked, model, request.tenant.name)
+
+        async def attempt(start: int) -> int:
+            try:
+                return len((await self._chats.prompt(chat_of(asked, turn.items[start:]), model)).ids)
+            except ApiError as error:
+                raise in_own_words(error) from error
+
+        count = await as_much_as_fits(turn, attempt, lambda _count: None)
+        exchange.answer_headers = list(request.admission.headers)
+        await exchange.send_json(200, {"object": "response.input_tokens", "input_tokens": count})
