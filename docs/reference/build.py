@@ -156,7 +156,7 @@ def quantization() -> str:
         "|---|---|---|",
     ]
     lines += [
-        f"| {method.title} | `{method.quant_method}` | {_listed(list(method.formats)) or 'any'} |"
+        f"| {method.title} | `{method.quant_method}` | {_listed(list(method.formats)) or '–'} |"
         for method in sorted(METHODS, key=lambda method: (method.quant_method, method.title))
     ]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,18 @@
+"""FP8 as FBGEMM stores it: e4m3 with a scale for each output."""
+
+from __future__ import annotations
+
+from services.worker.model.families.config import Config
+from services.worker.model.quantization.layout import SCALES, Grid, Layout
+from services.worker.model.quantization.method import Method
+
+
+def read(config: Config) -> Layout:
+    """Read the configuration. Raises ModelError."""
+    # Which modules are quantized is seen by their tensors; activations stay in the served dtype.
+    config.pass_over("modules_to_not_convert", "activation_scale_ub")
+    scales = Grid(("weight_scale",), SCALES, (1, 0))
+    return Layout(Grid(("weight",), ("F8_E4M3",)), scales, unread=("input_scale_ub",))
+
+
+METHOD = Method("FP8 (e4m3), a scale for each output", "fbgemm_fp8", read)
