@@ -14,6 +14,8 @@ FAULT_EVERY ?= 20s
 SEED ?= 0
 NODES ?= 2
 TORCH ?= auto
+# Containers often forbid bytecode; the hundreds of processes that the tests start would compile all sources again.
+TEST_ENV := PYTHONDONTWRITEBYTECODE=
 ARCH ?= $(if $(filter aarch64 arm64,$(shell uname -m)),arm64,amd64)
 IMAGES ?=
 
@@ -38,10 +40,10 @@ kernels: $(STAMPS)/dev ## Compile the worker's kernels
 	$(BIN)/python services/worker/kernels/build.py
 
 test: $(STAMPS)/dev ## Set up and run the whole test suite; its slowest twenty are named
-	$(BIN)/pytest -n 2 $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/pytest -n 2 $(PYTEST_ARGS)
 
 coverage: $(STAMPS)/dev ## The same, and how much of services/ it runs; takes twice as long
-	$(BIN)/pytest --cov -n 2 $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/pytest --cov -n 2 $(PYTEST_ARGS)
 
 test-charts: $(STAMPS)/dev ## Render the chart with Helm 3 and 4 and hold it to its rules; `make test` does where Helm is
 	$(BIN)/pytest tests/charts $(PYTEST_ARGS)

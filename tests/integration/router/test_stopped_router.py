@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import time
 
 import pytest
 from ryzanstein.v1 import routing_pb2 as pb
+from ryzanstein.v1 import routing_pb2_grpc
 
 from services.gateway.upstream.router import NoWorkerError, RouterClient
-from tests.integration.router.conftest import RouterRig, eligible, router_client
+from tests.integration.router.conftest import RouterRig, eligible, router_client, views
 from tests.integration.router.processes import Service, router_process, until
 
 
@@ -22,22 +24,24 @@ async def route(client: RouterClient) -> float:
 
 
 @pytest.fixture
-async def routers(fleet: RouterRig) -> list[Service]:
+async def routers(fleet: RouterRig) -> list[tuple[Service, routing_pb2_grpc.RouterStub]]:
     """Two that know a worker."""
     started = [fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="3")) for _ in range(2)]
     await fleet.worker("w")
-    for router in started:
-        stub = await fleet.stub(router)
+    found = [(router, await fleet.stub(router)) for router in started]
+    for _, stub in found:
         await until(lambda stub=stub: eligible(stub, 1))  # type: ignore[misc]
-    return started
+    return found
 
 
-async def test_the_next_router_is_asked_while_one_stands_still(routers: list[Service]) -> None:
-    addresses = [router.address for router in routers]
+async def test_the_next_router_is_asked_while_one_stands_still(
+    routers: list[tuple[Service, routing_pb2_grpc.RouterStub]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "services.gateway.upstream.router")
+    addresses = [router.address for router, _ in routers]
     async with router_client(addresses, route_timeout_s=35.0, unknown_timeout_s=1.0) as client:
         assert await route(client) < 1
-        (used,) = [endpoint for endpoint in client._endpoints if endpoint.routes is not None]
-        stopped = next(router for router in routers if router.address == used.address)
+        (stopped,) = [router for router, stub in routers if (await views(stub))["w"].unacknowledged]
         stopped.process.send_signal(signal.SIGSTOP)
         try:
             times = await asyncio.gather(*(route(client) for _ in range(8)))
@@ -48,12 +52,14 @@ async def test_the_next_router_is_asked_while_one_stands_still(routers: list[Ser
             stopped.process.send_signal(signal.SIGCONT)
 
         async def back() -> bool:
-            return not used.silent
+            return f"router {stopped.address} answers again" in caplog.messages
 
         await until(back, 10)
 
 
-async def test_a_router_that_lets_a_request_wait_is_not_silent(fleet: RouterRig) -> None:
+async def test_a_router_that_lets_a_request_wait_is_not_silent(
+    fleet: RouterRig, caplog: pytest.LogCaptureFixture
+) -> None:
     await fleet.worker("w", queued_prefill_tokens=10_000_000)
     router = fleet.process(router_process(fleet.redis_server.url, QUEUE_TIMEOUT_S="3"))
     async with router_client([router.address], route_timeout_s=35.0, unknown_timeout_s=1.0) as client:
@@ -61,4 +67,4 @@ async def test_a_router_that_lets_a_request_wait_is_not_silent(fleet: RouterRig)
         with pytest.raises(NoWorkerError, match="no worker became free in time"):
             await route(client)
         assert 2.5 < time.monotonic() - began < 6
-        assert not client._endpoints[0].silent
+    assert "does not answer" not in caplog.text

@@ -52,14 +52,14 @@ class StandinDecoder:
         self.vocab_local = VOCAB // comm.size
         self.vocab_start = comm.rank * self.vocab_local
         self.columns = TorchColumns(self.vocab_start, self.vocab_local, torch.device("cpu"))
-        self._embedding = torch.randn(VOCAB, HIDDEN, generator=generator)
+        self.embedding = torch.randn(VOCAB, HIDDEN, generator=generator)
         self._head = torch.randn(VOCAB, HIDDEN, generator=generator)[self.vocab_start :][: self.vocab_local]
 
     def forward(self, batch: StepBatch, cache: StandinCache, last_of: Sequence[int] | None = None) -> torch.Tensor:
         if self._misbehave and self._comm.rank == min(MISBEHAVING_RANK, self._comm.size - 1):
             for token in _DAMAGE.keys() & set(batch.token_ids.tolist()):
                 _DAMAGE[token](self._comm)
-        x = self._embedding[batch.token_ids]
+        x = self.embedding[batch.token_ids]
         cache.rows[batch.kv_slots] = x * (1 + batch.positions.unsqueeze(-1) / 7)
         out = torch.empty_like(x)
         for i, length in enumerate(batch.context_lens):

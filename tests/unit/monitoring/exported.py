@@ -71,7 +71,7 @@ def _bounds(registry: Any) -> dict[str, frozenset[str]]:
 
     collectors = list(registry._collector_to_names)
     return {each._name: texts(each._upper_bounds) for each in collectors if isinstance(each, Histogram)} | {
-        each._name: texts(each._bounds) for each in collectors if isinstance(each, ModelHistograms)
+        each._name: texts(each.bounds) for each in collectors if isinstance(each, ModelHistograms)
     }
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from services.worker.backends.base import Attention, AttentionShape
 from services.worker.backends.collectives import SingleRank
 from services.worker.backends.cpu.attention import PagedAmx, PagedVectors
 from services.worker.backends.cpu.backend import KernelBackend, OneDnnBackend
@@ -57,6 +58,14 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 }
 
 
+class NotingBackend(KernelBackend):
+    """Notes the attention that it chose."""
+
+    def attention(self, shape: AttentionShape) -> Attention[Any]:
+        self.chosen = super().attention(shape)
+        return self.chosen
+
+
 def _errors(model: Decoder, exact: torch.Tensor, chunks: list[int]) -> torch.Tensor:
     """The distance of each row's logits from the exact ones: [N_TOKENS]."""
     hidden = Engine(model, block_size=16).run(prompt(N_TOKENS, 203), chunks)
@@ -69,8 +78,9 @@ def test_logits_are_as_close_to_float32_as_torchs(kernels: Bfloat16Kernels, name
     reference = write_checkpoint(CONFIGS[name](), tmp_path).bfloat16()
     reference.save_pretrained(tmp_path)
     exact = reference_logits(reference.float(), prompt(N_TOKENS, 203))
-    ours = load_model(tmp_path, SingleRank(), KernelBackend(kernels))
-    assert isinstance(ours._attention, PagedAmx if kernels.amx else PagedVectors)
+    backend = NotingBackend(kernels)
+    ours = load_model(tmp_path, SingleRank(), backend)
+    assert isinstance(backend.chosen, PagedAmx if kernels.amx else PagedVectors)
     torchs = load_model(tmp_path, SingleRank(), OneDnnBackend(torch.bfloat16))
     by_torch = _errors(torchs, exact, [])
     for chunks in ([], [1, 37, 1, 64, *[1] * 20]):

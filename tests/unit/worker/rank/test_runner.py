@@ -42,7 +42,7 @@ def all_logits(tokens: list[int]) -> torch.Tensor:
     """The stand-in's logits after each position, from its definition: [n, VOCAB]."""
     decoder = StandinDecoder(SingleRank())
     scale = 1 + torch.arange(len(tokens)).unsqueeze(-1) / 7
-    return decoder.logits((decoder._embedding[tokens] * scale).double().cumsum(dim=0).float())
+    return decoder.logits((decoder.embedding[tokens] * scale).double().cumsum(dim=0).float())
 
 
 def continuation(prompt: list[int], n: int) -> list[int]:
@@ -142,7 +142,7 @@ def test_pooled_request_returns_the_normalised_mean_and_no_token() -> None:
     assert result_of(runner, first).pooled == {}
     result = result_of(runner, StepPlan(1, chunks=(Chunk(0, 4, 2, True, (3,)),)))
     scale = 1 + torch.arange(6).unsqueeze(-1) / 7
-    hidden = (StandinDecoder(SingleRank())._embedding[tokens] * scale).cumsum(dim=0)
+    hidden = (StandinDecoder(SingleRank()).embedding[tokens] * scale).cumsum(dim=0)
     expected = torch.nn.functional.normalize(hidden.mean(dim=0), dim=0)
     assert result.slots == ()
     assert np.allclose(result.pooled[0], expected.numpy(), atol=1e-5)
