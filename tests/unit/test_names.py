@@ -7,8 +7,8 @@ from collections import defaultdict
 from pathlib import Path
 
 SERVICES = Path(__file__).resolve().parents[2] / "services"
-# A device's memory, which a backend tells of, and that of a captured step, which nobody else sees.
-SHARED = {"Memory"}
+# A captured step has sizes and memory of its own on each kind of device: backends do not know each other.
+SHARED = {"Memory", "Sizes"}
 
 
 def public_classes() -> dict[str, list[str]]:

@@ -28,7 +28,7 @@ from services.gateway.http.responses.store import (
     StoredResponse,
     stem_of,
 )
-from services.gateway.http.responses.turns import INLINE_ITEMS, Turn, Turns, as_much_as_fits, not_kept_here
+from services.gateway.http.responses.turns import INLINE_ITEMS, ResponseTurn, Turns, as_much_as_fits, not_kept_here
 from services.gateway.text.codec import ServedModel
 
 DOCUMENTED = Documentation(
@@ -91,7 +91,7 @@ class ResponsesPreparer:
             raise not_kept_here("store")
 
     async def _sequences(
-        self, turn: Turn, model: ServedModel, caller: Caller, serializer: ResponseSerializer
+        self, turn: ResponseTurn, model: ServedModel, caller: Caller, serializer: ResponseSerializer
     ) -> Sequences:
         """The sequences for as much of the conversation as the model takes, where the body lets turns be dropped."""
 
@@ -108,7 +108,7 @@ class ResponsesPreparer:
     def _writer(body: ResponsesBody, model: ServedModel) -> LogprobWriter | None:
         return LogprobWriter(model, body.top_logprobs or 0) if body.logprobs else None
 
-    def _facts(self, turn: Turn, model: ServedModel) -> dict[str, Any]:
+    def _facts(self, turn: ResponseTurn, model: ServedModel) -> dict[str, Any]:
         """The response but for its answer; raises :class:`ApiError` (400)."""
         body = turn.body
         text, reasoning = body.text, body.reasoning
@@ -149,7 +149,7 @@ class ResponsesPreparer:
             raise invalid("The body is nested too deeply.", code="invalid_json") from error
         return facts
 
-    async def _keep(self, turn: Turn, response: dict[str, Any]) -> bool:
+    async def _keep(self, turn: ResponseTurn, response: dict[str, Any]) -> bool:
         """Whether the response is kept now; raises :class:`ApiError` when that was demanded and is not possible."""
         if not response["store"]:
             return False

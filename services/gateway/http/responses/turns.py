@@ -30,7 +30,7 @@ _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "f
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ResponseTurn:
     """A body, and what it goes on from."""
 
     body: ResponsesBody
@@ -85,7 +85,7 @@ class Turns:
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
-    async def read(self, body: ResponsesBody, model: ServedModel, tenant: str) -> Turn:
+    async def read(self, body: ResponsesBody, model: ServedModel, tenant: str) -> ResponseTurn:
         """A body with what it goes on from; raises :class:`ApiError`."""
         if body.input is None and body.previous_response_id is None:
             raise invalid("Missing required field `input`.", "input", "missing_field")
@@ -97,7 +97,7 @@ class Turns:
         before = await _read(past.items)
         given = await self._resolved(tenant, await _read(body.input or []))
         items = [*(item for item in before if not isinstance(item, ReferenceItem)), *given]
-        return Turn(body, new_response_id(), tenant, past, given, items)
+        return ResponseTurn(body, new_response_id(), tenant, past, given, items)
 
     async def _resolved(self, tenant: str, items: Sequence[Item | ReferenceItem]) -> list[Item]:
         """The items themselves where kept ones are referred to; raises :class:`ApiError`."""
@@ -131,7 +131,7 @@ class Turns:
 
 
 async def as_much_as_fits(
-    turn: Turn, attempt: Callable[[int], Awaitable[Result]], discard: Callable[[Result], None]
+    turn: ResponseTurn, attempt: Callable[[int], Awaitable[Result]], discard: Callable[[Result], None]
 ) -> Result:
     """What `attempt` makes of the conversation from an item on; raises :class:`ApiError`.
 
