@@ -41,6 +41,8 @@ class CudaBackend(TorchBackend):
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(dtype, device)
+        # cuDNN's attention builds a plan for every shape that it sees, and no two prompts have the same.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         self.ops = CudaOps(dtype, device)
         self.memory: Memory = CudaMemory(device)
 
