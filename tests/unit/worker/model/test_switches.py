@@ -87,8 +87,8 @@ _LAYER: list[tuple[str, str, Any]] = [
     ("llama", "rope", None),
     ("mixtral", "moe", None),
 ]
-# Not part of the computation.
-_DESCRIPTIVE = {"family", "dtype", "eos_token_ids", "layers", "generates"}
+# Not part of the computation; how weights are stored has its own tests (tests/unit/worker/model/quantization).
+_DESCRIPTIVE = {"family", "dtype", "eos_token_ids", "layers", "generates", "quantization"}
 
 
 def _agrees(sample: Sample, mutate: Callable[[ModelSpec], ModelSpec]) -> bool:
