@@ -40,6 +40,14 @@ def usage(found: wire.Usage | None) -> Usage:
     return Usage(found.prompt_tokens, found.completion_tokens, details.cached_tokens if details else 0)
 
 
+def item_usage(found: wire.ItemUsage | None) -> Usage:
+    """Usage of a response or a batch, zero where the server tells none."""
+    if found is None:
+        return Usage()
+    details = found.input_tokens_details
+    return Usage(found.input_tokens, found.output_tokens, details.cached_tokens if details else 0)
+
+
 def text_logprobs(found: wire.TextLogprobs | None) -> tuple[TokenLogprob, ...]:
     """Logprobs of a completion."""
     if found is None:

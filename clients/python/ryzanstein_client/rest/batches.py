@@ -8,9 +8,10 @@ import httpx
 import msgspec
 from msgspec import Struct, field
 
-from ryzanstein_client.rest.answers import reader_of
+from ryzanstein_client.rest import wire
+from ryzanstein_client.rest.answers import item_usage, reader_of
 from ryzanstein_client.rest.requests import Request, path_of
-from ryzanstein_client.results import Batch, BatchError, File, Usage
+from ryzanstein_client.results import Batch, BatchError, File
 
 
 class _File(Struct):
@@ -38,16 +39,6 @@ class _Counts(Struct):
     failed: int = 0
 
 
-class _InputDetails(Struct):
-    cached_tokens: int = 0
-
-
-class _Usage(Struct):
-    input_tokens: int = 0
-    output_tokens: int = 0
-    input_tokens_details: _InputDetails = field(default_factory=_InputDetails)
-
-
 class _Batch(Struct):
     id: str
     status: str
@@ -57,7 +48,7 @@ class _Batch(Struct):
     output_file_id: str | None = None
     error_file_id: str | None = None
     errors: _Errors | None = None
-    usage: _Usage = field(default_factory=_Usage)
+    usage: wire.ItemUsage | None = None
 
 
 class _Deleted(Struct):
@@ -115,7 +106,7 @@ def read_file(data: bytes) -> File:
 def read_batch(data: bytes) -> Batch:
     """A batch."""
     found = _batch(data)
-    usage, counts = found.usage, found.request_counts
+    counts = found.request_counts
     return Batch(
         id=found.id,
         status=found.status,
@@ -126,7 +117,7 @@ def read_batch(data: bytes) -> Batch:
         total=counts.total,
         completed=counts.completed,
         failed=counts.failed,
-        usage=Usage(usage.input_tokens, usage.output_tokens, usage.input_tokens_details.cached_tokens),
+        usage=item_usage(found.usage),
         errors=tuple(BatchError(e.code, e.message, e.line) for e in (found.errors.data if found.errors else ())),
     )
 

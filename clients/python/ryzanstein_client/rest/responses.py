@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
-from ryzanstein_client.rest.answers import reader_of
+from ryzanstein_client.rest import wire
+from ryzanstein_client.rest.answers import item_usage, reader_of
 from ryzanstein_client.rest.requests import Request, path_of
-from ryzanstein_client.results import Response, ToolCall, Usage
+from ryzanstein_client.results import Response, ToolCall
 from ryzanstein_client.settings import Message, Options, ResponseFormat
 
 # An option's name in a chat -> in a response.
@@ -35,16 +36,6 @@ class _Item(Struct):
     arguments: str = ""
 
 
-class _InputDetails(Struct):
-    cached_tokens: int = 0
-
-
-class _Usage(Struct):
-    input_tokens: int = 0
-    output_tokens: int = 0
-    input_tokens_details: _InputDetails = field(default_factory=_InputDetails)
-
-
 class _Incomplete(Struct):
     reason: str = ""
 
@@ -55,7 +46,7 @@ class _Response(Struct):
     output: list[_Item]
     store: bool
     model: str = ""
-    usage: _Usage | None = None
+    usage: wire.ItemUsage | None = None
     incomplete_details: _Incomplete | None = None
 
 
@@ -117,12 +108,11 @@ def _format(asked: ResponseFormat) -> dict[str, Any]:
 def read_response(data: bytes) -> Response:
     """A response."""
     found = _response(data)
-    used = found.usage or _Usage()
     return Response(
         id=found.id,
         text=_joined(found, "message"),
         status=found.status,
-        usage=Usage(used.input_tokens, used.output_tokens, used.input_tokens_details.cached_tokens),
+        usage=item_usage(found.usage),
         stored=found.store,
         model=found.model,
         reasoning=_joined(found, "reasoning"),

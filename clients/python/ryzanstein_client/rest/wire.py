@@ -34,6 +34,14 @@ class Usage(Struct):
     prompt_tokens_details: PromptDetails | None = None
 
 
+class ItemUsage(Struct):
+    """Tokens used, as responses and batches call them."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: PromptDetails | None = None
+
+
 class TextLogprobs(Struct):
     """Of completions: parallel lists. A prompt's first token has no logprob."""
 
