@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.worker.kernels import build, library, signatures
-from services.worker.kernels.bfloat16 import AMX, AVX2, AVX512, AVX512_BF16, NEON
+from services.worker.kernels.bfloat16 import AMX, AVX2, AVX512, AVX512_BF16
 from services.worker.kernels.library import FUNCTIONS
 
 PROJECT = Path(__file__).resolve().parents[4]
@@ -132,8 +132,10 @@ def test_the_compiler_keeps_the_fetching_of_keys_ahead(name: str) -> None:
 
 
 @needs_compiler
-def test_a_library_of_other_signatures_is_refused(folder: Path) -> None:
+def test_a_library_of_other_signatures_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python calls as the header declares, so a library that another header made is never called."""
+    name = "avx2" if build.target() == "linux-x86_64" else "neon"  # one is enough, and every machine runs it
+    monkeypatch.setitem(build.TARGETS, build.target(), {name: build.TARGETS[build.target()][name]})
     header = folder / "source" / "kernels.h"
     header.write_text(header.read_text().replace("long width, int64_t *keys", "int64_t *keys, long width"))
     with pytest.raises(RuntimeError, match=r"conflicting types"):
@@ -141,7 +143,7 @@ def test_a_library_of_other_signatures_is_refused(folder: Path) -> None:
     picks = folder / "source" / "pick.c"
     picks.write_text(picks.read_text().replace("long width, int64_t *keys", "int64_t *keys, long width"))
     build.build_kernels()
-    path = folder / (AVX2.name if build.target() == "linux-x86_64" else NEON.name)
+    (path,) = folder.glob("*.so")
     with pytest.raises(RuntimeError, match=r"was compiled from other sources: run `make kernels`"):
         library.open_library(path, 1)
 
