@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import c_long, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +41,13 @@ _TILE_ROWS = 16
 # What a step of a model is made of, in the order of their numbers in replay.c, and the arguments.
 REPLAYED = {**{f.name: f.kinds for f in FUNCTIONS if f.replayed}, REDUCE: REDUCE_ARGUMENTS}
 Call = tuple[str, tuple[Any, ...]]  # one of these and its arguments
+
+
+class Sizes(NamedTuple):
+    """How large a step is."""
+
+    row_count: int
+    sequence_count: int
 
 
 class Collectives(ctypes.Structure):
@@ -91,14 +98,15 @@ class Bfloat16Kernels:
         finally:
             self._library = library
 
-    def replay(self, calls: torch.Tensor, first: int, group: Collectives | None) -> int:
-        """Call kernels again, from the call `first` on: `calls` [n, words] int64, laid out as in replay.c.
+    def replay(self, calls: torch.Tensor, first: int, sizes: Sizes, group: Collectives | None) -> int:
+        """Call kernels again, from the call `first` on, in a step of these sizes.
 
+        `calls` [n, words] int64 are laid out as in replay.c.
         Returns n, or which call is a collective that the caller has to make before it goes on behind it: one that
         others are late for, or any if there is no `group`.
         """
         address = None if group is None else ctypes.addressof(group)
-        stopped: int = self._library.rz_replay(calls.data_ptr(), calls.shape[0], first, address)
+        stopped: int = self._library.rz_replay(calls.data_ptr(), calls.shape[0], first, *sizes, address)
         return stopped
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
@@ -141,8 +149,8 @@ class Bfloat16Kernels:
         )
 
     def add_(self, x: torch.Tensor, added: torch.Tensor, scale: float) -> None:
-        """x += scale * added, both contiguous and of one shape."""
-        self._library.rz_add(x.data_ptr(), added.data_ptr(), scale, x.numel())
+        """x += scale * added, both [n, size] and contiguous."""
+        self._library.rz_add(x.data_ptr(), added.data_ptr(), scale, *x.shape)
 
     def rotate_(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> None:
         """Rotate `heads` [n, n_heads, head_dim] to `positions` [n]; cos and sin [max_positions, half] float32."""

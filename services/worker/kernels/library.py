@@ -10,7 +10,13 @@ import torch
 
 from services.worker.kernels.signatures import fingerprint, read_functions
 
-_TYPES = {"pointer": ctypes.c_void_p, "long": ctypes.c_long, "int": ctypes.c_int, "float": ctypes.c_float, "void": None}
+_TYPES = {
+    **dict.fromkeys(("long", "row_count", "sequence_count"), ctypes.c_long),
+    "pointer": ctypes.c_void_p,
+    "int": ctypes.c_int,
+    "float": ctypes.c_float,
+    "void": None,
+}
 FUNCTIONS = read_functions()
 
 # n_kv_heads, group, head_dim, block_size, scale, softcap (0: none), window (0: none)

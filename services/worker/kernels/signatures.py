@@ -11,17 +11,24 @@ import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-Kind = Literal["pointer", "long", "int", "float"]
+Kind = Literal["pointer", "long", "int", "float", "row_count", "sequence_count"]
 
 HEADER = Path(__file__).resolve().with_name("source") / "kernels.h"
 REDUCE = (
-    "all_reduce"  # a step's collective, which is replayed like a kernel: of the summand at an address, so many numbers
+    "all_reduce"  # a step's collective, which is replayed like a kernel: of a summand, and of which width its rows are
 )
-REDUCE_ARGUMENTS: tuple[Kind, ...] = ("pointer", "long")
+REDUCE_ARGUMENTS: tuple[Kind, ...] = ("pointer", "row_count", "long")
 
 _FUNCTION = re.compile(r"^(REPLAYED )?(void|long|int) (rz_\w+)\(([^)]*)\);", re.MULTILINE)
 _PARAMETER = re.compile(r"(?:const )?(\w+) (\*?)(\w+)")
-_IN_C: dict[Kind, str] = {"pointer": "a[{}].p", "long": "a[{}].i", "int": "(int)a[{}].i", "float": "a[{}].f"}
+_IN_C: dict[Kind, str] = {
+    "pointer": "a[{}].p",
+    "long": "a[{}].i",
+    "int": "(int)a[{}].i",
+    "float": "a[{}].f",
+    "row_count": "ROW_COUNT(a[{}])",
+    "sequence_count": "SEQUENCE_COUNT(a[{}])",
+}
 
 
 class Function(NamedTuple):
@@ -35,7 +42,7 @@ class Function(NamedTuple):
 
 
 def read_functions(header: Path = HEADER) -> tuple[Function, ...]:
-    """All functions in the order of the header. Raises ValueError for an argument of another kind than the four."""
+    """All functions in the order of the header. Raises ValueError for an argument of no kind."""
     return tuple(
         Function(name, bool(replayed), result, *_read_parameters(name, parameters))
         for replayed, result, name, parameters in _FUNCTION.findall(header.read_text())
@@ -49,8 +56,9 @@ def _read_parameters(function: str, parameters: str) -> tuple[tuple[str, ...], t
         if found is None:
             raise ValueError(f"{function}: cannot read the parameter {parameter.strip()!r}")
         type_, star, name = found.groups()
-        if not star and type_ not in ("long", "int", "float"):
-            raise ValueError(f"{function}: {name} is {type_}; arguments are pointers, long, int or float")
+        if not star and type_ not in _IN_C:
+            allowed = ", ".join(kind for kind in _IN_C if kind != "pointer")
+            raise ValueError(f"{function}: {name} is {type_}; arguments are pointers, {allowed}")
         names.append(name)
         kinds.append("pointer" if star else type_)  # type: ignore[arg-type]
     return tuple(names), tuple(kinds)
@@ -62,7 +70,10 @@ def fingerprint(functions: tuple[Function, ...]) -> str:
 
 
 def calls_header(functions: tuple[Function, ...]) -> str:
-    """`calls.h`: how a function is called whose number and arguments lie in memory (replay.c)."""
+    """`calls.h`: how a function is called whose number and arguments lie in memory (replay.c).
+
+    Who includes it says by the macros ROW_COUNT and SEQUENCE_COUNT where these come from.
+    """
     replayed, others = (
         [f for f in functions if f.replayed is wanted and f.result == "void"] for wanted in (True, False)
     )

@@ -100,30 +100,17 @@ class Runner(Generic[Cache]):
 
     @torch.inference_mode()
     def warm_up(self, n_tokens: int) -> None:
-        """Compute a prompt of `n_tokens` and a decode step in slot 0, so that first requests pay no set-up.
-
-        Then both with a second sequence in slot 1, if that fits: what is replayed is known for all sizes from there on.
-        """
-        table, sampling = self._table, Sampling(temperature=1.0)
-        n_blocks = -(-(n_tokens + 3) // table.block_size)
-        fits = n_blocks < table.n_blocks and n_tokens + 3 <= table.max_model_len
-        pair = fits and table.max_slots > 1 and table.block_size > 2
-        if not pair:
-            n_blocks = -(-(n_tokens + 1) // table.block_size)
-        first = Admission(0, sampling, (0,) * n_tokens, n_prompt=n_tokens)
+        """Compute a prompt of `n_tokens` and a decode step, so that first requests pay no set-up."""
+        n_blocks = -(-(n_tokens + 1) // self._table.block_size)
+        admission = Admission(0, Sampling(temperature=1.0), (0,) * n_tokens, n_prompt=n_tokens)
         prefill = Chunk(0, 0, n_tokens, sample=True, new_blocks=tuple(range(1, n_blocks + 1)))
-        plans = [
-            StepPlan(0, admissions=(first,), chunks=(prefill,)),
-            StepPlan(0, chunks=(Chunk(0, n_tokens, 1, sample=True),)),
-        ]
-        if pair:
-            second = Admission(1, sampling, (0, 0), n_prompt=2)
-            beside = Chunk(1, 0, 2, sample=True, new_blocks=(n_blocks + 1,))
-            plans += [
-                StepPlan(0, admissions=(second,), chunks=(Chunk(0, n_tokens + 1, 1, sample=True), beside)),
-                StepPlan(0, chunks=(Chunk(0, n_tokens + 2, 1, sample=True), Chunk(1, 2, 1, sample=True))),
-            ]
-        for plan in (*plans, StepPlan(0, released=(0, 1) if pair else (0,))):
+        decode = Chunk(0, n_tokens, 1, sample=True)
+        plans = (
+            StepPlan(0, admissions=(admission,), chunks=(prefill,)),
+            StepPlan(0, chunks=(decode,)),
+            StepPlan(0, released=(0,)),
+        )
+        for plan in plans:
             self._compute(view_plan(plan))
 
     def _compute(self, plan: PlanView, wait_us: int = 0) -> StepResult | None:

@@ -1,4 +1,4 @@
-"""Steps replayed: captured for a few sizes, then run for any without Python between the kernels."""
+"""Steps replayed: captured once, then run at any size without Python between the kernels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from services.worker.backends.base import Computations, Compute, Step
 from services.worker.backends.batch import StepBatch, long_tensor
 from services.worker.backends.cpu.attention import KernelPlan
 from services.worker.backends.cpu.collectives import ReplayedCollectives
-from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.kernels.capture import CapturedGraph, GraphCapture, Growth, Program, Sizes
+from services.worker.kernels.bfloat16 import Bfloat16Kernels, Sizes
+from services.worker.kernels.capture import CapturedGraph, GraphCapture, NotReplayableError
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 MAX_DECODES = 64
 MAX_ROWS = 512
 _MAX_CAPTURED = 64  # rows: while a step is captured, all that its layers make is kept
-_MAX_PROGRAMS = 256  # kept; another one is quickly derived
 
 
 class KernelGraph:
@@ -35,10 +34,7 @@ class KernelGraph:
         comm = computations.comm
         self._reduce = comm.all_reduce
         self._collectives = comm.collectives if isinstance(comm, ReplayedCollectives) else None
-        self._programs: dict[Sizes, Program] = {}
-        self._graphs: list[CapturedGraph] = []  # the last two
-        self._growth: Growth | None = None  # between them
-        self._arena = torch.empty(0, dtype=torch.uint8)
+        self._graph: CapturedGraph | None = None
         self._gave_up = False
         # What changes from step to step, always in the same place. A sequence has at least one row.
         self._x = torch.empty(max_rows, computations.hidden_size, dtype=torch.bfloat16)
@@ -52,7 +48,7 @@ class KernelGraph:
         n = len(batch.token_ids)
         if n > self._max_rows or self._gave_up:
             return False
-        return n <= _MAX_CAPTURED or self._program(Sizes(n, batch.n_sequences)) is not None
+        return n <= _MAX_CAPTURED or self._graph is not None
 
     def forward(self, x: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         """Compute the rows `x` [n, hidden_size]."""
@@ -62,26 +58,13 @@ class KernelGraph:
         self._lengths[:n_sequences] = long_tensor(batch.context_lens)
         self._blocks[:n_sequences, :width] = batch.block_tables  # beyond them no key is read that counts
         sizes = Sizes(n, n_sequences)
-        program = self._program(sizes)
-        return program.run(self._reduce, self._collectives) if program else self._capture(batch, sizes)
-
-    def _program(self, sizes: Sizes) -> Program | None:
-        return self._programs.get(sizes) or self._derive(sizes)
-
-    def _derive(self, sizes: Sizes) -> Program | None:
-        """The program for other sizes than those that were captured lately."""
-        graph = self._growth.of_sizes(sizes) if self._growth else None
-        return None if graph is None else self._keep(graph)
-
-    def _keep(self, graph: CapturedGraph) -> Program:
-        if len(self._programs) == _MAX_PROGRAMS:
-            self._programs.clear()
-        program = self._programs[graph.sizes] = graph.program(self._kernels)
-        return program
+        if self._graph is None:
+            return self._capture(batch, sizes)
+        return self._graph.replay(sizes, self._reduce, self._collectives)
 
     def _capture(self, batch: StepBatch, sizes: Sizes) -> torch.Tensor:
         n, n_sequences = sizes
-        capture = GraphCapture(self._kernels, self._reduce)
+        capture = GraphCapture(self._kernels, self._reduce, sizes)
         positions = self._positions[:n]
         sequences = (self._starts[: n_sequences + 1], self._lengths[:n_sequences], self._blocks[:n_sequences])
         step = Step(
@@ -93,13 +76,9 @@ class KernelGraph:
         )
         with capture.noting():
             hidden = self._compute(self._x[:n], step)
-        if capture.foreign:
-            logger.info("steps are not replayed: they need %s", ", ".join(sorted(capture.foreign)))
+        try:
+            self._graph = capture.graph(self._max_rows, hidden)
+        except NotReplayableError as reason:
+            logger.info("steps are not replayed: %s", reason)
             self._gave_up = True
-        else:
-            graph = capture.graph(sizes, self._max_rows, hidden, self._arena)
-            self._arena = graph.arena
-            self._graphs = [*self._graphs[-1:], graph]
-            self._growth = Growth.between(*self._graphs) if len(self._graphs) == 2 else None
-            self._keep(graph)
         return hidden

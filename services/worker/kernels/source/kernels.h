@@ -1,5 +1,5 @@
 // All that the libraries export; what the functions do stands where they are defined. signatures.py reads this file: Python calls
-// by it, and steps are replayed by it. Arguments are pointers, long, int or float.
+// by it, and steps are replayed by it. Arguments are pointers, long, int, float, or one of the two counts.
 #pragma once
 
 #include <stdint.h>
@@ -12,19 +12,24 @@ typedef struct call call;               // replay.c
 #define FETCH_NEAR(address) __builtin_prefetch(address, 0, 3)
 #define FETCH(address) __builtin_prefetch(address, 0, 2)
 
+// What a replayed call takes from the step it is replayed in. All its other arguments are the same in every step.
+typedef long row_count;
+typedef long sequence_count;
+
 #define REPLAYED // what a step of a model is made of
 
-REPLAYED void rz_linear(const bf16 *x, long ldx, long m, long k, const bf16 *packed, const float *bias, long n, void *y, long ldy,
-                        int wide, bf16 *spare);
-REPLAYED void rz_rms_norm(const bf16 *x, long ldx, const float *weight, long groups, float eps, bf16 *y, long ldy, long m, long n);
-REPLAYED void rz_add(bf16 *x, const bf16 *added, float scale, long count);
+REPLAYED void rz_linear(const bf16 *x, long ldx, row_count m, long k, const bf16 *packed, const float *bias, long n, void *y,
+                        long ldy, int wide, bf16 *spare);
+REPLAYED void rz_rms_norm(const bf16 *x, long ldx, const float *weight, long groups, float eps, bf16 *y, long ldy, row_count m,
+                        long n);
+REPLAYED void rz_add(bf16 *x, const bf16 *added, float scale, row_count m, long n);
 REPLAYED void rz_rotate(bf16 *x, long ldx, long heads, long head_dim, const float *cos, const float *sin, long half,
-                        const int64_t *positions, long m);
-REPLAYED void rz_write_rows(bf16 *cache, const int64_t *slots, const bf16 *x, long ldx, long width, long m);
-REPLAYED void rz_gate(const bf16 *x, bf16 *y, long m, long n, int tanh);
+                        const int64_t *positions, row_count m);
+REPLAYED void rz_write_rows(bf16 *cache, const int64_t *slots, const bf16 *x, long ldx, long width, row_count m);
+REPLAYED void rz_gate(const bf16 *x, bf16 *y, row_count m, long n, int tanh);
 REPLAYED void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *cache, long n_kv, long group, long head_dim,
                         long block_size, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
-                        const int64_t *blocks, long n_blocks, long sequences);
+                        const int64_t *blocks, long n_blocks, sequence_count sequences);
 
 // Only where floats are multiplied.
 void rz_attend_float(const float *q, long ldq, float *out, long ldo, const float *cache, long n_kv, long group, long head_dim,
@@ -39,4 +44,4 @@ void rz_weigh(const float *logits, long ld, long m, long n, float *mass);
 
 int rz_enable(long threads);
 int rz_all_reduce(collectives *c, bf16 *x, long count);
-long rz_replay(const call *calls, long n, long first, collectives *group);
+long rz_replay(const call *calls, long n, long first, long rows, long sequences, collectives *group);

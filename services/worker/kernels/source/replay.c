@@ -33,15 +33,19 @@ static int reduce(collectives *c, bf16 *x, long count) {
     return !late;
 }
 
-// From the call `first` on. Returns which call has to be made by the caller, a collective, or `n` when all were made; without
-// `group` all collectives are the caller's.
-EXPORT long rz_replay(const call *calls, long n, long first, collectives *group) {
+// Counts are the step's, not the call's.
+#define ROW_COUNT(argument) rows
+#define SEQUENCE_COUNT(argument) sequences
+
+// A step of so many rows and sequences, from the call `first` on. Returns which call has to be made by the caller, a collective,
+// or `n` when all were made; without `group` all collectives are the caller's.
+EXPORT long rz_replay(const call *calls, long n, long first, long rows, long sequences, collectives *group) {
     for (long i = first; i < n; i++) {
         const argument *a = calls[i].a;
         switch (calls[i].kernel) {
         CALLS_OF_A_STEP
         case REDUCE:
-            if (!group || !reduce(group, a[0].p, a[1].i)) return i;
+            if (!group || !reduce(group, a[0].p, rows * a[2].i)) return i;
             break;
         }
     }

@@ -70,10 +70,10 @@ static void add(const void *context, long index) {
     }
 }
 
-// x += scale * added, both [count]
-EXPORT void rz_add(bf16 *x, const bf16 *added, float scale, long count) {
-    addition p = {x, added, scale, count};
-    share_pieces(add, &p, count, ELEMENTS);
+// x += scale * added, both [m, n]
+EXPORT void rz_add(bf16 *x, const bf16 *added, float scale, long m, long n) {
+    addition p = {x, added, scale, m * n};
+    share_pieces(add, &p, p.count, ELEMENTS);
 }
 
 typedef struct {

@@ -164,7 +164,7 @@ SIZES: dict[str, Callable[[Mapping[str, Any]], dict[str, int]]] = {
     "rz_linear": _linear,
     "rz_pack_weight": _pack_weight,
     "rz_rms_norm": _rms_norm,
-    "rz_add": lambda a: dict.fromkeys(("x", "added"), a["count"] * _BF16),
+    "rz_add": lambda a: dict.fromkeys(("x", "added"), a["m"] * a["n"] * _BF16),
     "rz_rotate": _rotate,
     "rz_write_rows": _write_rows,
     "rz_gate": lambda a: {"x": 2 * a["m"] * a["n"] * _BF16, "y": a["m"] * a["n"] * _BF16},

@@ -33,6 +33,9 @@ static void *place(long size, long *mapped) {
     return start + pages - size;
 }
 
+#define ROW_COUNT(argument) argument.i
+#define SEQUENCE_COUNT(argument) argument.i
+
 static void call_kernel(long kernel, const argument *a) {
     switch (kernel) {
         CALLS_OF_A_STEP
