@@ -63,8 +63,10 @@ class Routes:
         await self._app(scope, receive, send)
 
     def _methods(self, scope: Scope) -> set[str]:
-        """The methods that the app knows for a path."""
+        """The methods that the app knows for a path; a hot route's is not the parameter of another one's."""
         matching = (route for route in self._app.routes if route.matches(scope)[0] is not Match.NONE)
+        if scope["path"] in self._endpoints:
+            matching = (route for route in matching if getattr(route, "path", "") == scope["path"])
         return {method for route in matching for method in getattr(route, "methods", None) or ()}
 
     def _check_method(self, scope: Scope) -> None:

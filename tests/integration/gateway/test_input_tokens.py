@@ -65,6 +65,8 @@ async def test_wrong_bodies_are_refused_by_field(stack: Stack) -> None:
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["code"]) == (400, param, code), answer.text
     assert submitted(stack) == 0
+    read = await stack.http.get(PATH)
+    assert (read.status_code, read.headers["allow"]) == (405, "POST"), "it is no kept response"
     with pytest.raises(openai.NotFoundError):
         await stack.client.responses.input_tokens.count(model="unknown", input="a")
 
