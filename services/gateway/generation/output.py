@@ -67,7 +67,6 @@ class Generation:
             after=request.prompt_ids, skip_special_tokens=options.skip_special_tokens
         )
         self._stops = StopBuffer(options.stop, include=options.include_stop) if options.stop else None
-        self._push = self._detokenizer.push
         self._scored: list[ScoredToken] = []  # whose text is still held back
         self.stopped: str | None = None  # the stop string that cut the text: what was held back is no part of it
         self._sent_chars = 0
@@ -133,6 +132,23 @@ class Generation:
 
     def _read(self, batch: TokenBatch) -> OutputChunk:
         chunk = OutputChunk(finish=batch.finish, embedding=list(batch.embedding), takeover=batch.takeover)
+        plain = self._stops is None and not batch.logprobs
+        chunk.text = "".join(self._read_plain(batch, chunk) if plain else self._read_each(batch, chunk))
+        self._sent_chars += len(chunk.text)
+        if self._scored:
+            chunk.tokens = self._release(final=chunk.finish is not None)
+        return chunk
+
+    def _read_plain(self, batch: TokenBatch, chunk: OutputChunk) -> list[str]:
+        """The text of all tokens at once: nothing stands between them."""
+        ids = chunk.ids = list(batch.ids)
+        self.completion_tokens += len(ids)
+        silent = batch.finish is FinishReason.STOP and not self.request.options.include_stop
+        text = self._detokenizer.push_all(ids[:-1] if silent else ids)
+        return [text] if chunk.finish is None else [text, self._flush()]
+
+    def _read_each(self, batch: TokenBatch, chunk: OutputChunk) -> list[str]:
+        """The text, token by token: one of them may end it, and each may have its logprobs."""
         parts: list[str] = []
         last = len(batch.ids) - 1
         for position, token_id in enumerate(batch.ids):
@@ -149,16 +165,12 @@ class Generation:
         else:
             if chunk.finish is not None:
                 parts.append(self._flush())
-        chunk.text = "".join(parts)
-        self._sent_chars += len(chunk.text)
-        if self._scored:
-            chunk.tokens = self._release(final=chunk.finish is not None)
-        return chunk
+        return parts
 
     def _read_token(self, token_id: int, silent: bool, parts: list[str]) -> bool:
         """Append what the token adds to the text; True when it completed a stop string."""
         self.completion_tokens += 1
-        text = "" if silent else self._push(token_id)
+        text = "" if silent else self._detokenizer.push(token_id)
         if self._stops is None or self.completion_tokens <= self.request.options.min_tokens:
             parts.append(text)
             return False

@@ -28,6 +28,10 @@ class Detokenizer(ABC):
     def push(self, token_id: int) -> str:
         """The text that became certain with this id; may be empty."""
 
+    def push_all(self, ids: Sequence[int]) -> str:
+        """The text that became certain with these ids."""
+        return "".join(map(self.push, ids))
+
     @abstractmethod
     def flush(self) -> str:
         """What was held back; nothing is pushed after it."""
@@ -43,6 +47,10 @@ class ByteLevelDetokenizer(Detokenizer):
     def push(self, token_id: int) -> str:
         """See :class:`Detokenizer`."""
         return self._decode(self._pieces[token_id])
+
+    def push_all(self, ids: Sequence[int]) -> str:
+        """See :class:`Detokenizer`."""
+        return self._decode(b"".join(map(self._pieces.__getitem__, ids)))
 
     def flush(self) -> str:
         """See :class:`Detokenizer`."""

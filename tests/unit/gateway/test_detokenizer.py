@@ -27,6 +27,10 @@ def test_any_ids_give_the_full_decoding(family: str, data: st.DataObject) -> Non
     ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() + 3), max_size=40))
     skip = data.draw(st.booleans())
     assert "".join(pieces(tokenizer, ids, skip=skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
+    cut = data.draw(st.integers(0, len(ids)))
+    several = Vocabulary(tokenizer, skip_special_tokens=skip).new_detokenizer()
+    parts = [several.push_all(ids[:cut]), several.push_all(ids[cut:]), several.flush()]
+    assert "".join(parts) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
 @pytest.mark.parametrize("family", [*EXACT, *WINDOWED])
