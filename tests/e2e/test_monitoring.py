@@ -72,7 +72,11 @@ def process(name: str, *command: str, folder: Path, **environment: str) -> Itera
             yield started.pid
         finally:
             started.terminate()
-            started.wait(20)
+            try:
+                started.wait(5)
+            except subprocess.TimeoutExpired:  # Jaeger takes up to half a minute, and nobody wants what it flushes
+                started.kill()
+                started.wait()
 
 
 def _answers(url: str) -> bool:

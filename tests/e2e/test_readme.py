@@ -106,7 +106,10 @@ def test_no_other_block_is_left_unrun() -> None:
 
 @pytest.mark.parametrize(
     ("target", "starts"),
-    [("run", f"{Path('.venv/bin/ryzanstein')} up"), ("test", f"{Path('.venv/bin/pytest')} -n 2")],
+    [
+        ("run", f"{Path('.venv/bin/ryzanstein')} up"),
+        ("test", f"PYTHONDONTWRITEBYTECODE= {Path('.venv/bin/pytest')} -n 2"),
+    ],
 )
 def test_make_starts_what_is_tested_here(target: str, starts: str) -> None:
     """What is not run is the setting-up; `ryzanstein up` is what the other tests here started."""

@@ -48,12 +48,16 @@ async def test_a_download_is_told_does_not_look_dead_and_ends_with_its_worker(
                 assert total == size
                 return 0 < there < total
 
+            async def all_but_the_weights() -> bool:
+                come = list((tmp_path / "hub").rglob("snapshots/*/*"))
+                return len(come) == len(NEEDED) - 1 and await half()
+
             async def ready() -> bool:
                 answer = await told()
                 return answer is not None and answer.status_code == 200
 
             with server_process(tmp_path, redis_url, **served) as worker:
-                await until(half, GATE_S)
+                await until(all_but_the_weights, GATE_S)
                 assert (await told()).status_code == 503  # type: ignore[union-attr]
                 assert (await client.get("/livez")).status_code == 200
                 assert "ryzanstein_build_info" in (await client.get("/metrics")).text
