@@ -16,6 +16,7 @@ from ryzanstein_client.errors import (
     Unauthorized,
     Unavailable,
 )
+from ryzanstein_client.options import ChatOptions, CompletionOptions, ResponseFormat, ResponseOptions, Tool
 from ryzanstein_client.rest.aio import AsyncClient
 from ryzanstein_client.rest.client import Client
 from ryzanstein_client.results import (
@@ -36,7 +37,7 @@ from ryzanstein_client.results import (
     Usage,
 )
 from ryzanstein_client.retries import RetryPolicy
-from ryzanstein_client.settings import Message, Options, ResponseFormat, Settings, Tool
+from ryzanstein_client.settings import Message, Settings
 from ryzanstein_client.streams import AsyncStream, Stream
 
 __all__ = [
@@ -46,22 +47,24 @@ __all__ = [
     "BadRequest",
     "Batch",
     "BatchError",
+    "ChatOptions",
     "Chunk",
     "Client",
     "Completion",
+    "CompletionOptions",
     "Embeddings",
     "File",
     "Forbidden",
     "Message",
     "Model",
     "NotFound",
-    "Options",
     "ProtocolError",
     "Ranked",
     "Ranking",
     "RateLimited",
     "Response",
     "ResponseFormat",
+    "ResponseOptions",
     "RetryPolicy",
     "RyzansteinError",
     "Scores",

@@ -116,3 +116,17 @@ class Call:
             raise error
         # Never earlier than asked; the jitter comes on top.
         return asked + self._draw() * self._policy.first_pause_s
+
+
+class Calls:
+    """A client's calls: they share its budget."""
+
+    def __init__(self, policy: RetryPolicy, timeout_s: float) -> None:
+        """`timeout_s` is that of calls that name none."""
+        self._policy = policy
+        self._timeout_s = timeout_s
+        self._budget = RetryBudget(policy)
+
+    def begin(self, timeout_s: float | None) -> Call:
+        """A call's time begins."""
+        return Call(self._policy, self._budget, self._timeout_s if timeout_s is None else timeout_s)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
-from types import TracebackType
-from typing import Self
 
 from ryzanstein_client.errors import ProtocolError, RyzansteinError, StreamInterrupted
+from ryzanstein_client.lifetimes import AsyncClosing, Closing
 from ryzanstein_client.results import Chunk, Completion, TokenLogprob, ToolCall
 from ryzanstein_client.retries import Call
 
@@ -77,7 +76,7 @@ class Transcript:
         )
 
 
-class Stream(Iterator[Chunk]):
+class Stream(Iterator[Chunk], Closing):
     """Chunks of a generation as they come. Close it (or leave its `with` block) to cancel the generation.
 
     The call begins with the first chunk asked for. Raises what the call raises before that chunk has come, and
@@ -106,14 +105,6 @@ class Stream(Iterator[Chunk]):
         self._closed = True
         if self._chunks is not None:
             self._chunks.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __next__(self) -> Chunk:
         if self._closed or self._transcript.ended:
@@ -153,7 +144,7 @@ def _next(chunks: Generator[Chunk, None, None]) -> Chunk:
     return chunk
 
 
-class AsyncStream(AsyncIterator[Chunk]):
+class AsyncStream(AsyncIterator[Chunk], AsyncClosing):
     """:class:`Stream` for asyncio."""
 
     def __init__(self, source: AsyncSource, call: Callable[[], Call]) -> None:
@@ -178,14 +169,6 @@ class AsyncStream(AsyncIterator[Chunk]):
         self._closed = True
         if self._chunks is not None:
             await self._chunks.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def __anext__(self) -> Chunk:
         if self._closed or self._transcript.ended:

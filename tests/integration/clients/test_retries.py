@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from ryzanstein_client import ApiError, BadRequest, RateLimited, RetryPolicy, RyzansteinError, Settings, TimedOut
+from ryzanstein_client import (
+    ApiError,
+    BadRequest,
+    ChatOptions,
+    RateLimited,
+    RetryPolicy,
+    RyzansteinError,
+    Settings,
+    TimedOut,
+)
 from ryzanstein_client.errors import ErrorFields, unreachable
 from ryzanstein_client.rest.answers import error_of_answer
 from ryzanstein_client.retries import Call, RetryBudget
@@ -115,4 +124,4 @@ def test_bad_settings_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="first_pause_s"):
         RetryPolicy(first_pause_s=-1)
     with pytest.raises(TypeError, match=r"temprature.*known options.*temperature"):
-        Settings().text_options({"temprature": 1})  # type: ignore[typeddict-unknown-key]
+        Settings().generation_fields({"temprature": 1}, ChatOptions)

@@ -152,7 +152,7 @@ async def test_refusals_are_typed(gateway: Served) -> None:
         assert bad.value.param == "temperature"
         with pytest.raises(NotFound):
             await collected(client, model="nope")
-        with pytest.raises(TypeError, match="only chats"):
+        with pytest.raises(TypeError, match="CompletionOptions has no tools"):
             client.stream_completion(PROMPT, tools=[])
     async with WebSocketClient("ws://127.0.0.1:9", SOON) as nobody:
         with pytest.raises(Unavailable):

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from functools import partial
+from typing import TypeAlias, TypeVar, Unpack
 
 import grpc
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 from ryzanstein_client.attempts import persist
-from ryzanstein_client.grpc import transport
-from ryzanstein_client.grpc.messages import Messages, chunk_of, embeddings_of, models_of
+from ryzanstein_client.grpc import requests, transport
+from ryzanstein_client.grpc.answers import chunk_of, embeddings_of, models_of
+from ryzanstein_client.lifetimes import Closing
+from ryzanstein_client.options import ChatOptions, CompletionOptions
 from ryzanstein_client.results import Chunk, Completion, Embeddings, Model
-from ryzanstein_client.retries import Call, RetryBudget
-from ryzanstein_client.settings import Message, Options, Settings
-from ryzanstein_client.streams import Source, Stream, collect
+from ryzanstein_client.retries import Call, Calls
+from ryzanstein_client.settings import Message, Prompt, Settings
+from ryzanstein_client.streams import Stream, collect
 
 Query = TypeVar("Query")
 Answer = TypeVar("Answer")
+Streaming: TypeAlias = "grpc.UnaryStreamMultiCallable[Query, inference_pb2.GenerateResponse]"
 
 
-class GrpcClient:
+class GrpcClient(Closing):
     """Ryzanstein over gRPC, with the calls of :class:`ryzanstein_client.Client`. Safe to share between threads.
 
     `address` is ``host:port``. Give `credentials` (``grpc.ssl_channel_credentials()``) for TLS. `timeout_s` is exact.
@@ -36,9 +39,8 @@ class GrpcClient:
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self._settings = settings or Settings()
-        self._messages = Messages(self._settings)
         self._metadata = transport.metadata(self._settings)
-        self._budget = RetryBudget(self._settings.retries)
+        self._calls = Calls(self._settings.retries, self._settings.timeout_s)
         options = transport.channel_options(self._settings)
         self._channel = (
             grpc.insecure_channel(address, options)
@@ -47,121 +49,79 @@ class GrpcClient:
         )
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
-    def complete(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> Completion:
+    def complete(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> Completion:
         """Continue a text or token ids."""
-        chunks = self._source(self._stub.Generate, self._messages.generate(prompt, model, options))
-        return self._collect(chunks, timeout_s)
+        request = requests.generate(self._settings, prompt, options)
+        return self._collect(self._stub.Generate, request, options.get("timeout_s"))
 
-    def stream_completion(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> Stream:
+    def stream_completion(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> Stream:
         """Continue a text or token ids; chunks as they come."""
-        chunks = self._source(self._stub.Generate, self._messages.generate(prompt, model, options))
-        return Stream(chunks, lambda: self._call(timeout_s))
+        request = requests.generate(self._settings, prompt, options)
+        return self._stream(self._stub.Generate, request, options.get("timeout_s"))
 
-    def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> Completion:
+    def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Completion:
         """Answer a conversation."""
-        chunks = self._source(self._stub.Chat, self._messages.chat(messages, model, options))
-        return self._collect(chunks, timeout_s)
+        return self._collect(
+            self._stub.Chat, requests.chat(self._settings, messages, options), options.get("timeout_s")
+        )
 
-    def stream_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> Stream:
+    def stream_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Stream:
         """Answer a conversation; chunks as they come."""
-        chunks = self._source(self._stub.Chat, self._messages.chat(messages, model, options))
-        return Stream(chunks, lambda: self._call(timeout_s))
+        return self._stream(self._stub.Chat, requests.chat(self._settings, messages, options), options.get("timeout_s"))
 
     def embed(
         self, inputs: str | Sequence[str], *, model: str | None = None, timeout_s: float | None = None
     ) -> Embeddings:
         """Vectors of texts."""
-        answer = self._persist(self._stub.Embed, self._messages.embed(inputs, model), timeout_s)
-        return embeddings_of(answer)
+        return embeddings_of(self._send(self._stub.Embed, requests.embed(self._settings, inputs, model), timeout_s))
 
     def tokenize(
         self, text: str, *, model: str | None = None, add_special_tokens: bool = True, timeout_s: float | None = None
     ) -> tuple[int, ...]:
         """Token ids of a text."""
-        request = self._messages.tokenize(text, model, add_special_tokens=add_special_tokens)
-        return tuple(self._persist(self._stub.Tokenize, request, timeout_s).ids)
+        request = requests.tokenize(self._settings, text, model, add_special_tokens=add_special_tokens)
+        return tuple(self._send(self._stub.Tokenize, request, timeout_s).ids)
 
     def detokenize(self, token_ids: Sequence[int], *, model: str | None = None, timeout_s: float | None = None) -> str:
         """The text of token ids, special tokens included."""
-        return self._persist(self._stub.Detokenize, self._messages.detokenize(token_ids, model), timeout_s).text
+        request = requests.detokenize(self._settings, token_ids, model)
+        return self._send(self._stub.Detokenize, request, timeout_s).text
 
     def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
         """The models that are served now."""
-        return models_of(self._persist(self._stub.ListModels, inference_pb2.ListModelsRequest(), timeout_s))
+        return models_of(self._send(self._stub.ListModels, inference_pb2.ListModelsRequest(), timeout_s))
 
     def close(self) -> None:
         """Close the channel; what still runs on it is cancelled."""
         self._channel.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _call(self, timeout_s: float | None) -> Call:
-        limit = self._settings.timeout_s if timeout_s is None else timeout_s
-        return Call(self._settings.retries, self._budget, limit)
-
-    def _persist(
+    def _send(
         self, method: grpc.UnaryUnaryMultiCallable[Query, Answer], query: Query, timeout_s: float | None
     ) -> Answer:
         def attempt(left_s: float) -> Answer:
             with transport.grpc_errors():
                 return method(query, timeout=left_s, metadata=self._metadata)
 
-        return persist(attempt, self._call(timeout_s))
+        return persist(attempt, self._calls.begin(timeout_s))
 
-    def _source(
-        self, method: grpc.UnaryStreamMultiCallable[Query, inference_pb2.GenerateResponse], query: Query
-    ) -> Source:
-        def chunks(call: Call) -> Generator[Chunk, None, None]:
-            responses = method(query, timeout=call.remaining(), metadata=self._metadata)
-            try:
-                with transport.grpc_errors():
-                    for response in responses:
-                        yield chunk_of(response)
-            finally:
-                responses.cancel()
+    def _stream(self, method: Streaming[Query], query: Query, timeout_s: float | None) -> Stream:
+        return Stream(partial(self._chunks, method, query), partial(self._calls.begin, timeout_s))
 
-        return chunks
-
-    def _collect(self, source: Source, timeout_s: float | None) -> Completion:
+    def _collect(self, method: Streaming[Query], query: Query, timeout_s: float | None) -> Completion:
         """Nobody has seen a token before the last one is there: any failure may be retried."""
-        call = self._call(timeout_s)
+        call = self._calls.begin(timeout_s)
 
         def attempt(_left_s: float) -> Completion:
-            with closing(source(call)) as chunks:
+            with closing(self._chunks(method, query, call)) as chunks:
                 return collect(chunks)
 
         return persist(attempt, call)
+
+    def _chunks(self, method: Streaming[Query], query: Query, call: Call) -> Generator[Chunk, None, None]:
+        responses = method(query, timeout=call.remaining(), metadata=self._metadata)
+        try:
+            with transport.grpc_errors():
+                for response in responses:
+                    yield chunk_of(response)
+        finally:
+            responses.cancel()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from functools import partial
+from typing import TypeVar, Unpack
 
 import httpx
 
 from ryzanstein_client.attempts import persist_async
-from ryzanstein_client.rest import batches, comparisons, responses, transport
-from ryzanstein_client.rest.frames import FrameReader
-from ryzanstein_client.rest.requests import Request, Requests, StreamRequest
+from ryzanstein_client.lifetimes import AsyncClosing
+from ryzanstein_client.options import ChatOptions, CompletionOptions, ResponseOptions
+from ryzanstein_client.rest import batches, comparisons, generations, responses, texts, transport
+from ryzanstein_client.rest.requests import Request, StreamRequest
 from ryzanstein_client.results import (
     Batch,
     Chunk,
@@ -23,88 +24,59 @@ from ryzanstein_client.results import (
     Response,
     Scores,
 )
-from ryzanstein_client.retries import Call, RetryBudget
-from ryzanstein_client.settings import Message, Options, Settings
+from ryzanstein_client.retries import Call, Calls
+from ryzanstein_client.settings import Message, Prompt, Settings
 from ryzanstein_client.streams import AsyncStream
 
 Answer = TypeVar("Answer")
 
 
-class AsyncClient:
+class AsyncClient(AsyncClosing):
     """:class:`ryzanstein_client.Client` for asyncio. `timeout_s` is exact."""
 
     def __init__(self, base_url: str = "http://127.0.0.1:8000", settings: Settings | None = None) -> None:
         self._settings = settings or Settings()
-        self._requests = Requests(self._settings)
-        self._budget = RetryBudget(self._settings.retries)
+        self._calls = Calls(self._settings.retries, self._settings.timeout_s)
         self._http = httpx.AsyncClient(**transport.client_options(base_url, self._settings))
 
-    async def complete(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> Completion:
+    async def complete(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> Completion:
         """Continue a text or token ids."""
-        return await self._persist(self._requests.complete(prompt, model, options), timeout_s)
+        return await self._send(generations.complete(self._settings, prompt, options), options.get("timeout_s"))
 
-    def stream_completion(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> AsyncStream:
+    def stream_completion(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> AsyncStream:
         """Continue a text or token ids; chunks as they come."""
-        return self._stream(self._requests.stream_completion(prompt, model, options), timeout_s)
+        return self._stream(generations.stream_completion(self._settings, prompt, options), options.get("timeout_s"))
 
-    async def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> Completion:
+    async def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Completion:
         """Answer a conversation."""
-        return await self._persist(self._requests.chat(messages, model, options), timeout_s)
+        return await self._send(generations.chat(self._settings, messages, options), options.get("timeout_s"))
 
-    def stream_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> AsyncStream:
+    def stream_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> AsyncStream:
         """Answer a conversation; chunks as they come."""
-        return self._stream(self._requests.stream_chat(messages, model, options), timeout_s)
+        return self._stream(generations.stream_chat(self._settings, messages, options), options.get("timeout_s"))
 
     async def embed(
         self, inputs: str | Sequence[str], *, model: str | None = None, timeout_s: float | None = None
     ) -> Embeddings:
         """Vectors of texts."""
-        return await self._persist(self._requests.embed(inputs, model), timeout_s)
+        return await self._send(texts.embed(self._settings, inputs, model), timeout_s)
 
     async def tokenize(
         self, text: str, *, model: str | None = None, add_special_tokens: bool = True, timeout_s: float | None = None
     ) -> tuple[int, ...]:
         """Token ids of a text."""
-        request = self._requests.tokenize(text, model, add_special_tokens=add_special_tokens)
-        return await self._persist(request, timeout_s)
+        request = texts.tokenize(self._settings, text, model, add_special_tokens=add_special_tokens)
+        return await self._send(request, timeout_s)
 
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str | None = None, timeout_s: float | None = None
     ) -> str:
         """The text of token ids, special tokens included."""
-        return await self._persist(self._requests.detokenize(token_ids, model), timeout_s)
+        return await self._send(texts.detokenize(self._settings, token_ids, model), timeout_s)
 
     async def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
         """The models that are served now."""
-        return await self._persist(self._requests.models(), timeout_s)
+        return await self._send(texts.models(), timeout_s)
 
     async def score(
         self,
@@ -115,7 +87,7 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> Scores:
         """How alike a text and others are, or pair by pair."""
-        return await self._persist(comparisons.score(self._requests.model(model), text, others), timeout_s)
+        return await self._send(comparisons.score(self._settings, text, others, model), timeout_s)
 
     async def rerank(
         self,
@@ -127,56 +99,37 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> Ranking:
         """Documents in the order of their likeness to a query."""
-        request = comparisons.rerank(self._requests.model(model), query, documents, top_n)
-        return await self._persist(request, timeout_s)
+        return await self._send(comparisons.rerank(self._settings, query, documents, top_n, model), timeout_s)
 
-    async def respond(
-        self,
-        said: str | Sequence[Message],
-        *,
-        instructions: str | None = None,
-        previous_response_id: str | None = None,
-        store: bool | None = None,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> Response:
-        """Answer, and keep the conversation: the next turn names this response. `store`: True keeps or fails."""
-        request = responses.create(
-            self._requests.model(model),
-            said,
-            instructions,
-            previous_response_id,
-            store,
-            self._settings.chat_options(options),
-        )
-        return await self._persist(request, timeout_s)
+    async def respond(self, said: str | Sequence[Message], **options: Unpack[ResponseOptions]) -> Response:
+        """Answer, and keep the conversation: the next turn names this response."""
+        return await self._send(responses.create(self._settings, said, options), options.get("timeout_s"))
 
     async def response(self, response_id: str, *, timeout_s: float | None = None) -> Response:
         """A kept response."""
-        return await self._persist(responses.kept(response_id), timeout_s)
+        return await self._send(responses.kept(response_id), timeout_s)
 
     async def delete_response(self, response_id: str, *, timeout_s: float | None = None) -> bool:
         """Forget a response."""
-        return await self._persist(responses.delete(response_id), timeout_s)
+        return await self._send(responses.delete(response_id), timeout_s)
 
     async def upload_file(
         self, content: bytes, filename: str = "requests.jsonl", *, timeout_s: float | None = None
     ) -> File:
         """Store a file of requests, one a line, for batches."""
-        return await self._persist(batches.upload(content, filename), timeout_s)
+        return await self._send(batches.upload(content, filename), timeout_s)
 
     async def file(self, file_id: str, *, timeout_s: float | None = None) -> File:
         """What is known of a file."""
-        return await self._persist(batches.file(file_id), timeout_s)
+        return await self._send(batches.file(file_id), timeout_s)
 
     async def download_file(self, file_id: str, *, timeout_s: float | None = None) -> bytes:
         """What a file holds."""
-        return await self._persist(batches.download(file_id), timeout_s)
+        return await self._send(batches.download(file_id), timeout_s)
 
     async def delete_file(self, file_id: str, *, timeout_s: float | None = None) -> bool:
         """Remove a file."""
-        return await self._persist(batches.delete_file(file_id), timeout_s)
+        return await self._send(batches.delete_file(file_id), timeout_s)
 
     async def create_batch(
         self,
@@ -188,34 +141,21 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> Batch:
         """Answer a file's requests, all for one endpoint such as `/v1/chat/completions`."""
-        request = batches.create(input_file_id, endpoint, completion_window, metadata)
-        return await self._persist(request, timeout_s)
+        return await self._send(batches.create(input_file_id, endpoint, completion_window, metadata), timeout_s)
 
     async def batch(self, batch_id: str, *, timeout_s: float | None = None) -> Batch:
         """How far a batch has come."""
-        return await self._persist(batches.batch(batch_id), timeout_s)
+        return await self._send(batches.batch(batch_id), timeout_s)
 
     async def cancel_batch(self, batch_id: str, *, timeout_s: float | None = None) -> Batch:
         """Stop a batch; what is answered stays."""
-        return await self._persist(batches.cancel(batch_id), timeout_s)
+        return await self._send(batches.cancel(batch_id), timeout_s)
 
     async def aclose(self) -> None:
         """Close all connections; what still runs on them is cancelled."""
         await self._http.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def _call(self, timeout_s: float | None) -> Call:
-        limit = self._settings.timeout_s if timeout_s is None else timeout_s
-        return Call(self._settings.retries, self._budget, limit)
-
-    async def _persist(self, request: Request[Answer], timeout_s: float | None) -> Answer:
+    async def _send(self, request: Request[Answer], timeout_s: float | None) -> Answer:
         async def attempt(left_s: float) -> Answer:
             with transport.httpx_errors():
                 response = await self._http.request(
@@ -228,21 +168,21 @@ class AsyncClient:
             transport.check(response)
             return request.read(response.content)
 
-        return await persist_async(attempt, self._call(timeout_s), repeatable=request.repeatable)
+        return await persist_async(attempt, self._calls.begin(timeout_s), repeatable=request.repeatable)
 
     def _stream(self, request: StreamRequest, timeout_s: float | None) -> AsyncStream:
-        async def source(call: Call) -> AsyncGenerator[Chunk, None]:
-            limits = transport.timeout(self._settings, call.remaining())
-            sent = self._http.stream("POST", request.path, content=request.body, timeout=limits)
-            reader = FrameReader(request.read)
-            with transport.httpx_errors():
-                async with sent as response:
-                    if not response.is_success:
-                        await response.aread()
-                        transport.check(response)
-                    async for data in response.aiter_bytes():
-                        for chunk in reader.feed(data):
-                            yield chunk
-            yield reader.last()
+        return AsyncStream(partial(self._chunks, request), partial(self._calls.begin, timeout_s))
 
-        return AsyncStream(source, lambda: self._call(timeout_s))
+    async def _chunks(self, request: StreamRequest, call: Call) -> AsyncGenerator[Chunk, None]:
+        limits = transport.timeout(self._settings, call.remaining())
+        sent = self._http.stream("POST", request.path, content=request.body, timeout=limits)
+        reader = request.new_reader()
+        with transport.httpx_errors():
+            async with sent as response:
+                if not response.is_success:
+                    await response.aread()
+                    transport.check(response)
+                async for data in response.aiter_bytes():
+                    for chunk in reader.feed(data):
+                        yield chunk
+        yield reader.last()

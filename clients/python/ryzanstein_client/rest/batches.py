@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from ryzanstein_client.rest import wire
 from ryzanstein_client.rest.answers import item_usage, reader_of
-from ryzanstein_client.rest.requests import Request, path_of
+from ryzanstein_client.rest.requests import Request, get, path_of
 from ryzanstein_client.results import Batch, BatchError, File
 
 
@@ -65,12 +65,12 @@ def upload(content: bytes, filename: str) -> Request[File]:
 
 def file(file_id: str) -> Request[File]:
     """GET /v1/files/{id}."""
-    return Request("GET", path_of("/v1/files", file_id), b"", read_file)
+    return get(path_of("/v1/files", file_id), read_file)
 
 
 def download(file_id: str) -> Request[bytes]:
     """GET /v1/files/{id}/content."""
-    return Request("GET", f"{path_of('/v1/files', file_id)}/content", b"", bytes)
+    return get(f"{path_of('/v1/files', file_id)}/content", bytes)
 
 
 def delete_file(file_id: str) -> Request[bool]:
@@ -89,7 +89,7 @@ def create(
 
 def batch(batch_id: str) -> Request[Batch]:
     """GET /v1/batches/{id}."""
-    return Request("GET", path_of("/v1/batches", batch_id), b"", read_batch)
+    return get(path_of("/v1/batches", batch_id), read_batch)
 
 
 def cancel(batch_id: str) -> Request[Batch]:

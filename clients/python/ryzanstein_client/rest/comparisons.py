@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from ryzanstein_client.rest import wire
 from ryzanstein_client.rest.answers import reader_of, usage
-from ryzanstein_client.rest.requests import Request
+from ryzanstein_client.rest.requests import Request, model_field, post
 from ryzanstein_client.results import Ranked, Ranking, Scores
+from ryzanstein_client.settings import Settings
 
 
 class _Score(Struct):
@@ -34,18 +34,22 @@ class _Ranking(Struct):
     usage: wire.Usage
 
 
-def score(model: Mapping[str, str], text: str | Sequence[str], others: str | Sequence[str]) -> Request[Scores]:
+def score(
+    settings: Settings, text: str | Sequence[str], others: str | Sequence[str], model: str | None
+) -> Request[Scores]:
     """POST /v1/score."""
-    body = {**model, "text_1": text, "text_2": others}
-    return Request("POST", "/v1/score", msgspec.json.encode(body), _read_scores)
+    body = {**model_field(settings, model), "text_1": text, "text_2": others}
+    return post("/v1/score", body, _read_scores)
 
 
-def rerank(model: Mapping[str, str], query: str, documents: Sequence[str], top_n: int | None) -> Request[Ranking]:
+def rerank(
+    settings: Settings, query: str, documents: Sequence[str], top_n: int | None, model: str | None
+) -> Request[Ranking]:
     """POST /v1/rerank."""
-    body: dict[str, Any] = {**model, "query": query, "documents": documents, "return_documents": False}
+    body: dict[str, Any] = {"query": query, "documents": documents, "return_documents": False}
     if top_n is not None:
         body["top_n"] = top_n
-    return Request("POST", "/v1/rerank", msgspec.json.encode(body), _read_ranking)
+    return post("/v1/rerank", body | model_field(settings, model), _read_ranking)
 
 
 def _read_scores(data: bytes) -> Scores:

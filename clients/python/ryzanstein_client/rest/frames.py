@@ -54,7 +54,7 @@ _NO_DELTA = wire.ChatDelta(wire.ChatMessage())
 
 
 class FrameReader:
-    """Reads one stream: `feed` what arrives, `last` when the connection has nothing more."""
+    """Reads the stream of a completion or a chat."""
 
     def __init__(self, read: Callable[[str], Frame]) -> None:
         self._read = read
@@ -66,7 +66,7 @@ class FrameReader:
         self._done = False
 
     def feed(self, data: bytes) -> Iterator[Chunk]:
-        """The chunks that are complete now; raises the stream's error behind the chunks before it."""
+        """See :class:`ChunkReader`."""
         for event in self._parser.feed(data):
             if event == _DONE:
                 self._done = True
@@ -88,7 +88,7 @@ class FrameReader:
                 )
 
     def last(self) -> Chunk:
-        """The finish reason and the usage; raises :class:`Unavailable` when the stream was cut off before them."""
+        """See :class:`ChunkReader`."""
         if not self._done or self._finish_reason is None:
             raise unreachable("the connection ended before the stream did")
         return Chunk(

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
+from ryzanstein_client.options import ResponseFormat, ResponseOptions
 from ryzanstein_client.rest import wire
 from ryzanstein_client.rest.answers import item_usage, reader_of
-from ryzanstein_client.rest.requests import Request, path_of
+from ryzanstein_client.rest.requests import Request, get, path_of, post
 from ryzanstein_client.results import Response, ToolCall
-from ryzanstein_client.settings import Message, Options, ResponseFormat
-
-# An option's name in a chat -> in a response.
-_RENAMED = {"max_tokens": "max_output_tokens"}
-_ABSENT = frozenset(
-    {
-        "min_tokens", "logit_bias", "stop", "include_stop_str_in_output", "stop_token_ids", "ignore_eos",
-        "skip_special_tokens", "logprobs", "structured_outputs", "add_generation_prompt", "continue_final_message",
-    }
-)  # fmt: skip
+from ryzanstein_client.settings import Message, Settings
 
 
 class _Text(Struct):
@@ -54,21 +45,28 @@ class _Deleted(Struct):
     deleted: bool
 
 
-def create(
-    model: Mapping[str, str],
-    said: str | Sequence[Message],
-    instructions: str | None,
-    previous_response_id: str | None,
-    store: bool | None,
-    options: Options,
-) -> Request[Response]:
-    """POST /v1/responses; raises TypeError for options that responses do not have."""
-    if wrong := sorted(options.keys() & _ABSENT):
-        raise TypeError(f"responses have no {', '.join(wrong)}")
-    body: dict[str, Any] = {**model, "input": said if isinstance(said, str) else list(_items(said))}
-    named = {"instructions": instructions, "previous_response_id": previous_response_id, "store": store}
-    body |= {name: value for name, value in named.items() if value is not None}
-    fields: dict[str, Any] = {_RENAMED.get(name, name): value for name, value in options.items()}
+def create(settings: Settings, said: str | Sequence[Message], options: ResponseOptions) -> Request[Response]:
+    """POST /v1/responses."""
+    return post("/v1/responses", response_body(settings, said, options), read_response)
+
+
+def kept(response_id: str) -> Request[Response]:
+    """GET /v1/responses/{id}."""
+    return get(path_of("/v1/responses", response_id), read_response)
+
+
+def delete(response_id: str) -> Request[bool]:
+    """DELETE /v1/responses/{id}."""
+    return Request("DELETE", path_of("/v1/responses", response_id), b"", lambda data: _deleted(data).deleted)
+
+
+def response_body(settings: Settings, said: str | Sequence[Message], options: ResponseOptions) -> dict[str, Any]:
+    """The body of a response; raises TypeError for an option that responses do not have."""
+    fields = settings.generation_fields(options, ResponseOptions)
+    if "max_tokens" in fields:
+        fields["max_output_tokens"] = fields.pop("max_tokens")
+    if "logprobs" in fields:
+        fields["top_logprobs"], fields["include"] = fields.pop("logprobs"), ["message.output_text.logprobs"]
     if "tools" in fields:
         fields["tools"] = [{"type": "function", **tool} for tool in fields["tools"]]
     if fields.get("tool_choice", "auto") not in ("auto", "none", "required"):
@@ -77,17 +75,7 @@ def create(
         fields["reasoning"] = {"effort": fields.pop("reasoning_effort")}
     if "response_format" in fields:
         fields["text"] = {"format": _format(fields.pop("response_format"))}
-    return Request("POST", "/v1/responses", msgspec.json.encode(body | fields), read_response)
-
-
-def kept(response_id: str) -> Request[Response]:
-    """GET /v1/responses/{id}."""
-    return Request("GET", path_of("/v1/responses", response_id), b"", read_response)
-
-
-def delete(response_id: str) -> Request[bool]:
-    """DELETE /v1/responses/{id}."""
-    return Request("DELETE", path_of("/v1/responses", response_id), b"", lambda data: _deleted(data).deleted)
+    return {"input": said if isinstance(said, str) else list(_items(said)), **fields}
 
 
 def _items(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:

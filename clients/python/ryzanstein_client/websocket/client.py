@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from types import TracebackType
-from typing import Any, Literal, Self, Unpack
+from functools import partial
+from typing import Any, Literal, Unpack
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from ryzanstein_client.errors import RyzansteinError, Unavailable, unreachable
+from ryzanstein_client.lifetimes import AsyncClosing
+from ryzanstein_client.options import ChatOptions, CompletionOptions
+from ryzanstein_client.rest import generations
 from ryzanstein_client.rest.answers import error_of_answer
-from ryzanstein_client.rest.requests import Requests, check_url
+from ryzanstein_client.rest.requests import check_url
 from ryzanstein_client.results import Chunk
-from ryzanstein_client.retries import Call, RetryBudget
-from ryzanstein_client.settings import Message, Options, Settings
+from ryzanstein_client.retries import Call, Calls
+from ryzanstein_client.settings import Message, Prompt, Settings
 from ryzanstein_client.streams import AsyncStream
 from ryzanstein_client.websocket.generation import Generation
 
@@ -24,7 +27,7 @@ from ryzanstein_client.websocket.generation import Generation
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 
-class WebSocketClient:
+class WebSocketClient(AsyncClosing):
     """Streams from `/v1/stream`: after a lost connection they go on, on a new one, where they were.
 
     Every stream has a connection of its own, so that a slow reader holds up nothing but its own stream. `url` is
@@ -34,32 +37,19 @@ class WebSocketClient:
     def __init__(self, url: str = "ws://127.0.0.1:8000", settings: Settings | None = None) -> None:
         self._url = f"{check_url(url, ('ws', 'wss'))}/v1/stream"
         self._settings = settings or Settings()
-        self._requests = Requests(self._settings)
-        self._budget = RetryBudget(self._settings.retries)
+        self._calls = Calls(self._settings.retries, self._settings.timeout_s)
         self._open: set[ClientConnection] = set()
         self._closed = False
 
-    def stream_completion(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> AsyncStream:
+    def stream_completion(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> AsyncStream:
         """Continue a text or token ids; chunks as they come."""
-        return self._stream("completion", self._requests.completion_body(prompt, model, options), timeout_s)
+        body = generations.completion_body(self._settings, prompt, options)
+        return self._stream("completion", body, options.get("timeout_s"))
 
-    def stream_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> AsyncStream:
+    def stream_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> AsyncStream:
         """Answer a conversation; chunks as they come."""
-        return self._stream("chat", self._requests.chat_body(messages, model, options), timeout_s)
+        body = generations.chat_body(self._settings, messages, options)
+        return self._stream("chat", body, options.get("timeout_s"))
 
     async def aclose(self) -> None:
         """Cancel all streams and close their connections."""
@@ -68,19 +58,9 @@ class WebSocketClient:
             await _cancel(socket)
             await socket.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
     def _stream(
         self, kind: Literal["chat", "completion"], body: Mapping[str, Any], timeout_s: float | None
     ) -> AsyncStream:
-        limit = self._settings.timeout_s if timeout_s is None else timeout_s
-
         async def source(call: Call) -> AsyncGenerator[Chunk, None]:
             generation = Generation(kind, body)
             while not generation.ended:
@@ -94,7 +74,7 @@ class WebSocketClient:
                         raise  # nothing to resume: whether it is begun again is for AsyncStream to say
                     await asyncio.sleep(call.pause_after(error, resumes=True))
 
-        return AsyncStream(source, lambda: Call(self._settings.retries, self._budget, limit))
+        return AsyncStream(source, partial(self._calls.begin, timeout_s))
 
     async def _follow(self, generation: Generation) -> AsyncGenerator[Chunk, None]:
         """Chunks of a generation until it or the connection ends; the latter raises :class:`Unavailable`."""
