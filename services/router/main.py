@@ -77,7 +77,6 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         prefixes = None
         if settings.coordinator_address:
             channel = await stack.enter_async_context(open_channel(settings.coordinator_address, small_messages=True))
-            channel.get_state(try_to_connect=True)  # connecting takes longer than the first lookup may
             prefixes = Prefixes(channel, settings.lookup_timeout_ms / 1000)
             stack.push_async_callback(prefixes.close)
         metrics = RouterMetrics(registry, prefixes)
@@ -105,6 +104,8 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             while True:
                 await health.set_serving(not waits_for())
                 sessions.connect()
+                if prefixes is not None:
+                    prefixes.connect()
                 routing.forget(fleet.forget())
                 metrics.refresh(fleet, routing)
                 heap.freeze_if_still(workers.joined, workers.left)

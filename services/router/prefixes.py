@@ -28,6 +28,12 @@ class Prefixes:
         self.answered = 0
         self.failed = 0
 
+    def connect(self) -> Lookups:
+        """The call, opened unless it is open. Best before a request: opening may take longer than a lookup may."""
+        if self._lookups is None or self._lookups.broken:
+            self._lookups = share_lookups(self._stub)
+        return self._lookups
+
     def look_up(self, hashes: Sequence[int]) -> asyncio.Future[Depths | None]:
         """Ask how many blocks of the chain workers hold; None when the coordinator does not answer in time."""
         depths: asyncio.Future[Depths | None] = asyncio.get_running_loop().create_future()
@@ -36,10 +42,8 @@ class Prefixes:
             depths.set_result(None)
             return depths
         self._breaker.called(now)
-        if self._lookups is None or self._lookups.broken:
-            self._lookups = share_lookups(self._stub)
         request = kv_pb2.LookupRequest(hashes=hashes, traceparent=traceparent_of(trace.get_current_span()))
-        answer = self._lookups.ask(request, self._timeout_s)
+        answer = self.connect().ask(request, self._timeout_s)
         answer.add_done_callback(lambda answer: self._tell(answer, depths))
         return depths
 

@@ -50,7 +50,9 @@ class RouterSettings(ServiceSettings):
         description="How long one may wait, at most nine tenths of the gateway's route_timeout_s; then 429, or 503",
     )
     lookup_timeout_ms: float = Field(
-        default=5.0, gt=0, description="A slower coordinator is worth less than its answer"
+        default=25.0,
+        gt=0,
+        description="How long a decision waits for what is cached where; computing a prompt again mostly takes longer",
     )
     redis_timeout_ms: float = Field(
         default=50.0, gt=0, description="A command that takes longer is given up, and sessions are hashed"

@@ -68,7 +68,7 @@ DASHBOARD = Dashboard(
                     "Time of a lookup",
                     "s",
                     *quantiles("ryzanstein_coordinator_lookup_seconds", 0.5, 0.99),
-                    about="Routers wait 5 ms. " + runbook("coordinator"),
+                    about="Routers wait 25 ms. " + runbook("coordinator"),
                 ),
                 graph(
                     "Blocks known",

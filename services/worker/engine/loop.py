@@ -96,6 +96,16 @@ class EngineLoop:
         """Of the ranks that serve; to be read only."""
         return self._pump.scheduler if self._pump else None
 
+    @property
+    def n_running(self) -> int:
+        """Requests that are computed; the probe is nobody's."""
+        return sum(request.slot >= 0 for request in self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests that are not yet."""
+        return len(self._running) - self.n_running
+
     # -- ranks -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:

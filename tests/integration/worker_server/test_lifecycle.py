@@ -248,6 +248,22 @@ async def test_too_many_waiting_requests_are_handed_off(redis_url: str) -> None:
         assert all(len(answer.ids) == 100 for answer in answers if answer not in refused)
 
 
+async def test_the_start_up_probe_is_nobodys_request(redis_url: str) -> None:
+    """A router would take what it measures for the speed under load, and send the first crowd to the luckiest."""
+    async with running_worker(redis_url, hold_start=True) as worker, Gateway(worker.address) as gateway:
+        requests: list[int] = []
+
+        def probed(state: pb.WorkerState) -> bool:
+            requests.append(state.running + state.waiting)
+            return state.phase == pb.PHASE_SERVING and state.computed_tokens > 128
+
+        worker.group.step_s = 0.02
+        asyncio.get_running_loop().call_later(0.1, worker.group.may_start.set)
+        await gateway.wait_state(probed)
+        assert len(requests) > 2
+        assert not any(requests)
+
+
 async def test_metrics_and_probes_are_served(redis_url: str) -> None:
     port = free_port()
     async with (
