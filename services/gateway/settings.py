@@ -99,7 +99,7 @@ class GatewaySettings(ServiceSettings):
     tenancy: bool = Field(default=False, description="Require API keys and apply their limits")
     api_keys_file: str = Field(default="", description="JSON file of tenants by hashed key")
     api_keys: str = Field(default="", repr=False, description="The same JSON, inline")
-    redis_timeout_s: float = Field(default=0.05, gt=0, description="Longest wait for Redis at admission")
+    redis_timeout_s: float = Field(default=0.25, gt=0, description="Longest wait for Redis at admission")
     gateway_replicas: int = Field(
         default=0,
         ge=0,

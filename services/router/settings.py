@@ -55,5 +55,7 @@ class RouterSettings(ServiceSettings):
         description="How long a decision waits for what is cached where; computing a prompt again mostly takes longer",
     )
     redis_timeout_ms: float = Field(
-        default=50.0, gt=0, description="A command that takes longer is given up, and sessions are hashed"
+        default=250.0,
+        gt=0,
+        description="A command that takes longer is given up, sessions are hashed then, away from their caches",
     )

@@ -135,7 +135,7 @@ DASHBOARD = Dashboard(
                     "Time at Redis",
                     "s",
                     *quantiles("ryzanstein_router_redis_seconds", 0.5, 0.99),
-                    about="Of sessions; it has 50 ms. " + runbook("redis-lost"),
+                    about="Of sessions; it has 250 ms. " + runbook("redis-lost"),
                 ),
                 graph(
                     "CPU",
