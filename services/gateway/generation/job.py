@@ -64,7 +64,8 @@ class GenerationTask(Generic[Body]):
         self.request = request
         self.body = body
         self.answering = False  # from the first chunk on
-        self.on_start: Callable[[], None] = lambda: None  # called whenever it has started on a model
+        # Called whenever it has started on a model. Who keeps the task in it makes a cycle, left to the collector.
+        self.on_start: Callable[[GenerationTask[Body]], None] = lambda task: None
         self._preparer = preparer
         self._session = session
         self._traceparent = traceparent
@@ -133,4 +134,4 @@ class GenerationTask(Generic[Body]):
             request.models.count_fallback(self._asked)
         await request.admission.reserve(sequences.reserved_tokens())
         self.model, self.sequences, self._started = model, sequences, True
-        self.on_start()
+        self.on_start(self)

@@ -210,7 +210,7 @@ async def _prompt(request: inference_pb2.GenerateRequest, admitted: AdmittedRequ
 async def _answer(task: GenerationTask[Any], call: _Call) -> None:
     """Write the responses in this frame, where the drain's end is heard also while gRPC writes one."""
 
-    def started() -> None:
+    def started(task: GenerationTask[Any]) -> None:
         call.model = task.model.name
 
     task.on_start = started

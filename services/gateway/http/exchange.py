@@ -209,6 +209,7 @@ class UntilDisconnect:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._watcher.cancel()
+        del self._watcher  # its frame refers to this: a cycle would keep the request until the collector comes
         if self.gone and kind is not None and issubclass(kind, asyncio.CancelledError):
             return self._task.uncancel() == 0
         return False

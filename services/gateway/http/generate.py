@@ -27,7 +27,7 @@ class GenerateHandler(Generic[Body]):
         """See :class:`Handler`; raises :class:`ApiError`, also after a stream has begun."""
         session = exchange.header(b"x-session-id")
         with closing(GenerationTask(request, self._preparer, body, session, exchange.traceparent)) as task:
-            task.on_start = partial(_begin, exchange, task)
+            task.on_start = partial(_begin, exchange)
             if body.stream:
                 async with Heartbeat(exchange, self._heartbeat_s):
                     await task.start()

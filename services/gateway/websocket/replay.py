@@ -42,7 +42,7 @@ class ReplayBuffer:
         self._observed = observed
         self._drain = drain
         self._on_news: Callable[[], None] = lambda: None
-        generation.on_start = lambda: self._on_news()
+        generation.on_start = lambda _: self._on_news()
         self._task = asyncio.create_task(self._run())
 
     @property
