@@ -90,7 +90,7 @@ def _blind(snapshot: ClusterSnapshot, scaler: Object) -> Iterator[Finding]:
             and condition.get("reason") != "ScalingDisabled"
         ):
             said = condition.get("message", "")
-            do = "kubectl top pods" if re.search("resource metric", said) else "see keda.prometheusUrl"
+            do = "kubectl top pods" if re.search("resource metric|cpu utilization", said) else "see keda.prometheusUrl"
             yield Finding(
-                f"hpa/{name(scaler)}", "does not scale", said, (snapshot.kubectl(f"describe hpa {name(scaler)}"), do)
+                f"hpa/{name(scaler)}", "not scaling", said, (snapshot.kubectl(f"describe hpa {name(scaler)}"), do)
             )
