@@ -14,6 +14,7 @@ from tests.cluster.installation import Installation
 
 pytestmark = [pytest.mark.smoke, pytest.mark.timeout(300)]
 MOST_CPU, MOST_MEMORY = 1.0, 2.5 * 2**30
+LEFT = "import pathlib as p; print(p.Path.home(), *(f for f in p.Path('/tmp').rglob('*') if f.is_file()), sep='\\n')"
 UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
@@ -56,6 +57,14 @@ def test_the_bundled_model_answers(defaults: Installation) -> None:
 def test_helm_test_passes(defaults: Installation) -> None:
     """Chat, stream, a session's second turn, and Prometheus reads every component."""
     defaults.kube.helm("test", defaults.release, "--timeout", "150s", timeout_s=160)
+
+
+def test_no_service_leaves_a_file_in_its_home(defaults: Installation) -> None:
+    """It may write to /tmp alone, and to that for a moment only: what has served would fill a node otherwise."""
+    for component in ("gateway", "router", "coordinator", "worker"):
+        name = defaults.pod(component)["metadata"]["name"]
+        home, *left = defaults.kube.exec(name, "python", "-c", LEFT).splitlines()
+        assert (home, left) == ("/tmp", []), component
 
 
 def test_nothing_was_restarted(defaults: Installation) -> None:
