@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -50,6 +51,7 @@ def test_a_killer_beside_neighbours(stack: RunningStack, reference: list[Stream]
         finally:
             load.over = True
         assert failure.value.code == "poison"
+        assert failure.value.response.headers["x-request-id"] in poisonous(stack)
         await running
 
     lost, resumed = losses(stack), stack.resumes()
@@ -58,6 +60,12 @@ def test_a_killer_beside_neighbours(stack: RunningStack, reference: list[Stream]
     stack.wait_serving(3)  # their logs tell of the losses by then
     assert losses(stack) - lost == 3, "two deaths among others, one beside no other suspect"
     assert (stack.resumes() - resumed)["ranks_lost"] > 3, "neighbours were in the plans that killed"
+
+
+def poisonous(stack: RunningStack) -> set[str]:
+    """The requests that the gateway's log names as such."""
+    lines = (stack.folder / "logs" / "gateway.log").read_text().splitlines()
+    return {json.loads(line)["request_id"] for line in lines if "poison" in line}
 
 
 def losses(stack: RunningStack) -> int:

@@ -292,6 +292,10 @@ class ResumableStream:
         )  # fmt: skip
         note("interrupted", worker=worker_id, cause=str(cause), tokens=len(self._generated))
         if self._suspicion.convicted:
+            log.warning(
+                "poison: workers died computing this request, it is ended",
+                extra={"generation_id": self._request.request_id, "tenant": self._request.caller.tenant},
+            )
             raise self._failed(interrupted("Workers failed repeatedly while computing this request.", "poison"))
         if now >= self._resume_by:
             raise self._failed(unavailable(f"No worker could be reached in time, last: {detail}"))
