@@ -38,6 +38,16 @@ print([file for file in files if not os.path.exists(file)])
 """
 
 
+# What libraries keep goes below the home of whoever runs: for a user that no file lists it is what HOME says.
+WRITES = """
+import pathlib, tempfile
+for folder in (pathlib.Path.home(), pathlib.Path(tempfile.gettempdir())):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "written").write_text("")
+    print(folder)
+"""
+
+
 @pytest.mark.parametrize("target", CEILINGS)
 def test_an_image_says_what_it_is_and_is_small(image: Images, target: str) -> None:
     config = image(target).config()
@@ -50,6 +60,11 @@ def test_an_image_says_what_it_is_and_is_small(image: Images, target: str) -> No
     assert image(target).size() < CEILINGS[target] * 1e6
     if target != "cli":
         assert config["Healthcheck"]["Test"][0] == "CMD"
+
+
+@pytest.mark.parametrize("target", SERVICES)
+def test_any_user_has_a_home_that_can_be_written_to(image: Images, target: str) -> None:
+    assert image(target).output("python", "-c", WRITES).split() == ["/tmp", "/tmp"]
 
 
 @pytest.mark.parametrize("target", SERVICES)
