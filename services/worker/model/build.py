@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,21 @@ import torch
 
 from services.worker.backends.base import Attention, AttentionShape, ModelBackend, Norm
 from services.worker.backends.collectives import Communicator
+from services.worker.backends.sizing import available_host_memory
+from services.worker.model.agreement import check_counts, check_shapes
 from services.worker.model.decoder import Decoder, DecoderLayer, LayerNorms, Tables
 from services.worker.model.families.config import Config
+from services.worker.model.families.llama import MAX_LAYERS
 from services.worker.model.layers.attention import load_attention
 from services.worker.model.layers.embedding import VocabEmbedding, VocabHead, divide_vocabulary
 from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.layers.mlp import load_mlp
 from services.worker.model.layers.moe import load_moe
 from services.worker.model.layers.norm import load_norm
-from services.worker.model.layers.rope import explain_rope, rope_tables
+from services.worker.model.layers.rope import check_tables, explain_rope, rope_tables
 from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.loading.span import Span
+from services.worker.model.loading.tensor_files import TensorFiles
 from services.worker.model.registry import interpret
 from services.worker.model.spec import LayerSpec, ModelError, ModelSpec, RopeSpec
 
@@ -44,12 +49,16 @@ def load_model(
     if max_positions > spec.max_positions:
         raise ModelError(f"{path}: {max_positions} positions: the model was made for {spec.max_positions}")
     # Layers after the last one only draft tokens (multi-token prediction).
-    drafts = range(spec.n_layers, spec.n_layers + int(config.raw("num_nextn_predict_layers") or 0))
-    ignored = (*family.ignored, *(f"*layers.{index}.*" for index in drafts))
+    drafts = "num_nextn_predict_layers"
+    n_drafts = config.integer(drafts, at_most=MAX_LAYERS) if config.raw(drafts) else 0
+    ignored = (*family.ignored, *(f"*layers.{spec.n_layers + index}.*" for index in range(n_drafts)))
+    with closing(TensorFiles(path)) as files:
+        check_counts(config, family, spec, n_drafts, files.names)
     # A head that is stored is meant, even where the config calls it tied.
     stored = {"head": family.refs(replace(spec, tied=False))["head"]}
     tensors = Checkpoint(path, family.refs(spec), ignored, family.optional_prefix, stored, spec.quantization)
     with torch.inference_mode(), tensors as source:
+        check_shapes(config, family, spec, source)
         return build_decoder(spec, LinearLoader(source, comm, backend), max_positions)
 
 
@@ -58,6 +67,7 @@ def build_decoder(spec: ModelSpec, load: LinearLoader, max_positions: int) -> De
     backend, attention = load.backend, load.backend.attention(_heads(spec, load.comm.size))
     ropes = tuple(dict.fromkeys(layer.rope for layer in spec.layers if layer.rope is not None))
     windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
+    check_tables(ropes, max_positions, available_host_memory())
     layers = [_load_layer(spec, load, index, attention, ropes, windows) for index in range(spec.n_layers)]
     vocabulary = divide_vocabulary(spec.vocab_size, load.comm)
     sizes = (load, vocabulary, spec.vocab_size, spec.hidden_size)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from services.worker.model.loading.files import refuse_pointer
 from services.worker.model.spec import ModelError
 
 T = TypeVar("T")
+
+MAX_INTEGER = 2**31 - 1  # no size of a model is near it; beyond, arithmetic and messages between services end
 
 # Keys that do not change what the forward pass computes, whatever they say: training, other tasks, other programs,
 # defaults of generation (clients choose those), and what the tokenizer's files say better.
@@ -126,20 +129,29 @@ class Config:
         """Return the first of several spellings that is there, else the last."""
         return next((key for key in keys if self._values.get(key) is not None), keys[-1])
 
-    def integer(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None, at_most: int = MAX_INTEGER) -> int:
         """Return a positive integer. Raises ModelError."""
         value = self.raw(key)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise self.error(key, f"expected a positive integer, found {value!r}")
+        if value > at_most:
+            raise self.error(key, f"expected {at_most} at most, found {value!r}")
         return value
 
+    def quotient(self, key: str, divisor: str) -> int:
+        """Return the integer `key` divided by the integer `divisor`. Raises ModelError unless that is one, too."""
+        whole, parts = self.integer(key), self.integer(divisor)
+        if whole % parts:
+            raise self.error(divisor, f"expected a divisor of {key} {whole}, found {parts}")
+        return whole // parts
+
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a number. Raises ModelError."""
+        """Return a number above 0: no setting of a model is anything else. Raises ModelError."""
         value = self.raw(key)
         value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.error(key, f"expected a number, found {value!r}")
+        if not is_positive(value):
+            raise self.error(key, f"expected a number above 0, found {value!r}")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
@@ -199,7 +211,12 @@ class Config:
                 self.require(key, _NEUTRAL[key])
             elif key in _REPEATED and _REPEATED[key] in self._values:
                 self.require(key, self._values[_REPEATED[key]])
-            elif key != "layer_types" or any(kind != "full_attention" for kind in value):
+            elif key != "layer_types" or not isinstance(value, list) or value != ["full_attention"] * len(value):
                 self._problems.append(f"{self._path}{key}: {value!r} is not implemented for this architecture")
         for section in self._sections:
             section._refuse_unread()
+
+
+def is_positive(value: object) -> TypeGuard[float]:
+    """Whether `value` is a number above 0 that a float can be."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from services.worker.model.families.config import Config
-from services.worker.model.families.llama import ACTIVATIONS, read_dtype, read_eos
+from services.worker.model.families.llama import ACTIVATIONS, MAX_LAYERS, read_dtype, read_eos
 from services.worker.model.families.naming import UNUSED, Family, LayerNames, Refs, TensorRef, standard_refs
 from services.worker.model.spec import LayerSpec, ModelSpec
 
@@ -25,7 +25,7 @@ def read_spec(config: Config) -> ModelSpec:
     """Read a GPT-2 config.json. Raises ModelError."""
     config.require("scale_attn_by_inverse_layer_idx", False)
     hidden_size, n_heads = config.integer("n_embd"), config.integer("n_head")
-    head_dim = hidden_size // n_heads
+    head_dim = config.quotient("n_embd", "n_head")
     return ModelSpec(
         family="gpt2",
         dtype=read_dtype(config),
@@ -36,7 +36,7 @@ def read_spec(config: Config) -> ModelSpec:
         n_kv_heads=n_heads,
         head_dim=head_dim,
         max_positions=config.integer("n_positions"),
-        layers=(LayerSpec(),) * config.integer("n_layer"),
+        layers=(LayerSpec(),) * config.integer("n_layer", at_most=MAX_LAYERS),
         norm="layer",
         norm_eps=config.number("layer_norm_epsilon", 1e-5),
         norm_bias=True,
@@ -81,4 +81,11 @@ FAMILY = Family(
     (*UNUSED, "*.attn.bias", "*.attn.masked_bias"),
     optional_prefix="transformer.",
     base="GPT2Model",
+    spelling={
+        "hidden_size": "n_embd",
+        "intermediate_size": "n_inner",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+        "max_position_embeddings": "n_positions",
+    },
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from services.worker.model.families.config import Config
-from services.worker.model.families.llama import ACTIVATIONS, read_dtype, read_eos
+from services.worker.model.families.llama import ACTIVATIONS, MAX_LAYERS, one_rope, read_dtype, read_eos
 from services.worker.model.families.naming import UNUSED, Family, LayerNames, Refs, TensorRef, standard_refs
 from services.worker.model.families.rope import read_ropes
 from services.worker.model.spec import LayerSpec, ModelSpec
@@ -22,9 +22,10 @@ _NAMES = LayerNames(
 def read_spec(config: Config) -> ModelSpec:
     """Read a GPT-NeoX config.json. Raises ModelError."""
     hidden_size, n_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = hidden_size // n_heads
+    head_dim = config.quotient("hidden_size", "num_attention_heads")
     bias = config.flag("attention_bias", True)
-    rope = read_ropes(config, head_dim, partial_key="rotary_pct", partial=0.25, theta_key="rotary_emb_base")[""]
+    ropes = read_ropes(config, head_dim, partial_key="rotary_pct", partial=0.25, theta_key="rotary_emb_base")
+    rope = one_rope(config, ropes)
     return ModelSpec(
         family="gpt_neox",
         dtype=read_dtype(config),
@@ -35,7 +36,7 @@ def read_spec(config: Config) -> ModelSpec:
         n_kv_heads=n_heads,
         head_dim=head_dim,
         max_positions=config.integer("max_position_embeddings"),
-        layers=(LayerSpec(rope=rope),) * config.integer("num_hidden_layers"),
+        layers=(LayerSpec(rope=rope),) * config.integer("num_hidden_layers", at_most=MAX_LAYERS),
         norm="layer",
         norm_eps=config.number("layer_norm_eps", 1e-5),
         norm_bias=True,

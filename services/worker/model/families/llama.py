@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from services.worker.backends.names import Activation
-from services.worker.model.families.config import Config
+from services.worker.model.families.config import MAX_INTEGER, Config
 from services.worker.model.families.naming import Family, Refs, standard_refs
 from services.worker.model.families.rope import read_ropes
 from services.worker.model.loading.files import token_ids
-from services.worker.model.spec import LayerSpec, ModelSpec, RopeSpec
+from services.worker.model.spec import LayerSpec, ModelSpec, MoeSpec, RopeSpec
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -22,6 +22,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
 }
+MAX_LAYERS = 1000  # eight times what the largest models have: a number to compare, not to allocate
 _DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 
 
@@ -40,10 +41,14 @@ def base_spec(
     head is the embedding; `norm_eps`; `theta` of the rope.
     """
     hidden_size, n_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = config.integer("head_dim", hidden_size // n_heads)
-    ropes = ropes or read_ropes(config, head_dim, default_theta=theta)
-    if set(ropes) != {""}:
-        raise config.error("rope_parameters", "a rope for each kind of layer is not implemented here")
+    given = config.raw("head_dim") is not None
+    head_dim = config.integer("head_dim") if given else config.quotient("hidden_size", "num_attention_heads")
+    n_kv_heads = config.integer("num_key_value_heads", n_heads)
+    if n_heads % n_kv_heads:
+        raise config.error(
+            "num_key_value_heads", f"expected a divisor of num_attention_heads {n_heads}, found {n_kv_heads}"
+        )
+    rope = one_rope(config, ropes or read_ropes(config, head_dim, default_theta=theta))
     return ModelSpec(
         family=family,
         dtype=read_dtype(config),
@@ -51,10 +56,10 @@ def base_spec(
         hidden_size=hidden_size,
         ffn_size=config.integer("intermediate_size"),
         n_heads=n_heads,
-        n_kv_heads=config.integer("num_key_value_heads", n_heads),
+        n_kv_heads=n_kv_heads,
         head_dim=head_dim,
-        max_positions=_reach(ropes[""], config.integer("max_position_embeddings")),
-        layers=(LayerSpec(rope=ropes[""]),) * config.integer("num_hidden_layers"),
+        max_positions=_reach(config, rope),
+        layers=(LayerSpec(rope=rope),) * config.integer("num_hidden_layers", at_most=MAX_LAYERS),
         norm_eps=config.number("rms_norm_eps", norm_eps),
         activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
         tied=config.flag("tie_word_embeddings", tied),
@@ -63,13 +68,31 @@ def base_spec(
     )
 
 
-def _reach(rope: RopeSpec, max_positions: int) -> int:
+def read_moe(config: Config, experts: str, *, ffn_size: int, normalise: bool) -> MoeSpec:
+    """Return the mixture whose number of experts is the value of `experts`. Raises ModelError."""
+    n_experts, n_active = config.integer(experts), config.integer("num_experts_per_tok")
+    if n_active > n_experts:
+        raise config.error(
+            "num_experts_per_tok", f"expected {n_experts} at most, as many as {experts}, found {n_active}"
+        )
+    return MoeSpec(n_experts, n_active, ffn_size, normalise)
+
+
+def one_rope(config: Config, ropes: dict[str, RopeSpec]) -> RopeSpec:
+    """Return the rope that all layers share. Raises ModelError where they do not."""
+    if set(ropes) != {""}:
+        raise config.error("rope_parameters", "a rope for each kind of layer is not implemented here")
+    return ropes[""]
+
+
+def _reach(config: Config, rope: RopeSpec) -> int:
     """Return how many positions the model can tell apart: some scalings stretch what the config states."""
-    if rope.kind == "dynamic":
-        return int(max_positions * rope.factor)
-    if rope.kind == "yarn":
-        return max(max_positions, int(rope.original_max_positions * rope.factor))
-    return max_positions
+    stated = config.integer("max_position_embeddings")
+    stretched = {"dynamic": stated * rope.factor, "yarn": rope.original_max_positions * rope.factor}
+    reach = max(stretched.get(rope.kind, stated), 1 if rope.kind == "dynamic" else stated)
+    if reach > MAX_INTEGER:
+        raise config.error("max_position_embeddings", f"{stated} is stretched too far by a factor of {rope.factor:g}")
+    return int(reach)
 
 
 def read_dtype(config: Config) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.worker.model.families.config import Config
-from services.worker.model.families.llama import base_spec
+from services.worker.model.families.llama import base_spec, read_moe
 from services.worker.model.families.naming import Family, LayerNames, Refs, standard_refs
 from services.worker.model.families.windows import same_window
-from services.worker.model.spec import ModelSpec, MoeSpec
+from services.worker.model.spec import ModelSpec
 
 _NAMES = LayerNames(
     router="block_sparse_moe.gate",
@@ -22,12 +22,7 @@ _NAMES = LayerNames(
 def read_spec(config: Config) -> ModelSpec:
     """Read a Mixtral config.json. Raises ModelError."""
     spec = base_spec(config, "mixtral", norm_eps=1e-5, theta=1e6)
-    moe = MoeSpec(
-        n_experts=config.integer("num_local_experts"),
-        n_active=config.integer("num_experts_per_tok"),
-        ffn_size=spec.ffn_size,
-        normalise=True,
-    )
+    moe = read_moe(config, "num_local_experts", ffn_size=spec.ffn_size, normalise=True)
     return replace(spec, layers=tuple(replace(layer, moe=moe) for layer in same_window(config, spec)))
 
 

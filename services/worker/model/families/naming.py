@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from services.worker.model.families.config import Config
 from services.worker.model.spec import ModelSpec
@@ -50,6 +50,7 @@ class Family:
     ignored: tuple[str, ...] = UNUSED  # stored, but not read: patterns
     optional_prefix: str = "model."  # of names, left out where only the body of a model was stored
     base: str = ""  # what the architecture without its head is called, where not by the rule
+    spelling: Mapping[str, str] = field(default_factory=dict)  # of keys of config.json, by what Llama calls them
 
     @property
     def base_architecture(self) -> str:

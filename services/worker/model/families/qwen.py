@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.worker.model.families.config import Config
-from services.worker.model.families.llama import base_spec
+from services.worker.model.families.llama import base_spec, read_moe
 from services.worker.model.families.naming import Family, standard_refs
 from services.worker.model.families.windows import FULL, SLIDING, read_layer_types, with_windows
-from services.worker.model.spec import ModelSpec, MoeSpec
+from services.worker.model.spec import ModelSpec
 
 
 def read_qwen2(config: Config) -> ModelSpec:
@@ -30,13 +30,11 @@ def read_qwen3_moe(config: Config) -> ModelSpec:
     config.raw("max_window_layers")
     spec = _qwen3(config, "qwen3_moe")
     experts = "num_experts" if config.raw("num_experts") is not None else "num_local_experts"
-    moe = MoeSpec(
-        n_experts=config.integer(experts),
-        n_active=config.integer("num_experts_per_tok"),
-        ffn_size=config.integer("moe_intermediate_size"),
-        normalise=config.flag("norm_topk_prob", False),
-    )
+    ffn_size, normalise = config.integer("moe_intermediate_size"), config.flag("norm_topk_prob", False)
+    moe = read_moe(config, experts, ffn_size=ffn_size, normalise=normalise)
     step, dense = config.integer("decoder_sparse_step", 1), config.raw("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(type(index) is not int for index in dense):
+        raise config.error("mlp_only_layers", f"expected a list of layers, found {dense!r}")
     layers = tuple(
         layer if index in dense or (index + 1) % step else replace(layer, moe=moe)
         for index, layer in enumerate(spec.layers)

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from services.worker.model.families.config import Config
-from services.worker.model.spec import RopeSpec
+from services.worker.model.families.config import MAX_INTEGER, Config, is_positive
+from services.worker.model.spec import ModelError, RopeSpec
 
 _KEYS = {
     "default": {"original_max_position_embeddings"},
@@ -67,9 +67,7 @@ def _read(config: Config, source: str, values: dict[str, Any], head_dim: int) ->
     if kind not in ("default", "longrope") and "factor" not in values:
         raise config.error(source, f"rope_type {kind!r} needs a factor")
     numbers = _Numbers(config, source, values)
-    rotary_dim = int(head_dim * numbers.one("partial_rotary_factor"))
-    if rotary_dim % 2:
-        raise config.error(source, f"{rotary_dim} rotated elements of a head cannot be paired")
+    rotary_dim = _rotary_dim(numbers, kind, head_dim)
     original = _original_positions(config, numbers)
     factor = numbers.one("factor", config.integer("max_position_embeddings") / original)
     return RopeSpec(
@@ -107,16 +105,44 @@ class _Numbers:
         return tuple(self._checked(key, value) for value in listed)
 
     def _checked(self, key: str, value: object) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        if not is_positive(value):
             raise self.config.error(self.source, f"{key}: expected a number above 0, found {value!r}")
         return float(value)
+
+
+def _rotary_dim(numbers: _Numbers, kind: str, head_dim: int) -> int:
+    """Return how many elements of a head are rotated. Raises ModelError where the settings do not suit them."""
+
+    def error(problem: str) -> ModelError:
+        return numbers.config.error(numbers.source, problem)
+
+    part = numbers.one("partial_rotary_factor")
+    if part > 1:
+        raise error(f"partial_rotary_factor: expected 1 at most, found {part:g}")
+    rotary_dim, said = int(head_dim * part), f"head_dim {head_dim} and partial_rotary_factor {part:g}"
+    if rotary_dim % 2 or not rotary_dim:
+        raise error(f"{said}: {rotary_dim} rotated elements of a head cannot be paired")
+    if kind == "dynamic" and rotary_dim == 2:
+        raise error(f"{said}: a lone pair cannot be rotated by rope_type 'dynamic'")
+    if kind in ("dynamic", "yarn") and (theta := numbers.one("rope_theta")) <= 1:
+        raise error(f"rope_theta: expected a number above 1 for rope_type {kind!r}, found {theta:g}")
+    if kind == "llama3" and (low := numbers.one("low_freq_factor", 1.0)) >= numbers.one("high_freq_factor", 4.0):
+        raise error(f"high_freq_factor: expected a number above low_freq_factor {low:g}")
+    for name in ("short_factor", "long_factor") if kind == "longrope" else ():
+        if (found := len(numbers.several(name))) != rotary_dim // 2:
+            source = f"head_dim, else hidden_size / num_attention_heads: {head_dim}"
+            raise error(f"{name}: expected {rotary_dim // 2} numbers, a number for each pair ({source}), found {found}")
+    return rotary_dim
 
 
 def _original_positions(config: Config, numbers: _Numbers) -> int:
     """The length the model was first trained for: beside the factors, or (phi3) at the top level."""
     key = "original_max_position_embeddings"
     top = config.integer(key if config.raw(key) else "max_position_embeddings")
-    return int(numbers.one(key, top))
+    original = numbers.one(key, top)
+    if not 1 <= original <= MAX_INTEGER:
+        raise config.error(numbers.source, f"{key}: expected a number from 1 to {MAX_INTEGER}, found {original:g}")
+    return int(original)
 
 
 def _attention_factor(kind: str, factor: float, original: int, numbers: _Numbers) -> float:
@@ -128,6 +154,10 @@ def _attention_factor(kind: str, factor: float, original: int, numbers: _Numbers
     if factor <= 1.0:
         return 1.0
     if kind == "longrope":
+        if original == 1:
+            raise numbers.config.error(
+                numbers.source, "original_max_position_embeddings: expected more than 1, found 1"
+            )
         return math.sqrt(1 + math.log(factor) / math.log(original))
     if numbers.values.get("mscale") and numbers.values.get("mscale_all_dim"):
         return _yarn_mscale(factor, numbers.one("mscale")) / _yarn_mscale(factor, numbers.one("mscale_all_dim"))

@@ -37,8 +37,10 @@ def _read_rotated(config: Config, n_layers: int) -> list[bool]:
     interval, rotated = config.integer("no_rope_layer_interval", 4), config.raw("no_rope_layers")
     if rotated is None:
         return [(index + 1) % interval != 0 for index in range(n_layers)]
-    if not isinstance(rotated, list) or len(rotated) < n_layers or not set(rotated) <= {0, 1}:
-        raise config.error("no_rope_layers", f"expected 0 or 1 for each of {n_layers} layers, found {rotated!r}")
+    if not isinstance(rotated, list) or len(rotated) < n_layers or any(rotates not in (0, 1) for rotates in rotated):
+        raise config.error(
+            "no_rope_layers", f"expected 0 or 1 for each of {n_layers} layers (num_hidden_layers), found {rotated!r}"
+        )
     return [bool(rotates) for rotates in rotated[:n_layers]]
 
 

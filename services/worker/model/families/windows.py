@@ -15,8 +15,10 @@ def read_layer_types(config: Config, n_layers: int, default: Sequence[str]) -> l
     """Return the kind of every layer; `default` is what the family does where the key is absent. Raises ModelError."""
     kinds = config.raw("layer_types")
     kinds = list(default) if kinds is None else kinds
-    if not isinstance(kinds, list) or len(kinds) != n_layers or not set(kinds) <= {SLIDING, FULL}:
-        raise config.error("layer_types", f"expected {n_layers} times {SLIDING!r} or {FULL!r}, found {kinds!r}")
+    if not isinstance(kinds, list) or len(kinds) != n_layers or any(kind not in (SLIDING, FULL) for kind in kinds):
+        raise config.error(
+            "layer_types", f"expected num_hidden_layers {n_layers} times {SLIDING!r} or {FULL!r}, found {kinds!r}"
+        )
     return kinds
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 
-from services.worker.model.spec import RopeSpec
+from services.worker.model.spec import ModelError, RopeSpec
+
+_MIB = 1 << 20
+# Of a pair at a position while tables are made: its angle, cos and sin, and one of them scaled. Dynamic NTK has angles
+# of its own at every position, in float64.
+_TABLE_BYTES, _DYNAMIC_BYTES = 16, 40
 
 
 def rope_tables(spec: RopeSpec, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,6 +28,17 @@ def explain_rope(spec: RopeSpec, max_positions: int) -> str:
         return said
     factors = "long" if spec.serves_long(max_positions) else "short"
     return f"{said}, {factors} factors (the model was first trained for {spec.original_max_positions})"
+
+
+def check_tables(ropes: Iterable[RopeSpec], max_positions: int, available: int) -> None:
+    """Raise ModelError where the tables of all positions do not fit into `available` bytes."""
+    sizes = (rope.rotary_dim // 2 * (_DYNAMIC_BYTES if rope.kind == "dynamic" else _TABLE_BYTES) for rope in ropes)
+    needed = max_positions * sum(sizes)
+    if needed > available:
+        raise ModelError(
+            f"config.json: max_position_embeddings: tables of {max_positions} positions take {needed / _MIB:,.0f} MiB, "
+            f"but {available / _MIB:,.0f} MiB are available; serve fewer positions (RYZANSTEIN_MAX_MODEL_LEN)"
+        )
 
 
 def _angles(spec: RopeSpec, max_positions: int) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,17 @@ from services.worker.model.loading.tensor_files import TensorFiles
 from services.worker.model.quantization.layout import Layout
 from services.worker.model.quantization.reader import QuantizedReader
 from services.worker.model.spec import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShape:
+    """The shape of a stored tensor, and the one that it should have."""
+
+    file: Path
+    name: str
+    found: tuple[int, ...]
+    wanted: tuple[int, ...]
+    transposed: bool  # stored [in, out]
 
 
 class Checkpoint:
@@ -56,6 +67,24 @@ class Checkpoint:
 
     def __contains__(self, key: str) -> bool:
         return key in self._refs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._refs)  # the logical keys
+
+    def name(self, key: str) -> str:
+        """Return the name of the tensor or, without its suffix, of the quantized module that holds `key`."""
+        return _module(self._refs[key])
+
+    def stored_shape(self, key: str, shape: tuple[int, ...]) -> StoredShape:
+        """Return how what holds `key`, of a logical `shape` [out] or [out, in], is stored and should be."""
+        ref = self._refs[key]
+        name, transposed = ref.name, ref.transposed
+        wanted: tuple[int, ...] = (_stored_size(ref, shape[0]), *shape[1:])
+        if len(wanted) == 2 and (quantized := self._reader_of(ref)) is not None:
+            name, transposed, wanted = quantized.codes(_module(ref), (wanted[0], wanted[1]))
+        elif transposed:
+            wanted = wanted[::-1]
+        return StoredShape(self._files.file(name), name, self._files.shape(name), wanted, transposed)
 
     def vector(self, key: str, size: int, span: Span | None = None) -> torch.Tensor:
         """Return elements `span` of the vector `key` of `size` elements. Raises ModelError."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from services.worker.model.loading.files import refuse_pointer
+from services.worker.model.loading.files import read_json, refuse_pointer
 from services.worker.model.spec import ModelError
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors calls them: what weights are that nothing has to explain
@@ -84,10 +83,10 @@ def _files(folder: Path) -> list[Path]:
     """Return the safetensors files of a checkpoint: one, or the shards that its index lists."""
     index = folder / _INDEX
     if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ModelError(f"{index}: weight_map: {error}") from error
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+            raise ModelError(f"{index}: weight_map: expected a file's name for each tensor")
+        names = sorted(set(places.values()))
         outside = [name for name in names if Path(name).name != name]
         if outside:
             raise ModelError(f"{index}: weight_map: {outside[0]!r} is not a file of this folder")

@@ -67,7 +67,9 @@ def _block(weights: Config) -> tuple[int, int]:
     if strategy == "group":
         return 1, weights.integer("group_size")
     if strategy == "block":
-        block = [int(part) for part in structure.split("x")] if isinstance(structure, str) else structure
+        block = structure
+        if isinstance(structure, str):
+            block = [int(part) for part in structure.split("x") if part.isdecimal()]
         if isinstance(block, list) and len(block) == 2 and all(type(part) is int and part > 0 for part in block):
             return block[0], block[1]
         raise weights.error("block_structure", f"expected two sizes, found {structure!r}")

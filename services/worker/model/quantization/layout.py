@@ -39,6 +39,14 @@ class Grid:
         rows, cols = (-(-size // (block or size)) for size, block in zip(shape, self.block, strict=True))
         return rows, cols
 
+    def stored(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Return the shape of the stored tensor for a weight of `shape`."""
+        rows, cols = self.cells(shape)
+        if self.packing is not None:
+            per_word = self.packing.per_word
+            rows, cols = (-(-rows // per_word), cols) if self.packing.dim == 0 else (rows, -(-cols // per_word))
+        return (cols, rows) if self.transposed else (rows, cols)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

@@ -37,6 +37,11 @@ class QuantizedReader:
             yield f"{module}.{self._layout.groups}", self._layout.groups not in self._layout.optional
         yield from ((f"{module}.{suffix}", False) for suffix in self._layout.unread)
 
+    def codes(self, module: str, shape: tuple[int, int]) -> tuple[str, bool, tuple[int, int]]:
+        """Return the name of a module's codes, whether they are stored [in, out], and the shape they should have."""
+        codes = self._layout.codes
+        return self._name(codes, module), codes.transposed, codes.stored(shape)
+
     def matrix(self, module: str, shape: tuple[int, int], rows: Span, cols: Span) -> Tensor:
         """Return float32 [rows, cols] of a weight of `shape`. Raises ModelError."""
         layout, found = self._layout, torch.empty(len(rows), len(cols))
@@ -72,10 +77,10 @@ class QuantizedReader:
 
         `groups`: the block of each column, which is its place in their order where they are None.
         """
-        n_rows, n_cols = cells = grid.cells(shape)
+        n_rows, n_cols = grid.cells(shape)
         wanted_rows = _covering(rows, grid.block[0])
         wanted_cols = Span(0, n_cols) if groups is not None else _covering(cols, grid.block[1])
-        found = self._cells(grid, module, cells, wanted_rows, wanted_cols) + grid.offset
+        found = self._cells(grid, module, shape, wanted_rows, wanted_cols) + grid.offset
         if grid.block[0] != 1 and n_rows > 1:
             found = found.index_select(0, _places(rows, grid.block[0]))
         if groups is not None and n_cols > 1:
@@ -84,22 +89,23 @@ class QuantizedReader:
             return found.index_select(1, _places(cols, grid.block[1]))
         return found
 
-    def _cells(self, grid: Grid, module: str, cells: tuple[int, int], rows: Span, cols: Span) -> Tensor:
-        """Return [rows, cols] of the grid's numbers, of which there are `cells`."""
-        spans, sizes, packing = [rows, cols], list(cells), grid.packing
+    def _cells(self, grid: Grid, module: str, shape: tuple[int, int], rows: Span, cols: Span) -> Tensor:
+        """Return [rows, cols] of the grid's numbers about a weight of `shape`."""
+        spans, packing = [rows, cols], grid.packing
         if packing is not None:
             spans[packing.dim] = _covering(spans[packing.dim], packing.per_word)
-            sizes[packing.dim] = -(-sizes[packing.dim] // packing.per_word)
-        words = self._words(grid, self._name(grid, module), sizes, spans)
+        words = self._words(grid, self._name(grid, module), grid.stored(shape), spans)
         if packing is None:
             return words if words.dtype.is_floating_point and words.dtype.itemsize > 1 else words.float()
         first = (rows, cols)[packing.dim].start % packing.per_word
         return _unpack(words, packing).narrow(packing.dim, first, len((rows, cols)[packing.dim]))
 
-    def _words(self, grid: Grid, name: str, sizes: list[int], spans: list[Span]) -> Tensor:
+    def _words(self, grid: Grid, name: str, sizes: tuple[int, int], spans: list[Span]) -> Tensor:
+        """`sizes`: of the stored tensor."""
         if grid.transposed:
-            sizes, spans = sizes[::-1], spans[::-1]
-        shape, found = tuple(sizes), self._files.shape(name)
+            spans.reverse()
+        shape: tuple[int, ...] = sizes
+        found = self._files.shape(name)
         if len(found) < 2 and [size for size in found if size > 1] == [size for size in sizes if size > 1]:
             shape = found  # a single number, or a vector of those along the other dimension
         stored = self._files.slice(name, shape, grid.dtypes)

@@ -110,6 +110,8 @@ def test_windows_alternate_by_default(sample: Callable[[str], Sample], tmp_path:
         ("llama", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "rope_type 'spiral'"),
         ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}}, "needs a factor"),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "twist": 1}}, "twist is not implemented"),
+        ("llama_dynamic", {"head_dim": 2}, "a lone pair cannot be rotated"),
+        ("llama", {"partial_rotary_factor": 0.1}, "1 rotated elements of a head cannot be paired"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention: True is not implemented"),
         ("gemma2", {"layer_types": ["chunked_attention"] * 3}, "layer_types: expected"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: True"),

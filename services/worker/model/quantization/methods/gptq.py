@@ -47,6 +47,8 @@ def _block(config: Config) -> tuple[int, int]:
 def _refuse_other_settings(config: Config) -> None:
     """Modules may be left out by pattern ("-:"), not quantized in another way."""
     dynamic = config.raw("dynamic") or {}
+    if not isinstance(dynamic, dict):
+        raise config.error("dynamic", f"expected an object, found {dynamic!r}")
     others = [pattern for pattern in dynamic if not str(pattern).startswith("-:")]
     if others:
         raise config.error("dynamic", f"settings of its own for {others[0]!r} are not implemented; allowed: '-:…'")

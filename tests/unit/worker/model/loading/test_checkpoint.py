@@ -100,7 +100,18 @@ def test_broken_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model\.safetensors"):
         Checkpoint(tmp_path, {})
     index = tmp_path / "model.safetensors.index.json"
-    for broken in ("{", "{}", '{"weight_map": {"a": "../outside.safetensors"}}', '{"weight_map": {"a": "absent"}}'):
+    for broken, said in (
+        *(("{", "not JSON"), ("[]", "not a JSON object"), ("{}", "weight_map"), ('{"weight_map": []}', "weight_map")),
+        *(
+            ('{"weight_map": {"a": 1}}', "weight_map"),
+            ('{"weight_map": {"a": "../x.safetensors"}}', "not a file of this"),
+        ),
+        ('{"weight_map": {"a": "absent.safetensors"}}', r"absent\.safetensors: No such file"),
+    ):
         index.write_text(broken)
-        with pytest.raises(ModelError):
+        with pytest.raises(ModelError, match=said):
             Checkpoint(tmp_path, {})
+    save_file({"a": A}, tmp_path / "one.safetensors")
+    index.write_text('{"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}')
+    with pytest.raises(ModelError, match="b: missing"):
+        Checkpoint(tmp_path, {"x": TensorRef("a"), "y": TensorRef("b")})

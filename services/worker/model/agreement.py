@@ -1,0 +1,79 @@
+"""Holds a config.json against the tensors that are stored, before any of them is read or given memory."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import replace
+
+from services.worker.model.families.config import Config
+from services.worker.model.families.naming import Family, Refs
+from services.worker.model.families.sizes import EXPERTS, logical_shape, read_shapes
+from services.worker.model.loading.checkpoint import Checkpoint
+from services.worker.model.spec import ModelError, ModelSpec
+
+
+def check_counts(config: Config, family: Family, spec: ModelSpec, n_drafts: int, names: Collection[str]) -> None:
+    """Raise ModelError unless as many layers and experts are stored under `names` as the config says.
+
+    `n_drafts`: layers after the last one that may be stored, too.
+    """
+    n_stored = _count(family, _first_refs(family, spec, 0), "layers.0.", names)
+    if n_stored and not spec.n_layers <= n_stored <= spec.n_layers + n_drafts:
+        key = family.spelling.get("num_hidden_layers", "num_hidden_layers")
+        raise config.error(key, f"{spec.n_layers}, but {n_stored} layers are stored")
+    index, moe = next(((i, layer.moe) for i, layer in enumerate(spec.layers) if layer.moe is not None), (0, None))
+    if moe is None:
+        return
+    n_stored = _count(family, _first_refs(family, spec, index), f"layers.{index}.experts.0.", names)
+    if n_stored and n_stored != moe.n_experts:
+        key = next(key for key in EXPERTS if config.raw(key) == moe.n_experts)
+        raise config.error(key, f"{moe.n_experts}, but {n_stored} experts are stored in layer {index}")
+
+
+def check_shapes(config: Config, family: Family, spec: ModelSpec, source: Checkpoint) -> None:
+    """Raise ModelError where a tensor of `source` is not as large as the config says."""
+    shapes = read_shapes(config, family, spec)
+    rows: dict[str, dict[str, None]] = defaultdict(dict)  # what says the rows of a tensor, of all that lie in it
+    for key in source:
+        rows[source.name(key)] |= dict.fromkeys(logical_shape(key, shapes)[0].keys)
+    for key in source:
+        shape = logical_shape(key, shapes)
+        stored = source.stored_shape(key, tuple(size.value for size in shape))
+        if stored.found == stored.wanted:
+            continue
+        by_dimension = [tuple(rows[source.name(key)]), *(size.keys for size in shape[1:])]
+        if stored.transposed:
+            by_dimension.reverse()
+        keys = dict.fromkeys(
+            name
+            for index, names in enumerate(by_dimension)
+            if len(stored.found) != len(stored.wanted) or stored.found[index] != stored.wanted[index]
+            for name in names
+        )
+        said = " and ".join(f"{name} ({config.raw(name)!r})" for name in keys)
+        raise ModelError(
+            f"{stored.file}: {stored.name}: expected shape {list(stored.wanted)}, found {list(stored.found)}; "
+            f"{said} of config.json decide the first"
+        )
+
+
+def _first_refs(family: Family, spec: ModelSpec, index: int) -> Refs:
+    """Return the references of the layers up to `index`, as if each had one expert: counts may be absurd."""
+    layers = (replace(layer, moe=layer.moe and replace(layer.moe, n_experts=1)) for layer in spec.layers[: index + 1])
+    return family.refs(replace(spec, layers=tuple(layers)))
+
+
+def _count(family: Family, refs: Refs, key: str, names: Collection[str]) -> int:
+    """Count the numbers that stand among `names` in the place of the last 0 of `key`, in whatever form it is stored."""
+    modules = (
+        ref.name.rpartition(".")[0].removeprefix(family.optional_prefix)
+        for found, ref in refs.items()
+        if found.startswith(key) and found.count(".experts.") == key.count(".experts.")
+    )
+    places = [module.rpartition(".0.") for module in modules]
+    before, after = {place[0] for place in places}, {place[2] for place in places}
+    any_of = ["|".join(map(re.escape, sorted(parts))) for parts in (before, after)]
+    place = re.compile(rf"(?:{re.escape(family.optional_prefix)})?(?:{any_of[0]})\.(\d+)\.(?:{any_of[1]})\.[^.]+")
+    return len({match[1] for stored in names if (match := place.fullmatch(stored))})

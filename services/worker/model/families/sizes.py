@@ -1,0 +1,91 @@
+"""How large the tensors of a model are by its config.json, and which keys say so. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.worker.model.families.config import Config
+from services.worker.model.families.naming import Family
+from services.worker.model.spec import ModelSpec
+
+EXPERTS = ("num_experts", "num_local_experts")  # both spellings
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One dimension of a logical tensor, and the keys of config.json that say it."""
+
+    value: int
+    keys: tuple[str, ...]
+
+
+Shape = tuple[Size, ...]
+
+
+def logical_shape(key: str, shapes: dict[str, Shape]) -> Shape:
+    """Return the shape of the tensor under a logical key, of those that `read_shapes` returned."""
+    if key.endswith(".bias"):
+        return logical_shape(key.removesuffix(".bias"), shapes)[:1]
+    name = key.rpartition(".")[2]
+    name = f"experts.{name}" if ".experts." in key else name
+    return shapes[name] if name in shapes else shapes["norm"]
+
+
+def read_shapes(config: Config, family: Family, spec: ModelSpec) -> dict[str, Shape]:
+    """Return the shape of every kind of tensor by the last part of its key; norms over hidden_size are "norm"."""
+    keys = _Keys(config, family)
+    hidden, ffn = keys.size(spec.hidden_size, "hidden_size"), keys.size(spec.ffn_size, "intermediate_size")
+    q = keys.size(spec.n_heads * spec.head_dim, "num_attention_heads", "head_dim")
+    kv = keys.size(spec.n_kv_heads * spec.head_dim, "num_key_value_heads", "head_dim")
+    vocabulary = keys.size(spec.vocab_size, "vocab_size")
+    per_head = keys.size(spec.head_dim, "head_dim")
+    shapes = {
+        "embed": (vocabulary, hidden),
+        "head": (vocabulary, hidden),
+        "positions": (keys.size(spec.max_positions, "max_position_embeddings"), hidden),
+        "norm": (hidden,),
+        "q": (q, hidden),
+        "k": (kv, hidden),
+        "v": (kv, hidden),
+        "o": (hidden, q),
+        "q_norm": (q,),
+        "k_norm": (kv,),
+        "gate": (ffn, hidden),
+        "up": (ffn, hidden),
+        "down": (hidden, ffn),
+    }
+    if spec.qk_norm == "head":
+        shapes |= dict.fromkeys(("q_norm", "k_norm"), (per_head,))
+    moe = next((layer.moe for layer in spec.layers if layer.moe is not None), None)
+    if moe is not None:
+        ffn = keys.size(moe.ffn_size, "moe_intermediate_size")
+        shapes["router"] = keys.size(moe.n_experts, *EXPERTS), hidden
+        shapes |= {"experts.gate": (ffn, hidden), "experts.up": (ffn, hidden), "experts.down": (hidden, ffn)}
+    return shapes
+
+
+# What a size follows from where its key is absent.
+_FOLLOWS = {
+    "head_dim": ("hidden_size", "num_attention_heads"),
+    "num_key_value_heads": ("num_attention_heads",),
+    "intermediate_size": ("hidden_size",),
+    "moe_intermediate_size": ("intermediate_size",),
+}
+
+
+class _Keys:
+    """Names keys of one config.json as its family spells them."""
+
+    def __init__(self, config: Config, family: Family) -> None:
+        self._config, self._family = config, family
+
+    def size(self, value: int, *names: str) -> Size:
+        """Return a size that the keys `names` say, or those that stand in for absent ones."""
+        found = dict.fromkeys(key for name in names for key in self._spelled(name))
+        return Size(value, tuple(found))
+
+    def _spelled(self, name: str) -> tuple[str, ...]:
+        key = self._family.spelling.get(name, name)
+        if self._config.raw(key) is not None:
+            return (key,)
+        return tuple(key for other in _FOLLOWS.get(name, ()) for key in self._spelled(other))
