@@ -18,6 +18,7 @@ from services.gateway.http.encoding import inflate
 
 DONE = b"data: [DONE]\n\n"  # the last event of OpenAI's streams
 _DISCARD_S = 1.0
+_AT_ONCE_S = 0.02
 
 
 def _error_frames(error: ApiError) -> bytes:
@@ -192,27 +193,37 @@ class Exchange:
 
 
 class UntilDisconnect:
-    """Cancels the enclosed block as soon as the client goes away, and ends quietly then."""
+    """Cancels the enclosed block when the client goes away, and ends quietly then.
+
+    An answer that is there at once is not watched: nothing would be saved, and a task costs more than a timer.
+    """
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
+        self._loop = asyncio.get_running_loop()
+        self._watcher: asyncio.Task[None] | None = None
         self.gone = False
 
     async def __aenter__(self) -> UntilDisconnect:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._watcher = asyncio.create_task(self._watch())
+        self._timer = self._loop.call_later(_AT_ONCE_S, self._begin)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._watcher.cancel()
-        del self._watcher  # its frame refers to this: a cycle would keep the request until the collector comes
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None  # its frame refers to this: a cycle would keep the request until the collector comes
         if self.gone and kind is not None and issubclass(kind, asyncio.CancelledError):
             return self._task.uncancel() == 0
         return False
+
+    def _begin(self) -> None:
+        self._watcher = self._loop.create_task(self._watch())
 
     async def _watch(self) -> None:
         while (await self._exchange.receive())["type"] != "http.disconnect":
