@@ -84,8 +84,9 @@ class RunningStack:
         return list(listed.workers)
 
     def busiest(self) -> str:
-        """The worker with most requests, by the router's word."""
-        return max(self.workers(), key=lambda view: view.state.running + view.state.waiting).worker_id
+        """The worker that computes most requests, by the router's word; of a dead one, that is old."""
+        serving = [view for view in self.workers() if view.eligible]
+        return max(serving, key=lambda view: view.state.running).worker_id
 
     def wait_serving(self, workers: int, timeout_s: float = 60) -> None:
         """Return once the router gives work to this many workers."""

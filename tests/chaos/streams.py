@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ PROMPTS = [
 ]
 CONSTRAINED = r"([a-z_]{2,9}( = [0-9]{1,4})?\n)*"  # what every other pair of cases must follow; it never has to end
 TIMEOUT_S = 120
+ACQUITTED_TOKENS = 16  # so many after a death the gateway holds nothing against a stream
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
 
 
@@ -32,16 +34,39 @@ class BadAnswerError(Exception):
 
 @dataclass
 class Stream:
-    """What one client received."""
+    """What one client received, and by its own account from whom."""
 
     text: str = ""
     finish: str | None = None
     error: str = ""
+    workers: list[str] = field(default_factory=list)  # that gave it tokens, one after the other
+    pieces: int = 0  # from the last of them; each is a token at least
+    computed: bool = False  # by the last of them, as far as the client can know
+    struck: bool = False  # a worker was lost, perhaps under it, and not enough pieces came since
+
+    @property
+    def under_way(self) -> bool:
+        return self.finish is None and not self.error
+
+    def hear(self, choice: dict[str, Any]) -> None:
+        """The next piece."""
+        if "worker" in choice:
+            self.workers.append(choice["worker"]["id"])
+            self.computed, self.pieces = True, 0
+        self.pieces += self.computed
+        self.struck = self.struck and self.pieces < ACQUITTED_TOKENS
+        self.text += choice["text"]
+        self.finish = choice["finish_reason"] or self.finish
+
+    def lose(self, worker: str) -> bool:
+        """A worker is lost. Whether it was, by what the client knows, the one that computes this stream."""
+        met = self.computed and self.workers[-1] == worker
+        if met or not self.computed:
+            self.computed, self.struck, self.pieces = False, True, 0
+        return met
 
 
-async def read(
-    stack: RunningStack, index: int, tokens: int, stream: Stream, heard: Callable[[], None] = lambda: None
-) -> Stream:
+async def read(stack: RunningStack, index: int, tokens: int, stream: Stream) -> Stream:
     """Case `index`, streamed into `stream`: the even ones are greedy, the others sampled with a seed."""
     body = {
         "model": "ryzanstein-tiny",
@@ -50,6 +75,7 @@ async def read(
         "temperature": 0.9 if index % 2 else 0.0,
         "seed": index,
         "stream": True,
+        "stream_options": {"include_workers": True},
         "ignore_eos": True,
         "session_id": f"client-{index}",  # so that all workers have some
         **({"guided_regex": CONSTRAINED} if index % 4 > 1 else {}),
@@ -58,9 +84,7 @@ async def read(
         async with asyncio.timeout(TIMEOUT_S), aclosing(_events(stack.port, body)) as events:
             async for event in events:
                 (choice,) = event["choices"]
-                stream.text += choice["text"]
-                stream.finish = choice["finish_reason"] or stream.finish
-                heard()
+                stream.hear(choice)
     except (OSError, BadAnswerError) as error:  # TimeoutError is an OSError
         stream.error = repr(error)
     return stream
@@ -88,20 +112,11 @@ async def _events(port: int, body: dict[str, Any]) -> AsyncGenerator[dict[str, A
         writer.close()
 
 
-async def run_streams(
-    stack: RunningStack, count: int, tokens: int, started: asyncio.Event | None = None
-) -> list[Stream]:
-    """Open `count` streams at once and read them to their ends; set `started` when a quarter have some text."""
-    streams = [Stream() for _ in range(count)]
-
-    def heard() -> None:
-        if started is not None and sum(bool(stream.text) for stream in streams) >= count // 4:
-            started.set()
-
+async def run_streams(stack: RunningStack, count: int, tokens: int) -> list[Stream]:
+    """Open `count` streams at once and read them to their ends."""
     async with asyncio.TaskGroup() as group:
-        for index, stream in enumerate(streams):
-            group.create_task(read(stack, index, tokens, stream, heard))
-    return streams
+        running = [group.create_task(read(stack, index, tokens, Stream())) for index in range(count)]
+    return [stream.result() for stream in running]
 
 
 @dataclass
@@ -119,6 +134,39 @@ class SteadyLoad:
             for index in range(self.count):
                 group.create_task(self._repeat(stack, index))
 
+    async def strike(self, fault: Callable[[str], None], least: int, lost: int = 0) -> Strike:
+        """Let `fault` happen to the worker that computes most streams that have lost `lost` workers: `least`, at least.
+
+        By what the clients have received: the router's word may be older than a worker's death.
+        """
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                computed = Counter(s.workers[-1] for s in self.under_way if s.computed and len(s.workers) > lost)
+                if max(computed.values(), default=0) >= least:
+                    break
+                await asyncio.sleep(0.005)
+        ((worker, _),) = computed.most_common(1)
+        fault(worker)
+        return Strike([(stream, len(stream.workers)) for stream in self.under_way if stream.lose(worker)])
+
+    async def settle(self) -> None:
+        """Return once all clients have been heard, and no stream could be held to have killed its workers.
+
+        That is who met two deaths at one place: another worker has gone on with each struck one by enough tokens.
+        """
+        async with asyncio.timeout(TIMEOUT_S):
+            while not self._settled():  # noqa: ASYNC110  # the clients say nothing of it
+                await asyncio.sleep(0.005)
+
+    def _settled(self) -> bool:
+        heard = {index for index, stream in self.answers if stream.workers}
+        return len(heard) == self.count and not any(stream.struck for stream in self.under_way)
+
+    @property
+    def under_way(self) -> list[Stream]:
+        """What clients read now."""
+        return [stream for _, stream in self.answers if stream.under_way]
+
     def assert_undisturbed(self, reference: list[Stream]) -> None:
         """Every client has had answers, and each is what its case gives without a fault."""
         assert {index for index, _ in self.answers} == set(range(self.count))
@@ -127,7 +175,21 @@ class SteadyLoad:
 
     async def _repeat(self, stack: RunningStack, index: int) -> None:
         while not self.over:
-            self.answers.append((index, await read(stack, index, self.tokens, Stream())))
+            stream = Stream()
+            self.answers.append((index, stream))
+            await read(stack, index, self.tokens, stream)
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A worker was lost."""
+
+    met: list[tuple[Stream, int]]  # the streams that it computed, and their workers so far
+
+    @property
+    def outlived(self) -> int:
+        """How many of them another worker has gone on with."""
+        return sum(len(stream.workers) > before for stream, before in self.met)
 
 
 def assert_undisturbed(disturbed: list[Stream], reference: list[Stream]) -> None:

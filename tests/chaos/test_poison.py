@@ -12,12 +12,13 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.chaos.streams import SteadyLoad, Stream, assert_undisturbed, run_streams
+from tests.chaos.streams import SteadyLoad, Stream, Strike, assert_undisturbed, run_streams
 from tests.stack import RunningStack, running_stack
 
 KILLER = [7, 11, 13, 17, 19, 23]
 PLANTED = Path(__file__).parent / "planted"
 NEIGHBOURS, INNOCENTS = 40, 64
+MANY = 12  # so many of them a worker computes when it is struck
 TOKENS = 250
 pytestmark = pytest.mark.timeout(400)
 
@@ -74,35 +75,45 @@ def losses(stack: RunningStack) -> int:
     return sum(log.read_text().count("ranks lost: ") for log in logs)
 
 
-def test_innocents_through_six_deaths_in_eight_seconds(stack: RunningStack, reference: list[Stream]) -> None:
-    stopped = []
+def test_innocents_through_six_deaths_two_by_two(stack: RunningStack, reference: list[Stream]) -> None:
+    load, strikes, stopped = SteadyLoad(INNOCENTS, TOKENS), list[Strike](), list[int]()
 
-    def strike(number: int) -> None:
-        worker = stack.busiest()
-        if number % 3 == 0:
-            os.kill(stack.pid_of(worker), signal.SIGKILL)
-        elif number == 4:
-            stopped.append(stack.pid_of(worker))
-            os.kill(stopped[-1], signal.SIGSTOP)
-        else:
-            for rank in stack.rank_pids(worker):
-                os.kill(rank, signal.SIGKILL)
+    def stop_server(worker: str) -> None:
+        stopped.append(stack.pid_of(worker))
+        os.kill(stopped[-1], signal.SIGSTOP)
 
-    async def main() -> list[Stream]:
-        started = asyncio.Event()
-        run = asyncio.create_task(run_streams(stack, INNOCENTS, TOKENS, started))
-        await started.wait()
-        for number in range(6):
-            await asyncio.to_thread(strike, number)
-            await asyncio.sleep(1.3)
-        return await run
+    def kill_server(worker: str) -> None:
+        os.kill(stack.pid_of(worker), signal.SIGKILL)
+
+    def kill_ranks(worker: str) -> None:
+        (rank,) = stack.rank_pids(worker)
+        os.kill(rank, signal.SIGKILL)
+
+    async def main() -> None:
+        running = asyncio.create_task(load.run(stack))
+        try:
+            # The second one while the first one's streams wait in silence, the others under those that go on.
+            for first, second, lost in (
+                (stop_server, kill_server, 0),
+                (kill_ranks, kill_ranks, 1),
+                (kill_server, kill_ranks, 1),
+            ):
+                await load.settle()
+                strikes.append(await load.strike(first, MANY))
+                strikes.append(await load.strike(second, MANY, lost))
+        finally:
+            load.over = True
+            await running
 
     resumed = stack.resumes()
     try:
-        assert_undisturbed(asyncio.run(main()), reference)
+        asyncio.run(main())
     finally:
         for pid in stopped:
             if Path(f"/proc/{pid}").exists():
                 os.kill(pid, signal.SIGCONT)
+    load.assert_undisturbed(reference)
+    assert all(strike.outlived for strike in strikes), "each one meets streams, which go on elsewhere"
+    assert sum(len(stream.workers) > 2 for _, stream in load.answers) >= MANY, "many have lost more than one worker"
     stack.wait_serving(3)
-    assert (stack.resumes() - resumed).total() > INNOCENTS, "many have lost more than one worker"
+    assert (stack.resumes() - resumed).total() > INNOCENTS

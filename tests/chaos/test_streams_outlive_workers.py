@@ -17,7 +17,7 @@ from tests.stack import RunningStack, running_stack
 
 STREAMS = 64
 CALLS = 9
-TOKENS = 400  # seconds of computing, so that a fault always meets some
+TOKENS = 400
 PAUSE_S = 4.0  # without a token: 2.5 s of silence, and the way to another worker
 pytestmark = pytest.mark.timeout(240)
 
@@ -37,22 +37,25 @@ def reference(stack: RunningStack) -> list[Stream]:
     return streams
 
 
-def disturb(stack: RunningStack, fault: Callable[[str], None]) -> tuple[list[Stream], Counter[str]]:
-    """Run the streams; once a quarter have received something, the fault happens to the worker that has the most.
+def disturb(stack: RunningStack, reference: list[Stream], fault: Callable[[str], None]) -> Counter[str]:
+    """Let the fault happen to the worker that computes most streams, while clients ask.
 
-    What they received, and how many attempts were interrupted, by cause.
+    How many attempts were interrupted, by cause; all answers are those of an undisturbed run.
     """
+    load = SteadyLoad(STREAMS, TOKENS)
 
-    async def main() -> list[Stream]:
-        started = asyncio.Event()
-        run = asyncio.create_task(run_streams(stack, STREAMS, TOKENS, started))
-        await started.wait()
-        fault(stack.busiest())
-        return await run
+    async def main() -> None:
+        running = asyncio.create_task(load.run(stack))
+        try:
+            await load.strike(fault, STREAMS // 8)
+        finally:
+            load.over = True
+            await running
 
     before = stack.resumes()
-    streams = asyncio.run(main())
-    return streams, stack.resumes() - before
+    asyncio.run(main())
+    load.assert_undisturbed(reference)
+    return stack.resumes() - before
 
 
 def signal_rank(stack: RunningStack, signum: int) -> Callable[[str], None]:
@@ -68,15 +71,13 @@ def signal_server(stack: RunningStack, signum: int) -> Callable[[str], None]:
 
 
 def test_a_killed_rank(stack: RunningStack, reference: list[Stream]) -> None:
-    streams, interrupted = disturb(stack, signal_rank(stack, signal.SIGKILL))
-    assert_undisturbed(streams, reference)
+    interrupted = disturb(stack, reference, signal_rank(stack, signal.SIGKILL))
     assert interrupted.total()  # on a busy machine gateways may see a stall before the server does
     stack.wait_serving(3)
 
 
 def test_a_killed_worker_server(stack: RunningStack, reference: list[Stream]) -> None:
-    streams, interrupted = disturb(stack, signal_server(stack, signal.SIGKILL))
-    assert_undisturbed(streams, reference)
+    interrupted = disturb(stack, reference, signal_server(stack, signal.SIGKILL))
     assert interrupted.total()
     stack.wait_serving(3)
 
@@ -88,7 +89,7 @@ def test_calls_of_a_killed_worker(stack: RunningStack) -> None:
         started = asyncio.Event()
         run = asyncio.create_task(run_calls(stack, CALLS, started))
         await started.wait()
-        signal_server(stack, signal.SIGKILL)(stack.busiest())
+        signal_server(stack, signal.SIGKILL)(stack.busiest())  # all have begun: no state is older than a worker's death
         return await run
 
     undisturbed = asyncio.run(run_calls(stack, CALLS))
@@ -103,8 +104,7 @@ def test_calls_of_a_killed_worker(stack: RunningStack) -> None:
 
 
 def test_a_stopped_rank(stack: RunningStack, reference: list[Stream]) -> None:
-    streams, interrupted = disturb(stack, signal_rank(stack, signal.SIGSTOP))
-    assert_undisturbed(streams, reference)
+    interrupted = disturb(stack, reference, signal_rank(stack, signal.SIGSTOP))
     assert interrupted.total()
     stack.wait_serving(3)
 
@@ -117,8 +117,7 @@ def test_a_stopped_worker_server(stack: RunningStack, reference: list[Stream]) -
         os.kill(stopped[worker], signal.SIGSTOP)
 
     late = stack.late_resumes(PAUSE_S)
-    streams, interrupted = disturb(stack, fault)
-    assert_undisturbed(streams, reference)
+    interrupted = disturb(stack, reference, fault)
     assert interrupted["connection_lost"], "its heartbeats are missed"
     # By the gateway's clock: 64 clients in one process read for seconds what has long been sent.
     assert stack.late_resumes(PAUSE_S) == late
@@ -128,8 +127,7 @@ def test_a_stopped_worker_server(stack: RunningStack, reference: list[Stream]) -
 
 
 def test_a_terminated_worker_hands_its_streams_off(stack: RunningStack, reference: list[Stream]) -> None:
-    streams, interrupted = disturb(stack, signal_server(stack, signal.SIGTERM))
-    assert_undisturbed(streams, reference)
+    interrupted = disturb(stack, reference, signal_server(stack, signal.SIGTERM))
     assert interrupted["drain"]
     stack.wait_serving(3)
 
@@ -164,8 +162,7 @@ def test_a_rollout_of_all_workers_under_load_loses_nothing(stack: RunningStack, 
 @pytest.mark.parametrize("service", ["router", "kv-coordinator", "redis"])
 def test_a_killed_control_service_breaks_no_stream(stack: RunningStack, reference: list[Stream], service: str) -> None:
     victim = stack.pid_of(service)
-    streams, _ = disturb(stack, lambda _worker: os.kill(victim, signal.SIGKILL))
-    assert_undisturbed(streams, reference)
+    disturb(stack, reference, lambda _worker: os.kill(victim, signal.SIGKILL))
     answer = stack.complete(prompt="x = ", max_tokens=4)
     assert answer.status_code == 200, answer.text
     stack.wait_serving(3)
