@@ -15,8 +15,7 @@ from services.worker.backends.collectives import Communicator
 from services.worker.backends.sizing import available_host_memory
 from services.worker.model.agreement import check_counts, check_shapes
 from services.worker.model.decoder import Decoder, DecoderLayer, LayerNorms, Tables
-from services.worker.model.families.config import Config
-from services.worker.model.families.llama import MAX_LAYERS
+from services.worker.model.families.config import MAX_LAYERS, Config
 from services.worker.model.layers.attention import load_attention
 from services.worker.model.layers.embedding import VocabEmbedding, VocabHead, divide_vocabulary
 from services.worker.model.layers.linear import LinearLoader

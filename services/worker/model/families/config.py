@@ -14,6 +14,7 @@ from services.worker.model.spec import ModelError
 T = TypeVar("T")
 
 MAX_INTEGER = 2**31 - 1  # no size of a model is near it; beyond, arithmetic and messages between services end
+MAX_LAYERS = 1000  # eight times what the largest models have: a number to compare, not to allocate
 
 # Keys that do not change what the forward pass computes, whatever they say: training, other tasks, other programs,
 # defaults of generation (clients choose those), and what the tokenizer's files say better.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from services.worker.model.families.config import Config
-from services.worker.model.families.llama import ACTIVATIONS, MAX_LAYERS, read_dtype, read_eos
+from services.worker.model.families.config import MAX_LAYERS, Config
+from services.worker.model.families.llama import ACTIVATIONS, read_dtype, read_eos
 from services.worker.model.families.naming import UNUSED, Family, LayerNames, Refs, TensorRef, standard_refs
 from services.worker.model.spec import LayerSpec, ModelSpec
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from services.worker.backends.names import Activation
-from services.worker.model.families.config import MAX_INTEGER, Config
+from services.worker.model.families.config import MAX_INTEGER, MAX_LAYERS, Config
 from services.worker.model.families.naming import Family, Refs, standard_refs
 from services.worker.model.families.rope import read_ropes
 from services.worker.model.loading.files import token_ids
@@ -22,7 +22,6 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
 }
-MAX_LAYERS = 1000  # eight times what the largest models have: a number to compare, not to allocate
 _DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 
 
