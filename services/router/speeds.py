@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.fitted_line import FittedLine
 from services.router.snapshot import NEVER_MS, Floats, Speeds
 
 # In this time half of what was known of an idle worker's step is forgotten.
@@ -51,32 +52,25 @@ class StepGrowth:
     """
 
     def __init__(self) -> None:
-        self._words = self._batch = self._step = 0.0  # decaying sums, also of:
-        self._batch_squared = self._batch_step = 0.0
+        self._steps = FittedLine(GROWTH_WORDS)  # milliseconds by batch
 
     def learn(self, batch: float, step_ms: float) -> None:
         """A worker has told how long a step with that batch takes."""
-        if self._words >= ENOUGH_WORDS:
+        if self._steps.weight >= ENOUGH_WORDS:
             least, slope = self._line()
-            step_ms = min(step_ms, max(HELD_UP * (least + slope * batch), self._step / self._words))
-        keep = 1.0 - 1.0 / GROWTH_WORDS
-        self._words = keep * self._words + 1.0
-        self._batch = keep * self._batch + batch
-        self._step = keep * self._step + step_ms
-        self._batch_squared = keep * self._batch_squared + batch * batch
-        self._batch_step = keep * self._batch_step + batch * step_ms
+            step_ms = min(step_ms, max(HELD_UP * (least + slope * batch), self._steps.mean_y))
+        self._steps.learn(batch, step_ms)
 
     def _line(self) -> tuple[float, float]:
-        """The step for nobody, and what each request adds; least squares."""
-        batch, step = self._batch / self._words, self._step / self._words
-        variance = self._batch_squared / self._words - batch * batch
-        slope = (self._batch_step / self._words - batch * step) / variance if variance >= ENOUGH_VARIANCE else 0.0
-        return step - slope * batch, slope
+        """The step for nobody, and what each request adds."""
+        steps = self._steps
+        slope = steps.slope if steps.variance >= ENOUGH_VARIANCE else 0.0
+        return steps.mean_y - slope * steps.mean_x, slope
 
     @property
     def batch_doubles(self) -> float:
         """The batch at which a step takes twice as long as for nobody."""
-        if self._words < ENOUGH_WORDS:
+        if self._steps.weight < ENOUGH_WORDS:
             return BATCH_DOUBLES_STEP
         least, slope = self._line()
         if slope == 0.0:  # batches are all alike

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from services.common.fitted_line import FittedLine
 from services.worker.scheduling.pace import Pace
 from services.worker.scheduling.step_builder import StepLoad
 
@@ -17,6 +18,9 @@ _MIN_STEP_S = 0.016  # shorter steps are planned ahead at once: timers are not t
 # slow for a moment. Short steps by more: what a step costs by itself would be paid for each of many small pieces.
 _SHORT_STRETCH, _STRETCH = 2.0, 1.5
 _BEYOND_S = 0.008  # by which long steps may be lengthened besides
+_PROMPT_STEPS = 30.0  # over about so many what prompts add to a step is learnt, ...
+_ENOUGH_STEPS, _ENOUGH_SPREAD = 10.0, 0.25  # ... its fixed part once there are some that differ by so much of the mean
+_LEAST_SLOPE = 1 / 64  # of what a row costs with the fixed part in it: below that a slope is noise
 _FEW_KEYS = 256  # for each row, on average: such prompts tell what a row costs, others what a key adds
 _MARGIN_S = 0.003  # a plan is ready at least this long before the ranks need it
 
@@ -39,7 +43,7 @@ class Meter:
         self._prefill_rows = 0.0  # of a step with some, on average, ...
         self._prefill_s = 0.0  # ... and how long such a step takes
         self._decode_s: dict[int, float] = {}  # what is usual, by how many bits the number of decodes has
-        self._row_s = 0.0  # of a prompt's row, without its keys
+        self._prompts = FittedLine(_PROMPT_STEPS)  # seconds that prompts added to a step, without their keys, by rows
         self._key_s = 0.0  # of a key of such a row
 
     @property
@@ -70,12 +74,28 @@ class Meter:
 
     def _learn_prompt(self, step: StepLoad, seconds: float) -> None:
         """From the part of a step that was prompts'."""
-        beyond = seconds - self._row_s * step.n_prefill_rows
-        if self._row_s and step.n_keys > _FEW_KEYS * step.n_prefill_rows and beyond > 0:
-            self._key_s = _blend(self._key_s, beyond / step.n_keys)
+        fixed_s, row_s = self._prompt_s()
+        expected_s = fixed_s + row_s * step.n_prefill_rows
+        if row_s and step.n_keys > _FEW_KEYS * step.n_prefill_rows and seconds > expected_s:
+            self._key_s = _blend(self._key_s, (seconds - expected_s) / step.n_keys)
         else:
             without_keys = max(seconds - self._key_s * step.n_keys, seconds / 4)
-            self._row_s = _blend(self._row_s, without_keys / step.n_prefill_rows)
+            at_most_s = _AT_MOST * expected_s or without_keys
+            self._prompts.learn(step.n_prefill_rows, min(without_keys, at_most_s))
+
+    def _prompt_s(self) -> tuple[float, float]:
+        """What prompts add to a step whatever it holds, and what each of their rows adds, without its keys; 0: unknown.
+
+        Where kernels have to be launched one by one, or no graph is captured for such a step, the first is most of it.
+        """
+        steps = self._prompts
+        if not steps.weight:
+            return 0.0, 0.0
+        row_s = steps.mean_y / steps.mean_x
+        if steps.weight < _ENOUGH_STEPS or steps.variance < (_ENOUGH_SPREAD * steps.mean_x) ** 2:
+            return 0.0, row_s
+        slope = min(max(steps.slope, _LEAST_SLOPE * row_s), row_s)
+        return steps.mean_y - slope * steps.mean_x, slope
 
     def spare_s(self, step: StepLoad) -> float:
         """How long after the start of such a step the plan after it must be ready; 0: at once."""
@@ -95,13 +115,17 @@ class Meter:
     def pace(self, most_s: float, n_decodes: int) -> Pace | None:
         """What prompts may add to a step with as many decodes; None while that is not known.
 
-        They lengthen it by at most `most_s`, and by at most two decode steps: streams keep a steady pace.
+        They lengthen it by at most `most_s`, and by at most two decode steps: streams keep a steady pace. Where a step
+        with prompts costs more than that whatever it holds, their rows may cost as much again: smaller pieces would be
+        more such steps.
         """
-        if not self._row_s:
+        fixed_s, row_s = self._prompt_s()
+        if not row_s:
             return None
         step_s = self._step_s(n_decodes)
         extra_s = min(most_s, _SHORT_STRETCH * step_s, _STRETCH * step_s + _BEYOND_S) if self._decode_s else most_s
-        return Pace(max(_MIN_PREFILL_ROWS, int(extra_s / self._row_s)), self._key_s / self._row_s)
+        rows_s = max(extra_s - fixed_s, fixed_s)
+        return Pace(max(_MIN_PREFILL_ROWS, int(rows_s / row_s)), self._key_s / row_s)
 
     def _step_s(self, n_decodes: int) -> float:
         """How long a step of about as many decodes takes.
@@ -114,7 +138,7 @@ class Meter:
             return 0.0
         if enough := [seconds for bits, seconds in self._decode_s.items() if bits >= n_decodes.bit_length()]:
             return min(enough)
-        return math.hypot(self._decode_s[max(self._decode_s)], n_decodes * self._row_s)
+        return math.hypot(self._decode_s[max(self._decode_s)], n_decodes * self._prompt_s()[1])
 
 
 def _usual(usual: float, value: float) -> float:
