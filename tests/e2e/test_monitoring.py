@@ -37,6 +37,7 @@ EVENTS = {
     "rz-router: Wait in the queue",
     "rz-kv: Speed of a pull",
 }
+IN_FLIGHT = 'ryzanstein_gateway_in_flight_requests{api="rest",route="/v1/completions"} 1.0'
 
 
 @dataclass(frozen=True)
@@ -237,6 +238,7 @@ def test_a_planted_fault_is_found_by_the_trace(watched: Watched, tmp_path: Path)
         os.kill(watched.worker, signal.SIGSTOP)
         try:
             slow = pool.submit(ask, watched, **headers)
+            wait("the request at the gateway", lambda: IN_FLIGHT in httpx.get(f"{watched.gateway}/metrics").text)
             time.sleep(0.8)
         finally:
             os.kill(watched.worker, signal.SIGCONT)

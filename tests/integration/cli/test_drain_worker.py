@@ -39,12 +39,16 @@ async def worker(redis_server: RedisServer) -> AsyncIterator[FakeWorker]:
 
 
 async def test_it_waits_for_the_last_request(redis_server: RedisServer, worker: FakeWorker) -> None:
+    async def told() -> bool:
+        return bool(worker.drains)
+
     with running(router_process(redis_server.url, REDIS_TIMEOUT_MS="5000")) as router:
         async with open_channel(router.address) as channel:
             stub = routing_pb2_grpc.RouterStub(channel)
             await until(lambda: eligible(stub, 1))
         draining = asyncio.create_task(empty(router.address, "ryzanstein-workers-default-0", 20))
-        await asyncio.sleep(1.5)
+        await until(told)
+        await asyncio.sleep(1.0)  # the next look at what it runs
         assert worker.drains == [20_000]
         assert not draining.done(), "two requests are running"
         worker.update(running=0)

@@ -94,6 +94,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         self.incarnation = uuid.uuid4().hex
         self.submits: list[worker_pb2.Submit] = []
         self.cancelled: list[str] = []
+        self.given = 0  # tokens, to all requests
         self.connections = 0
         self.port = free_port()
         self._server: grpc.aio.Server | None = None
@@ -172,6 +173,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
                 self._score_prompt(submit, output)
                 first = False
             position += len(output.ids)
+            self.given += len(output.ids)
             stopped = bool(output.ids) and self._stops(submit, position)
             if stopped:
                 output.finish = worker_pb2.FINISH_REASON_STOP

@@ -190,7 +190,7 @@ async def test_a_slow_reader_gets_larger_messages_and_every_token() -> None:
         client = Client(socket)
         for seed in range(60):
             await client.start(f"g{seed}", 200, seed)
-        await asyncio.sleep(2.0)
+        await eventually(lambda: workers[0].given == 60 * 200)
         finished = 0
         while finished < 60:
             finished += (await client.receive())["type"] == "done"

@@ -241,10 +241,19 @@ async def test_who_waits_is_refused_before_its_caller_gives_up(fleet: RouterRig)
 
 async def test_waiting_requests_are_placed_when_a_worker_becomes_eligible(fleet: RouterRig) -> None:
     worker = await fleet.worker("only", phase=worker_pb2.PHASE_LOADING)
-    router = await fleet.router(workers=0, QUEUE_TIMEOUT_S="30")
+    port = free_port()
+    router = await fleet.router(workers=0, QUEUE_TIMEOUT_S="30", METRICS_PORT=str(port))
     await until(lambda: lists(router, "only"))
     waiting = [asyncio.ensure_future(router.Route(ask(f"r{i}"))) for i in range(5)]
-    await asyncio.sleep(0.1)
+
+    def metrics() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+            return str(response.read(), "utf-8")
+
+    async def all_wait() -> bool:
+        return 'ryzanstein_router_queue_length{model="tiny"} 5.0' in await asyncio.to_thread(metrics)
+
+    await until(all_wait)
     assert not any(task.done() for task in waiting)
     worker.update(phase=worker_pb2.PHASE_SERVING)
     placed = await asyncio.gather(*waiting)
