@@ -27,6 +27,7 @@ from ryzanstein_client.results import (
     Embeddings,
     File,
     Model,
+    Page,
     Ranked,
     Ranking,
     Response,
@@ -38,11 +39,12 @@ from ryzanstein_client.results import (
 )
 from ryzanstein_client.retries import RetryPolicy
 from ryzanstein_client.settings import Message, Settings
-from ryzanstein_client.streams import AsyncStream, Stream
+from ryzanstein_client.streams import AsyncResponseStream, AsyncStream, ResponseStream, Stream
 
 __all__ = [
     "ApiError",
     "AsyncClient",
+    "AsyncResponseStream",
     "AsyncStream",
     "BadRequest",
     "Batch",
@@ -58,6 +60,7 @@ __all__ = [
     "Message",
     "Model",
     "NotFound",
+    "Page",
     "ProtocolError",
     "Ranked",
     "Ranking",
@@ -65,6 +68,7 @@ __all__ = [
     "Response",
     "ResponseFormat",
     "ResponseOptions",
+    "ResponseStream",
     "RetryPolicy",
     "RyzansteinError",
     "Scores",

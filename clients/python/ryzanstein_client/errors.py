@@ -112,6 +112,7 @@ def error_of_status(status: int, fields: ErrorFields, retry_after: float | None 
 
 _BY_TYPE: dict[str, type[ApiError]] = {
     "invalid_request_error": BadRequest,
+    "invalid_prompt": BadRequest,
     "permission_error": Forbidden,
 }
 _BY_CODE: dict[str, type[ApiError]] = {

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] = ()
     token_ids: tuple[int, ...] = ()  # empty over REST
     request_id: str = ""
-    model: str = ""  # that answered; empty over gRPC, which does not say
+    model: str = ""  # that answered; empty over gRPC where none was named
     reasoning: str = ""  # of a chat
     tool_calls: tuple[ToolCall, ...] = ()
 
@@ -76,6 +79,7 @@ class Chunk:
     model: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    response: Response | None = None  # of a streamed response, with the last chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +92,11 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that is served now."""
+    """A model that requests may name."""
 
     id: str
     created: int  # Unix seconds
-    max_model_len: int  # tokens of prompt and completion together
+    max_model_len: int  # tokens of prompt and completion together; 0: expected, and not served yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,15 @@ class Response:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     incomplete_reason: str = ""  # max_output_tokens
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Item]):
+    """A part of a list."""
+
+    items: tuple[Item, ...]
+    after: str | None  # of the call for the next page; None: there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +182,8 @@ class Batch:
     completed: int
     failed: int
     usage: Usage
+    created: int  # Unix seconds
+    expires: int
     errors: tuple[BatchError, ...] = ()
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 
 from ryzanstein_client.errors import ProtocolError, RyzansteinError, StreamInterrupted
 from ryzanstein_client.lifetimes import AsyncClosing, Closing
-from ryzanstein_client.results import Chunk, Completion, TokenLogprob, ToolCall
+from ryzanstein_client.results import Chunk, Completion, Response, TokenLogprob, ToolCall
 from ryzanstein_client.retries import Call
 
 # One try of a stream: chunks up to one with a finish reason, or a RyzansteinError. Closing it cancels the generation.
@@ -75,6 +75,12 @@ class Transcript:
             tool_calls=tuple(self._calls.values()),
         )
 
+    def response(self) -> Response:
+        """The whole response; raises :class:`ProtocolError` while it has not ended."""
+        if self._last is None or self._last.response is None:
+            raise ProtocolError("the stream has not ended: there is no whole response")
+        return self._last.response
+
 
 class Stream(Iterator[Chunk], Closing):
     """Chunks of a generation as they come. Close it (or leave its `with` block) to cancel the generation.
@@ -135,6 +141,14 @@ class Stream(Iterator[Chunk], Closing):
         except RyzansteinError as error:
             self.close()
             raise self._transcript.interruption(error) from error
+
+
+class ResponseStream(Stream):
+    """Chunks of a response as they come."""
+
+    def response(self) -> Response:
+        """The whole response, once the stream has ended."""
+        return self._transcript.response()
 
 
 def _next(chunks: Generator[Chunk, None, None]) -> Chunk:
@@ -198,6 +212,14 @@ class AsyncStream(AsyncIterator[Chunk], AsyncClosing):
         except RyzansteinError as error:
             await self.aclose()
             raise self._transcript.interruption(error) from error
+
+
+class AsyncResponseStream(AsyncStream):
+    """:class:`ResponseStream` for asyncio."""
+
+    def response(self) -> Response:
+        """The whole response, once the stream has ended."""
+        return self._transcript.response()
 
 
 async def _next_in_time(chunks: AsyncGenerator[Chunk, None], call: Call) -> Chunk:

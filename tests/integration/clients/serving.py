@@ -26,7 +26,7 @@ ALL = ("rest", "rest-async", "grpc", "grpc-async")
 # In Hermes' form, of a model that thinks, and short: its context is.
 TOOL_TEMPLATE = (
     "{% if tools %}{{ tools | length }} tools, <tool_call>{% endif %}{# <think> #}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content }}{{ m.content }}"
     "{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}{% endfor %}"
 )
 
@@ -86,10 +86,15 @@ async def call(client: AnyClient, method: str, *args: Any, **options: Any) -> An
 
 async def read(client: AnyClient, method: str, *args: Any, **options: Any) -> list[Chunk]:
     """All chunks of a stream."""
+    return (await followed(client, method, *args, **options))[0]
+
+
+async def followed(client: AnyClient, method: str, *args: Any, **options: Any) -> tuple[list[Chunk], Any]:
+    """All chunks of a stream, and the stream."""
     stream = getattr(client, method)(*args, **options)
     if isinstance(client, Client | GrpcClient):
-        return await asyncio.to_thread(list, stream)
-    return [chunk async for chunk in stream]
+        return await asyncio.to_thread(list, stream), stream
+    return [chunk async for chunk in stream], stream
 
 
 def expected_ids(seed: int, count: int) -> tuple[int, ...]:

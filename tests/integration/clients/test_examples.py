@@ -50,6 +50,10 @@ async def test_every_transport_generates_the_same(installation: Installation) ->
         assert rest.detokenize(rest.tokenize(PROMPT, add_special_tokens=False)) == PROMPT
         talk = [Message("user", "What is a list?")]
         assert rest.chat(talk, **options).text == grpc.chat(talk, **options).text
+        with rest.stream_response("What is a list?", store=False, **options) as stream:
+            told = "".join(chunk.text for chunk in stream)
+        assert told == stream.response().text == rest.respond("What is a list?", store=False, **options).text
+        assert rest.count_input_tokens("What is a list?") == stream.response().usage.prompt_tokens
         vectors = [client.embed(PROMPT).vectors[0] for client in (rest, grpc)]
         assert vectors[0] == pytest.approx(vectors[1], rel=1e-5)
     async with WebSocketClient(installation.ws, DIRECT) as client:

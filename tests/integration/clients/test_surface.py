@@ -177,6 +177,17 @@ async def test_embeddings_tokens_and_models(gateway: Served, kind: str) -> None:
 
 
 @every_client
+async def test_results_name_the_model_that_answers(kind: str) -> None:
+    workers = [Worker("w0"), Worker("w1", model="other")]
+    async with served(workers, fallback_model="other") as gateway, gateway.client(kind) as client:
+        for answering in (MODEL, "other"):
+            assert (await call(client, "complete", PROMPT, model=MODEL, max_tokens=2)).model == answering
+            chunks = await read(client, "stream_chat", TALK, model=MODEL, max_tokens=2)
+            assert {chunk.model for chunk in chunks} == {answering}
+            gateway.stack.router.away = {"w0"}
+
+
+@every_client
 async def test_every_option_reaches_the_worker(gateway: Served, kind: str) -> None:
     options = {
         "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_p": 0.75, "top_k": 7, "min_p": 0.125,

@@ -72,6 +72,11 @@ async def test_a_stream_and_a_chat(gateway: Served) -> None:
         text = "".join([chunk.text async for chunk in stream])
         assert stream.completion().text == text
         assert len(stream.completion().token_ids) == 5
+        named = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+        assert [
+            chunk async for chunk in client.stream_chat([Message("user", "hi")], max_tokens=1, response_format=named)
+        ]
+        assert "integer" in gateway.stack.workers[0].submits[-1].sampling.grammar
 
 
 @pytest.mark.parametrize("cuts", [[600], [1000, 500], [500, 0, 0, 700], [900] * 8])

@@ -23,7 +23,8 @@ from ryzanstein_client.streams import AsyncStream, collect_async
 
 Query = TypeVar("Query")
 Answer = TypeVar("Answer")
-Streaming: TypeAlias = "grpc.aio.UnaryStreamMultiCallable[Query, inference_pb2.GenerateResponse]"
+Prompted = TypeVar("Prompted", inference_pb2.GenerateRequest, inference_pb2.ChatRequest)
+Streaming: TypeAlias = "grpc.aio.UnaryStreamMultiCallable[Prompted, inference_pb2.GenerateResponse]"
 
 
 class AsyncGrpcClient(AsyncClosing):
@@ -106,10 +107,10 @@ class AsyncGrpcClient(AsyncClosing):
 
         return await persist_async(attempt, self._calls.begin(timeout_s))
 
-    def _stream(self, method: Streaming[Query], query: Query, timeout_s: float | None) -> AsyncStream:
+    def _stream(self, method: Streaming[Prompted], query: Prompted, timeout_s: float | None) -> AsyncStream:
         return AsyncStream(partial(self._chunks, method, query), partial(self._calls.begin, timeout_s))
 
-    async def _collect(self, method: Streaming[Query], query: Query, timeout_s: float | None) -> Completion:
+    async def _collect(self, method: Streaming[Prompted], query: Prompted, timeout_s: float | None) -> Completion:
         """Nobody has seen a token before the last one is there: any failure may be retried."""
         call = self._calls.begin(timeout_s)
 
@@ -119,11 +120,14 @@ class AsyncGrpcClient(AsyncClosing):
 
         return await persist_async(attempt, call)
 
-    async def _chunks(self, method: Streaming[Query], query: Query, call: Call) -> AsyncGenerator[Chunk, None]:
+    async def _chunks(self, method: Streaming[Prompted], query: Prompted, call: Call) -> AsyncGenerator[Chunk, None]:
         responses = method(query, timeout=call.remaining(), metadata=self._metadata)
         try:
             with transport.grpc_errors():
+                model: str | None = None
                 async for response in responses:
-                    yield chunk_of(response)
+                    if model is None:
+                        model = transport.fallback_model(await responses.initial_metadata()) or query.model
+                    yield chunk_of(response, model)
         finally:
             responses.cancel()

@@ -7,8 +7,8 @@ from ryzanstein.v1 import inference_pb2, worker_pb2
 from ryzanstein_client.results import Chunk, Embeddings, Model, TokenLogprob, ToolCallDelta, Usage
 
 
-def chunk_of(found: inference_pb2.GenerateResponse) -> Chunk:
-    """A message of a stream."""
+def chunk_of(found: inference_pb2.GenerateResponse, model: str) -> Chunk:
+    """A message of a stream, which a model answers."""
     finished = bool(found.finish_reason)
     return Chunk(
         text=found.text,
@@ -17,6 +17,7 @@ def chunk_of(found: inference_pb2.GenerateResponse) -> Chunk:
         finish_reason=found.finish_reason if finished else None,
         usage=_usage(found.usage) if finished else None,
         request_id=found.request_id,
+        model=model,
         reasoning=found.reasoning,
         tool_calls=tuple(ToolCallDelta(call.index, call.id, call.name, call.arguments) for call in found.tool_calls),
     )

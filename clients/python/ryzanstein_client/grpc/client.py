@@ -22,7 +22,8 @@ from ryzanstein_client.streams import Stream, collect
 
 Query = TypeVar("Query")
 Answer = TypeVar("Answer")
-Streaming: TypeAlias = "grpc.UnaryStreamMultiCallable[Query, inference_pb2.GenerateResponse]"
+Prompted = TypeVar("Prompted", inference_pb2.GenerateRequest, inference_pb2.ChatRequest)
+Streaming: TypeAlias = "grpc.UnaryStreamMultiCallable[Prompted, inference_pb2.GenerateResponse]"
 
 
 class GrpcClient(Closing):
@@ -104,10 +105,10 @@ class GrpcClient(Closing):
 
         return persist(attempt, self._calls.begin(timeout_s))
 
-    def _stream(self, method: Streaming[Query], query: Query, timeout_s: float | None) -> Stream:
+    def _stream(self, method: Streaming[Prompted], query: Prompted, timeout_s: float | None) -> Stream:
         return Stream(partial(self._chunks, method, query), partial(self._calls.begin, timeout_s))
 
-    def _collect(self, method: Streaming[Query], query: Query, timeout_s: float | None) -> Completion:
+    def _collect(self, method: Streaming[Prompted], query: Prompted, timeout_s: float | None) -> Completion:
         """Nobody has seen a token before the last one is there: any failure may be retried."""
         call = self._calls.begin(timeout_s)
 
@@ -117,11 +118,14 @@ class GrpcClient(Closing):
 
         return persist(attempt, call)
 
-    def _chunks(self, method: Streaming[Query], query: Query, call: Call) -> Generator[Chunk, None, None]:
+    def _chunks(self, method: Streaming[Prompted], query: Prompted, call: Call) -> Generator[Chunk, None, None]:
         responses = method(query, timeout=call.remaining(), metadata=self._metadata)
         try:
             with transport.grpc_errors():
+                model: str | None = None
                 for response in responses:
-                    yield chunk_of(response)
+                    if model is None:
+                        model = transport.fallback_model(responses.initial_metadata()) or query.model
+                    yield chunk_of(response, model)
         finally:
             responses.cancel()

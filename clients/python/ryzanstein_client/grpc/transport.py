@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,6 +56,11 @@ _BY_STATUS: dict[grpc.StatusCode, type[ApiError]] = {
 def metadata(settings: Settings) -> tuple[tuple[str, str], ...]:
     """Metadata of every call."""
     return (("authorization", f"Bearer {settings.api_key}"),) if settings.api_key else ()
+
+
+def fallback_model(initial: Iterable[tuple[str, str | bytes]]) -> str:
+    """The model that answers in place of the one asked for; empty where that one does."""
+    return next((str(value) for name, value in initial if name == "x-ryzanstein-fallback-model"), "")
 
 
 @contextmanager

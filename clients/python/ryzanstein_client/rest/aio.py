@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar, Unpack
+from typing import Literal, TypeVar, Unpack
 
 import httpx
 
@@ -20,13 +20,14 @@ from ryzanstein_client.results import (
     Embeddings,
     File,
     Model,
+    Page,
     Ranking,
     Response,
     Scores,
 )
 from ryzanstein_client.retries import Call, Calls
 from ryzanstein_client.settings import Message, Prompt, Settings
-from ryzanstein_client.streams import AsyncStream
+from ryzanstein_client.streams import AsyncResponseStream, AsyncStream
 
 Answer = TypeVar("Answer")
 
@@ -68,6 +69,10 @@ class AsyncClient(AsyncClosing):
         request = texts.tokenize(self._settings, text, model, add_special_tokens=add_special_tokens)
         return await self._send(request, timeout_s)
 
+    async def tokenize_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[int, ...]:
+        """Token ids of the prompt that `chat` would have; nothing is generated."""
+        return await self._send(texts.tokenize_chat(self._settings, messages, options), options.get("timeout_s"))
+
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str | None = None, timeout_s: float | None = None
     ) -> str:
@@ -78,16 +83,22 @@ class AsyncClient(AsyncClosing):
         """The models that are served now."""
         return await self._send(texts.models(), timeout_s)
 
+    async def model(self, name: str, *, timeout_s: float | None = None) -> Model:
+        """One model."""
+        return await self._send(texts.model(name), timeout_s)
+
     async def score(
         self,
         text: str | Sequence[str],
         others: str | Sequence[str],
         *,
+        truncate_prompt_tokens: int | None = None,
         model: str | None = None,
         timeout_s: float | None = None,
     ) -> Scores:
-        """How alike a text and others are, or pair by pair."""
-        return await self._send(comparisons.score(self._settings, text, others, model), timeout_s)
+        """How alike a text and others are, or pair by pair. `truncate_prompt_tokens`: the first tokens that count."""
+        request = comparisons.score(self._settings, text, others, truncate_prompt_tokens, model)
+        return await self._send(request, timeout_s)
 
     async def rerank(
         self,
@@ -95,29 +106,64 @@ class AsyncClient(AsyncClosing):
         documents: Sequence[str],
         *,
         top_n: int | None = None,
+        max_tokens_per_doc: int | None = None,
+        truncate_prompt_tokens: int | None = None,
         model: str | None = None,
         timeout_s: float | None = None,
     ) -> Ranking:
-        """Documents in the order of their likeness to a query."""
-        return await self._send(comparisons.rerank(self._settings, query, documents, top_n, model), timeout_s)
+        """Documents by their likeness to a query. The two bounds say how many first tokens of a text count."""
+        bounds = {"max_tokens_per_doc": max_tokens_per_doc, "truncate_prompt_tokens": truncate_prompt_tokens}
+        request = comparisons.rerank(self._settings, query, documents, {"top_n": top_n, **bounds}, model)
+        return await self._send(request, timeout_s)
 
     async def respond(self, said: str | Sequence[Message], **options: Unpack[ResponseOptions]) -> Response:
         """Answer, and keep the conversation: the next turn names this response."""
         return await self._send(responses.create(self._settings, said, options), options.get("timeout_s"))
 
+    def stream_response(self, said: str | Sequence[Message], **options: Unpack[ResponseOptions]) -> AsyncResponseStream:
+        """Answer as `respond` does; chunks as they come."""
+        request = responses.stream(self._settings, said, options)
+        return AsyncResponseStream(partial(self._chunks, request), partial(self._calls.begin, options.get("timeout_s")))
+
+    async def count_input_tokens(self, said: str | Sequence[Message], **options: Unpack[ResponseOptions]) -> int:
+        """Tokens of the prompt that `respond` would have; nothing is generated or kept."""
+        return await self._send(responses.count(self._settings, said, options), options.get("timeout_s"))
+
     async def response(self, response_id: str, *, timeout_s: float | None = None) -> Response:
         """A kept response."""
         return await self._send(responses.kept(response_id), timeout_s)
+
+    async def response_input(
+        self, response_id: str, *, after: str | None = None, limit: int | None = None, timeout_s: float | None = None
+    ) -> Page[Message]:
+        """What a kept response was given, in its order; a message for each item."""
+        return await self._send(responses.given(response_id, after, limit), timeout_s)
 
     async def delete_response(self, response_id: str, *, timeout_s: float | None = None) -> bool:
         """Forget a response."""
         return await self._send(responses.delete(response_id), timeout_s)
 
     async def upload_file(
-        self, content: bytes, filename: str = "requests.jsonl", *, timeout_s: float | None = None
+        self,
+        content: bytes,
+        filename: str = "requests.jsonl",
+        *,
+        expires_after_s: int | None = None,
+        timeout_s: float | None = None,
     ) -> File:
         """Store a file of requests, one a line, for batches."""
-        return await self._send(batches.upload(content, filename), timeout_s)
+        return await self._send(batches.upload(content, filename, expires_after_s), timeout_s)
+
+    async def files(
+        self,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        purpose: Literal["batch", "batch_output"] | None = None,
+        timeout_s: float | None = None,
+    ) -> Page[File]:
+        """Your files, the latest first."""
+        return await self._send(batches.files(after, limit, purpose), timeout_s)
 
     async def file(self, file_id: str, *, timeout_s: float | None = None) -> File:
         """What is known of a file."""
@@ -146,6 +192,12 @@ class AsyncClient(AsyncClosing):
     async def batch(self, batch_id: str, *, timeout_s: float | None = None) -> Batch:
         """How far a batch has come."""
         return await self._send(batches.batch(batch_id), timeout_s)
+
+    async def batches(
+        self, *, after: str | None = None, limit: int | None = None, timeout_s: float | None = None
+    ) -> Page[Batch]:
+        """Your batches, the latest first."""
+        return await self._send(batches.batches(after, limit), timeout_s)
 
     async def cancel_batch(self, batch_id: str, *, timeout_s: float | None = None) -> Batch:
         """Stop a batch; what is answered stays."""

@@ -62,11 +62,12 @@ def text_logprobs(found: wire.TextLogprobs | None) -> tuple[TokenLogprob, ...]:
 
 def chat_logprobs(found: wire.ChatLogprobs | None) -> tuple[TokenLogprob, ...]:
     """Logprobs of a chat."""
-    return _scored(found.content) if found is not None and found.content else ()
+    return scored(found.content) if found is not None and found.content else ()
 
 
-def _scored(tokens: Sequence[wire.ScoredText]) -> tuple[TokenLogprob, ...]:
-    return tuple(TokenLogprob(token.logprob, token.token, top=_scored(token.top_logprobs)) for token in tokens)
+def scored(tokens: Sequence[wire.ScoredText]) -> tuple[TokenLogprob, ...]:
+    """Logprobs of a chat or a response."""
+    return tuple(TokenLogprob(token.logprob, token.token, top=scored(token.top_logprobs)) for token in tokens)
 
 
 def call_deltas(found: Sequence[wire.ToolCall] | None) -> tuple[ToolCallDelta, ...]:
@@ -136,7 +137,21 @@ def read_text(data: bytes) -> str:
 
 def read_models(data: bytes) -> tuple[Model, ...]:
     """The answer of /v1/models."""
-    return tuple(Model(card.id, card.created, card.max_model_len) for card in _models_body(data).data)
+    return tuple(map(_model, _models_body(data).data))
+
+
+def read_model(data: bytes) -> Model:
+    """The answer of /v1/models/{name}."""
+    return _model(_model_card(data))
+
+
+def _model(card: wire.ModelCard) -> Model:
+    return Model(card.id, card.created, card.max_model_len)
+
+
+def read_deleted(data: bytes) -> bool:
+    """Whether something is removed."""
+    return _deleted(data).deleted
 
 
 def error_of_answer(status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
@@ -182,4 +197,6 @@ _embedding_body = reader_of(wire.EmbeddingBody)
 _tokens_body = reader_of(wire.TokensBody)
 _text_of_tokens = reader_of(wire.TextOfTokens)
 _models_body = reader_of(wire.ModelsBody)
+_model_card = reader_of(wire.ModelCard)
+_deleted = reader_of(wire.Deleted)
 _error_body = reader_of(wire.ErrorBody)

@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Struct, field
 
 from ryzanstein_client.rest import wire
-from ryzanstein_client.rest.answers import item_usage, reader_of
-from ryzanstein_client.rest.requests import Request, get, path_of
-from ryzanstein_client.results import Batch, BatchError, File
+from ryzanstein_client.rest.answers import item_usage, read_deleted, reader_of
+from ryzanstein_client.rest.requests import Request, delete, get, get_page, path_of
+from ryzanstein_client.results import Batch, BatchError, File, Page
 
 
 class _File(Struct):
@@ -45,22 +45,39 @@ class _Batch(Struct):
     endpoint: str
     input_file_id: str
     request_counts: _Counts
+    created_at: int
+    expires_at: int
     output_file_id: str | None = None
     error_file_id: str | None = None
     errors: _Errors | None = None
     usage: wire.ItemUsage | None = None
 
 
-class _Deleted(Struct):
-    deleted: bool
+class _Files(Struct):
+    data: list[_File]
+    has_more: bool = False
+    last_id: str | None = None
 
 
-def upload(content: bytes, filename: str) -> Request[File]:
+class _Batches(Struct):
+    data: list[_Batch]
+    has_more: bool = False
+    last_id: str | None = None
+
+
+def upload(content: bytes, filename: str, expires_after_s: int | None) -> Request[File]:
     """POST /v1/files. A second one would be a second file, so it is not repeated."""
-    form = {"data": {"purpose": "batch"}, "files": {"file": (filename, content)}}
-    encoded = httpx.Request("POST", "http://form", **form)  # type: ignore[arg-type]  # only its body is sent
+    fields = {"purpose": "batch"}
+    if expires_after_s is not None:
+        fields |= {"expires_after[anchor]": "created_at", "expires_after[seconds]": str(expires_after_s)}
+    encoded = httpx.Request("POST", "http://form", data=fields, files={"file": (filename, content)})  # for its body
     kind = encoded.headers["content-type"]
     return Request("POST", "/v1/files", encoded.read(), read_file, content_type=kind, repeatable=False)
+
+
+def files(after: str | None, limit: int | None, purpose: str | None) -> Request[Page[File]]:
+    """GET /v1/files."""
+    return get_page("/v1/files", {"after": after, "limit": limit, "purpose": purpose}, read_files)
 
 
 def file(file_id: str) -> Request[File]:
@@ -75,7 +92,7 @@ def download(file_id: str) -> Request[bytes]:
 
 def delete_file(file_id: str) -> Request[bool]:
     """DELETE /v1/files/{id}."""
-    return Request("DELETE", path_of("/v1/files", file_id), b"", lambda data: _deleted(data).deleted)
+    return delete(path_of("/v1/files", file_id), read_deleted)
 
 
 def create(
@@ -92,6 +109,11 @@ def batch(batch_id: str) -> Request[Batch]:
     return get(path_of("/v1/batches", batch_id), read_batch)
 
 
+def batches(after: str | None, limit: int | None) -> Request[Page[Batch]]:
+    """GET /v1/batches."""
+    return get_page("/v1/batches", {"after": after, "limit": limit}, read_batches)
+
+
 def cancel(batch_id: str) -> Request[Batch]:
     """POST /v1/batches/{id}/cancel."""
     return Request("POST", f"{path_of('/v1/batches', batch_id)}/cancel", b"", read_batch)
@@ -99,13 +121,31 @@ def cancel(batch_id: str) -> Request[Batch]:
 
 def read_file(data: bytes) -> File:
     """A file."""
-    found = _file(data)
-    return File(found.id, found.filename, found.purpose, found.bytes, found.created_at, found.expires_at)
+    return _file_of(_file(data))
+
+
+def read_files(data: bytes) -> Page[File]:
+    """A page of files."""
+    found = _files(data)
+    return Page(tuple(map(_file_of, found.data)), found.last_id if found.has_more else None)
 
 
 def read_batch(data: bytes) -> Batch:
     """A batch."""
-    found = _batch(data)
+    return _batch_of(_batch(data))
+
+
+def read_batches(data: bytes) -> Page[Batch]:
+    """A page of batches."""
+    found = _batches(data)
+    return Page(tuple(map(_batch_of, found.data)), found.last_id if found.has_more else None)
+
+
+def _file_of(found: _File) -> File:
+    return File(found.id, found.filename, found.purpose, found.bytes, found.created_at, found.expires_at)
+
+
+def _batch_of(found: _Batch) -> Batch:
     counts = found.request_counts
     return Batch(
         id=found.id,
@@ -118,10 +158,13 @@ def read_batch(data: bytes) -> Batch:
         completed=counts.completed,
         failed=counts.failed,
         usage=item_usage(found.usage),
+        created=found.created_at,
+        expires=found.expires_at,
         errors=tuple(BatchError(e.code, e.message, e.line) for e in (found.errors.data if found.errors else ())),
     )
 
 
 _file = reader_of(_File)
+_files = reader_of(_Files)
 _batch = reader_of(_Batch)
-_deleted = reader_of(_Deleted)
+_batches = reader_of(_Batches)

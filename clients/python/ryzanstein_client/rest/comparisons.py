@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -35,20 +34,26 @@ class _Ranking(Struct):
 
 
 def score(
-    settings: Settings, text: str | Sequence[str], others: str | Sequence[str], model: str | None
+    settings: Settings,
+    text: str | Sequence[str],
+    others: str | Sequence[str],
+    truncate_prompt_tokens: int | None,
+    model: str | None,
 ) -> Request[Scores]:
     """POST /v1/score."""
-    body = {**model_field(settings, model), "text_1": text, "text_2": others}
-    return post("/v1/score", body, _read_scores)
+    body = {"text_1": text, "text_2": others, "truncate_prompt_tokens": truncate_prompt_tokens}
+    return post("/v1/score", body | model_field(settings, model), _read_scores)
 
 
 def rerank(
-    settings: Settings, query: str, documents: Sequence[str], top_n: int | None, model: str | None
+    settings: Settings,
+    query: str,
+    documents: Sequence[str],
+    bounds: Mapping[str, int | None],
+    model: str | None,
 ) -> Request[Ranking]:
-    """POST /v1/rerank."""
-    body: dict[str, Any] = {"query": query, "documents": documents, "return_documents": False}
-    if top_n is not None:
-        body["top_n"] = top_n
+    """POST /v1/rerank. `bounds` by the API's names."""
+    body = {"query": query, "documents": documents, "return_documents": False, **bounds}
     return post("/v1/rerank", body | model_field(settings, model), _read_ranking)
 
 

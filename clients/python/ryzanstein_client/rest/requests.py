@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
@@ -49,6 +49,17 @@ class StreamRequest:
 def get(path: str, read: Callable[[bytes], Answer]) -> Request[Answer]:
     """A request without a body."""
     return Request("GET", path, b"", read)
+
+
+def get_page(path: str, query: Mapping[str, str | int | None], read: Callable[[bytes], Answer]) -> Request[Answer]:
+    """A request for a part of a list; what is None in its query is left to the server."""
+    asked = urlencode({name: value for name, value in query.items() if value is not None})
+    return get(f"{path}?{asked}", read)
+
+
+def delete(path: str, read: Callable[[bytes], Answer]) -> Request[Answer]:
+    """A request that removes something."""
+    return Request("DELETE", path, b"", read)
 
 
 def post(path: str, body: Mapping[str, Any], read: Callable[[bytes], Answer]) -> Request[Answer]:

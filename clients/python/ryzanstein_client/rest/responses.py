@@ -5,44 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from msgspec import Struct
-
 from ryzanstein_client.options import ResponseFormat, ResponseOptions
-from ryzanstein_client.rest import wire
-from ryzanstein_client.rest.answers import item_usage, reader_of
-from ryzanstein_client.rest.requests import Request, get, path_of, post
-from ryzanstein_client.results import Response, ToolCall
+from ryzanstein_client.rest import requests
+from ryzanstein_client.rest.answers import read_deleted
+from ryzanstein_client.rest.requests import Request, StreamRequest, get, get_page, path_of, post, post_stream
+from ryzanstein_client.rest.response_answers import ResponseReader, read_count, read_input, read_response
+from ryzanstein_client.results import Page, Response
 from ryzanstein_client.settings import Message, Settings
 
-
-class _Text(Struct):
-    text: str = ""
-
-
-class _Item(Struct):
-    type: str
-    content: list[_Text] | None = None  # of messages and reasoning
-    call_id: str = ""  # of calls, as the next two
-    name: str = ""
-    arguments: str = ""
-
-
-class _Incomplete(Struct):
-    reason: str = ""
-
-
-class _Response(Struct):
-    id: str
-    status: str
-    output: list[_Item]
-    store: bool
-    model: str = ""
-    usage: wire.ItemUsage | None = None
-    incomplete_details: _Incomplete | None = None
-
-
-class _Deleted(Struct):
-    deleted: bool
+_OF_PROMPT = frozenset(
+    {
+        "input", "model", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls", "text",
+        "reasoning", "truncation", "chat_template_kwargs",
+    }
+)  # fmt: skip
 
 
 def create(settings: Settings, said: str | Sequence[Message], options: ResponseOptions) -> Request[Response]:
@@ -50,14 +26,33 @@ def create(settings: Settings, said: str | Sequence[Message], options: ResponseO
     return post("/v1/responses", response_body(settings, said, options), read_response)
 
 
+def stream(settings: Settings, said: str | Sequence[Message], options: ResponseOptions) -> StreamRequest:
+    """POST /v1/responses, streamed."""
+    body = response_body(settings, said, options) | {"stream": True}
+    return post_stream("/v1/responses", body, ResponseReader)
+
+
+def count(settings: Settings, said: str | Sequence[Message], options: ResponseOptions) -> Request[int]:
+    """POST /v1/responses/input_tokens. Options that do not change the prompt are not its business."""
+    body = response_body(settings, said, options)
+    of_prompt = {name: value for name, value in body.items() if name in _OF_PROMPT}
+    return post("/v1/responses/input_tokens", of_prompt, read_count)
+
+
 def kept(response_id: str) -> Request[Response]:
     """GET /v1/responses/{id}."""
     return get(path_of("/v1/responses", response_id), read_response)
 
 
+def given(response_id: str, after: str | None, limit: int | None) -> Request[Page[Message]]:
+    """GET /v1/responses/{id}/input_items."""
+    query = {"after": after, "limit": limit, "order": "asc"}
+    return get_page(f"{path_of('/v1/responses', response_id)}/input_items", query, read_input)
+
+
 def delete(response_id: str) -> Request[bool]:
     """DELETE /v1/responses/{id}."""
-    return Request("DELETE", path_of("/v1/responses", response_id), b"", lambda data: _deleted(data).deleted)
+    return requests.delete(path_of("/v1/responses", response_id), read_deleted)
 
 
 def response_body(settings: Settings, said: str | Sequence[Message], options: ResponseOptions) -> dict[str, Any]:
@@ -81,9 +76,15 @@ def response_body(settings: Settings, said: str | Sequence[Message], options: Re
 def _items(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
     for message in messages:
         if message.role == "tool":
-            yield {"type": "function_call_output", "call_id": message.tool_call_id, "output": message.content}
+            name = {"name": message.name} if message.name else {}
+            output = {"call_id": message.tool_call_id, "output": message.content}
+            yield {"type": "function_call_output", **output, **name}
             continue
-        if message.content or not message.tool_calls:
+        if message.name:
+            raise ValueError(f"messages of responses have no name, got {message.name!r}")
+        if message.reasoning:
+            yield {"type": "reasoning", "content": [{"type": "reasoning_text", "text": message.reasoning}]}
+        if message.content or not (message.tool_calls or message.reasoning):
             yield {"type": "message", "role": message.role, "content": message.content}
         for call in message.tool_calls:
             yield {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
@@ -91,29 +92,3 @@ def _items(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
 
 def _format(asked: ResponseFormat) -> dict[str, Any]:
     return {"type": asked["type"], **({"name": "answer"} | asked["json_schema"] if "json_schema" in asked else {})}
-
-
-def read_response(data: bytes) -> Response:
-    """A response."""
-    found = _response(data)
-    return Response(
-        id=found.id,
-        text=_joined(found, "message"),
-        status=found.status,
-        usage=item_usage(found.usage),
-        stored=found.store,
-        model=found.model,
-        reasoning=_joined(found, "reasoning"),
-        tool_calls=tuple(
-            ToolCall(item.call_id, item.name, item.arguments) for item in found.output if item.type == "function_call"
-        ),
-        incomplete_reason=found.incomplete_details.reason if found.incomplete_details else "",
-    )
-
-
-def _joined(found: _Response, kind: str) -> str:
-    return "".join(part.text for item in found.output if item.type == kind for part in item.content or ())
-
-
-_response = reader_of(_Response)
-_deleted = reader_of(_Deleted)

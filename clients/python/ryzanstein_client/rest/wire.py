@@ -178,3 +178,9 @@ class ModelsBody(Struct):
     """All models."""
 
     data: list[ModelCard]
+
+
+class Deleted(Struct):
+    """What was removed."""
+
+    deleted: bool
