@@ -168,3 +168,16 @@ def commands(page: Path, place: Place | None = None) -> list[Command]:
     found += [(start, " ".join(span.split())) for start, span in spans if COMMAND.match(span)]
     every = [Command(page, text) for _, text in sorted(found)]
     return [each for each in every if place is None or each.place is place]
+
+
+def expressions(page: Path) -> list[str]:
+    """PromQL: blocks of it, and what within the text is more than a metric's name."""
+    text = page.read_text()
+    blocks = [
+        line for block in BLOCK.finditer(text) if block["language"] == "promql" for line in block["text"].splitlines()
+    ]
+    spans = [" ".join((span[1] or span[2]).split()) for span in SPAN.finditer(BLOCK.sub("", text))]
+    asked = [
+        span for span in spans if re.search(r"ryzanstein_\w+|process_\w+|__name__", span) and re.search(r"[({]", span)
+    ]
+    return [each.strip() for each in (*blocks, *asked) if each.strip()]

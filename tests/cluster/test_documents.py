@@ -1,79 +1,140 @@
-"""The guides' commands, run as they stand there, one block after the other."""
+"""The guides' commands, run as they stand there, one after the other; each guide begins with nothing."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+import yaml
 
-from tests.programs import CHART, helm, missing, program, search_path
+from tests.cluster.installation import Installation
+from tests.cluster.kube import Kube, Object, client_pod
+from tests.cluster.terminal import Terminal
+from tests.commands import ROOT, Place, commands
+from tests.programs import CHART, missing, program
 
 pytestmark = pytest.mark.timeout(900)
-ROOT = CHART.parents[1]
-FENCE = re.compile(
-    r"(?:<!-- file: (?P<file>\S+) -->\n)?^ *```(?P<language>sh|yaml)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL
-)
-# No node of the test's cluster has Grafana's image.
-HELM = """#!/bin/sh
-case $1 in install|upgrade) set -- "$@" --set monitoring.grafana.enabled=false;; esac
-exec {helm} "$@"
-"""
+FILE = re.compile(r"<!-- file: (?P<name>\S+) -->\n```yaml\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 INSTALL = "kubectl create namespace llm; helm install ryzanstein charts/ryzanstein -n llm --wait --timeout 200s"
 UPGRADED = """workers:
   defaults: {replicas: 2, resources: {requests: {cpu: 100m}}}
 """
+NAMES = {"NAMESPACE": "llm", "RELEASE": "ryzanstein"}
+CLAIM = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "models"},
+    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "100Mi"}}},
+}
+# As much of a Prometheus operator as the page asks about: which monitors its Prometheus selects.
+OPERATOR: Object = yaml.safe_load("""
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: prometheuses.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  names: {kind: Prometheus, plural: prometheuses, singular: prometheus}
+  scope: Namespaced
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+""")
+PROMETHEUS: Object = yaml.safe_load("""
+apiVersion: monitoring.coreos.com/v1
+kind: Prometheus
+metadata: {name: theirs}
+spec: {podMonitorSelector: {matchLabels: {release: kube-prometheus-stack}}, podMonitorNamespaceSelector: {}}
+""")
 
 
 @pytest.fixture
-def folder(kubeconfig: Path, tmp_path: Path) -> Iterator[Path]:
-    """Where a reader stands: the chart is there, and the programs are on PATH."""
-    (tmp_path / "charts").symlink_to(CHART.parent)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "helm").write_text(HELM.format(helm=helm(3) or missing("Helm 3")))
-    (tmp_path / "bin" / "helm").chmod(0o755)
-    yield tmp_path
+def terminal(kubeconfig: Path, tmp_path: Path) -> Iterator[Terminal]:
+    yield Terminal.open(tmp_path, kubeconfig, "llm")
     kubectl = program("kubectl") or missing("kubectl")
     subprocess.run(
         [kubectl, "--kubeconfig", kubeconfig, "delete", "namespace", "llm", "--ignore-not-found"], check=True
     )
 
 
-def follow(guide: Path, folder: Path, kubeconfig: Path) -> int:
-    """Run the guide's commands and write its files; returns how many blocks were run."""
-    blocks = list(FENCE.finditer(guide.read_text()))
-    for block in blocks:
-        if block["file"]:
-            (folder / block["file"]).write_text(block["text"])
-        elif block["language"] == "sh":
-            run(block["text"], folder, kubeconfig)
-    return len(blocks)
+def follow(guide: Path, terminal: Terminal) -> list[str]:
+    """Write the guide's files and run its commands; returns what each printed."""
+    for file in FILE.finditer(guide.read_text()):
+        (terminal.folder / file["name"]).write_text(file["text"])
+    return [terminal.type(command.filled(NAMES)) for command in commands(guide, Place.CLUSTER)]
 
 
-def run(text: str, folder: Path, kubeconfig: Path) -> None:
-    path = f"{folder / 'bin'}{os.pathsep}{search_path()}"
-    environment = {**os.environ, "PATH": path, "KUBECONFIG": str(kubeconfig)}
-    shell = shutil.which("bash") or missing("bash")
-    command = [shell, "-euo", "pipefail", "-c", text]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
-    assert not done.returncode, f"{text}\n{done.stdout}\n{done.stderr}"
+def test_the_deployment_guide(terminal: Terminal) -> None:
+    assert len(follow(ROOT / "docs/deployment.md", terminal)) >= 5
 
 
-def test_the_deployment_guide(folder: Path, kubeconfig: Path) -> None:
-    assert follow(ROOT / "docs/deployment.md", folder, kubeconfig) >= 5
+def test_the_security_page(terminal: Terminal) -> None:
+    terminal.type(INSTALL)
+    assert len(follow(ROOT / "docs/security.md", terminal)) >= 3
 
 
-def test_the_security_page(folder: Path, kubeconfig: Path) -> None:
-    run(INSTALL, folder, kubeconfig)
-    assert follow(ROOT / "docs/security.md", folder, kubeconfig) >= 3
-
-
-def test_how_to_upgrade(folder: Path, kubeconfig: Path, earlier_chart: Path) -> None:
-    (folder / "llm.yaml").write_text(UPGRADED)
+def test_how_to_upgrade(terminal: Terminal, earlier_chart: Path) -> None:
+    (terminal.folder / "llm.yaml").write_text(UPGRADED)
     earlier = f"{earlier_chart} -f llm.yaml --set image.tag=previous"
-    run(INSTALL.replace("charts/ryzanstein", earlier), folder, kubeconfig)
-    assert follow(CHART / "UPGRADING.md", folder, kubeconfig) >= 4
+    terminal.type(INSTALL.replace("charts/ryzanstein", earlier))
+    assert len(follow(CHART / "UPGRADING.md", terminal)) >= 4
+
+
+def test_the_monitoring_page(terminal: Terminal, kubeconfig: Path) -> None:
+    """Bundled, then, anew, with an operator; nobody starts a second installation over the first."""
+    terminal.type("kubectl create namespace llm")
+    kube = Kube(kubeconfig, "llm")
+    kube.apply(OPERATOR)
+    kube.wait(f"crd/{OPERATOR['metadata']['name']}", condition="condition=Established")
+    kube.apply(PROMETHEUS)
+    installation = Installation(kube)
+    try:
+        for command in commands(ROOT / "docs/monitoring.md", Place.CLUSTER):
+            if command.text.startswith("helm install"):
+                terminal.type("helm uninstall ryzanstein --ignore-not-found --wait")
+            shown = terminal.type(command.text)
+            assert shown, command
+            if command.text.startswith("helm install"):
+                installation.wait_ready()
+            if command.text.startswith("kubectl get prometheus"):
+                assert "kube-prometheus-stack" in shown
+    finally:
+        kube.kubectl("delete", "crd", OPERATOR["metadata"]["name"])
+
+
+def test_without_the_internet(terminal: Terminal, kubeconfig: Path) -> None:
+    """As the profile stands its images cannot be pulled, and the doctor says so; with our names it serves."""
+    terminal.type("kubectl create namespace llm; helm package charts/ryzanstein")
+    kube = Kube(kubeconfig, "llm")
+    bring_model(kube)
+    profile = (CHART / "profiles/airgap.yaml").read_text()
+    (terminal.folder / "airgap.yaml").write_text(profile)
+    (install,) = commands(ROOT / "docs/air-gapped.md", Place.CLUSTER)
+    assert terminal.run(install.text).returncode == 1, "nothing is ready yet"
+
+    def named() -> bool:
+        return "registry.example.com" in terminal.run(install.text.splitlines()[1]).stdout
+
+    kube.until("doctor names the image", named, timeout_s=60, every_s=2)
+    ours = {key: value for key, value in yaml.safe_load(profile).items() if key != "global"}  # nodes have the images
+    (terminal.folder / "airgap.yaml").write_text(yaml.safe_dump(ours))
+    terminal.type(install.text.splitlines()[0].replace("helm install", "helm upgrade"))
+    installation = Installation(kube)
+    installation.wait_ready()
+    assert [each["id"] for each in httpx.get(f"{installation.url}/v1/models").json()["data"]] == ["my-model"]
+
+
+def bring_model(kube: Kube) -> None:
+    """The bundled model, on a claim."""
+    copy = ("cp", "-rL", "/app/models/ryzanstein-tiny", "/mnt/models/my-model")
+    pod = client_pod("copy", "worker-cpu", copy, {})
+    pod["spec"]["securityContext"]["fsGroup"] = 10001
+    pod["spec"]["volumes"] = [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}]
+    pod["spec"]["containers"][0]["volumeMounts"] = [{"name": "models", "mountPath": "/mnt/models"}]
+    kube.apply(CLAIM, pod)
+    kube.wait("pod/copy", condition="jsonpath={.status.phase}=Succeeded")
