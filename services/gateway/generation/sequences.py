@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from services.common.tasks import end_tasks
 from services.gateway.errors import ApiError
 from services.gateway.generation.output import Generation, OutputChunk, ScoredToken
 from services.gateway.generation.tokens import FinishReason
@@ -136,6 +137,4 @@ async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int,
             running -= item.finish is not None
             yield index, item
     finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await end_tasks(pumps)

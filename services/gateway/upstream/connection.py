@@ -16,6 +16,7 @@ from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
 from services.common.batches import batches
 from services.common.rpc import open_channel
 from services.common.silence import TICK_S, Silence
+from services.common.tasks import end_tasks
 from services.gateway.upstream.channels import became_ready
 
 HEARTBEAT_MS = 300  # a message comes within twice this time as long as requests run
@@ -110,7 +111,7 @@ class WorkerConnection:
     async def close(self) -> None:
         """End the stream; the worker cancels what is still running on it."""
         self._fail("the gateway closed the connection")
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         await self._channel.close()
 
     async def _write(self, call: grpc.aio.StreamStreamCall[worker_pb2.ConnectFrames, worker_pb2.StepOutputs]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
+from services.common.tasks import end_tasks
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error
 from services.gateway.generation.job import GenerationTask
@@ -100,8 +101,7 @@ class ReplayBuffer:
     async def cancel(self) -> None:
         """Stop generating."""
         await asyncio.sleep(0)  # a task that is cancelled before its first step would not run its end
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks([self._task])
 
     async def _run(self) -> None:
         self._observed.attach()

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from services.common.logs import request_id_var
+from services.common.tasks import end_tasks
 from services.gateway.asgi import JSON, Receive, Scope, Send
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid, shutting_down
@@ -89,8 +90,7 @@ class StreamSocket:
         finally:
             self.metrics.sockets.dec()
             self.metrics.count_close(code)
-            sender.cancel()
-            await asyncio.gather(sender, return_exceptions=True)
+            await end_tasks([sender])
             connection.release()
 
 

@@ -19,6 +19,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
 
 from services.common.rpc import open_channel
+from services.common.tasks import end_tasks
 from services.worker.kv_transfer.store import KvStore
 from services.worker.process.failure import RanksFailedError
 from services.worker.scheduling.request import Request, Status
@@ -113,10 +114,7 @@ class Puller:
 
     async def close(self) -> None:
         """Give all pulls up."""
-        tasks = list(self._pulls.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._pulls.values())
 
     async def _run(self, store: KvStore, pull: _Pull, limit_s: float) -> None:
         began, n_missing = time.monotonic(), len(pull.arrival.digests)
