@@ -68,10 +68,13 @@ class WorkerWatcher:
     async def run(self) -> None:
         """Follow until cancelled; an unexpected error of one task ends all, loudly."""
         async with asyncio.TaskGroup() as group, contextlib.aclosing(self._watcher.watch()) as watch:
-            async for leases in watch:
-                if leases is not None:
-                    await self._reconcile(group, leases)
-                    self.read.set()
+            try:
+                async for leases in watch:
+                    if leases is not None:
+                        await self._reconcile(group, leases)
+                        self.read.set()
+            finally:
+                await end_tasks([watched.task for watched in self._watched.values()])
 
     async def _reconcile(self, group: asyncio.TaskGroup, leases: dict[str, Lease]) -> None:
         for worker_id, lease in leases.items():

@@ -36,13 +36,12 @@ class BatchRunner:
 
     async def run(self) -> None:
         """Until cancelled."""
+        tasks = [asyncio.create_task(work) for work in (self._claim_jobs(), self._keep_house())]
         try:
             with self._drain.listening(self._drained):
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._claim_jobs())
-                    group.create_task(self._keep_house())
+                await asyncio.gather(*tasks)
         finally:
-            await end_tasks(list(self._jobs))
+            await end_tasks([*tasks, *self._jobs])
 
     def _drained(self) -> None:
         self._stopping.set()
