@@ -46,7 +46,7 @@ class StateForRouters:
         )
         if (scheduler := engine.scheduler) is not None:
             state.queued_prefill_tokens = scheduler.queued_prefill_tokens
-            state.running, state.waiting = engine.n_running, engine.n_waiting
+            state.running, state.waiting = engine.load
             state.kv_blocks_used = scheduler.pool.used
             state.kv_blocks_cached = scheduler.pool.cached
             state.kv_blocks_total = scheduler.pool.total

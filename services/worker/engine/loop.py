@@ -97,14 +97,10 @@ class EngineLoop:
         return self._pump.scheduler if self._pump else None
 
     @property
-    def n_running(self) -> int:
-        """Requests that are computed; the probe is nobody's."""
-        return sum(request.slot >= 0 for request in self._running)
-
-    @property
-    def n_waiting(self) -> int:
-        """Requests that are not yet."""
-        return len(self._running) - self.n_running
+    def load(self) -> tuple[int, int]:
+        """How many requests are computed, and how many wait for that; the probe is nobody's."""
+        computed = sum(request.slot >= 0 for request in self._running)
+        return computed, len(self._running) - computed
 
     # -- ranks -----------------------------------------------------------------------------------------------
 

@@ -72,6 +72,10 @@ async def router_client(addresses: Sequence[str], **limits: float) -> AsyncItera
     await client.close()
 
 
+def ask(request_id: str = "r", **fields: object) -> pb.RouteRequest:
+    return pb.RouteRequest(**{"request_id": request_id, "prompt_tokens": 100, "max_tokens": 16, **fields})  # type: ignore[arg-type]
+
+
 async def views(stub: routing_pb2_grpc.RouterStub) -> dict[str, pb.WorkerView]:
     return {view.worker_id: view for view in (await stub.ListWorkers(pb.ListWorkersRequest())).workers}
 

@@ -18,12 +18,8 @@ from ryzanstein.v1 import routing_pb2_grpc
 from services.common.leases import LeaseTable, LeaseWatcher
 from services.common.redis_client import RedisAccess
 from services.router.membership import SILENT_S
-from tests.integration.router.conftest import RouterRig, eligible, views
+from tests.integration.router.conftest import RouterRig, ask, eligible, views
 from tests.integration.router.processes import router_process, running, until
-
-
-def ask(request_id: str, **fields: object) -> pb.RouteRequest:
-    return pb.RouteRequest(**{"request_id": request_id, "prompt_tokens": 100, "max_tokens": 16, **fields})  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -1,0 +1,114 @@
+"""What a router asks the coordinator: real processes, and coordinators that answer nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, worker_pb2
+
+from tests.integration.router.conftest import RouterRig, ask
+from tests.integration.router.processes import coordinator_process, until
+
+
+async def test_the_coordinators_call_is_open_before_the_first_request(fleet: RouterRig) -> None:
+    """Opening it takes longer than a lookup may: the first requests would go without, and the breaker would open."""
+
+    class Silent(kv_pb2_grpc.KvCoordinatorServicer):
+        opened = asyncio.Event()
+
+        async def Lookup(  # noqa: N802
+            self, messages: AsyncIterator[kv_pb2.LookupRequests], context: object
+        ) -> AsyncIterator[kv_pb2.LookupResponses]:
+            self.opened.set()
+            async for _ in messages:
+                yield kv_pb2.LookupResponses()
+
+    server, silent = grpc.aio.server(), Silent()
+    kv_pb2_grpc.add_KvCoordinatorServicer_to_server(silent, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    await fleet.router(workers=0, COORDINATOR_ADDRESS=f"127.0.0.1:{port}")
+    async with asyncio.timeout(30):
+        await silent.opened.wait()
+    await server.stop(None)
+
+
+async def test_cached_prefixes_attract_until_the_coordinator_dies(fleet: RouterRig) -> None:
+    chain = list(range(1, 100))
+    for i in range(3):
+        await fleet.worker(f"w{i}")
+    holder = await fleet.worker("holder", queued_prefill_tokens=500)
+    holder.store(chain[:64])
+    coordinator = coordinator_process(fleet.redis_server.url)
+    # On a shared machine 25 ms may pass for any reason.
+    router = await fleet.router(workers=4, COORDINATOR_ADDRESS=coordinator.address, LOOKUP_TIMEOUT_MS="2000")
+    request = ask(prompt_tokens=1600, block_hashes=chain)
+
+    async def known() -> bool:
+        return any(c.matched_tokens == 1024 for c in (await router.Explain(request)).candidates)
+
+    await until(known)
+    assert (await router.Route(request)).worker_id == "holder"
+    coordinator.kill()
+    placed = await router.Route(request)
+    assert placed.worker_id != "holder"
+    assert not any(c.matched_tokens for c in placed.decision.candidates)
+
+
+async def test_whoever_gets_a_session_away_from_its_cache_is_told_where_the_cache_is(fleet: RouterRig) -> None:
+    chain = list(range(1, 101))
+    moving = {"prefill_tokens_per_s": 1000, "kv_bytes_per_token": 50_000}
+    free = await fleet.worker("free", pull_bytes_per_s=1e9, **moving)
+    holder = await fleet.worker("holder", queued_prefill_tokens=20_000, **moving)
+    holder.store(chain)
+    coordinator = coordinator_process(fleet.redis_server.url)
+    router = await fleet.router(workers=2, COORDINATOR_ADDRESS=coordinator.address, LOOKUP_TIMEOUT_MS="2000")
+    request = ask(prompt_tokens=1700, block_hashes=chain)
+
+    async def known() -> bool:
+        return any(c.matched_tokens for c in (await router.Explain(request)).candidates)
+
+    await until(known)
+    placed = await router.Route(request)
+    assert placed.worker_id == "free"
+    hint = worker_pb2.PullHint(
+        worker_id="holder", incarnation=holder.incarnation, address=holder.address, tokens=len(chain) * 16
+    )
+    assert placed.pull == hint
+    assert next(c for c in placed.decision.candidates if c.worker_id == "free").pulled_tokens == 1600
+    free.update(pull_bytes_per_s=1e7)  # the link is slower than computing
+
+    async def computed() -> bool:
+        return not (await router.Explain(request)).candidates[0].pulled_tokens
+
+    await until(computed)
+    placed = await router.Route(request)
+    assert placed.worker_id == "free"
+    assert not placed.HasField("pull")
+    coordinator.kill()
+
+
+async def test_a_stalled_coordinator_costs_its_time_out_and_not_the_request(fleet: RouterRig) -> None:
+    class Stalled(kv_pb2_grpc.KvCoordinatorServicer):
+        calls = 0
+
+        async def Lookup(  # noqa: N802
+            self, messages: AsyncIterator[kv_pb2.LookupRequests], context: object
+        ) -> AsyncIterator[kv_pb2.LookupResponses]:
+            async for message in messages:
+                self.calls += len(message.requests)
+            yield kv_pb2.LookupResponses()
+
+    server, stalled = grpc.aio.server(), Stalled()
+    kv_pb2_grpc.add_KvCoordinatorServicer_to_server(stalled, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    await fleet.worker("only")
+    router = await fleet.router(workers=1, COORDINATOR_ADDRESS=f"127.0.0.1:{port}")
+    for _ in range(20):
+        placed = await router.Route(ask(block_hashes=[1, 2, 3]), timeout=10)
+        assert placed.decision.candidates[0].matched_tokens == 0
+    assert stalled.calls < 20, "after 50 ms of time-outs it is left alone"
+    await server.stop(None)
