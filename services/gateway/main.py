@@ -62,6 +62,7 @@ from services.gateway.upstream.addresses import RouterAddresses
 from services.gateway.upstream.catalog import Catalog
 from services.gateway.upstream.connection import WorkerPool
 from services.gateway.upstream.router import RouterClient
+from services.gateway.websocket.handshake import Sockets
 from services.gateway.websocket.protocol import SingleSequence
 from services.gateway.websocket.replay import ReplayBuffers
 from services.gateway.websocket.socket import StreamSocket
@@ -164,7 +165,7 @@ class _Services:
     def batch_routes(self) -> ASGIApp:
         """The same routes for the requests of batches."""
         observer, endpoints = Observer("batch", self.metrics, self.tracer), self._endpoints(BatchGate(self.gate))
-        return Routes(Starlette(), endpoints, {}, observer, self.drain, self._origins(), self._wires)
+        return Routes(Starlette(), endpoints, Sockets({}), observer, self.drain, self._origins(), self._wires)
 
     def routes(self) -> ASGIApp:
         """REST and WebSocket."""
@@ -195,7 +196,8 @@ class _Services:
         )
         add_routes(app, self.store)
         observer = Observer("rest", self.metrics, self.tracer)
-        return origins.share(Routes(app, endpoints, {"/v1/stream": socket}, observer, self.drain, origins, self._wires))
+        sockets = Sockets({"/v1/stream": socket})
+        return origins.share(Routes(app, endpoints, sockets, observer, self.drain, origins, self._wires))
 
     def inference(self) -> InferenceService:
         """gRPC."""

@@ -17,9 +17,9 @@ CLIENT_GONE = 499  # nginx's status for it; never sent
 _SERVERS_FAULT = 500
 
 
-def new_request_id() -> str:
-    """For a request whose caller has given it none."""
-    return f"{random.getrandbits(64):016x}"
+def request_id_of(given: str) -> str:
+    """A request's id: what its caller has given in `x-request-id`, cut to 128 characters, else a new one."""
+    return given[:128] or f"{random.getrandbits(64):016x}"
 
 
 class Observer:

@@ -24,7 +24,7 @@ from services.gateway.generation.job import FALLBACK_HEADER, GenerationTask, Pre
 from services.gateway.generation.pipeline import check_prompt
 from services.gateway.grpc.answers import ResponseWriter, usage_message
 from services.gateway.grpc.bodies import chat_body, check_known, completion_body
-from services.gateway.observation import CLIENT_GONE, Observer, new_request_id
+from services.gateway.observation import CLIENT_GONE, Observer, request_id_of
 from services.gateway.tenants.tenant import Tenant
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
@@ -158,7 +158,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _call(self, name: str, request: Message | Undecodable, context: Context) -> AsyncIterator[_Call]:
-        request_id = _metadata(context, "x-request-id")[:128] or new_request_id()
+        request_id = request_id_of(_metadata(context, "x-request-id"))
         observed = self.observer.begin(name, name, _metadata(context, "traceparent"), request_id)
         request_id_var.set(request_id)
         ids = (("x-request-id", request_id), *((("x-trace-id", observed.trace_id),) if observed.trace_id else ()))

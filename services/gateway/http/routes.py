@@ -15,7 +15,7 @@ from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error
 from services.gateway.http.endpoint import Endpoint
 from services.gateway.http.exchange import OPENAI_WIRE, Exchange, Wire
-from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, new_request_id
+from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, request_id_of
 from services.gateway.origins import OriginPolicy
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Routes:
         self,
         app: Starlette,
         endpoints: Mapping[str, Endpoint],
-        sockets: Mapping[str, ASGIApp],
+        sockets: ASGIApp,
         observer: Observer,
         drain: Drain,
         origins: OriginPolicy,
@@ -57,10 +57,7 @@ class Routes:
             else:
                 await self._pass_on(Exchange(scope, receive, send))
             return
-        if scope["type"] == "websocket" and scope["path"] in self._sockets:
-            await self._sockets[scope["path"]](scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        await self._sockets(scope, receive, send)
 
     def _methods(self, scope: Scope) -> set[str]:
         """The methods that the app knows for a path; a hot route's is not the parameter of another one's."""
@@ -95,7 +92,7 @@ class Routes:
 
     async def _serve(self, endpoint: Endpoint, exchange: Exchange) -> None:
         route = exchange.scope["path"]
-        request_id = exchange.header(b"x-request-id")[:128] or new_request_id()
+        request_id = request_id_of(exchange.header(b"x-request-id"))
         observed = self._observer.begin(route, f"POST {route}", exchange.header(b"traceparent"), request_id)
         request_id_var.set(request_id)
         for name in filter(None, (b"x-request-id", exchange.wire.id_header)):

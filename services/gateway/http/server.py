@@ -11,22 +11,24 @@ from typing import Any
 
 import msgspec
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from services.common.lifecycle import StartupError
 from services.gateway.asgi import ASGIApp
 from services.gateway.drain import LAST_WORDS_S, Drain
 from services.gateway.errors import invalid
+from services.gateway.http.upgrade import UpgradeProtocol
 from services.gateway.settings import GatewaySettings
 
 _BACKLOG = 4096
 _OLD = "1.0"
+_NO_HANDSHAKE = "A WebSocket is opened by a GET request without a body."
 _FIRST_WATCH_S, _LONGEST_WATCH_S = 0.02, 1.0  # of connections whose clients send nothing more
 
 
-class HeadTimeoutProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, closing connections whose request head does not arrive in time (slow loris).
+class HeadTimeoutProtocol(UpgradeProtocol):
+    """HTTP, closing connections whose request head does not arrive in time (slow loris).
 
     A connection that has sent nothing yet is an idle one like any other: proxies open some for later.
     """
@@ -158,6 +160,13 @@ def _end_with_connection(cycle: RequestResponseCycle) -> None:
     cycle.send = send  # type: ignore[method-assign]  # uvicorn chunks whatever it is told
 
 
+def _bad_request(message: str) -> bytes:
+    """The whole answer to what no route could read."""
+    body = msgspec.json.encode(invalid(message, code="invalid_http_request").body())
+    head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
 class HttpProtocol(SendTimeout, HalfClosed):
     """HTTP with both limits. While the gateway drains, answers say that their connection ends with them.
 
@@ -178,11 +187,16 @@ class HttpProtocol(SendTimeout, HalfClosed):
     def send_400_response(self, msg: str) -> None:
         """What has come is no HTTP: say so in the shape of all errors, unless another answer is under way."""
         if self.cycle is None or self.cycle.response_complete:
-            error = invalid("The HTTP request cannot be read: it breaks the protocol.", code="invalid_http_request")
-            body = msgspec.json.encode(error.body())
-            head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            self.transport.write(_bad_request("The HTTP request cannot be read: it breaks the protocol."))
         self.transport.close()
+
+    def handle_websocket_upgrade(self) -> None:
+        """A request for a WebSocket."""
+        if self.scope["method"] == "GET":
+            super().handle_websocket_upgrade()
+        else:
+            self.transport.write(_bad_request(_NO_HANDSHAKE))
+            self.transport.close()
 
     def announce_close(self) -> None:
         """Make the answer of the request that runs the last one, unless it has begun."""
@@ -191,7 +205,14 @@ class HttpProtocol(SendTimeout, HalfClosed):
 
 
 class WebSocketProtocol(SendTimeout, WebSocketsSansIOProtocol):
-    """WebSocket with a limit on slow readers."""
+    """WebSocket with a limit on slow readers. A handshake that cannot be read is refused, which uvicorn leaves out."""
+
+    def data_received(self, data: bytes) -> None:
+        """The handshake, or frames."""
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            self.transport.write(_bad_request(_NO_HANDSHAKE))
+            self.transport.close()
 
 
 class HttpServer(uvicorn.Server):

@@ -14,14 +14,15 @@ import msgspec
 
 from services.common.logs import request_id_var
 from services.common.tasks import end_tasks
-from services.gateway.asgi import JSON, Receive, Scope, Send
+from services.gateway.asgi import Receive, Scope, Send
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid, shutting_down
 from services.gateway.generation.entrance import Entrance
 from services.gateway.generation.job import GenerationTask, Preparer
-from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, new_request_id
+from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, request_id_of
 from services.gateway.origins import OriginPolicy
 from services.gateway.telemetry import GatewayMetrics
+from services.gateway.websocket.handshake import refuse
 from services.gateway.websocket.protocol import (
     Auth,
     Cancel,
@@ -69,13 +70,13 @@ class StreamSocket:
         try:
             self.origins.check(scope)
         except ApiError as error:
-            await _refuse(send, error)
+            await refuse(scope, send, error)
             return
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization", b"").decode("latin-1")
         session = headers.get(b"x-session-id", b"").decode("latin-1")
         traceparent = headers.get(b"traceparent", b"").decode("latin-1")
-        request_id = headers.get(b"x-request-id", b"").decode("latin-1")[:128] or new_request_id()
+        request_id = request_id_of(headers.get(b"x-request-id", b"").decode("latin-1"))
         request_id_var.set(request_id)
         await send({"type": "websocket.accept", "headers": [(b"x-request-id", request_id.encode("latin-1"))]})
         connection = _Connection(self, send, authorization, session, traceparent, request_id)
@@ -92,12 +93,6 @@ class StreamSocket:
             self.metrics.count_close(code)
             await end_tasks([sender])
             connection.release()
-
-
-async def _refuse(send: Send, error: ApiError) -> None:
-    """Answer the handshake with an error: its connection never becomes a WebSocket."""
-    await send({"type": "websocket.http.response.start", "status": error.status, "headers": [JSON]})
-    await send({"type": "websocket.http.response.body", "body": msgspec.json.encode(error.body())})
 
 
 class _Connection:
