@@ -19,11 +19,13 @@ from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import Communicator, GroupSeat, StepCommunicator
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.names import Activation
+from services.worker.backends.weights import Dense
 
 PlanT = TypeVar("PlanT")
 
 Elementwise = Callable[[Tensor], Tensor]
 Norm = Callable[[Tensor], Tensor]  # of the last dimension
+Lookup = Callable[[Tensor], Tensor]  # of rows of a table [n_rows, size] by their numbers [n]: [n, size]
 Rotation = Callable[[Tensor], None]  # of the first rotary_dim elements of heads [n, n_heads, head_dim], in place
 Rope = Callable[[Tensor], Rotation]  # of rows at positions [n], shared by all layers of a step
 Temperatures = NDArray[np.float32]
@@ -85,8 +87,16 @@ class Ops(Protocol):
 
     min_rows: int  # fewer are padded by every linear layer; a caller with many layers pads once instead
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Return the product with `weight` [n_out, n_in], which may be repacked; `bias`: [n_out]."""
+    def linear(self, weight: Dense, bias: Tensor | None) -> Linear:
+        """Return the product with `weight` [n_out, n_in], in the layout of the device; `bias`: [n_out]."""
+        ...
+
+    def embedding(self, weight: Dense) -> Lookup:
+        """Return the lookup of rows of `weight`."""
+        ...
+
+    def tied(self, weight: Dense, bias: Tensor | None) -> tuple[Lookup, Linear]:
+        """Return the lookup of rows of `weight` and the product with it: of one tensor, where the device can."""
         ...
 
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:

@@ -7,7 +7,7 @@ last dimensions unless said otherwise; their shapes are the caller's promise.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from ctypes import c_long, c_uint64, c_void_p
 from pathlib import Path
@@ -34,8 +34,8 @@ _MADE_FOR = {  # longer names before those they begin with
     NEON.stem: "NEON",
 }
 TILE_K = 32  # linear layers are multiples of it, and heads for AMX
+PACKED_ROWS = 64  # rows of a packed weight are padded to a multiple of it
 HEAD_MULTIPLE, MAX_HEAD_DIM = 8, 256  # of head_dim
-_STRIP = 64  # outputs of a packed weight are padded to a multiple of it
 _TILE_ROWS = 16
 
 # What a step of a model is made of, in the order of their numbers in replay.c, and the arguments.
@@ -111,10 +111,23 @@ class Bfloat16Kernels:
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """Return [n_out, n_in] in the layout that `linear` reads, n_out padded; n_in: a multiple of 32."""
-        n_out, n_in = weight.shape
-        packed = torch.empty(-(-n_out // _STRIP) * _STRIP * n_in, dtype=torch.bfloat16)
-        self._library.rz_pack_weight(weight.data_ptr(), n_out, n_in, packed.data_ptr())
+        return self.pack_blocks([weight], *weight.shape)
+
+    def pack_blocks(self, blocks: Iterable[torch.Tensor], n_out: int, n_in: int) -> torch.Tensor:
+        """Return the same of a weight in blocks of a multiple of PACKED_ROWS rows, the last one of any number."""
+        packed = torch.empty(-(-n_out // PACKED_ROWS) * PACKED_ROWS, n_in, dtype=torch.bfloat16)
+        first = 0
+        for block in blocks:
+            self._library.rz_pack_weight(block.data_ptr(), len(block), n_in, packed[first:].data_ptr())
+            first += len(block)
         return packed
+
+    def unpack(self, packed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows `rows` [n] int64 of a packed weight, bit by bit: [n, n_in]."""
+        n, n_in = len(rows), packed.shape[1]
+        out = torch.empty(n, n_in, dtype=torch.bfloat16)
+        self._library.rz_unpack_rows(packed.data_ptr(), n_in, rows.data_ptr(), out.data_ptr(), n)
+        return out
 
     def spare(self, n_in: int) -> torch.Tensor:
         """Return the room that `linear` needs for an incomplete tile of rows."""

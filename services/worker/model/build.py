@@ -17,7 +17,7 @@ from services.worker.model.agreement import check_counts, check_shapes
 from services.worker.model.decoder import Decoder, DecoderLayer, LayerNorms, Tables
 from services.worker.model.families.config import MAX_LAYERS, Config
 from services.worker.model.layers.attention import load_attention
-from services.worker.model.layers.embedding import VocabEmbedding, VocabHead, divide_vocabulary
+from services.worker.model.layers.embedding import divide_vocabulary, load_vocabulary
 from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.layers.mlp import load_mlp
 from services.worker.model.layers.moe import load_moe
@@ -69,7 +69,7 @@ def build_decoder(spec: ModelSpec, load: LinearLoader, max_positions: int) -> De
     check_tables(ropes, max_positions, available_host_memory())
     layers = [_load_layer(spec, load, index, attention, ropes, windows) for index in range(spec.n_layers)]
     vocabulary = divide_vocabulary(spec.vocab_size, load.comm)
-    sizes = (load, vocabulary, spec.vocab_size, spec.hidden_size)
+    embed, head = load_vocabulary(load, vocabulary, spec.vocab_size, spec.hidden_size)
     positions = None
     if spec.learned_positions:
         shape = (spec.max_positions, spec.hidden_size)
@@ -82,10 +82,10 @@ def build_decoder(spec: ModelSpec, load: LinearLoader, max_positions: int) -> De
         spec,
         load.comm,
         backend,
-        embed=VocabEmbedding(*sizes),
+        embed=embed,
         layers=layers,
         norm=load_norm(spec, load, "norm"),
-        head=VocabHead(*sizes),
+        head=head,
         vocabulary=vocabulary,
         tables=Tables(max_positions, rotary, windows, positions),
         attention=attention,

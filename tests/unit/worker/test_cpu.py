@@ -13,6 +13,7 @@ from services.worker.api.model_files import read_model_files
 from services.worker.api.settings import WorkerSettings
 from services.worker.api.startup import group_config
 from services.worker.backends.cpu.ops import OneDnnOps
+from services.worker.backends.weights import Dense
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"  # in bfloat16
 WESTMERE = "flags\t\t: fpu sse2 sse4_2"
@@ -70,4 +71,5 @@ def test_what_this_cpu_is_said_to_do_is_what_onednn_says() -> None:
 def test_every_dtype_is_multiplied_on_this_cpu(dtype: torch.dtype) -> None:
     """Without our kernels, in the formats that are left; a product of small integers is exact."""
     weight, x = (torch.randint(-3, 4, shape).to(dtype) for shape in ((40, 32), (5, 32)))
-    assert torch.equal(OneDnnOps(dtype).linear(weight, None)(x), F.linear(x.double(), weight.double()).to(dtype))
+    product = OneDnnOps(dtype).linear(Dense((weight,)), None)
+    assert torch.equal(product(x), F.linear(x.double(), weight.double()).to(dtype))

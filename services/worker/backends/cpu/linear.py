@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from services.worker.kernels.bfloat16 import TILE_K, Bfloat16Kernels
+from services.worker.backends.weights import Dense
+from services.worker.kernels.bfloat16 import PACKED_ROWS, TILE_K, Bfloat16Kernels
+
+_BLOCK = 16 * PACKED_ROWS  # rows of a weight that are packed at once
 
 
 class PackedLinear:
@@ -19,9 +22,10 @@ class PackedLinear:
 
     min_rows = 2
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Dense, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._bias = bias
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        (whole,) = weight.blocks(weight.shape[0], dtype)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(whole, None)
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -39,13 +43,15 @@ class PackedLinear:
 class KernelLinear:
     """A bfloat16 weight, packed for our own kernel."""
 
-    def __init__(self, kernels: Bfloat16Kernels, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, kernels: Bfloat16Kernels, weight: Dense, bias: Tensor | None) -> None:
         self._kernels = kernels
-        self._n_out, n_in = weight.shape
-        self._missing = -n_in % TILE_K
-        self._weight = kernels.pack(F.pad(weight, (0, self._missing)))
+        self._n_out, self._n_in = weight.shape
+        self._missing = -self._n_in % TILE_K
+        width = self._n_in + self._missing
+        blocks = (self._padded(block) for block in weight.blocks(_BLOCK, torch.bfloat16))
+        self._weight = kernels.pack_blocks(blocks, self._n_out, width)
         self._bias = None if bias is None else bias.float()
-        self._spare = kernels.spare(n_in + self._missing)
+        self._spare = kernels.spare(width)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x W^T + bias: [n, n_in] -> [n, n_out]."""
@@ -55,9 +61,18 @@ class KernelLinear:
         """Return the sums in float32 as they are."""
         return self._product(x, torch.float32)
 
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return the rows `ids` [n] of the weight as they were before they were packed: [n, n_in]."""
+        low, high = torch.aminmax(ids)
+        if low < 0 or high >= self._n_out:
+            raise IndexError(f"a row to look up is outside 0 to {self._n_out - 1}: {ids.tolist()}")
+        return self._kernels.unpack(self._weight, ids)[:, : self._n_in].contiguous()
+
+    def _padded(self, x: Tensor) -> Tensor:
+        return F.pad(x, (0, self._missing)) if self._missing else x
+
     def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        if self._missing:
-            x = F.pad(x, (0, self._missing))
+        x = self._padded(x)
         out = torch.empty(x.shape[0], self._n_out, dtype=dtype)
         self._kernels.linear(x, self._weight, self._bias, out, self._spare)
         return out

@@ -5,15 +5,18 @@ A row's bits depend on that row alone, whatever the number of rows and of thread
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from services.worker.backends.base import Columns, Elementwise, Linear, RmsNorm, Rope
+from services.worker.backends.base import Columns, Elementwise, Linear, Lookup, RmsNorm, Rope
 from services.worker.backends.cpu.columns import KernelColumns
 from services.worker.backends.cpu.linear import KernelLinear, PackedLinear
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.names import Activation
 from services.worker.backends.torch.ops import TorchOps
+from services.worker.backends.weights import Dense
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 
 _PARALLEL_FROM = 16384  # elements; torch computes fewer in one thread (gelu; 32768 for others)
@@ -23,16 +26,25 @@ class OneDnnOps(TorchOps):
     """Products by oneDNN where it has them for the dtype, everything else by torch."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__(torch.device("cpu"))
-        self._dtype = dtype
+        super().__init__(dtype, torch.device("cpu"))
         there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         halves = dtype is torch.bfloat16 and there and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         self._packs = there and (dtype is torch.float32 or halves)
         self.min_rows = PackedLinear.min_rows if self._packs else 1
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Return the product with `weight` [n_out, n_in]."""
-        return PackedLinear(weight, bias) if self._packs else super().linear(weight, bias)
+    def linear(self, weight: Dense, bias: Tensor | None) -> Linear:
+        """Return the product with `weight`."""
+        return PackedLinear(weight, bias, self._dtype) if self._packs else super().linear(weight, bias)
+
+    def tied(self, weight: Dense, bias: Tensor | None) -> tuple[Lookup, Linear]:
+        """Return the lookup of rows of `weight` and the product with it.
+
+        Two tensors where oneDNN packs: it does not say where a row lies in its layout.
+        """
+        if not self._packs:
+            return super().tied(weight, bias)
+        table = weight.copy(self._dtype, self._device)
+        return partial(table.index_select, 0), self.linear(Dense((table,)), bias)
 
     def activation(self, name: Activation) -> Elementwise:
         """Return the function of an activation."""
@@ -83,9 +95,14 @@ class KernelOps(OneDnnOps):
         self._kernels = kernels
         self.min_rows = 1
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Return the product with `weight` [n_out, n_in]."""
+    def linear(self, weight: Dense, bias: Tensor | None) -> Linear:
+        """Return the product with `weight`."""
         return KernelLinear(self._kernels, weight, bias)
+
+    def tied(self, weight: Dense, bias: Tensor | None) -> tuple[Lookup, Linear]:
+        """Return the product with the packed `weight`, and the lookup that unpacks rows of it."""
+        product = KernelLinear(self._kernels, weight, bias)
+        return product.rows, product
 
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
         """Return the norm with `weight`."""

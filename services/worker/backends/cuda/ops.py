@@ -36,10 +36,6 @@ class CudaRmsNorm:
 class CudaOps(TorchOps):
     """Plain torch but for the norms."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(device)
-        self._dtype = dtype
-
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
         """Return the norm with `weight`."""
         return CudaRmsNorm(weight, eps, self._dtype)

@@ -16,7 +16,7 @@ class TorchBackend:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
-        self.ops: Ops = TorchOps(device)
+        self.ops: Ops = TorchOps(dtype, device)
 
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the attention of a rank's heads."""

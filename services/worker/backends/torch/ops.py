@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from services.worker.backends.base import Columns, Elementwise, Linear, Norm, RmsNorm, Rope, Rotation
+from services.worker.backends.base import Columns, Elementwise, Linear, Lookup, Norm, RmsNorm, Rope, Rotation
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.names import Activation
 from services.worker.backends.torch.columns import TorchColumns
+from services.worker.backends.weights import Dense
 
 _ACTIVATIONS: dict[Activation, Elementwise] = {
     "silu": F.silu,
@@ -23,7 +24,7 @@ _ACTIVATIONS: dict[Activation, Elementwise] = {
 
 
 class TorchLinear:
-    """A weight as it is stored."""
+    """A weight [n_out, n_in], row by row."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight, bias
@@ -63,12 +64,21 @@ class TorchOps:
 
     min_rows = 1
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Return the product with `weight` [n_out, n_in]."""
-        return TorchLinear(weight, bias)
+    def linear(self, weight: Dense, bias: Tensor | None) -> Linear:
+        """Return the product with `weight`."""
+        return TorchLinear(weight.copy(self._dtype, self._device), bias)
+
+    def embedding(self, weight: Dense) -> Lookup:
+        """Return the lookup of rows of `weight`."""
+        return partial(weight.copy(self._dtype, self._device).index_select, 0)
+
+    def tied(self, weight: Dense, bias: Tensor | None) -> tuple[Lookup, Linear]:
+        """Return the lookup of rows of `weight` and the product with it, of one tensor."""
+        table = weight.copy(self._dtype, self._device)
+        return partial(table.index_select, 0), TorchLinear(table, bias)
 
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
         """Return the norm with `weight`."""

@@ -37,6 +37,7 @@ void rz_attend_float(const float *q, long ldq, float *out, long ldo, const float
                      const int64_t *blocks, long n_blocks, long sequences);
 
 void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed);
+void rz_unpack_rows(const bf16 *packed, long k, const int64_t *rows, bf16 *y, long m);
 void rz_draw(const float *logits, long ld, long m, long n, long first_id, const float *temperature, const uint64_t *seeds,
              const int64_t *positions, int64_t *keys);
 void rz_pick(const float *logits, long ld, long m, long n, long first_id, long width, int64_t *keys);

@@ -1,6 +1,7 @@
 // Everything that is done to each row of activations by itself: norms, rotary positions, gates, the cache. What a prompt's
 // step spends time with is shared by the threads.
 #include "common.h"
+#include "packed.h"
 
 #define PIECE 32           // rows that a thread takes together: as few are not worth waking another
 #define ELEMENTS (1 << 16) // the same where there are no rows
@@ -110,6 +111,25 @@ EXPORT void rz_rotate(bf16 *x, long ldx, long heads, long head_dim, const float 
 // cache[slots[i]] = x[i], rows of `width` elements
 EXPORT void rz_write_rows(bf16 *cache, const int64_t *slots, const bf16 *x, long ldx, long width, long m) {
     for (long i = 0; i < m; i++) memcpy(cache + slots[i] * width, x + i * ldx, width * sizeof(bf16));
+}
+
+typedef struct {
+    const bf16 *packed;
+    const int64_t *rows;
+    bf16 *y;
+    long k, m;
+} lookup;
+
+static void look_up(const void *context, long index) {
+    const lookup *p = context;
+    for (long i = index * PIECE, end = end_of_piece(index, p->m, PIECE); i < end; i++)
+        unpack_row(p->packed, p->rows[i], p->k, p->y + i * p->k);
+}
+
+// y[i] = row rows[i] of the weight that rz_pack_weight has packed: [m, k]
+EXPORT void rz_unpack_rows(const bf16 *packed, long k, const int64_t *rows, bf16 *y, long m) {
+    lookup p = {packed, rows, y, k, m};
+    share_pieces(look_up, &p, m, PIECE);
 }
 
 static inline vec silu(vec x) { return x * sigmoid_of(x); }

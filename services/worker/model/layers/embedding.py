@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from services.worker.backends.base import Linear, Lookup
 from services.worker.backends.collectives import Communicator
 from services.worker.model.layers.linear import LinearLoader, Shard
 from services.worker.model.loading.span import Span
@@ -38,31 +39,24 @@ def divide_vocabulary(vocab_size: int, comm: Communicator) -> VocabShard:
 class VocabEmbedding:
     """Looks up token embeddings: each rank its own ids, then an all-reduce."""
 
-    def __init__(self, load: LinearLoader, shard: VocabShard, vocab_size: int, hidden_size: int) -> None:
-        self._comm, self._shard = load.comm, shard
-        table = torch.zeros(shard.local, hidden_size, dtype=load.backend.dtype, device=load.backend.device)
-        if shard.valid:
-            stored = load.source.matrix("embed", (vocab_size, hidden_size), shard.rows)
-            table[: shard.valid].copy_(stored)
-        self._table = table
+    def __init__(self, lookup: Lookup, shard: VocabShard, comm: Communicator) -> None:
+        self._lookup, self._shard, self._comm = lookup, shard, comm
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return [n, hidden_size] of ids [n]."""
         if self._comm.size == 1:
-            return self._table.index_select(0, token_ids)
+            return self._lookup(token_ids)
         local = token_ids - self._shard.start
         absent = (local < 0) | (local >= self._shard.local)
-        x = self._table.index_select(0, local.masked_fill(absent, 0))
+        x = self._lookup(local.masked_fill(absent, 0))
         return self._comm.all_reduce(x.masked_fill_(absent.unsqueeze(-1), 0.0))
 
 
 class VocabHead:
     """Computes this rank's slice of the logits."""
 
-    def __init__(self, load: LinearLoader, shard: VocabShard, vocab_size: int, hidden_size: int) -> None:
-        self._shard = shard
-        rows = Shard("head", (vocab_size, hidden_size), shard.rows, Span(0, hidden_size))
-        self._linear = load.build([rows], n_padding=shard.local - shard.valid)
+    def __init__(self, linear: Linear, shard: VocabShard) -> None:
+        self._linear, self._shard = linear, shard
 
     def __call__(self, hidden: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
         """Return float32 [n, local] of [n, hidden_size]; columns that stand for no token are -inf."""
@@ -74,6 +68,22 @@ class VocabHead:
         if self._shard.valid < self._shard.local:
             logits[:, self._shard.valid :] = -torch.inf
         return logits
+
+
+def load_vocabulary(
+    load: LinearLoader, shard: VocabShard, vocab_size: int, hidden_size: int
+) -> tuple[VocabEmbedding, VocabHead]:
+    """Load this rank's slice of the embedding and of the head, which are one weight where one tensor is stored."""
+    ops, shape, cols = load.backend.ops, (vocab_size, hidden_size), Span(0, hidden_size)
+    embed, head = (Shard(key, shape, shard.rows, cols) for key in ("embed", "head"))
+    n_padding = shard.local - shard.valid
+    weight, bias = load.weight([head], n_padding=n_padding), load.bias([head])
+    if load.source.is_one("embed", "head"):
+        lookup, linear = ops.tied(weight, bias)
+    else:
+        lookup = ops.embedding(load.weight([embed], n_padding=n_padding))
+        linear = ops.linear(weight, bias)
+    return VocabEmbedding(lookup, shard, load.comm), VocabHead(linear, shard)
 
 
 def pad_rows(x: torch.Tensor, n_rows: int) -> torch.Tensor:

@@ -1,15 +1,15 @@
-"""Column- and row-parallel linear layers over a seam for the storage format of their weights."""
+"""Column- and row-parallel linear layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from services.worker.backends.base import Linear, ModelBackend
 from services.worker.backends.collectives import Communicator
+from services.worker.backends.weights import Dense
 from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.loading.span import Span
 
@@ -24,45 +24,6 @@ class Shard:
     cols: Span
 
 
-class LinearMethod(Protocol):
-    """How one linear layer's weight is stored, and what multiplies it. A quantized format is another implementation."""
-
-    def create(self, n_out: int, n_in: int) -> None:
-        """Allocate this rank's weight [n_out, n_in]."""
-        ...
-
-    def load(self, source: Checkpoint, shard: Shard, offset: int) -> None:
-        """Read `shard` into the output rows from `offset` on."""
-        ...
-
-    def finish(self, bias: torch.Tensor | None) -> Linear:
-        """Return the product with the weight, in the layout that it wants. `bias`: [n_out]."""
-        ...
-
-
-MakeMethod = Callable[[ModelBackend], LinearMethod]
-
-
-class Unquantized:
-    """A weight of the backend's dtype."""
-
-    def __init__(self, backend: ModelBackend) -> None:
-        self._backend = backend
-
-    def create(self, n_out: int, n_in: int) -> None:
-        """Allocate this rank's weight [n_out, n_in]."""
-        self._weight = torch.empty(n_out, n_in, dtype=self._backend.dtype, device=self._backend.device)
-
-    def load(self, source: Checkpoint, shard: Shard, offset: int) -> None:
-        """Copy `shard` into the output rows from `offset` on."""
-        part = source.matrix(shard.key, shard.shape, shard.rows, shard.cols)
-        self._weight[offset : offset + len(shard.rows)].copy_(part)
-
-    def finish(self, bias: torch.Tensor | None) -> Linear:
-        """Return the backend's product."""
-        return self._backend.ops.linear(self._weight, bias)
-
-
 @dataclass(frozen=True, slots=True)
 class LinearLoader:
     """Builds linear layers of one rank from a checkpoint."""
@@ -70,7 +31,6 @@ class LinearLoader:
     source: Checkpoint
     comm: Communicator
     backend: ModelBackend
-    make: MakeMethod = Unquantized
 
     def share(self, size: int) -> Span:
         """Return this rank's share of a dimension that the ranks divide."""
@@ -90,18 +50,19 @@ class LinearLoader:
         """Load a projection that every rank computes in full."""
         return self.build([Shard(key, (n_out, n_in), Span(0, n_out), Span(0, n_in))])
 
-    def build(self, shards: Sequence[Shard], *, bias: bool = True, n_padding: int = 0) -> Linear:
-        """Merge `shards` by rows, below them `n_padding` rows of unspecified values."""
-        method = self.make(self.backend)
-        n_out = sum(len(shard.rows) for shard in shards)
-        method.create(n_out + n_padding, len(shards[0].cols))
-        offset = 0
-        for shard in shards:
-            method.load(self.source, shard, offset)
-            offset += len(shard.rows)
-        return method.finish(self._bias(shards) if bias else None)
+    def build(self, shards: Sequence[Shard], *, bias: bool = True) -> Linear:
+        """Merge `shards` by rows."""
+        return self.backend.ops.linear(self.weight(shards), self.bias(shards) if bias else None)
 
-    def _bias(self, shards: Sequence[Shard]) -> torch.Tensor | None:
+    def weight(self, shards: Sequence[Shard], *, n_padding: int = 0) -> Dense:
+        """Return the weight of `shards` by rows, below them `n_padding` rows of zeros."""
+        parts = [self.source.matrix(shard.key, shard.shape, shard.rows, shard.cols) for shard in shards]
+        if n_padding:
+            parts.append(parts[0].new_zeros(n_padding, len(shards[0].cols)))
+        return Dense(tuple(parts))
+
+    def bias(self, shards: Sequence[Shard]) -> torch.Tensor | None:
+        """Return the biases of `shards` one after the other, None where none are stored."""
         keys = [(f"{shard.key}.bias", shard) for shard in shards]
         if keys[0][0] not in self.source:
             return None

@@ -75,6 +75,10 @@ class Checkpoint:
         """Return the name of the tensor or, without its suffix, of the quantized module that holds `key`."""
         return _module(self._refs[key])
 
+    def is_one(self, key: str, other: str) -> bool:
+        """Whether two keys stand for the same stored numbers."""
+        return self._refs[key] == self._refs[other]
+
     def stored_shape(self, key: str, shape: tuple[int, ...]) -> StoredShape:
         """Return how what holds `key`, of a logical `shape` [out] or [out, in], is stored and should be."""
         ref = self._refs[key]

@@ -122,7 +122,7 @@ def test_tokens_are_those_that_a_cpu_draws() -> None:
     ]
     known = [[3, 7, 7, 200, 7]] * len(params)
     here = draw(logits, params, known=known, n_prompt=2)
-    there = draw(logits.to(CUDA), params, known=known, n_prompt=2, ops=TorchOps(CUDA))
+    there = draw(logits.to(CUDA), params, known=known, n_prompt=2, ops=TorchOps(torch.float32, CUDA))
     assert np.array_equal(here.token_ids, there.token_ids)
     assert here.logprobs.keys() == there.logprobs.keys() == {9}
     ours, theirs = here.logprobs[9], there.logprobs[9]

@@ -13,6 +13,7 @@ from services.worker.backends.cpu.backend import OneDnnBackend
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.opening import open_backend
 from services.worker.backends.torch.ops import TorchOps
+from services.worker.backends.weights import Dense
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 N_ROWS, SIZE, HEAD_DIM, BLOCK_SIZE = 61, 512, 64, 16
@@ -55,7 +56,9 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
         return cache.gather(1, positions + BLOCK_SIZE)
 
     # Of so many terms that oneDNN sums them by the number of rows, were it allowed to.
-    product, biased = (ops.linear(normal(96, 3 * SIZE), bias) for bias in (None, normal(96)))
+    weight = Dense((normal(96, 3 * SIZE)[:30], normal(96, 3 * SIZE)[30:]))
+    product, biased = (ops.linear(weight, bias) for bias in (None, normal(96)))
+    lookup, (tied_lookup, tied_product) = ops.embedding(weight), ops.tied(weight, None)
     norm, head_norm = ops.rms_norm(normal(SIZE).float(), 1e-5), ops.rms_norm(normal(8, HEAD_DIM).float(), 1e-5)
     layer_norm = ops.layer_norm(normal(SIZE), normal(SIZE), 1e-5)
     angles = torch.arange(N_ROWS, device=device).unsqueeze(1) / torch.arange(1, 25, device=device)
@@ -64,6 +67,9 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
         "linear": lambda x, _: product(x.repeat(1, 3)),
         "linear with a bias": lambda x, _: biased(x.repeat(1, 3)),
         "linear in float32": lambda x, _: product.in_float32(x.repeat(1, 3)),
+        "embedding": lambda _, positions: lookup(positions % 96),
+        "embedding that is the head": lambda _, positions: tied_lookup(positions % 96),
+        "head that is the embedding": lambda x, _: tied_product(x.repeat(1, 3)),
         "rms norm": lambda x, _: norm(x),
         "rms norm of heads": lambda x, _: head_norm(heads(x)),
         "layer norm": lambda x, _: layer_norm(x),
@@ -88,7 +94,7 @@ def _three_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-NAMES = list(functions(TorchOps(CPU), torch.float32, CPU))
+NAMES = list(functions(TorchOps(torch.float32, CPU), torch.float32, CPU))
 
 
 def rows(device: torch.device) -> tuple[Tensor, Tensor]:
@@ -102,7 +108,7 @@ def test_what_a_backend_computes_is_what_the_reference_does(backend: str, name: 
     of = BACKENDS[backend]()
     x, positions = rows(of.device)
     found = functions(of.ops, of.dtype, of.device)[name](x.to(of.dtype), positions)
-    exact = functions(TorchOps(of.device), torch.float32, of.device)[name](x.float(), positions)
+    exact = functions(TorchOps(torch.float32, of.device), torch.float32, of.device)[name](x.float(), positions)
     if exact.dtype is torch.int64:  # keys: there is one right answer
         assert torch.equal(found, exact)
         return

@@ -122,6 +122,11 @@ def _pack_weight(a: Mapping[str, Any]) -> dict[str, int]:
     return {"weight": a["n"] * a["k"] * _BF16, "packed": -(-a["n"] // 64) * 64 * a["k"] * _BF16}
 
 
+def _unpack_rows(a: Mapping[str, Any]) -> dict[str, int]:
+    packed = -(-_count(a["rows"], a["m"]) // 64) * 64 * a["k"] * _BF16
+    return {"packed": packed, "rows": a["m"] * _LONG, "y": a["m"] * a["k"] * _BF16}
+
+
 def _rms_norm(a: Mapping[str, Any]) -> dict[str, int]:
     width = a["groups"] * a["n"]
     x, y = (_rows(a["m"], a[stride], width, _BF16) for stride in ("ldx", "ldy"))
@@ -168,6 +173,7 @@ def _logits(a: Mapping[str, Any]) -> dict[str, int]:
 SIZES: dict[str, Callable[[Mapping[str, Any]], dict[str, int]]] = {
     "rz_linear": _linear,
     "rz_pack_weight": _pack_weight,
+    "rz_unpack_rows": _unpack_rows,
     "rz_rms_norm": _rms_norm,
     "rz_add": lambda a: dict.fromkeys(("x", "added"), a["m"] * a["n"] * _BF16),
     "rz_rotate": _rotate,

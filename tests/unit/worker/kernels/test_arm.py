@@ -73,6 +73,7 @@ def test_linear(arm: Arm, n: int, n_out: int, steps: int) -> None:
     promise(linear.test_a_row_is_the_same_alone_and_at_any_place)(arm.kernels(), **shape, place=n // 2, seed=n)
     promise(linear.test_neighbours_that_are_not_finite_stay_with_themselves)(arm.kernels(), **shape)
     promise(linear.test_the_number_of_threads_changes_no_bit)(arm.kernels, **shape)
+    promise(linear.test_rows_come_out_of_a_packed_weight_as_they_went_in)(arm.kernels(), **shape, seed=n)
 
 
 def test_linear_of_subnormal_numbers_and_padded(arm: Arm) -> None:

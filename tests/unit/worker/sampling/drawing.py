@@ -15,7 +15,7 @@ from services.worker.sampling.sampler import Draws, Sampler
 from tests.unit.worker.sampling.thread_group import on_ranks
 
 CPU = torch.device("cpu")
-TORCH = TorchOps(CPU)
+TORCH = TorchOps(torch.float32, CPU)
 
 
 def admission(slot: int, params: Sampling, tokens: list[int], n_prompt: int) -> AdmissionView:

@@ -1,5 +1,6 @@
 // Linear layers in bfloat16 with float32 sums. A row's sums are taken in the order of k, alone: its bits depend
 // neither on the number of rows nor on its neighbours.
+#include "packed.h"
 #include "tiles.h"
 
 #define STRIP 64        // outputs computed together: four panels of a tile's width
@@ -20,6 +21,11 @@ EXPORT void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed) {
                     else
                         memset(packed, 0, 4);
                 }
+}
+
+void unpack_row(const bf16 *packed, long row, long k, bf16 *y) {
+    const bf16 *from = packed + row / TILE * TILE * k + row % TILE * 2;
+    for (long in = 0; in < k; in += 2, from += 2 * TILE) memcpy(y + in, from, 4);
 }
 
 typedef struct {

@@ -1,6 +1,7 @@
 // Linear layers in bfloat16 for CPUs that multiply pairs of it (AVX512-BF16, NEON with bfloat16) and have no tiles. Every output is one
 // float32 sum in the order of the pairs of k: a row's bits depend neither on the number of rows nor on its neighbours.
 #include "common.h"
+#include "packed.h"
 #include "product.h"
 
 #define ACROSS 4     // registers of weights that a row is multiplied with: WIDTH outputs each
@@ -18,6 +19,11 @@ EXPORT void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed) {
                 packed[0] = out < n ? weight[out * k + i] : 0;
                 packed[1] = out < n ? weight[out * k + i + 1] : 0;
             }
+}
+
+void unpack_row(const bf16 *packed, long row, long k, bf16 *y) {
+    const bf16 *from = packed + row / STRIP * STRIP * k + row % STRIP * 2;
+    for (long in = 0; in < k; in += 2, from += 2 * STRIP) memcpy(y + in, from, 4);
 }
 
 typedef struct {

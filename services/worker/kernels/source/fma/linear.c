@@ -1,6 +1,7 @@
 // Linear layers with bfloat16 weights and float32 arithmetic, by multiply-add, for AVX2, AVX-512 and NEON. Every output is one sum in the
 // order of k: a row's bits depend neither on the number of rows nor on its neighbours.
 #include "order.h"
+#include "packed.h"
 #include "product.h"
 
 #define STRIP (2 * WIDTH)           // outputs of a packed strip: two registers
@@ -25,6 +26,12 @@ EXPORT void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed) {
                 long out = strip * STRIP + j % 2 * WIDTH + j / 2;
                 *packed++ = out < n ? weight[out * k + i] : 0;
             }
+}
+
+void unpack_row(const bf16 *packed, long row, long k, bf16 *y) {
+    long place = row % STRIP; // of the strip's outputs, the second half lies between the first
+    const bf16 *from = packed + row / STRIP * STRIP * k + place % WIDTH * 2 + place / WIDTH;
+    for (long in = 0; in < k; in++) y[in] = from[in * STRIP];
 }
 
 // `x`: the inputs of `row` and those below it, STRIDE(k) apart. `ahead`: fetch the strips that come in the place of these, as
