@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from services.common.lifecycle import StartupError
-from services.common.templates import compile_template
-from services.worker.model.loading.files import check_safetensors, read_json, token_ids
+from services.worker.model.loading.chat_template import read_chat_template
+from services.worker.model.loading.files import check_safetensors, read_json, token_ids, weight_files
 from services.worker.model.loading.pooling import Pooling, read_pooling
 from services.worker.model.loading.sampling import SamplingDefaults, read_sampling
 from services.worker.model.loading.tokenizer import read_tokenizer
@@ -45,7 +46,8 @@ def read_model_files(folder: Path) -> ModelFiles:
 
 def _read(folder: Path) -> ModelFiles:
     spec = read_spec(folder)
-    for file in sorted(folder.glob("*.safetensors")):
+    weights = weight_files(folder).files
+    for file in weights:
         check_safetensors(file)
     config, generation = read_json(folder / "config.json"), read_json(folder / "generation_config.json")
     tokenizer_config = read_json(folder / "tokenizer_config.json")
@@ -53,48 +55,18 @@ def _read(folder: Path) -> ModelFiles:
     own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     ends = (*_ends(folder, generation), *spec.eos_token_ids, *own)
     return ModelFiles(
-        identity=_identity(folder),
+        identity=_identity(folder, weights),
         spec=spec,
         architecture=", ".join(config.get("architectures") or [spec.family]),
         pooling=read_pooling(folder),
         tokenizer_json=tokenizer.json,
-        chat_template=_chat_template(folder, tokenizer_config),
+        chat_template=read_chat_template(folder, tokenizer_config),
         special_tokens=tokenizer.special_tokens,
         add_bos_token=tokenizer.add_bos_token,
         # Each may know an end that the others do not: a chat ends with the tokenizer's, a text with the model's.
         eos_token_ids=tuple(dict.fromkeys(end for end in ends if 0 <= end < spec.vocab_size)),
         sampling=read_sampling(folder, generation),
     )
-
-
-def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str:
-    """Newer repositories keep the template in a file of its own, older ones inside tokenizer_config.json.
-
-    Raises ModelError naming the file when it is none: gateways could only refuse the whole model.
-    """
-    file = folder / "chat_template.jinja"
-    try:
-        if file.is_file():
-            template = file.read_text()
-        else:
-            file = folder / "tokenizer_config.json"
-            template = _configured(tokenizer_config.get("chat_template") or "")
-        if template:
-            compile_template(template)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file}: {error}") from error
-    return template
-
-
-def _configured(value: object) -> str:
-    """The template of a tokenizer_config.json, the default one of several; raises ValueError when there is none."""
-    if isinstance(value, list):
-        if not all(isinstance(entry, dict) and isinstance(entry.get("template"), str) for entry in value):
-            raise ValueError("chat_template: each of several must be an object with `name` and `template`")
-        value = next((entry["template"] for entry in value if entry.get("name") == "default"), "")
-    if not isinstance(value, str):
-        raise ValueError(f"chat_template must be a text or a list of named ones, not {type(value).__name__}")
-    return value
 
 
 def _ends(folder: Path, generation: dict[str, Any]) -> tuple[int, ...]:
@@ -104,10 +76,10 @@ def _ends(folder: Path, generation: dict[str, Any]) -> tuple[int, ...]:
         raise ModelError(f"{folder / 'generation_config.json'}: eos_token_id: {error}") from error
 
 
-def _identity(folder: Path) -> str:
+def _identity(folder: Path, weights: Sequence[Path]) -> str:
     """A digest of the configuration and of samples of the weights: reading all of them would take too long."""
     digest = sha256((folder / "config.json").read_bytes())
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weights:
         size = file.stat().st_size
         digest.update(f"\0{file.name}\0{size}\0".encode())
         with file.open("rb") as stream:

@@ -46,6 +46,8 @@ def check_shapes(config: Config, family: Family, spec: ModelSpec, source: Checkp
         by_dimension = [tuple(rows[source.name(key)]), *(size.keys for size in shape[1:])]
         if stored.transposed:
             by_dimension.reverse()
+        elif len(stored.wanted) > len(shape):  # the experts of a layer, stacked
+            by_dimension.insert(0, shapes["router"][0].keys)
         keys = dict.fromkeys(
             name
             for index, names in enumerate(by_dimension)

@@ -16,6 +16,7 @@ from services.worker.backends.sizing import available_host_memory
 from services.worker.model.agreement import check_counts, check_shapes
 from services.worker.model.decoder import Decoder, DecoderLayer, LayerNorms, Tables
 from services.worker.model.families.config import MAX_LAYERS, Config
+from services.worker.model.families.naming import stacked_refs
 from services.worker.model.layers.attention import load_attention
 from services.worker.model.layers.embedding import divide_vocabulary, load_vocabulary
 from services.worker.model.layers.linear import LinearLoader
@@ -54,8 +55,9 @@ def load_model(
     with closing(TensorFiles(path)) as files:
         check_counts(config, family, spec, n_drafts, files.names)
     # A head that is stored is meant, even where the config calls it tied.
-    stored = {"head": family.refs(replace(spec, tied=False))["head"]}
-    tensors = Checkpoint(path, family.refs(spec), ignored, family.optional_prefix, stored, spec.quantization)
+    stored = {"head": family.refs(replace(spec, tied=False))["head"]} | stacked_refs(spec)
+    prefix, dtype = family.optional_prefix, backend.dtype
+    tensors = Checkpoint(path, family.refs(spec), ignored, prefix, stored, spec.quantization, dtype)
     with torch.inference_mode(), tensors as source:
         check_shapes(config, family, spec, source)
         return build_decoder(spec, LinearLoader(source, comm, backend), max_positions)

@@ -22,7 +22,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
 }
-_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
+_DTYPES = {f"{module}{name}": name for module in ("", "torch.") for name in ("float32", "bfloat16", "float16")}
 
 
 def base_spec(
@@ -33,11 +33,12 @@ def base_spec(
     tied: bool = False,
     norm_eps: float = 1e-6,
     theta: float = 10_000.0,
+    partial: float | None = None,
 ) -> ModelSpec:
     """Return the spec of what all Llama-like configurations call by the same names; layers share one rope.
 
     `ropes`: already read. What follows is what the family means where the config does not say: `tied`: whether the
-    head is the embedding; `norm_eps`; `theta` of the rope.
+    head is the embedding; `norm_eps`; `theta` of the rope and the `partial` part of a head that it rotates.
     """
     hidden_size, n_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     given = config.raw("head_dim") is not None
@@ -47,7 +48,7 @@ def base_spec(
         raise config.error(
             "num_key_value_heads", f"expected a divisor of num_attention_heads {n_heads}, found {n_kv_heads}"
         )
-    rope = one_rope(config, ropes or read_ropes(config, head_dim, default_theta=theta))
+    rope = one_rope(config, ropes or read_ropes(config, head_dim, default_theta=theta, partial=partial))
     return ModelSpec(
         family=family,
         dtype=read_dtype(config),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.worker.model.families.config import Config
 from services.worker.model.spec import ModelSpec
@@ -24,6 +24,8 @@ class TensorRef:
     unit: int = 0
     part: int = 0
     n_parts: int = 1
+    place: int | None = None  # in a stack [n_stacked, out, in] of matrices
+    n_stacked: int = 0
 
 
 Refs = dict[str, TensorRef]
@@ -139,4 +141,19 @@ def _layer_refs(spec: ModelSpec, index: int, key: str, module: str, names: Layer
         for part in ("gate", "up", "down"):
             stored = f"{module}{names.experts}.{expert}.{getattr(names, f'expert_{part}')}.weight"
             refs[f"{key}experts.{expert}.{part}"] = TensorRef(stored)
+    return refs
+
+
+def stacked_refs(spec: ModelSpec, prefix: str = "model.layers.") -> Refs:
+    """Return the references of mixtures as transformers 5 computes them: the experts of a layer are one tensor."""
+    refs: Refs = {}
+    for index, moe in ((index, layer.moe) for index, layer in enumerate(spec.layers) if layer.moe is not None):
+        key, module = f"layers.{index}.", f"{prefix}{index}.mlp."
+        refs[f"{key}router"] = TensorRef(f"{module}gate.weight")
+        gate_up = TensorRef(f"{module}experts.gate_up_proj", n_stored=2 * moe.ffn_size, n_stacked=moe.n_experts)
+        down = TensorRef(f"{module}experts.down_proj", n_stacked=moe.n_experts)
+        for expert in range(moe.n_experts):
+            refs[f"{key}experts.{expert}.gate"] = replace(gate_up, place=expert)
+            refs[f"{key}experts.{expert}.up"] = replace(gate_up, place=expert, start=moe.ffn_size)
+            refs[f"{key}experts.{expert}.down"] = replace(down, place=expert)
     return refs

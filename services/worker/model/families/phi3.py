@@ -13,7 +13,7 @@ from services.worker.model.spec import ModelSpec
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a Phi 3 config.json. Raises ModelError."""
-    spec = base_spec(config, "phi3", norm_eps=1e-5)
+    spec = base_spec(config, "phi3", norm_eps=1e-5, partial=1.0)
     return replace(spec, layers=same_window(config, spec))
 
 

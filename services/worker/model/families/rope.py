@@ -25,6 +25,8 @@ _KEYS = {
 }
 _NEUTRAL = {"factor": 1.0, "attention_factor": 1.0}  # of kinds that have no such setting
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_SOURCES = ("rope_scaling", "rope_parameters")  # keys of transformers 4 and 5
+_SCALED_KIND = "full_attention"  # the layers that rope_scaling is about where each kind has a rope
 
 
 def read_ropes(
@@ -34,32 +36,64 @@ def read_ropes(
     theta_key: str = "rope_theta",
     default_theta: float = 10_000.0,
     partial_key: str = "partial_rotary_factor",
-    partial: float = 1.0,
+    partial: float | None = None,
 ) -> dict[str, RopeSpec]:
-    """Return the rotary embedding of each kind of layer; the key "" stands for all kinds. Raises ModelError."""
-    source = "rope_parameters" if config.raw("rope_parameters") is not None else "rope_scaling"
-    settings = config.raw(source) or {}
-    config.raw("rope_scaling")
-    theta = config.number(config.first_of(theta_key, "rope_theta"), default_theta)
-    partial = config.number(config.first_of(partial_key, "partial_rotary_factor"), partial)
-    if not isinstance(settings, dict):
-        raise config.error(source, f"expected an object, found {settings!r}")
-    per_kind = settings if settings and all(isinstance(v, dict) for v in settings.values()) else {"": settings}
-    return {
-        kind: _read(config, source, {"rope_theta": theta, "partial_rotary_factor": partial} | _given(values), head_dim)
-        for kind, values in per_kind.items()
+    """Return the rotary embedding of each kind of layer; the key "" stands for all kinds. Raises ModelError.
+
+    `partial`: the part of a head that is rotated where the config does not say; None where the family rotates whole
+    heads, whatever the config says.
+    """
+    outside = {
+        "rope_theta": config.number(config.first_of(theta_key, "rope_theta"), default_theta),
+        "partial_rotary_factor": config.raw(config.first_of(partial_key, "partial_rotary_factor")),
     }
+    reader = _Reader(config, head_dim, _given(outside), partial)
+    given = [reader.read(source) for source in _SOURCES if config.raw(source)]
+    if len(given) == 2:
+        old, new = given
+        if old != new and old != {"": new.get(_SCALED_KIND, new.get(""))}:
+            raise config.error("rope_parameters", "contradicts rope_scaling; keep one of the two")
+    return given[-1] if given else reader.read("rope_parameters")
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _read(config: Config, source: str, values: dict[str, Any], head_dim: int) -> RopeSpec:
-    kind: Any = values.get("rope_type", values.get("type", "default"))
-    kind = "longrope" if kind == "su" else kind  # its first name
-    if str(kind) not in _KEYS:
-        raise config.error(source, f"rope_type {kind!r} is not implemented; known: {', '.join(_KEYS)}")
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the settings of one config."""
+
+    config: Config
+    head_dim: int
+    outside: dict[str, Any]  # what stands at the top level, for settings that do not say it
+    partial: float | None
+
+    def read(self, source: str) -> dict[str, RopeSpec]:
+        """Return the ropes that the key `source` describes, by kind of layer. Raises ModelError."""
+        settings = self.config.raw(source) or {}
+        if not isinstance(settings, dict):
+            raise self.config.error(source, f"expected an object, found {settings!r}")
+        per_kind = settings if settings and all(isinstance(v, dict) for v in settings.values()) else {"": settings}
+        return {kind: self._rope(source, self.outside | _given(values)) for kind, values in per_kind.items()}
+
+    def _rope(self, source: str, values: dict[str, Any]) -> RopeSpec:
+        kind: Any = values.get("rope_type", values.get("type", "default"))
+        kind = "longrope" if kind == "su" else kind  # its first name
+        if str(kind) not in _KEYS:
+            raise self.config.error(source, f"rope_type {kind!r} is not implemented; known: {', '.join(_KEYS)}")
+        part = values.get("partial_rotary_factor")
+        if self.partial is None:
+            if kind != "default" and part not in (None, 1):
+                raise self.config.error(
+                    source, f"partial_rotary_factor {part!r} is not implemented here for rope_type {kind!r}; allowed: 1"
+                )
+            part = 1.0
+        values = {**values, "partial_rotary_factor": self.partial if part is None else part}
+        return _read(self.config, source, kind, values, self.head_dim)
+
+
+def _read(config: Config, source: str, kind: Any, values: dict[str, Any], head_dim: int) -> RopeSpec:
     neutral = {key for key, value in values.items() if _NEUTRAL.get(key) == value}
     unknown = values.keys() - _KEYS[kind] - _COMMON - neutral
     if unknown:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -40,18 +40,23 @@ class Checkpoint:
         optional_prefix: str = "",
         where_stored: Mapping[str, TensorRef] | None = None,
         layout: Layout | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """`ignored`: patterns of names that may be stored, but are not read. Raises ModelError.
 
         `optional_prefix`: of names; some checkpoints leave it out. `where_stored`: references that go before those of
-        `refs` where there is such a tensor. `layout`: of the modules that are stored quantized.
+        `refs` where there is such a tensor. `layout`: of the modules that are stored quantized. `dtype`: weights that
+        are not finite in it are refused.
         """
+        self._dtype = dtype
         self._files = TensorFiles(folder)
         self._quantized = None if layout is None else QuantizedReader(self._files, layout)
         try:
             bare = not any(name.startswith(optional_prefix) for name in self._files.names)
-            self._refs = {key: _strip(ref, optional_prefix) for key, ref in refs.items()} if bare else dict(refs)
-            self._refs |= {key: ref for key, ref in (where_stored or {}).items() if self._is_stored(ref)}
+            prefix = optional_prefix if bare else ""
+            self._refs = {key: _strip(ref, prefix) for key, ref in refs.items()}
+            instead = {key: _strip(ref, prefix) for key, ref in (where_stored or {}).items()}
+            self._refs |= {key: ref for key, ref in instead.items() if self._is_stored(ref)}
             self._check_names(ignored)
         except BaseException:
             self._files.close()
@@ -88,6 +93,8 @@ class Checkpoint:
             name, transposed, wanted = quantized.codes(_module(ref), (wanted[0], wanted[1]))
         elif transposed:
             wanted = wanted[::-1]
+        elif ref.place is not None:
+            wanted = (ref.n_stacked, *wanted)
         return StoredShape(self._files.file(name), name, self._files.shape(name), wanted, transposed)
 
     def vector(self, key: str, size: int, span: Span | None = None) -> torch.Tensor:
@@ -95,7 +102,7 @@ class Checkpoint:
         ref = self._refs[key]
         rows, take = _stored_rows(ref, span or Span(0, size))
         stored = self._files.slice(ref.name, (_stored_size(ref, size),))
-        return _take_part(stored[rows.start : rows.stop], ref, take)
+        return self._finite(_take_part(stored[rows.start : rows.stop], ref, take), ref)
 
     def matrix(
         self, key: str, shape: tuple[int, int], rows: Span | None = None, cols: Span | None = None
@@ -110,10 +117,27 @@ class Checkpoint:
         elif ref.transposed:
             stored = self._files.slice(ref.name, (shape[1], depth))
             found = stored[cols.start : cols.stop, stored_rows.start : stored_rows.stop].t()
+        elif ref.place is not None:
+            stored = self._files.slice(ref.name, (ref.n_stacked, depth, shape[1]))
+            found = stored[ref.place, stored_rows.start : stored_rows.stop, cols.start : cols.stop]
         else:
             stored = self._files.slice(ref.name, (depth, shape[1]))
             found = stored[stored_rows.start : stored_rows.stop, cols.start : cols.stop]
-        return _take_part(found, ref, take)
+        return self._finite(_take_part(found, ref, take), ref)
+
+    def _finite(self, found: torch.Tensor, ref: TensorRef) -> torch.Tensor:
+        """Return `found`. Raises ModelError where the served dtype has no number for one of its elements."""
+        if found.numel():
+            low, high = (end.item() for end in torch.aminmax(found))
+            largest = torch.finfo(self._dtype).max
+            if not -largest <= low <= high <= largest:  # NaN is neither
+                name, end = _module(ref), high if abs(low) <= largest else low
+                raise ModelError(f"{self._file(ref)}: {name}: holds {end}, which is not finite in {self._dtype}")
+        return found
+
+    def _file(self, ref: TensorRef) -> Path:
+        quantized = self._reader_of(ref)
+        return self._files.file(ref.name if quantized is None else quantized.codes(_module(ref), (1, 1))[0])
 
     def _reader_of(self, ref: TensorRef) -> QuantizedReader | None:
         """Return what reads `ref` if it is quantized."""
@@ -139,12 +163,19 @@ class Checkpoint:
                 optional.add(bias)
         missing = sorted(expected - set(files.names))
         if missing:
-            raise ModelError(f"{files.folder}: {missing[0]}: missing ({len(missing)} tensors in all)")
+            prefix = _prefix(missing[0], files.names)
+            hint = f"; it is there with the prefix {prefix!r}, without which it has to be stored" if prefix else ""
+            raise ModelError(f"{files.folder}: {missing[0]}: missing ({len(missing)} tensors in all){hint}")
         left = set(files.names) - expected - optional
         unused = sorted(name for name in left if not any(fnmatchcase(name, pattern) for pattern in ignored))
         if unused:
             file = files.file(unused[0])
             raise ModelError(f"{file}: {unused[0]}: not used by this architecture ({len(unused)} tensors in all)")
+
+
+def _prefix(name: str, stored: Iterable[str]) -> str:
+    """Return what stands before `name` in one of the `stored` names, "" where in none."""
+    return next((other.removesuffix(name) for other in stored if other.endswith(f".{name}")), "")
 
 
 def _module(ref: TensorRef) -> str:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from services.worker.model.spec import ModelError
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
+INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _HEADER_LENGTH = 8  # bytes at the start of a safetensors file that say how long its header is
 
 
@@ -61,3 +66,34 @@ def check_safetensors(file: Path) -> None:
     wanted = _HEADER_LENGTH + length + max(ends, default=0)
     if size < wanted:
         raise ModelError(f"{file}: cut off: {size} bytes of {wanted}")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The safetensors files that a checkpoint consists of; others of its folder are not read."""
+
+    files: tuple[Path, ...]
+    index: Mapping[str, str] = field(default_factory=dict)  # the file of every tensor, where there is an index
+
+
+def weight_files(folder: Path) -> WeightFiles:
+    """Return the files of a checkpoint: one, or the shards that its index lists. Raises ModelError."""
+    index = folder / INDEX
+    if index.is_file():
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+            raise ModelError(f"{index}: weight_map: expected a file's name for each tensor")
+        names = sorted(set(places.values()))
+        outside = [name for name in names if Path(name).name != name]
+        if outside:
+            raise ModelError(f"{index}: weight_map: {outside[0]!r} is not a file of this folder")
+        return WeightFiles(tuple(folder / name for name in names), places)
+    if (folder / _SINGLE).is_file():
+        return WeightFiles((folder / _SINGLE,))
+    pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
+    if pickles:
+        raise ModelError(
+            f"{folder / pickles[0]}: pickle files are refused, because reading one runs the code in it; "
+            "convert the checkpoint to safetensors"
+        )
+    raise ModelError(f"{folder}: neither {_SINGLE} nor {INDEX} is there")

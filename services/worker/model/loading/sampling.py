@@ -32,8 +32,8 @@ def read_sampling(folder: Path, generation: dict[str, Any]) -> SamplingDefaults:
         value = generation.get(name)
         if value is None:
             continue
-        number = isinstance(value, int if name == "top_k" else (int, float)) and not isinstance(value, bool)
-        if not number or not low <= value <= high:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not low <= value <= high or (name == "top_k" and value != int(value)):
             raise ModelError(f"{folder}/generation_config.json: `{name}` must be from {low} to {high}, not {value!r}")
-        found[name] = max(0, value)  # a top_k of -1 is off, like 0
+        found[name] = max(0, int(value) if name == "top_k" else value)  # a top_k of -1 is off, like 0
     return SamplingDefaults(**found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,13 +10,10 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from services.worker.model.loading.files import read_json, refuse_pointer
+from services.worker.model.loading.files import INDEX, WeightFiles, refuse_pointer, weight_files
 from services.worker.model.spec import ModelError
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors calls them: what weights are that nothing has to explain
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 class TensorFiles:
@@ -27,12 +25,25 @@ class TensorFiles:
         self._files = ExitStack()
         self._where: dict[str, tuple[Path, Any]] = {}
         try:
-            for file in _files(folder):
-                handle = self._files.enter_context(_open(file))
-                self._where |= dict.fromkeys(handle.keys(), (file, handle))
+            self._place(weight_files(folder))
         except BaseException:
             self._files.close()
             raise
+
+    def _place(self, stored: WeightFiles) -> None:
+        """Find the file of every tensor: the index decides where several hold one. Raises ModelError."""
+        holders: dict[str, dict[str, tuple[Path, Any]]] = defaultdict(dict)  # by tensor, then by file
+        for file in stored.files:
+            handle = self._files.enter_context(_open(file))
+            for name in handle.keys():  # noqa: SIM118 - it cannot be iterated
+                holders[name][file.name] = file, handle
+        index = self.folder / INDEX
+        if absent := sorted(stored.index.keys() - holders.keys()):
+            raise ModelError(f"{index}: weight_map: no file holds {absent[0]} ({len(absent)} tensors in all)")
+        for name, found in holders.items():
+            if len(found) > 1 and stored.index.get(name) not in found:
+                raise ModelError(f"{index}: weight_map: {name} is in {' and '.join(found)}; it has to say in which")
+            self._where[name] = found.get(stored.index.get(name, "")) or next(iter(found.values()))
 
     def close(self) -> None:
         """Close the files."""
@@ -77,26 +88,3 @@ def _open(file: Path) -> Any:
         return safe_open(file, framework="pt")
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{file}: {error}") from error
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint: one, or the shards that its index lists."""
-    index = folder / _INDEX
-    if index.is_file():
-        places = read_json(index).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-            raise ModelError(f"{index}: weight_map: expected a file's name for each tensor")
-        names = sorted(set(places.values()))
-        outside = [name for name in names if Path(name).name != name]
-        if outside:
-            raise ModelError(f"{index}: weight_map: {outside[0]!r} is not a file of this folder")
-        return [folder / name for name in names]
-    if (folder / _SINGLE).is_file():
-        return [folder / _SINGLE]
-    pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
-    if pickles:
-        raise ModelError(
-            f"{folder / pickles[0]}: pickle files are refused, because reading one runs the code in it; "
-            "convert the checkpoint to safetensors"
-        )
-    raise ModelError(f"{folder}: neither {_SINGLE} nor {_INDEX} is there")

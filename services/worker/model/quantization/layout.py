@@ -16,6 +16,7 @@ class Packing:
     bits: int
     dim: Literal[0, 1]
     places: tuple[int, ...] = ()  # where in its word each number lies, 0 in the lowest bits; (): in order
+    less: int = 0  # what was subtracted from each number before it was stored, modulo 2^bits
 
     @property
     def per_word(self) -> int:

@@ -130,5 +130,5 @@ def _unpack(words: Tensor, packing: Packing) -> Tensor:
     places = torch.tensor(packing.places or range(packing.per_word), dtype=torch.int32) * packing.bits
     shape = [1, 1, 1]
     shape[packing.dim + 1] = packing.per_word
-    numbers = (words.unsqueeze(packing.dim + 1) >> places.view(shape)) & ((1 << packing.bits) - 1)
+    numbers = ((words.unsqueeze(packing.dim + 1) >> places.view(shape)) + packing.less) & ((1 << packing.bits) - 1)
     return numbers.flatten(packing.dim, packing.dim + 1)

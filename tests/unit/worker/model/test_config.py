@@ -77,6 +77,18 @@ def test_older_spellings(sample: Callable[[str], Sample], tmp_path: Path) -> Non
     assert read_spec(_write(tmp_path, experts)) == read_spec(sample("qwen3_moe").folder)
 
 
+@pytest.mark.parametrize("variant", ["llama_linear", "llama_yarn", "gemma3"])
+def test_both_spellings_that_agree_are_accepted(variant: str, sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    config = _read(sample(variant))
+    both = _as_version_4(config) | {"rope_parameters": config["rope_parameters"]}
+    assert read_spec(_write(tmp_path, both)) == read_spec(sample(variant).folder)
+
+
+def test_dtypes_as_torch_spells_them(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    config = _as_version_4(_read(sample("llama")))
+    assert read_spec(_write(tmp_path, config | {"torch_dtype": "torch.bfloat16"})).dtype == "bfloat16"
+
+
 def test_windows_alternate_by_default(sample: Callable[[str], Sample], tmp_path: Path) -> None:
     gemma2 = _read(sample("gemma2"))
     del gemma2["layer_types"]
@@ -111,7 +123,11 @@ def test_windows_alternate_by_default(sample: Callable[[str], Sample], tmp_path:
         ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}}, "needs a factor"),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "twist": 1}}, "twist is not implemented"),
         ("llama_dynamic", {"head_dim": 2}, "a lone pair cannot be rotated"),
-        ("llama", {"partial_rotary_factor": 0.1}, "1 rotated elements of a head cannot be paired"),
+        ("gpt_neox", {"rope_parameters": {"partial_rotary_factor": 0.1}}, "1 rotated elements of a head cannot be"),
+        ("llama_linear", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not implemented here for"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_parameters: contradicts rope_scaling"),
+        ("llama_yarn", {"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}, "contradicts rope_scaling"),
+        ("gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "contradicts rope_scaling"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention: True is not implemented"),
         ("gemma2", {"layer_types": ["chunked_attention"] * 3}, "layer_types: expected"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: True"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from services.worker.model.registry import read_spec
 from services.worker.model.spec import ModelError
 from tests.unit.worker.model.conftest import Sample
 from tests.unit.worker.model.harness import CPU, Engine
+from tests.unit.worker.model.quantization.checkpoints import logits as sharded_logits
 from tests.unit.worker.model.zoo import prompt, reference_logits
 
 Tensors = dict[str, torch.Tensor]
@@ -122,3 +124,49 @@ def test_learned_positions_shrink_to_what_is_served(sample: Callable[[str], Samp
     assert (model.logits(Engine(model).run(ids, []))[:, :99] - made.logits[:30]).abs().max() <= 1e-4
     with pytest.raises(ModelError, match="the model was made for 128"):
         load_model(made.folder, SingleRank(), open_backend(torch.float32, CPU), max_positions=129)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "olmo2"),
+        *("granite", "smollm3", "phi3"),
+    ],
+)
+def test_heads_are_rotated_in_part_only_where_transformers_does(
+    variant: str, sample: Callable[[str], Sample], tmp_path: Path
+) -> None:
+    """Most families rotate whole heads, whatever `partial_rotary_factor` says."""
+    made = sample(variant)
+    folder = _changed(made.folder, tmp_path, dict, partial_rotary_factor=0.5)
+    reference = reference_logits(transformers.AutoModelForCausalLM.from_pretrained(folder), made.ids)
+    assert (_logits(folder, made.ids) - reference).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("variant", ["mixtral", "qwen3_moe"])
+def test_experts_in_one_tensor_as_transformers_5_computes_them(
+    variant: str, sample: Callable[[str], Sample], tmp_path: Path
+) -> None:
+    made, folder = sample(variant), tmp_path / "stacked"
+    shutil.copytree(made.folder, folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(made.folder)
+    model.save_pretrained(folder, save_original_format=False)
+    names = load_file(folder / "model.safetensors").keys()
+    assert "model.layers.0.mlp.experts.gate_up_proj" in names
+    for size in (1, 2):
+        assert (sharded_logits(replace(made, folder=folder), size) - made.logits).abs().max() <= 1e-4
+    config = json.loads((folder / "config.json").read_text())
+    key = "moe_intermediate_size" if variant == "qwen3_moe" else "intermediate_size"
+    (folder / "config.json").write_text(json.dumps(config | {key: 40}))
+    said = rf"experts\.gate_up_proj: expected shape \[4, 80, 48\], found \[4, \d+, 48\]; {key} \(40\) of config"
+    with pytest.raises(ModelError, match=said):
+        _logits(folder, made.ids)
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    def spoil(tensors: Tensors) -> Tensors:
+        tensors["model.layers.1.mlp.up_proj.weight"][3, 3] = float("nan")
+        return tensors
+
+    with pytest.raises(ModelError, match=r"model\.safetensors: model\.layers\.1\.mlp\.up_proj: holds nan"):
+        _logits(_changed(sample("llama").folder, tmp_path, spoil), prompt())

@@ -5,19 +5,19 @@ from __future__ import annotations
 from services.worker.model.families.config import Config
 from services.worker.model.quantization.layout import SCALES, Grid, Layout, Packing
 from services.worker.model.quantization.method import Method
+from services.worker.model.quantization.producers import pass_over_producers
 
 _PACKING = Packing(bits=4, dim=0, places=(0, 4, 1, 5, 2, 6, 3, 7))
 
 
 def read(config: Config) -> Layout:
     """Read the configuration. Raises ModelError."""
-    # Which modules are quantized is seen by their tensors.
-    config.pass_over("modules_to_not_convert", "ignore", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
-    config.pass_over("exllama_config")
+    pass_over_producers(config)
+    config.pass_over("zero_point", "desc_act")  # zeros are stored in either case, and inputs are never sorted
     config.require("bits", 4)
-    config.require("zero_point", True)
-    config.require("version", "gemm", "GEMM")
-    config.require("format", "gemm")
+    config.require("method", "awq")
+    for version in ("version", "format", "checkpoint_format"):
+        config.require(version, "gemm", "GEMM")
     block = (1, 0) if config.raw("group_size") == -1 else (1, config.integer("group_size", 128))
     return Layout(
         codes=Grid(("qweight",), ("I32",), transposed=True, packing=_PACKING),

@@ -68,6 +68,50 @@ def test_shards_are_found_by_their_index(tmp_path: Path) -> None:
         assert torch.equal(source.matrix("y", (12, 4), Span(1, 2)), A[1:2] + 1)
 
 
+def test_the_index_decides_which_of_several_files_holds_a_tensor(tmp_path: Path) -> None:
+    save_file({"a": A, "c": A + 2}, tmp_path / "1.safetensors")
+    save_file({"a": A + 1, "b": A + 2}, tmp_path / "2.safetensors")
+    places = {"a": "1.safetensors", "b": "2.safetensors", "c": "1.safetensors"}
+    refs = {"x": TensorRef("a"), "y": TensorRef("b"), "z": TensorRef("c")}
+
+    def read(**changes: str) -> torch.Tensor:
+        index = {"weight_map": {name: file for name, file in (places | changes).items() if file}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        with Checkpoint(tmp_path, refs) as source:
+            return source.matrix("x", (12, 4))
+
+    assert torch.equal(read(), A)
+    assert torch.equal(read(a="2.safetensors"), A + 1)
+    with pytest.raises(ModelError, match=r"weight_map: a is in 1\.safetensors and 2\.safetensors; it has to say"):
+        read(a="")
+    with pytest.raises(ModelError, match=r"index\.json: weight_map: no file holds d \(1 tensors in all\)"):
+        read(d="1.safetensors")
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(wrong: float, tmp_path: Path) -> None:
+    a = A.clone()
+    a[5, 2] = wrong
+    folder = _one_file(tmp_path, a=a, b=a[:, 2])
+    refs = {"x": TensorRef("a"), "y": TensorRef("b")}
+    with Checkpoint(folder, refs) as source:
+        for read in (lambda: source.matrix("x", (12, 4)), lambda: source.vector("y", 12)):
+            with pytest.raises(ModelError, match=rf"model\.safetensors: [ab]: holds {wrong}, which is not finite"):
+                read()
+        assert torch.equal(source.matrix("x", (12, 4), Span(0, 5)), A[:5])  # of another rank
+
+
+def test_weights_that_the_served_dtype_cannot_hold_are_refused_by_name(tmp_path: Path) -> None:
+    folder = _one_file(tmp_path, a=A * 2048)
+    with Checkpoint(folder, {"x": TensorRef("a")}, dtype=torch.bfloat16) as source:
+        source.matrix("x", (12, 4))
+    with (
+        Checkpoint(folder, {"x": TensorRef("a")}, dtype=torch.float16) as source,
+        pytest.raises(ModelError, match=r"a: holds 96256\.0, which is not finite in torch\.float16"),
+    ):
+        source.matrix("x", (12, 4))
+
+
 def test_a_prefix_that_some_checkpoints_leave_out(tmp_path: Path) -> None:
     folder = _one_file(tmp_path, **{"h.0.w": A})
     with Checkpoint(folder, {"x": TensorRef("transformer.h.0.w")}, (), "transformer.") as source:
@@ -78,6 +122,9 @@ def test_errors_name_file_and_key(tmp_path: Path) -> None:
     folder = _one_file(tmp_path, a=A, extra=A + 1)
     with pytest.raises(ModelError, match=r"b: missing"):
         Checkpoint(folder, {"x": TensorRef("a"), "y": TensorRef("b")})
+    with pytest.raises(ModelError, match=r"a\.b: missing \(1 tensors in all\); it is there with the prefix 'lm\.'"):
+        Checkpoint(_one_file(tmp_path, **{"lm.a.b": A}), {"x": TensorRef("a.b")})
+    folder = _one_file(tmp_path, a=A, extra=A + 1)
     with pytest.raises(ModelError, match=r"model\.safetensors: extra: not used"):
         Checkpoint(folder, {"x": TensorRef("a")})
     with (
@@ -113,5 +160,5 @@ def test_broken_folders_are_refused(tmp_path: Path) -> None:
             Checkpoint(tmp_path, {})
     save_file({"a": A}, tmp_path / "one.safetensors")
     index.write_text('{"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}')
-    with pytest.raises(ModelError, match="b: missing"):
+    with pytest.raises(ModelError, match="no file holds b"):
         Checkpoint(tmp_path, {"x": TensorRef("a"), "y": TensorRef("b")})

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from services.common.lifecycle import StartupError
+from services.common.templates import compile_template
 from services.worker.api.model_files import read_model_files
 from services.worker.model.loading.sampling import SamplingDefaults
 
@@ -40,6 +42,47 @@ def test_weights_that_are_cut_off(folder: Path) -> None:
             read_model_files(folder)
     file.write_bytes((20).to_bytes(8, "little") + b"x" * 40)
     with pytest.raises(StartupError, match=r"model\.safetensors: its safetensors header is broken"):
+        read_model_files(folder)
+
+
+def test_weights_that_are_not_read_may_be_cut_off(folder: Path) -> None:
+    identity = read_model_files(folder).identity
+    (folder / "consolidated.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:100])
+    assert read_model_files(folder).identity == identity
+
+
+_DEFAULT = "{% for m in messages %}\n  {{ m.role }}: {{ m.content }}\n{% endfor %}\n"
+_TOOLS = (
+    "\n{% macro named(tool) %}<{{ tool.function.name }}>{% endmacro %}\n{{ named(tools[0]) }}\n" + _DEFAULT + "  \n"
+)
+
+
+@pytest.mark.parametrize("in_files", [True, False])
+def test_a_template_for_tools_is_used_as_transformers_does(in_files: bool, folder: Path) -> None:
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text()) | {"chat_template": _DEFAULT}
+    if in_files:
+        (folder / "chat_template.jinja").write_text(_DEFAULT)
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(_TOOLS)
+    else:
+        (folder / "chat_template.jinja").unlink(missing_ok=True)
+        named = {"rag": "x", "tool_use": _TOOLS, "default": _DEFAULT}
+        config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
+    file.write_text(json.dumps(config))
+    template, reference = read_model_files(folder).chat_template, AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": "user", "content": "hello"}]
+    tool = {"type": "function", "function": {"name": "find", "description": "", "parameters": {}}}
+    for tools in (None, [tool]):
+        expected = reference.apply_chat_template(messages, tools=tools, tokenize=False)
+        assert compile_template(template).render(messages=messages, tools=tools) == expected
+        assert ("<find>" in expected) == bool(tools)
+
+
+def test_a_broken_template_for_tools_is_refused_by_name(folder: Path) -> None:
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{% if %}")
+    with pytest.raises(StartupError, match=r"tool_use\.jinja: chat template, line 1"):
         read_model_files(folder)
 
 
@@ -110,6 +153,8 @@ def test_what_the_publisher_recommends(folder: Path) -> None:
     file = folder / "generation_config.json"
     file.write_text('{"temperature": 0.6, "top_p": null, "top_k": -1, "do_sample": true, "max_new_tokens": 5}')
     assert read_model_files(folder).sampling == SamplingDefaults(temperature=0.6, top_k=0)
+    file.write_text('{"top_k": 20.0}')
+    assert read_model_files(folder).sampling == SamplingDefaults(top_k=20)
     for wrong in ('"temperature": "hot"', '"top_p": 1.5', '"top_k": 2.5', '"repetition_penalty": true'):
         file.write_text(f"{{{wrong}}}")
         name = wrong.split('"')[1]

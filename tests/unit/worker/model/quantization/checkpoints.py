@@ -106,7 +106,7 @@ def integers(weight: Tensor, bits: int, block: tuple[int, int], symmetric: bool,
         low, high = min(part.min().item(), 0.0), max(part.max().item(), 0.0)
         low, high = (-max(-low, high), max(-low, high)) if symmetric else (low, high)
         scale = torch.tensor((high - low) / levels).to(dtype)
-        zero = 2 ** (bits - 1) if symmetric else max(1, round(-low / scale.item()))  # GPTQ cannot store 0
+        zero = 2 ** (bits - 1) if symmetric else round(-low / scale.item())
         codes[place] = ((part / scale.float()).round() + zero).clamp(0, levels).long()
         dense[place] = (codes[place] - zero) * scale.float()
         scales.append(scale)

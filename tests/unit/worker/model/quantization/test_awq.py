@@ -51,7 +51,7 @@ def test_groups(variant: str, group: int, sample: Callable[[str], Sample], tmp_p
     [
         (_config(bits=8), r"quantization_config\.bits: 8 is not implemented; allowed: 4"),
         (_config(version="gemv"), r"version: 'gemv' is not implemented; allowed: 'gemm'"),
-        (_config(zero_point=False), r"zero_point: False is not implemented; allowed: True"),
+        (_config(dynamic={"+:.*down.*": {"bits": 8}}), r"dynamic: settings of its own for '\+:\.\*down"),
         (_config(twist=1), r"twist: 1 is not implemented"),
         (_config(group_size=32), r"q_proj\.qzeros: expected shape \[2, 6\], found \[3, 6\]"),
     ],

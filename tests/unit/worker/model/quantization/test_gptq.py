@@ -40,7 +40,7 @@ def _store(bits: int = 4, group: int = 16, *, sorted_inputs: bool = False, less:
         back = order.argsort()
         stored = {
             "qweight": packed(made.codes[:, back].T, bits, dim=0),
-            "qzeros": packed(made.zeros.T - less, bits, dim=1),
+            "qzeros": packed((made.zeros.T - less) % 2**bits, bits, dim=1),
             "scales": made.scales.T,
             "g_idx": (back // (group or n_in)).int(),
         }
@@ -64,6 +64,12 @@ def test_groups(
 ) -> None:
     """4 ranks have 12 of 48 inputs each: their shares begin in the middle of groups and of words."""
     check(write(sample(variant), tmp_path, _config(**config), store))
+
+
+def test_zeros_of_weights_that_are_all_positive(sample: Callable[[str], Sample], tmp_path: Path) -> None:
+    """Their zero is 0, which the first version stores as the largest number of its bits."""
+    store = _store()
+    check(write(sample("llama"), tmp_path, _config(), lambda weight: store(weight.abs())), (1, 2))
 
 
 def test_a_quantized_head(sample: Callable[[str], Sample], tmp_path: Path) -> None:
