@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -49,7 +50,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(service: str, level: str, **fields: object) -> None:
-    """Send the root logger's records to stdout as JSON lines; `fields` are in every one."""
+    """Send the root logger's records to stdout as JSON lines; `fields` are in every one.
+
+    gRPC's core would write lines of its own to stderr, of connections that have ended among others. What it fails at
+    is an exception or a status, too. `GRPC_VERBOSITY`, where it is set, brings its lines back.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter(service, fields))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -167,6 +167,7 @@ def test_a_call_is_shown_and_its_result_goes_on(page: Page) -> None:
     page.set("tools", json.dumps([CALL]))
     Select(page.find("#tool_choice")).select_by_visible_text("required")
     page.ask("How warm is it in Rome?")
+    assert page.find("#status").get_property("textContent") == "The model calls get_weather: type what it returns."
     card = page.find(".call")
     assert card.find_element(By.CSS_SELECTOR, "h3").text == "get_weather"
     jsonschema.validate(json.loads(card.find_element(By.CSS_SELECTOR, "pre").text), CALL["function"]["parameters"])

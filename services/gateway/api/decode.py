@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from services.gateway.api.allowed import allowed_values
 from services.gateway.api.fields import check_neutral, neutral_values
 from services.gateway.errors import ApiError, invalid
 
@@ -29,6 +30,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$")
 _SURROGATES = re.compile(
     r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
+_NO_MEMBER = ("Invalid enum value ", "Invalid value ")
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")
 
 
@@ -101,12 +103,22 @@ def lone_surrogate(data: bytes | str) -> ApiError | None:
     return invalid(f"The text holds the lone surrogate `{lone}`: it stands for no character.", code="invalid_unicode")
 
 
-def explain(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> ApiError:
-    """The refusal of a value that is no `kind`: names the field and what is allowed."""
+def described(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:
+    """What is wrong, without a full stop, and the path of the field; of an enumeration with its values."""
     message = str(error)
     located = _AT.search(message)
     path = located["path"] if located else ""
     text = message[: located.start()] if located else message
+    if text.startswith(_NO_MEMBER):
+        allowed = ", ".join(f"`{value}`" for value in allowed_values(kind, path))
+        value = next(text.removeprefix(start) for start in _NO_MEMBER if text.startswith(start))
+        text = f"{value} is none of {allowed}" if allowed else text
+    return text, path
+
+
+def explain(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> ApiError:
+    """The refusal of a value that is no `kind`: names the field and what is allowed."""
+    text, path = described(error, kind)
     if unknown := _UNKNOWN.match(text):
         param = f"{path}.{unknown['field']}" if path else unknown["field"]
         supported = (name for name in kind.__struct_encode_fields__ if name not in neutral_values(kind))

@@ -15,6 +15,7 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 MAX_SESSION_CHARS = 512
 MAX_TEXTS = 2048  # of an embedding request, as OpenAI has it
 Session = Annotated[str, Meta(max_length=MAX_SESSION_CHARS)]
+_WINDOW = "Like `24h`, at most as long as files are kept (RYZANSTEIN_BATCH_FILE_LIFE_S)"
 NonEmpty = Annotated[str, Meta(min_length=1)]
 
 
@@ -128,7 +129,9 @@ class CompletionBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Meta(ge=1, description="Only the value of n")] | None = None
+    best_of: (
+        Annotated[int, Meta(ge=1, le=1024, description="Only the value of `n`, 1 where that is left out")] | None
+    ) = None
     suffix: Annotated[Any, neutral("")] = None
     add_special_tokens: Annotated[bool, Meta(description="Default true")] | None = None
 
@@ -312,7 +315,7 @@ class BatchBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     input_file_id: Annotated[str, Meta(min_length=1, max_length=64)]
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
-    completion_window: Annotated[str, Meta(pattern="^[1-9][0-9]{0,6}[smhd]$", description="Like `24h`")]
+    completion_window: Annotated[str, Meta(pattern="^[1-9][0-9]{0,6}[smhd]$", description=_WINDOW)]
     metadata: (
         Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
         | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
@@ -52,10 +53,16 @@ async def numbered_lines(store: FileStore, tenant: str, file_id: str, size: int)
         *whole, rest = (rest + piece).split(b"\n")
         for line in whole:
             number += 1
-            if line.strip():
-                yield number, line
-    if rest.strip():
-        yield number + 1, rest
+            if text := _content(number, line):
+                yield number, text
+    if text := _content(number + 1, rest):
+        yield number + 1, text
+
+
+def _content(number: int, line: bytes) -> bytes:
+    """A line without the byte-order mark that a file may begin with; empty where it is blank."""
+    text = line.removeprefix(BOM_UTF8) if number == 1 else line
+    return text if text.strip() else b""
 
 
 class Inspector:

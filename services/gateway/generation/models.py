@@ -9,10 +9,10 @@ from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
 
 
-def check_permission(name: str, tenant: Tenant) -> None:
+def check_permission(name: str, tenant: Tenant, catalog: Catalog) -> None:
     """Raises :class:`ApiError` as if the model did not exist when the tenant may not use it."""
     if name and tenant.models and name not in tenant.models:
-        raise unknown_model(name, sorted(tenant.models))
+        raise unknown_model(name, list(catalog.listed(tenant.models)))
 
 
 class Models:
@@ -25,9 +25,9 @@ class Models:
 
     async def find(self, name: str, tenant: Tenant) -> ServedModel:
         """The model if the tenant may use it; raises :class:`ApiError` as if it did not exist otherwise."""
-        check_permission(name, tenant)
-        model = await self._catalog.find(name, tenant.name)
-        check_permission(model.name, tenant)
+        check_permission(name, tenant, self._catalog)
+        model = await self._catalog.find(name, tenant.name, tenant.models)
+        check_permission(model.name, tenant, self._catalog)
         return model
 
     async def choose(self, name: str, tenant: Tenant) -> tuple[str, ServedModel]:

@@ -15,51 +15,52 @@ from google.protobuf.json_format import MessageToDict
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
-from services.gateway.errors import ApiError, invalid, storage_away
-from services.gateway.generation.models import check_permission
+from services.gateway.errors import ApiError, internal_error, invalid, storage_away
 from services.gateway.http.caller import Caller
 from services.gateway.http.documentation import Documentation
+from services.gateway.http.exchange import Wire
+from services.gateway.http.models import add_models
 from services.gateway.http.openapi import document
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.redis_guard import RedisAwayError
 from services.gateway.tenants.tenant import Gate
-from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
 from services.gateway.upstream.router import RouterClient
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
 
 
-def _model_json(name: str, model: ServedModel | None) -> dict[str, Any]:
-    """OpenAI's object; of an expected model that no worker has served yet, little is known."""
-    facts = {"created": model.card.created, "max_model_len": model.max_len} if model else {"created": 0}
-    return {"id": name, "object": "model", "owned_by": "ryzanstein", **facts}
-
-
-async def _api_error(_request: Request, error: Exception) -> Response:
+async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    wire: Wire = request.scope["wire"]
     waits = {} if error.retry_after_s is None else {"retry-after": str(max(1, round(error.retry_after_s)))}
-    return JSONResponse(error.body(), error.status, headers=dict(error.headers) | waits)
+    return JSONResponse(wire.errors.body(error), error.status, headers=dict(error.headers) | waits)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     code = "method_not_allowed" if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else "not_found"
-    shaped = ApiError(error.status_code, message, "invalid_request_error", code=code)
-    return JSONResponse(shaped.body(), error.status_code, headers=error.headers)
+    headers = tuple((error.headers or {}).items())
+    return await _api_error(
+        request, ApiError(error.status_code, message, "invalid_request_error", code=code, headers=headers)
+    )
 
 
-async def _query_error(_request: Request, error: Exception) -> Response:
+async def _query_error(request: Request, error: Exception) -> Response:
     """FastAPI has refused a parameter of the query or the path."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = str(first["loc"][-1])
-    return await _api_error(_request, invalid(f"Invalid value for `{param}`: {first['msg']}.", param))
+    return await _api_error(request, invalid(f"Invalid value for `{param}`: {first['msg']}.", param))
 
 
-async def _storage_away(_request: Request, error: Exception) -> Response:
-    return await _api_error(_request, storage_away())
+async def _storage_away(request: Request, _error: Exception) -> Response:
+    return await _api_error(request, storage_away())
+
+
+async def _own_mistake(request: Request, _error: Exception) -> Response:
+    return await _api_error(request, internal_error())
 
 
 def new_app(
@@ -81,16 +82,8 @@ def new_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _query_error)
     app.add_exception_handler(RedisAwayError, _storage_away)
-
-    @app.get("/v1/models", summary="The models that requests may name: served now, or expected", tags=["models"])
-    async def models(tenant: Caller) -> dict[str, Any]:
-        visible = {name: m for name, m in catalog.listed().items() if not tenant.models or name in tenant.models}
-        return {"object": "list", "data": [_model_json(name, model) for name, model in visible.items()]}
-
-    @app.get("/v1/models/{name:path}", summary="One model", tags=["models"])
-    async def model(name: str, tenant: Caller) -> dict[str, Any]:
-        check_permission(name, tenant)
-        return _model_json(name, None if catalog.expects(name) and not catalog.knows(name) else catalog.get(name))
+    app.add_exception_handler(Exception, _own_mistake)
+    add_models(app, catalog)
 
     @app.get("/admin/workers", summary="The workers as the routers see them", tags=["administration"])
     async def workers(tenant: Caller) -> dict[str, Any]:

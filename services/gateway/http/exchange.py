@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -12,9 +13,11 @@ from typing import Any
 
 import msgspec
 
+from services.common.logs import request_id_var
 from services.gateway.asgi import JSON, ASGIMessage, Headers, Receive, Scope, Send, authorization, header
 from services.gateway.errors import ApiError, invalid, too_large
 from services.gateway.http.encoding import inflate
+from services.gateway.observation import request_id_of
 
 DONE = b"data: [DONE]\n\n"  # the last event of OpenAI's streams
 _DISCARD_S = 1.0
@@ -83,9 +86,19 @@ class Exchange:
         self.traceparent = ""
 
     async def send(self, message: ASGIMessage) -> None:
-        """Send an ASGI message as it is."""
-        self.status = message.get("status", self.status)
+        """Send an ASGI message, a head with what all answers to this request say."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *self.response_headers]
         await self._send(message)
+
+    def identify(self) -> str:
+        """Give the request its id, which its answer says and the log's lines have."""
+        request_id = request_id_of(self.header(b"x-request-id"))
+        request_id_var.set(request_id)
+        for name in filter(None, (b"x-request-id", self.wire.id_header)):
+            self.response_headers.append((name, request_id.encode("latin-1")))
+        return request_id
 
     def header(self, name: bytes) -> str:
         """A request header (name in lower case), or the empty string."""
@@ -110,7 +123,8 @@ class Exchange:
             raise ApiError(408, message, "invalid_request_error", code="body_timeout") from error
         self._received = True
         encoding = self.header(b"content-encoding").strip().lower()
-        return data if encoding in ("", "identity") else await inflate(data, encoding, limits.max_bytes)
+        plain = data if encoding in ("", "identity") else await inflate(data, encoding, limits.max_bytes)
+        return plain.removeprefix(BOM_UTF8)
 
     def _check_type(self) -> None:
         """Refuse what browsers send for any page without asking first; raises :class:`ApiError` 415."""
@@ -188,8 +202,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
 
     async def _start(self, status: int, headers: Headers) -> None:
-        whole = [*headers, *self.response_headers, *self.answer_headers]
-        await self.send({"type": "http.response.start", "status": status, "headers": whole})
+        await self.send({"type": "http.response.start", "status": status, "headers": [*headers, *self.answer_headers]})
 
 
 class UntilDisconnect:

@@ -7,15 +7,17 @@ import logging
 from collections.abc import Mapping, Set
 
 from starlette.applications import Starlette
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match
 
-from services.common.logs import request_id_var
 from services.gateway.asgi import ASGIApp, Receive, Scope, Send
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error
 from services.gateway.http.endpoint import Endpoint
 from services.gateway.http.exchange import OPENAI_WIRE, Exchange, Wire
-from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, request_id_of
+from services.gateway.http.messages.endpoint import WIRE as MESSAGES_WIRE
+from services.gateway.http.messages.endpoint import is_messages_client
+from services.gateway.http.paths import unknown_path
+from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer
 from services.gateway.origins import OriginPolicy
 
 log = logging.getLogger(__name__)
@@ -52,35 +54,54 @@ class Routes:
             endpoint = self._endpoints.get(scope["path"])
             # What a hot route makes may be listed by the app, under the same path.
             if endpoint is not None and (scope["method"] == "POST" or not self._methods(scope)):
-                wire = self._wires.get(scope["path"], OPENAI_WIRE)
-                await self._serve(endpoint, Exchange(scope, receive, send, wire))
+                await self._serve(endpoint, Exchange(scope, receive, send, self._wire(scope)))
             else:
-                await self._pass_on(Exchange(scope, receive, send))
+                await self._pass_on(Exchange(scope, receive, send, self._wire(scope)))
             return
         await self._sockets(scope, receive, send)
 
-    def _methods(self, scope: Scope) -> set[str]:
-        """The methods that the app knows for a path; a hot route's is not the parameter of another one's."""
-        matching = (route for route in self._app.routes if route.matches(scope)[0] is not Match.NONE)
-        if scope["path"] in self._endpoints:
-            matching = (route for route in matching if getattr(route, "path", "") == scope["path"])
-        return {method for route in matching for method in getattr(route, "methods", None) or ()}
+    def _wire(self, scope: Scope) -> Wire:
+        """The protocol of a route, and of the paths below it; elsewhere the client's own."""
+        path = scope["path"]
+        if path in self._endpoints:
+            return self._wires.get(path, OPENAI_WIRE)
+        above = (wire for route, wire in self._wires.items() if path.startswith(f"{route}/"))
+        return next(above, MESSAGES_WIRE if is_messages_client(scope) else OPENAI_WIRE)
 
-    def _check_method(self, scope: Scope) -> None:
-        """Refuse what no route of a path serves; raises :class:`ApiError` (405)."""
-        methods = self._methods(scope)
-        if methods and scope["method"] not in methods:
-            raise _not_allowed(scope["method"], methods | ({"POST"} if scope["path"] in self._endpoints else set()))
+    def _matching(self, scope: Scope) -> list[BaseRoute]:
+        """The app's routes of a path, whatever the method; a hot route's path is not the parameter of another one's."""
+        matching = [route for route in self._app.routes if route.matches(scope)[0] is not Match.NONE]
+        if scope["path"] in self._endpoints:
+            return [route for route in matching if _path_of(route) == scope["path"]]
+        return matching
+
+    def _methods(self, scope: Scope) -> set[str]:
+        """The methods that the app knows for a path."""
+        return {method for route in self._matching(scope) for method in getattr(route, "methods", None) or ()}
+
+    def _check(self, scope: Scope) -> None:
+        """Refuse what no route serves; raises :class:`ApiError` (404, 405)."""
+        method, path, methods = scope["method"], scope["path"], self._methods(scope)
+        if method in methods:
+            return
+        # What clients post to is a path of its own, never the name of a response, a file or a batch.
+        named = all(_path_of(route).endswith("}") for route in self._matching(scope))
+        if path not in self._endpoints and (not methods or (method == "POST" and named)):
+            known = (_path_of(route) for route in self._app.routes)
+            raise unknown_path(method, path, {*self._endpoints, *(one for one in known if "{" not in one)})
+        raise _not_allowed(method, methods | ({"POST"} if path in self._endpoints else set()))
 
     async def _pass_on(self, exchange: Exchange) -> None:
         """Everything but the hot routes; paths that do not exist are one route."""
         scope = exchange.scope
+        scope["wire"] = exchange.wire
         if scope["method"] == "HEAD":  # the server leaves the body away
             scope = {**scope, "method": "GET"}
-        matching = (getattr(r, "path", "") for r in self._app.routes if r.matches(scope)[0] is not Match.NONE)
+        matching = (_path_of(route) for route in self._matching(scope))
         observed = self._observer.begin(next(matching, "other"))
+        exchange.identify()
         try:
-            self._check_method(scope)
+            self._check(scope)
             if scope["method"] not in _SAFE:
                 self._origins.check_post(scope)
             async with self._drain.limit():
@@ -92,11 +113,8 @@ class Routes:
 
     async def _serve(self, endpoint: Endpoint, exchange: Exchange) -> None:
         route = exchange.scope["path"]
-        request_id = request_id_of(exchange.header(b"x-request-id"))
+        request_id = exchange.identify()
         observed = self._observer.begin(route, f"POST {route}", exchange.header(b"traceparent"), request_id)
-        request_id_var.set(request_id)
-        for name in filter(None, (b"x-request-id", exchange.wire.id_header)):
-            exchange.response_headers.append((name, request_id.encode("latin-1")))
         if observed.trace_id:
             exchange.response_headers.append((b"x-trace-id", observed.trace_id.encode()))
         try:
@@ -127,6 +145,10 @@ class Routes:
                 observed.broken(None)
                 raise  # the server closes the connection: the client must not take the answer for whole
             await exchange.send_error(internal_error())
+
+
+def _path_of(route: BaseRoute) -> str:
+    return getattr(route, "path", "")
 
 
 def _not_allowed(method: str, allowed: Set[str]) -> ApiError:

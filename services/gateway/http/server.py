@@ -19,6 +19,7 @@ from services.gateway.asgi import ASGIApp
 from services.gateway.drain import LAST_WORDS_S, Drain
 from services.gateway.errors import invalid
 from services.gateway.http.upgrade import UpgradeProtocol
+from services.gateway.observation import request_id_of
 from services.gateway.settings import GatewaySettings
 
 _BACKLOG = 4096
@@ -164,7 +165,7 @@ def _bad_request(message: str) -> bytes:
     """The whole answer to what no route could read."""
     body = msgspec.json.encode(invalid(message, code="invalid_http_request").body())
     head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+    return f"{head}x-request-id: {request_id_of('')}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
 class HttpProtocol(SendTimeout, HalfClosed):

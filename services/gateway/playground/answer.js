@@ -136,7 +136,9 @@ export class Answer {
         results(forms.map((other) => other.elements[0].value));
       });
     }
-    if (!this.calls.length) this.announce(`Answer complete, ${this.#usage?.completion_tokens ?? 0} tokens.`);
+    const asked = this.calls.map((call) => call.function.name).join(", ");
+    const tokens = this.#usage?.completion_tokens ?? 0;
+    this.announce(asked ? `The model calls ${asked}: type what it returns.` : `Answer complete, ${tokens} tokens.`);
   }
 
   #resultForm(call, card) {

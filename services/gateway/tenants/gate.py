@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from services.common.keys import RedisKeys
@@ -84,7 +84,9 @@ class TenantGate:
             _, requests = await self._take(tenant, _REQUESTS, 1, tenant.requests_per_minute)
             if requests is not None and requests.refused:
                 message = f"Rate limit reached: {requests.limit} requests per minute."
-                raise self._refused("rate_limit_exceeded", message, _REQUESTS, requests.reset_s)
+                raise self._refused(
+                    "rate_limit_exceeded", message, _REQUESTS, requests.reset_s, _headers(_REQUESTS, requests)
+                )
             admitted = _Admitted(self, tenant, requests)
             await self.reserve(admitted, 1)  # who has none left is told before his prompt is looked at
         except BaseException:  # also when the client goes away meanwhile
@@ -100,24 +102,32 @@ class TenantGate:
         )
         if reservation is not None:
             admitted.reserved.append(reservation)
+        admitted.headers = [*_headers(_REQUESTS, admitted.requests), *_headers(_TOKENS, window)]
         if tenant.tokens_per_month and used + tokens > tenant.tokens_per_month:
             message = (
                 f"The monthly quota of {tenant.tokens_per_month} tokens is used up ({used} used, {tokens} asked for)."
             )
-            raise self._refused("insufficient_quota", message, "quota", None)
+            raise self._refused("insufficient_quota", message, "quota", None, admitted.headers)
         if window is not None and window.refused:
             message = f"Rate limit reached: {window.limit} tokens per minute, this request reserves {tokens}."
-            raise self._refused("rate_limit_exceeded", message, _TOKENS, window.reset_s)
-        admitted.headers = [*_headers(_REQUESTS, admitted.requests), *_headers(_TOKENS, window)]
+            raise self._refused("rate_limit_exceeded", message, _TOKENS, window.reset_s, admitted.headers)
 
     async def _take(
         self, tenant: Tenant, kind: str, amount: int, limit: int
     ) -> tuple[Reservation | None, Window | None]:
         return await self._limits.take(tenant, kind, amount, limit) if limit else (None, None)
 
-    def _refused(self, code: str, message: str, limit: str, retry_after_s: float | None) -> ApiError:
+    def _refused(
+        self,
+        code: str,
+        message: str,
+        limit: str,
+        retry_after_s: float | None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> ApiError:
         self._metrics.limited.labels(limit).inc()
-        return ApiError(429, message, limit, code=code, retry_after_s=retry_after_s)
+        told = tuple((name.decode(), value.decode()) for name, value in headers)
+        return ApiError(429, message, limit, code=code, retry_after_s=retry_after_s, headers=told)
 
     async def settle(self, admitted: _Admitted, usage: Usage) -> None:
         """Count what a request used."""

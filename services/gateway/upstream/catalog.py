@@ -42,7 +42,7 @@ class Catalog:
         self._troubles: dict[str, str | None] = {}  # by worker, as last logged
         self.ready = False
 
-    async def find(self, name: str, tenant: str = "") -> ServedModel:
+    async def find(self, name: str, tenant: str = "", allowed: Collection[str] = ()) -> ServedModel:
         """A model by name (empty: the only one); raises :class:`ApiError` 404, or 503 before any is known.
 
         A request for an expected model waits in the routers' queue for its first worker, and is counted there.
@@ -51,17 +51,17 @@ class Catalog:
             name = next(iter(self._expected))
         if name in self._expected and name not in self._models:
             await self._wait_for(name, tenant)
-        return self.get(name)
+        return self.get(name, allowed)
 
-    def get(self, name: str) -> ServedModel:
-        """The same without waiting."""
+    def get(self, name: str, allowed: Collection[str] = ()) -> ServedModel:
+        """The same without waiting. Its error lists no others than the `allowed` ones, if there are any."""
         if not self._models:
             raise unavailable("no model is being served yet")
         if not name and len(self._models) == 1:
             return next(iter(self._models.values()))
         model = self._models.get(name)
         if model is None:
-            raise unknown_model(name, sorted(self._expected.union(self._models)))
+            raise unknown_model(name, list(self.listed(allowed)))
         return model
 
     def expects(self, name: str) -> bool:
@@ -77,10 +77,14 @@ class Catalog:
         live = self._router.listed.models()
         return [model for name, model in sorted(self._models.items()) if name in live]
 
-    def listed(self) -> dict[str, ServedModel | None]:
-        """Models that requests may name: available ones, and expected ones; None for those no worker has served yet."""
-        available = {model.name: model for model in self.available()}
-        return dict(sorted(({name: self._models.get(name) for name in self._expected} | available).items()))
+    def listed(self, allowed: Collection[str] = ()) -> dict[str, ServedModel | None]:
+        """Models that requests may name: available ones, and expected ones; None for those no worker has served yet.
+
+        Of the `allowed` ones only, if there are any.
+        """
+        found: dict[str, ServedModel | None] = {name: self._models.get(name) for name in self._expected}
+        found |= {model.name: model for model in self.available()}
+        return {name: found[name] for name in sorted(found) if not allowed or name in allowed}
 
     async def _wait_for(self, name: str, tenant: str) -> None:
         """Return when the model is known; raises :class:`ApiError` (503) when the routers' queue gives up."""

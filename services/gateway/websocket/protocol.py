@@ -39,7 +39,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct, field
 
-from services.gateway.api.decode import lone_surrogate
+from services.gateway.api.decode import described, lone_surrogate
 from services.gateway.api.schema import SamplingBody
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.job import Preparer
@@ -94,6 +94,9 @@ def read(data: bytes | str) -> ClientMessage:
     """A client's message; raises :class:`ApiError`."""
     try:
         message: ClientMessage = _decoder.decode(data)
+    except msgspec.ValidationError as error:
+        text, path = described(error, ClientMessage)
+        raise invalid(f"The message cannot be read: {text}.", path or None, "invalid_message") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         other = invalid(f"The message cannot be read: {error}", code="invalid_message")
         raise lone_surrogate(data) or other from error

@@ -176,6 +176,8 @@ async def test_a_file_that_is_no_list_of_requests_fails_the_batch(server: RedisS
             (5, "missing_field", "method"), (6, "invalid_value", "body"), (7, "invalid_json_line", None),
         ]  # fmt: skip
         assert not stack.workers[0].submits, "no request of such a file is run"
+        marked = await over(stack.client, await begin(stack.client, ["\ufeff" + json.dumps(request("a"))]))
+        assert marked.status == "completed", "a byte-order mark is skipped"
         empty = await over(stack.client, await begin(stack.client, ["\n\n"]))
         assert empty.errors is not None
         assert [error.code for error in empty.errors.data or []] == ["empty_file"]

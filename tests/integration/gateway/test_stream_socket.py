@@ -211,7 +211,9 @@ async def test_errors_end_a_generation_and_not_the_connection() -> None:
             ('{"type": "start", "id": "x", "kind": "completion", "request": {"prompt": "a", "n": 2}}', "invalid_value"),
         ):
             await socket.send(text)
-            assert (await client.receive())["error"]["code"] == code
+            error = (await client.receive())["error"]
+            assert error["code"] == code
+            assert "dance" not in text or "'dance' is none of `auth`, `start`" in error["message"]
         await client.start("a", 200, ignore_eos=True)
         await client.start("a", 5)
         assert (await client.until("error"))["error"]["code"] == "duplicate_id"

@@ -74,6 +74,9 @@ async def test_texts_that_are_compared_count(server: RedisServer) -> None:
         body["documents"] = ["too many words for what is left of this minute"] * 3
         more = await stack.http.post("/v1/rerank", json=body, headers={"authorization": "Bearer secret"})
         assert (more.status_code, more.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert more.headers["x-ratelimit-remaining-tokens"] == str(left - 1), (
+            "one is reserved before the texts are read"
+        )
 
 
 async def test_anthropics_client_has_a_key_and_limits(server: RedisServer) -> None:
@@ -90,6 +93,13 @@ async def test_anthropics_client_has_a_key_and_limits(server: RedisServer) -> No
         assert answer.headers["x-ratelimit-remaining-requests"] == "1"
         assert answer.headers["request-id"] == answer.headers["x-request-id"]
         assert (await client.messages.count_tokens(**hello)).input_tokens > 0
+        assert [(model.id, model.type) async for model in client.models.list()] == [(MODEL, "model")]
+        assert (await client.models.retrieve(MODEL)).created_at.year >= 2023
+        for path in ("/v1/models/nope", "/v1/messages/batches", "/v1/messages/batches/a"):
+            with pytest.raises(anthropic.NotFoundError) as missing:
+                await client.get(path, cast_to=object)
+            assert missing.value.type == "not_found_error"
+            assert missing.value.body["request_id"] == missing.value.response.headers["request-id"]
         with pytest.raises(anthropic.RateLimitError) as limited:
             await client.messages.create(**hello, max_tokens=3)
         assert (limited.value.type, limited.value.error_code) == ("rate_limit_error", "rate_limit_exceeded")
@@ -127,6 +137,7 @@ async def test_requests_per_minute(server: RedisServer) -> None:
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         assert refused.json()["error"]["type"] == "requests"
         assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
 
 
 async def test_tokens_are_reserved_and_settled(server: RedisServer) -> None:
@@ -166,7 +177,9 @@ async def test_concurrency_and_priority(server: RedisServer) -> None:
 
 async def test_models_may_be_restricted(server: RedisServer) -> None:
     async with tenancy(server, entry("secret", models=["another"])) as stack:
-        assert (await ask(stack)).status_code == 404
+        refused = await ask(stack)
+        assert refused.status_code == 404
+        assert "served here: none yet" in refused.json()["error"]["message"], "what a key may use need not be served"
         models = await stack.http.get("/v1/models", headers={"authorization": "Bearer secret"})
         assert models.json()["data"] == []
 

@@ -74,11 +74,11 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({}, 400, "messages", "Missing required field"),
     ({"messages": []}, 400, "messages", "length >= 1"),
     ({"messages": [{"content": "a"}]}, 400, "messages[0].role", "Missing required field"),
-    ({"messages": [{"role": "wizard", "content": "a"}]}, 400, "messages[0].role", "wizard"),
+    ({"messages": [{"role": "wizard", "content": "a"}]}, 400, "messages[0].role", "'wizard' is none of `assistant`, "),
     ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content", "got `int`"),
-    ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "messages[0].content[0].type", "image_url"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "messages[0].content[0].type", "is none of `text`"),
     ({"messages": HELLO, "top_logprobs": 2}, 400, "top_logprobs", "needs `logprobs`"),
-    ({"messages": HELLO, "response_format": {"type": "xml"}}, 400, "response_format.type", "xml"),
+    ({"messages": HELLO, "response_format": {"type": "xml"}}, 400, "response_format.type", "is none of `json_object`"),
     ({"messages": HELLO, "max_completion_tokens": 0}, 400, "max_completion_tokens", ">= 1"),
     ({"messages": HELLO, "continue_final_message": True}, 400, "continue_final_message", "add_generation_prompt"),
     ({"messages": HELLO, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", "may not set"),
@@ -124,6 +124,13 @@ async def test_malformed_bodies(stack: Stack, body: bytes, code: str, message: s
     assert answer.status_code == 400
     assert_shape(answer.json(), answer.json()["error"]["param"], message)
     assert answer.json()["error"]["code"] == code
+
+
+async def test_a_byte_order_mark_before_a_body_is_skipped(stack: Stack) -> None:
+    body = b'\xef\xbb\xbf{"prompt": "a", "max_tokens": 1}'
+    assert (await stack.http.post(COMPLETIONS, content=body)).status_code == 200
+    packed = {"content-encoding": "gzip"}
+    assert (await stack.http.post(COMPLETIONS, content=gzip.compress(body), headers=packed)).status_code == 200
 
 
 async def test_a_huge_body_is_413_declared_or_not(stack: Stack) -> None:
@@ -213,9 +220,20 @@ async def test_other_methods_and_paths(stack: Stack) -> None:
     beside = await stack.http.post("/health")
     assert (beside.status_code, beside.headers["allow"]) == (405, "GET")
     assert beside.json()["error"]["code"] == "method_not_allowed"
-    unknown = await stack.http.get("/v1/nothing")
-    assert unknown.status_code == 404
-    assert_shape(unknown.json(), None, "/v1/nothing")
+    for method, path, meant in (
+        ("GET", "/v1/nothing", "/v1/nothing. The paths"),
+        ("POST", "/chat/completions", f"Did you mean {CHAT}?"),
+        ("POST", f"/v1{CHAT}", f"Did you mean {CHAT}?"),
+        ("POST", f"/openai{CHAT}", f"Did you mean {CHAT}?"),
+        ("POST", f"{CHAT}/chat/completions", f"Did you mean {CHAT}?"),
+        ("POST", "/v1/chat/completion", f"Did you mean {CHAT}?"),
+        ("GET", "/models", "Did you mean /v1/models?"),
+        ("POST", "/v1/responses/compact", "/v1/responses/compact. "),
+    ):
+        unknown = await stack.http.request(method, path)
+        assert unknown.status_code == 404
+        assert_shape(unknown.json(), None, meant)
+        assert unknown.json()["error"]["code"] == "not_found"
     missing = await stack.http.get("/v1/models/nope")
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "model_not_found"
@@ -243,6 +261,10 @@ async def test_null_means_the_default(stack: Stack) -> None:
 async def test_a_request_id_comes_back(stack: Stack) -> None:
     answer = await stack.http.post(COMPLETIONS, json={"prompt": "a"}, headers={"x-request-id": "mine"})
     assert answer.headers["x-request-id"] == "mine"
+    for path in ("/v1/models", "/v1/models/nope", "/health", "/v1/nothing", "/", "/openapi.json", "/metrics"):
+        assert (await stack.http.get(path, headers={"x-request-id": "mine"})).headers["x-request-id"] == "mine"
+        assert len((await stack.http.get(path)).headers["x-request-id"]) == 16
+    assert b"x-request-id: " in await _raw(stack, b"nonsense\r\n\r\n")
 
 
 async def test_the_openapi_document_describes_every_route(stack: Stack) -> None:

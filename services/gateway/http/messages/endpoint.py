@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import ChatBody
+from services.gateway.asgi import Scope, header
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.entrance import AdmittedRequest
@@ -24,6 +25,7 @@ from services.gateway.text.codec import ServedModel
 
 Body = TypeVar("Body", bound=CountBody)
 WIRE = Wire(ErrorShape(error_body, error_frames), PING, b"request-id")
+_VERSION = b"anthropic-version"  # which Anthropic's clients send with all requests
 NO_THREADS = "thread_unsupported_request"  # which lets clients send conversations whole
 _INLINE_BLOCKS = 500  # translated within a millisecond
 MESSAGES = Documentation(
@@ -54,6 +56,11 @@ COUNT = Documentation(
     example={"model": EXAMPLE_MODEL, "messages": [{"role": "user", "content": "Name a colour."}]},
     answer={"input_tokens": 12},
 )
+
+
+def is_messages_client(scope: Scope) -> bool:
+    """Whether a request of a path that two protocols share, `/v1/models`, comes from a client of Anthropic's."""
+    return bool(header(scope, _VERSION))
 
 
 class MessagesPreparer:

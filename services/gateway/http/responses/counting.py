@@ -27,7 +27,7 @@ _OF_RESPONSES = (
 class InputTokensBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/responses/input_tokens: what makes the prompt, as in POST /v1/responses."""
 
-    input: str | list[dict[str, Any]] | None = None
+    input: Annotated[str | list[dict[str, Any]] | None, Meta(description="Needed without previous_response_id")] = None
     model: Annotated[str, Meta(description="A model of /v1/models; may be left out when there is only one")] | None = (
         None
     )

@@ -201,7 +201,7 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     input: (
         Annotated[
             str | list[dict[str, Any]],
-            Meta(description=f"A text, or items of the types {', '.join(ITEMS)}"),
+            Meta(description=f"A text, or items of the types {', '.join(ITEMS)}; needed without previous_response_id"),
         ]
         | None
     ) = None

@@ -1,0 +1,53 @@
+"""GET /v1/models, in the shape of the client that asks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import FastAPI, Request
+
+from services.gateway.generation.models import check_permission
+from services.gateway.http.caller import Caller
+from services.gateway.http.messages.endpoint import is_messages_client
+from services.gateway.text.codec import ServedModel
+from services.gateway.upstream.catalog import Catalog
+
+
+def add_models(app: FastAPI, catalog: Catalog) -> None:
+    """Give the app the routes of models."""
+
+    @app.get("/v1/models", summary="The models that requests may name: served now, or expected", tags=["models"])
+    async def models(request: Request, tenant: Caller) -> dict[str, Any]:
+        listed = catalog.listed(tenant.models)
+        if not is_messages_client(request.scope):
+            return {"object": "list", "data": [_openai_model(name, model) for name, model in listed.items()]}
+        ends = {"first_id": next(iter(listed), None), "last_id": next(reversed(listed), None), "has_more": False}
+        return {"data": [_anthropic_model(name, model) for name, model in listed.items()], **ends}
+
+    @app.get("/v1/models/{name:path}", summary="One model", tags=["models"])
+    async def model(name: str, request: Request, tenant: Caller) -> dict[str, Any]:
+        check_permission(name, tenant, catalog)
+        unknown = catalog.expects(name) and not catalog.knows(name)
+        found = None if unknown else catalog.get(name, tenant.models)
+        return _anthropic_model(name, found) if is_messages_client(request.scope) else _openai_model(name, found)
+
+
+def _openai_model(name: str, model: ServedModel | None) -> dict[str, Any]:
+    """Of an expected model that no worker has served yet, little is known."""
+    facts = {"created": model.card.created, "max_model_len": model.max_len} if model else {"created": 0}
+    return {"id": name, "object": "model", "owned_by": "ryzanstein", **facts}
+
+
+def _anthropic_model(name: str, model: ServedModel | None) -> dict[str, Any]:
+    """The same; a time that is not known is 1970, as Anthropic has it."""
+    created = datetime.fromtimestamp(model.card.created if model else 0, UTC)
+    limits = {"max_input_tokens": model.max_len, "max_tokens": model.max_len} if model else {}
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "lifecycle": "active",
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        **limits,
+    }

@@ -1,0 +1,40 @@
+"""What a service writes is JSON lines, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+# A client whose server ends: gRPC's core has a line for it.
+LOSES_A_CONNECTION = """
+import asyncio, logging
+import grpc.aio
+from services.common.logs import configure_logging
+
+async def main():
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        await channel.channel_ready()
+        await server.stop(0)
+        await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+    logging.getLogger("test").info("done")
+
+configure_logging("test", "info")
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("given", "own_lines"), [({}, False), ({"GRPC_VERBOSITY": "INFO"}, True)])
+def test_grpc_writes_no_lines_of_its_own_unless_it_is_asked_to(given: dict[str, str], own_lines: bool) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"} | given
+    done = subprocess.run(
+        [sys.executable, "-c", LOSES_A_CONNECTION], env=environment, capture_output=True, text=True, check=True
+    )
+    assert [json.loads(line)["message"] for line in done.stdout.splitlines()] == ["done"]
+    assert bool(done.stderr) is own_lines, done.stderr
