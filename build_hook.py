@@ -24,7 +24,7 @@ class GeneratedFiles(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Generate and compile for any kind of build."""
-        self._run(_STUBS)["build_stubs"](Path(self.root))
+        self._run(_STUBS)["build_stubs"](Path(self.root) / "generated")
         kernels = self._run(_KERNELS)
         kernels["build_kernels"]()
         build_data["pure_python"] = False

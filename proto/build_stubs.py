@@ -1,7 +1,6 @@
-"""Generate the gRPC stubs in ``generated/ryzanstein/v1`` from ``proto/ryzanstein/v1``.
+"""Generate the gRPC stubs of the contracts beside this file: ``python proto/build_stubs.py``, which is ``make proto``.
 
-Runs as a build hook, so that ``pip install .`` always carries stubs that match the contracts, and as a
-script (``python proto/build_stubs.py``) behind ``make proto``.
+The build hooks of the servers and of the Python client run it, so that ``pip install`` always brings stubs that match.
 """
 
 from __future__ import annotations
@@ -11,22 +10,20 @@ import shutil
 import sys
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+CONTRACTS = Path(__file__).resolve().parent
 
 
-def build_stubs(root: Path) -> None:
-    """Compile every contract under ``root/proto``; raises RuntimeError when protoc refuses one."""
+def build_stubs(out: Path) -> None:
+    """Compile every contract into the folder `out`; raises RuntimeError when protoc refuses one."""
     from grpc_tools import protoc
 
-    proto, out = root / "proto", root / "generated"
     out.mkdir(exist_ok=True)
-    sources = sorted(str(p.relative_to(proto)) for p in proto.rglob("*.proto"))
+    sources = sorted(str(path.relative_to(CONTRACTS)) for path in CONTRACTS.rglob("*.proto"))
     status = protoc.main(
         [
             "protoc",
-            f"--proto_path={proto}",
+            f"--proto_path={CONTRACTS}",
             f"--proto_path={files('grpc_tools') / '_proto'}",
             f"--python_out={out}",
             f"--pyi_out={out}",
@@ -51,15 +48,5 @@ def _typing_plugin() -> str:
     return plugin
 
 
-class StubsHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Hatchling build hook: stubs exist before the wheel or the editable install is made."""
-
-    PLUGIN_NAME = "custom"
-
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Generate the stubs for any kind of build."""
-        build_stubs(Path(self.root))
-
-
 if __name__ == "__main__":
-    build_stubs(Path(__file__).resolve().parent.parent)
+    build_stubs(CONTRACTS.parent / "generated")

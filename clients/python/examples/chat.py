@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 
 from ryzanstein_client import Client, Message, RyzansteinError, Settings
+
+
+def questions() -> Iterator[str]:
+    """What the user types, until an empty line, Ctrl-D or Ctrl-C."""
+    with suppress(EOFError, KeyboardInterrupt):
+        while line := input("> "):
+            yield line
 
 
 def main() -> None:
@@ -14,7 +23,7 @@ def main() -> None:
     # A session keeps the conversation on the worker that has its beginning in the cache.
     with Client(url, Settings(session_id=secrets.token_hex(8))) as client:
         turns: list[Message] = []
-        for line in iter(lambda: input("> "), ""):
+        for line in questions():
             turns.append(Message("user", line))
             try:
                 with client.stream_chat(turns, max_tokens=100) as stream:

@@ -1,9 +1,24 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 # The client is a distribution of its own and not installed here.
 CLIENT = Path(__file__).resolve().parents[3] / "clients" / "python"
 if str(CLIENT) not in sys.path:
     sys.path.insert(0, str(CLIENT))
+
+
+@pytest.fixture(scope="session")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is committed, as a system without symbolic links gets it."""
+    root = CLIENT.parents[1]
+    if not (root / ".git").exists():
+        pytest.skip("these sources are no clone")
+    folder = tmp_path_factory.mktemp("clone") / "ryzanstein"
+    options = ["-c", "core.symlinks=false", "-c", "safe.directory=*"]
+    subprocess.run(["git", *options, "clone", "-q", str(root), str(folder)], check=True, timeout=60)
+    return folder

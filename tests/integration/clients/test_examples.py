@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +76,45 @@ def test_examples(installation: Installation, name: str, proof: str) -> None:
     shown = _example(name, target, "What is a list?\n\n" if name == "chat" else "")
     assert shown.returncode == 0, shown.stderr
     assert proof in shown.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The python of a fresh environment with the client, installed by the README's first block."""
+    programs = tmp_path_factory.mktemp("environment") / "venv" / "bin"
+    venv.create(programs.parent, with_pip=True)
+    index = _typed("pip download --no-deps -q hatchling", programs, programs)
+    if index.returncode:
+        pytest.skip(f"no package index answers: {index.stderr.strip()[-200:]}")
+    block = re.search(r"^```sh\n(.*?)^```$", (clone / "clients/python/README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert block
+    done = _typed(block[1], clone, programs)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return programs / "python"
+
+
+@pytest.mark.timeout(300)
+def test_the_readme_installs_it_from_a_clone_and_runs(installation: Installation, installed: Path, clone: Path) -> None:
+    ports = [address.rpartition(":")[2] for address in (installation.http, installation.grpc)]
+    done = subprocess.run(
+        [installed, "-I", Path(__file__).with_name("run_page.py"), clone / "clients/python/README.md", *ports],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def _typed(text: str, folder: Path, programs: Path) -> subprocess.CompletedProcess[str]:
+    """What a shell makes of `text` in `folder`, with `programs` first on its path."""
+    path = os.pathsep.join([str(programs), os.environ["PATH"]])
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text],
+        cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+
+
+def test_chat_ends_quietly_at_the_end_of_its_input(installation: Installation) -> None:
+    shown = _example("chat", installation.http, "What is a list?\n")
+    assert (shown.returncode, shown.stderr) == (0, "")
 
 
 def _example(name: str, target: str, typed: str) -> subprocess.CompletedProcess[str]:

@@ -97,3 +97,6 @@ def test_urls_are_checked() -> None:
     for url in ("localhost:8000", "ftp://x", "http://"):
         with pytest.raises(ValueError, match="http://host:port"):
             Client(url)
+    for kind in (GrpcClient, AsyncGrpcClient):
+        with pytest.raises(ValueError, match=r"must be host:port, as in '127\.0\.0\.1:8001'"):
+            kind("http://127.0.0.1:8001")

@@ -163,7 +163,12 @@ async def test_refusals_are_typed(gateway: Served) -> None:
         with pytest.raises(Unavailable):
             await collected(nobody)
     with pytest.raises(ValueError, match="ws://host:port"):
-        WebSocketClient("http://x")
+        WebSocketClient("ftp://x")
+
+
+async def test_the_rest_clients_url_is_taken(gateway: Served) -> None:
+    async with WebSocketClient(gateway.http.http, SOON) as client:
+        assert_whole(await collected(client))
 
 
 async def test_keys() -> None:

@@ -40,7 +40,7 @@ class AsyncGrpcClient(AsyncClosing):
         self._settings = settings or Settings()
         self._metadata = transport.metadata(self._settings)
         self._calls = Calls(self._settings.retries, self._settings.timeout_s)
-        options = transport.channel_options(self._settings)
+        address, options = transport.check_address(address), transport.channel_options(self._settings)
         self._channel = (
             grpc.aio.insecure_channel(address, options)
             if credentials is None

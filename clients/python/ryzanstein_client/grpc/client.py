@@ -42,7 +42,7 @@ class GrpcClient(Closing):
         self._settings = settings or Settings()
         self._metadata = transport.metadata(self._settings)
         self._calls = Calls(self._settings.retries, self._settings.timeout_s)
-        options = transport.channel_options(self._settings)
+        address, options = transport.check_address(address), transport.channel_options(self._settings)
         self._channel = (
             grpc.insecure_channel(address, options)
             if credentials is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import grpc.aio
@@ -39,6 +40,13 @@ def channel_options(settings: Settings) -> tuple[tuple[str, int], ...]:
         ("grpc.enable_http_proxy", int(settings.use_proxies)),
         ("grpc.enable_retries", 0),  # retries are this package's, within its budget
     )
+
+
+def check_address(address: str) -> str:
+    """The address; raises ValueError for a URL, which gRPC would take for the name of a host that it can't find."""
+    if address.startswith(("http://", "https://", "ws://", "wss://")):
+        raise ValueError(f"{address!r} must be host:port, as in {urlsplit(address).netloc!r}; TLS takes credentials")
+    return address
 
 
 _BY_STATUS: dict[grpc.StatusCode, type[ApiError]] = {

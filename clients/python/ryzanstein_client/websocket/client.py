@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Literal, Unpack
+from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
@@ -31,11 +32,11 @@ class WebSocketClient(AsyncClosing):
     """Streams from `/v1/stream`: after a lost connection they go on, on a new one, where they were.
 
     Every stream has a connection of its own, so that a slow reader holds up nothing but its own stream. `url` is
-    ``ws://host:port`` or ``wss://host:port``; `timeout_s` is exact.
+    ``ws://host:port`` or ``wss://host:port``, or the ``http://`` and ``https://`` of the REST clients. `timeout_s` is exact.
     """
 
     def __init__(self, url: str = "ws://127.0.0.1:8000", settings: Settings | None = None) -> None:
-        self._url = f"{check_url(url, ('ws', 'wss'))}/v1/stream"
+        self._url = f"{_websocket_url(url)}/v1/stream"
         self._settings = settings or Settings()
         self._calls = Calls(self._settings.retries, self._settings.timeout_s)
         self._open: set[ClientConnection] = set()
@@ -116,6 +117,11 @@ class WebSocketClient(AsyncClosing):
         finally:
             self._open.discard(socket)
             await socket.close()
+
+
+def _websocket_url(url: str) -> str:
+    parts = urlsplit(check_url(url, ("ws", "wss", "http", "https")))
+    return parts._replace(scheme={"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)).geturl()
 
 
 async def _cancel(socket: ClientConnection) -> None:
