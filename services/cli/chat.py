@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from uuid import uuid4
@@ -37,7 +38,7 @@ class ChatSession:
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
         }
-        headers = {"x-session-id": self.session} | ({"authorization": f"Bearer {self.api_key}"} if self.api_key else {})
+        headers = {"x-session-id": self.session} | _authorization(self.api_key)
         with httpx.stream(
             "POST", f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=120, trust_env=False
         ) as response:
@@ -72,10 +73,10 @@ def error_message(body: bytes) -> str:
         return body.decode(errors="replace")
 
 
-def first_model(url: str) -> str:
+def first_model(url: str, api_key: str = "") -> str:
     """The first model that the gateway serves; raises :class:`CommandError` when it does not answer."""
     try:
-        response = httpx.get(f"{url}/v1/models", timeout=5, trust_env=False)
+        response = httpx.get(f"{url}/v1/models", headers=_authorization(api_key), timeout=5, trust_env=False)
     except httpx.HTTPError as error:
         raise CommandError(f"{url} does not answer: {error}") from error
     if response.status_code != httpx.codes.OK:
@@ -86,9 +87,16 @@ def first_model(url: str) -> str:
     return str(models[0]["id"])
 
 
+def _authorization(api_key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+
 def run(conversation: ChatSession) -> None:
-    """Ask and answer until Ctrl-D."""
-    console = Console()
+    """Answer what is piped in, as one question; ask and answer until Ctrl-D in a terminal."""
+    if not sys.stdin.isatty():
+        _answer(conversation, sys.stdin.read())
+        return
+    console = Console(stderr=True)  # standard output has answers only
     console.print(f"Talking to [bold]{conversation.model}[/]; Ctrl-D ends.")
     while True:
         try:
@@ -96,8 +104,13 @@ def run(conversation: ChatSession) -> None:
         except EOFError:
             console.print()
             return
-        if not text.strip():
-            continue
-        for delta in conversation.ask(text):
-            console.print(delta, end="", markup=False, highlight=False, soft_wrap=True)
-        console.print()
+        _answer(conversation, text)
+
+
+def _answer(conversation: ChatSession, text: str) -> None:
+    if not text.strip():
+        return
+    for delta in conversation.ask(text):
+        sys.stdout.write(delta)
+        sys.stdout.flush()
+    sys.stdout.write("\n")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from services.cli.errors import CommandError
 from services.cli.kube.commands import kube
-from services.cli.stack.options import BUNDLED_MODEL, StackOptions
+from services.cli.stack.options import BUNDLED_MODEL, HOST, StackOptions
 from services.cli.stack.state import read_state
 
 _DOWN_S = 60.0
@@ -32,37 +33,67 @@ class Dtype(StrEnum):
 
 
 class Commands(typer.core.TyperGroup):
-    """Prints a :class:`CommandError` as one line on stderr."""
+    """Prints a :class:`CommandError`, and a package that is missing, as one line on stderr."""
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """Run the chosen command."""
         try:
             return super().invoke(ctx)
         except CommandError as error:
-            Console(stderr=True).print(
-                f"ryzanstein: {error}", style="red", highlight=False, markup=False, soft_wrap=True
-            )
-            raise typer.Exit(1) from error
+            said: Exception = error
+            message = str(error)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package in ("services", "ryzanstein"):
+                raise
+            said = error
+            message = f"this needs the Python package {package}: {sys.executable} -m pip install {package}"
+        Console(stderr=True).print(f"ryzanstein: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(1) from said
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")]
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"ryzanstein {version('ryzanstein')}")  # noqa: T201
+        raise typer.Exit
+
+
 @app.callback()
-def describe() -> None:
+def describe(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Serve language models, talk to them, and see how they do."""
 
 
+@app.command("serve", help="The same as `up`.")
 @app.command()
 def up(
-    model: Annotated[str, typer.Option(help="A checkpoint folder or a hub id.")] = str(BUNDLED_MODEL),
+    checkpoint: Annotated[str, typer.Argument(metavar="[MODEL]", help="The same as --model.")] = "",
+    model: Annotated[str, typer.Option(help="A checkpoint folder or a hub id.", show_default="the bundled model")] = "",
+    served_model_name: Annotated[
+        str, typer.Option(help="Name of the model in the API; default: the folder's or repository's.")
+    ] = "",
     workers: Annotated[int, typer.Option(min=1, max=64, help="How many workers.")] = 1,
-    tensor_parallel: Annotated[int, typer.Option(min=1, max=16, help="Ranks per worker.")] = 1,
+    tensor_parallel: Annotated[
+        int, typer.Option("--tensor-parallel", "--tensor-parallel-size", min=1, max=16, help="Ranks per worker.")
+    ] = 1,
     dtype: Annotated[Dtype, typer.Option(help="Number format of weights and activations.")] = Dtype.AUTO,
+    max_model_len: Annotated[
+        int, typer.Option(min=0, help="Longest sequence in tokens; 0: what the model was made for.")
+    ] = 0,
     kv_tokens: Annotated[int, typer.Option(min=0, help="KV cache per worker in tokens; 0: chosen by the worker.")] = 0,
+    host: Annotated[str, typer.Option(help="Address that the gateway listens on; 0.0.0.0: every one.")] = HOST,
     port: Port = 8000,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the public gRPC API; 0: off.")] = 0,
+    api_key: Annotated[
+        str, typer.Option(envvar="RYZANSTEIN_API_KEY", help="Key that callers must send; default: none is asked for.")
+    ] = "",
     redis: Annotated[str, typer.Option(metavar="URL", help="Your Redis; default: an embedded one.")] = "",
     policy: Annotated[str, typer.Option(help="How the router places requests: a name, or a composition.")] = "cost",
     fallback_model: Annotated[str, typer.Option(help="Served when the asked model has no worker.")] = "",
@@ -71,14 +102,20 @@ def up(
     """Start a whole installation on this machine; Ctrl-C stops it."""
     from services.cli import up as command  # the other commands start faster without it
 
+    if checkpoint and model and checkpoint != model:
+        raise CommandError(f"MODEL {checkpoint} and --model {model}: give one of them")
     options = StackOptions(
-        model=model,
+        model=checkpoint or model or str(BUNDLED_MODEL),
+        served_model_name=served_model_name,
         workers=workers,
         tensor_parallel=tensor_parallel,
         dtype=dtype.value,
+        max_model_len=max_model_len,
         kv_tokens=kv_tokens,
+        host=host,
         port=port,
         grpc_port=grpc_port,
+        api_key=api_key,
         redis_url=redis,
         policy=policy,
         fallback_model=fallback_model,
@@ -146,8 +183,8 @@ def chat(
     from services.cli import chat as command
 
     url = url.rstrip("/")
-    conversation = command.ChatSession(url, model or command.first_model(url), temperature, max_tokens, api_key)
-    command.run(conversation)
+    chosen = model or command.first_model(url, api_key)
+    command.run(command.ChatSession(url, chosen, temperature, max_tokens, api_key))
 
 
 @app.command()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import shlex
 import signal
 import time
 from collections.abc import Iterable
@@ -87,7 +89,7 @@ async def _start_and_supervise(
     card = await _model_card(stack.address_of("worker-0"))
     console.print(_processes_table(stack.processes), _startup_table(card))
     console.print(f"Logs: {stack.folder / 'logs'}", highlight=False, soft_wrap=True)
-    console.print(_how_to_call(card.model, stack.options.port, elapsed), highlight=False, soft_wrap=True)
+    console.print(_how_to_call(card, stack.options, elapsed), highlight=False, soft_wrap=True)
     await stack.supervise(start_timeout_s)
 
 
@@ -124,10 +126,16 @@ def _startup_table(card: worker_pb2.ModelCard) -> Table:
     return table
 
 
-def _how_to_call(model: str, port: int, elapsed_s: float) -> str:
-    body = f'{{"model": "{model}", "prompt": "def fibonacci(n):", "max_tokens": 64}}'
+def _how_to_call(card: worker_pb2.ModelCard, options: StackOptions, elapsed_s: float) -> str:
+    asked: dict[str, object] = {"prompt": "def fibonacci(n):"}
+    path = "completions"
+    if card.chat_template:
+        asked = {"messages": [{"role": "user", "content": "What is a list?"}]}
+        path = "chat/completions"
+    body = shlex.quote(json.dumps({"model": card.model, **asked, "max_tokens": 64}))
+    key = ' -H "Authorization: Bearer $RYZANSTEIN_API_KEY"' if options.api_key else ""
     return (
-        f"\nReady in {elapsed_s:.1f} s at http://127.0.0.1:{port} (a page, and OpenAI's API: /docs). Try it:\n\n"
-        f"curl http://127.0.0.1:{port}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
+        f"\nReady in {elapsed_s:.1f} s at {options.url} (a page, and OpenAI's API: /docs). Try it:\n\n"
+        f"curl {options.url}/v1/{path} -H 'Content-Type: application/json'{key} -d {body}\n\n"
         "Ctrl-C stops everything.\n"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -90,9 +89,9 @@ def test_status_json_is_for_programs(stack: RunningStack) -> None:
     assert int(workers[0]["state"]["kv_blocks_total"]) > 0
 
 
-def test_chat_command_answers(stack: RunningStack) -> None:
+def test_chat_in_a_pipe_prints_the_answer_alone(stack: RunningStack) -> None:
     answered = subprocess.run(
-        [COMMAND, "chat", "--url", stack.url, "--max-tokens", "16"],
+        [COMMAND, "chat", "--url", stack.url, "--max-tokens", "16", "--temperature", "0"],
         input="What is a list?\n",
         capture_output=True,
         text=True,
@@ -100,25 +99,35 @@ def test_chat_command_answers(stack: RunningStack) -> None:
         check=False,
     )
     assert answered.returncode == 0, answered.stderr
-    assert "ryzanstein-tiny" in answered.stdout
-    assert len(answered.stdout.strip().splitlines()[-1]) > 0
+    ask = {"messages": [{"role": "user", "content": "What is a list?\n"}], "max_tokens": 16, "temperature": 0}
+    told = httpx.post(f"{stack.url}/v1/chat/completions", json={"model": stack.model(), **ask}, timeout=60)
+    assert answered.stdout == told.json()["choices"][0]["message"]["content"] + "\n"
+    assert answered.stderr == ""
 
 
 def test_the_printed_curl_line_answers_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    with running_stack(tmp_path) as stack:
+    options = ("--api-key", "a-key", "--served-model-name", "mine", "--max-model-len", "512", "--host", "0.0.0.0")
+    with running_stack(tmp_path, *options) as stack:
         tree = [psutil.Process(stack.process.pid), *psutil.Process(stack.process.pid).children(recursive=True)]
         assert len(tree) >= 8, "supervisor, redis, coordinator, router, gateway, worker, torchrun, rank"
         shared_before = {p.name for p in Path("/dev/shm").iterdir()}
-        # The table is printed once ready; the supervisor's pipe has it by the time we stop it.
-        curl = f"curl -s {stack.url}/v1/completions -H 'Content-Type: application/json' -d "
-        body = '{"model": "ryzanstein-tiny", "prompt": "def fibonacci(n):", "max_tokens": 64}'
-        answer = subprocess.run([*shlex.split(curl), body], capture_output=True, text=True, timeout=60, check=True)
-        assert '"text":' in answer.stdout
+        assert httpx.get(f"{stack.url}/v1/models").status_code == 401
+        (model,) = httpx.get(f"{stack.url}/v1/models", headers={"x-api-key": "a-key"}).json()["data"]
+        assert (model["id"], model["max_model_len"]) == ("mine", 512)
+        # The supervisor's pipe has the line by the time that the installation is stopped.
+        curl = (
+            f"curl {stack.url}/v1/chat/completions -H 'Content-Type: application/json' "
+            '-H "Authorization: Bearer $RYZANSTEIN_API_KEY" '
+            """-d '{"model": "mine", "messages": [{"role": "user", "content": "What is a list?"}], "max_tokens": 64}'"""
+        )
+        answer = subprocess.run(
+            ["bash", "-c", curl], env=os.environ | {"RYZANSTEIN_API_KEY": "a-key"},
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert '"content":' in answer.stdout
         output = stack.stop(signal.SIGINT)
     assert stack.process.returncode == 0
-    printed = re.search(r"^curl .*$", output, re.MULTILINE)
-    assert printed is not None, output
-    assert shlex.split(printed.group())[-1] == body
+    assert curl in output.splitlines(), output
     assert "worker-0" in output
     assert "rendezvous" in output, "the phase table"
     _, alive = psutil.wait_procs(tree, timeout=20)

@@ -112,6 +112,10 @@ class Page:
     def wait_told(self, characters: int) -> None:
         self._wait.until(lambda _: len(self.told()) >= characters)
 
+    def announced(self) -> str:
+        """What a screen reader says last; it is not seen."""
+        return str(self.find("#status").get_property("textContent"))
+
     def facts(self) -> str:
         return self.browser.find_elements(By.CSS_SELECTOR, ".facts")[-1].text
 
@@ -135,6 +139,7 @@ def test_a_wrong_key_shows_what_the_api_says(browser: webdriver.Chrome, stack: R
     said = page.find(".turn.assistant:last-of-type .error").text
     assert said.startswith("401")
     assert '"code": "invalid_api_key"' in said
+    assert page.announced() == ""
     assert browser.execute_script("return [localStorage.length, Object.keys(sessionStorage)]") == [0, ["key"]]
 
 
@@ -167,7 +172,7 @@ def test_a_call_is_shown_and_its_result_goes_on(page: Page) -> None:
     page.set("tools", json.dumps([CALL]))
     Select(page.find("#tool_choice")).select_by_visible_text("required")
     page.ask("How warm is it in Rome?")
-    assert page.find("#status").get_property("textContent") == "The model calls get_weather: type what it returns."
+    assert page.announced() == "The model calls get_weather: type what it returns."
     card = page.find(".call")
     assert card.find_element(By.CSS_SELECTOR, "h3").text == "get_weather"
     jsonschema.validate(json.loads(card.find_element(By.CSS_SELECTOR, "pre").text), CALL["function"]["parameters"])
@@ -178,6 +183,7 @@ def test_a_call_is_shown_and_its_result_goes_on(page: Page) -> None:
     page.find(".assistant:nth-of-type(3)")
     page.answer()
     assert not page.browser.find_elements(By.CSS_SELECTOR, ".error")
+    assert page.announced().startswith("Answer complete, ")
 
 
 def test_a_killed_worker_is_noted_and_the_text_goes_on(page: Page, stack: RunningStack) -> None:

@@ -10,9 +10,19 @@ from kubernetes import client, config
 from urllib3.exceptions import HTTPError
 
 from services.cli.errors import CommandError
-from services.cli.kube.diagnosis.snapshot import COMPONENT, INSTANCE, ClusterSnapshot, Object, is_ready, name
+from services.cli.kube.diagnosis.snapshot import (
+    CHART,
+    COMPONENT,
+    INSTANCE,
+    ClusterSnapshot,
+    Object,
+    is_ready,
+    name,
+    releases,
+)
 
 _TIMEOUT_S = 15
+_DEFAULT_RELEASE = "ryzanstein"  # of the documents; named where nothing is installed
 _UNREADABLE = (401, 403, 404, 405)  # not allowed, or the cluster has no such kind
 # Kinds of others: (group, version), each in the namespace or, for the last, in the whole cluster.
 _OF_OTHERS = {
@@ -41,23 +51,43 @@ def current_namespace(context: str = "") -> str:
 
 
 def read(namespace: str, release: str) -> ClusterSnapshot:
-    """Everything that a diagnosis needs, with as many requests as kinds; raises CommandError when nothing answers."""
+    """Everything that a diagnosis needs, with as many requests as kinds; without `release` of the only one there.
+
+    Raises CommandError when nothing answers, or there are several releases and none is named.
+    """
     unread: set[str] = set()
     objects = {kind: _listed(kind, listing, unread) for kind, listing in _listings(namespace).items()}
     if "pods" in unread:
         raise CommandError(f"pods of namespace {namespace} can't be listed: does it exist, and may you read it?")
-    return ClusterSnapshot(namespace, release, objects, frozenset(unread), time.time())
+    made = [each for kind in ("pods", "deployments", "statefulsets") for each in objects[kind]]
+    chosen = release or _only(releases(made), namespace)
+    return ClusterSnapshot(namespace, chosen, objects, frozenset(unread), time.time())
+
+
+def only_release(namespace: str) -> str:
+    """The release in the namespace; raises CommandError when there are several."""
+    return _only(releases(_pods(namespace, CHART)), namespace)
+
+
+def _only(found: list[str], namespace: str) -> str:
+    if len(found) > 1:
+        raise CommandError(f"namespace {namespace} has several releases, --release NAME takes one: {', '.join(found)}")
+    return found[0] if found else _DEFAULT_RELEASE
 
 
 def ready_pods(namespace: str, release: str, component: str) -> list[str]:
     """The names of a component's pods that are ready."""
+    pods = _pods(namespace, f"{INSTANCE}={release},{COMPONENT}={component}")
+    return [name(pod) for pod in pods if is_ready(pod)]
+
+
+def _pods(namespace: str, selector: str) -> list[Object]:
     unread: set[str] = set()
-    selector = f"{INSTANCE}={release},{COMPONENT}={component}"
     core = client.CoreV1Api()
     pods = _listed("pods", lambda: core.list_namespaced_pod(namespace, label_selector=selector), unread)
     if unread:
         raise CommandError(f"pods of namespace {namespace} can't be listed: does it exist, and may you read it?")
-    return [name(pod) for pod in pods if is_ready(pod)]
+    return pods
 
 
 def _listings(namespace: str) -> dict[str, Callable[[], Any]]:

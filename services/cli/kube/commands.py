@@ -36,18 +36,16 @@ def ensure_secrets(
 
 
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Default: that of the kubeconfig.")]
-Release = Annotated[str, typer.Option(help="The name given to `helm install`.")]
+Release = Annotated[str, typer.Option(help="The name given to `helm install`; default: the only one there.")]
 Context = Annotated[str, typer.Option(help="Context of the kubeconfig; default: the current one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
 @kube.command()
-def doctor(
-    namespace: Namespace = "", release: Release = "ryzanstein", context: Context = "", as_json: AsJson = False
-) -> None:
+def doctor(namespace: Namespace = "", release: Release = "", context: Context = "", as_json: AsJson = False) -> None:
     """Say why an installation is Pending, not ready, restarting, unscraped or unreachable, and what to type.
 
-    Reads only. Exit status 1 when something is wrong.
+    Reads only. Exit status 1 when something is wrong now; restarts that are over are listed, too.
     """
     from services.cli.kube import cluster
     from services.cli.kube import doctor as command
@@ -59,14 +57,13 @@ def doctor(
 
 
 @kube.command()
-def status(
-    namespace: Namespace = "", release: Release = "ryzanstein", context: Context = "", as_json: AsJson = False
-) -> None:
+def status(namespace: Namespace = "", release: Release = "", context: Context = "", as_json: AsJson = False) -> None:
     """Show workers, load and KV use, as the router sees them, through a port-forward."""
     from services.cli.kube import cluster, workers
 
     cluster.connect(context)
-    workers.show_status(namespace or cluster.current_namespace(context), release, as_json=as_json)
+    where = namespace or cluster.current_namespace(context)
+    workers.show_status(where, release or cluster.only_release(where), as_json=as_json)
 
 
 @kube.command("drain-worker")
@@ -75,14 +72,15 @@ def drain_worker(
     grace: Annotated[float, typer.Option(min=0, help="Seconds that running requests may go on.")] = 30.0,
     keep: Annotated[bool, typer.Option("--keep", help="Do not delete the pod then.")] = False,
     namespace: Namespace = "",
-    release: Release = "ryzanstein",
+    release: Release = "",
     context: Context = "",
 ) -> None:
     """Empty a worker, for work on its node or GPU, and delete its pod: streams go on elsewhere."""
     from services.cli.kube import cluster, workers
 
     cluster.connect(context)
-    workers.drain(namespace or cluster.current_namespace(context), release, pod, grace, keep=keep)
+    where = namespace or cluster.current_namespace(context)
+    workers.drain(where, release or cluster.only_release(where), pod, grace, keep=keep)
 
 
 def _split(pair: str) -> tuple[str, str]:

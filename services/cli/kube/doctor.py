@@ -14,23 +14,24 @@ from services.cli.kube.diagnosis.snapshot import ClusterSnapshot
 
 
 def report(snapshot: ClusterSnapshot, *, as_json: bool) -> bool:
-    """Print the findings; whether there are any."""
+    """Print the findings; whether something is wrong now."""
     found = diagnose(snapshot)
     if as_json:
         body = {"findings": [asdict(finding) for finding in found], "unread": sorted(snapshot.unread)}
         print(json.dumps(body, indent=2))  # noqa: T201
     else:
         _print(Console(), snapshot, found)
-    return bool(found)
+    return any(not finding.over for finding in found)
 
 
 def _print(console: Console, snapshot: ClusterSnapshot, found: Sequence[Finding]) -> None:
     for finding in found:
-        console.print(f"[red]{finding.where}[/] is {finding.what}:", highlight=False, soft_wrap=True)
+        colour = "yellow" if finding.over else "red"
+        console.print(f"[{colour}]{finding.where}[/] is {finding.what}:", highlight=False, soft_wrap=True)
         console.print(f"  {finding.why}", highlight=False, markup=False, soft_wrap=True)
         for step in finding.do:
             console.print(f"    {step}", style="bold", highlight=False, markup=False, soft_wrap=True)
-    if not found:
+    if all(finding.over for finding in found):
         pods = len(snapshot.own("pods"))
         console.print(f"{snapshot.namespace}/{snapshot.release} is well: {pods} pods", highlight=False)
     asked = sorted(snapshot.unread - {"podmonitors", "prometheuses", "httproutes"})

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.cli.stack.options import StackOptions
+from services.cli.stack.options import HOST, StackOptions
 from services.cli.stack.probes import Probe, grpc_alive, grpc_serving, http_alive, http_ready, redis_alive, redis_ready
 from services.common.ports import free_port
-
-HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +90,25 @@ def _worker(options: StackOptions, index: int, port: int, shared: dict[str, str]
         "RYZANSTEIN_DTYPE": options.dtype,
         "OMP_NUM_THREADS": str(options.threads_per_rank),
     }
-    if options.kv_tokens:
-        env["RYZANSTEIN_KV_TOKENS"] = str(options.kv_tokens)
+    chosen = {
+        "RYZANSTEIN_KV_TOKENS": options.kv_tokens,
+        "RYZANSTEIN_MAX_MODEL_LEN": options.max_model_len,
+        "RYZANSTEIN_SERVED_MODEL_NAME": options.served_model_name,
+    }
+    env |= {name: str(value) for name, value in chosen.items() if value}
     return _service(f"worker-{index}", "services.worker.api", f"{HOST}:{port}", env, stop_s=15.0)
 
 
 def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> ProcessSpec:
     env = shared | {
+        "RYZANSTEIN_HOST": options.host,
         "RYZANSTEIN_GATEWAY_PORT": str(options.port),
         "RYZANSTEIN_GRPC_PORT": str(options.grpc_port),
         "RYZANSTEIN_ROUTER_ADDRESSES": router,
         "RYZANSTEIN_FALLBACK_MODEL": options.fallback_model,
     }
-    url = f"http://{HOST}:{options.port}"
-    command = (sys.executable, "-m", "services.gateway")
+    if options.api_key:
+        caller = {"name": "up", "key_sha256": hashlib.sha256(options.api_key.encode()).hexdigest()}
+        env |= {"RYZANSTEIN_TENANCY": "true", "RYZANSTEIN_API_KEYS": json.dumps([caller])}
+    url, command = options.url, (sys.executable, "-m", "services.gateway")
     return ProcessSpec("gateway", command, url, http_ready(f"{url}/health"), http_alive(f"{url}/livez"), env)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import socket
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 from services.cli.errors import CommandError
 from services.common.cores import usable_cores
 
+HOST = "127.0.0.1"
 BUNDLED_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
@@ -19,12 +22,16 @@ class StackOptions:
     """One local installation."""
 
     model: str  # a folder with config.json, or a hub id (owner/name)
+    served_model_name: str = ""  # empty: the folder's or repository's name
     workers: int = 1
     tensor_parallel: int = 1
     dtype: str = "auto"
+    max_model_len: int = 0  # 0: what the model was made for
     kv_tokens: int = 0  # 0: the worker's default
+    host: str = HOST  # of the gateway; everything else listens on 127.0.0.1
     port: int = 8000
     grpc_port: int = 0  # public gRPC; 0: off
+    api_key: str = ""  # empty: callers need none
     redis_url: str = ""  # empty: embedded
     policy: str = "cost"
     fallback_model: str = ""
@@ -34,15 +41,23 @@ class StackOptions:
         """Share of the cores that each rank may use."""
         return max(1, usable_cores() // (self.workers * self.tensor_parallel))
 
+    @property
+    def url(self) -> str:
+        """Where this machine reaches the gateway."""
+        host = {"0.0.0.0": HOST, "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
 
 def check(options: StackOptions) -> None:
     """Raise :class:`CommandError` for what can be known to fail before any process is started."""
     _check_model(options.model)
-    _check_port(options.port)
+    _check_port(options.host, options.port)
     if options.grpc_port:
-        _check_port(options.grpc_port)
+        _check_port(options.host, options.grpc_port)
     if options.redis_url and not options.redis_url.startswith(("redis://", "rediss://", "unix://")):
         raise CommandError(f"--redis {options.redis_url}: must start with redis://, rediss:// or unix://")
+    if options.api_key and os.environ.get("RYZANSTEIN_API_KEYS"):
+        raise CommandError("--api-key and RYZANSTEIN_API_KEYS: give one of them")
 
 
 def _check_model(model: str) -> None:
@@ -54,12 +69,14 @@ def _check_model(model: str) -> None:
         raise CommandError(f"--model {model}: no such folder, and not a hub id like owner/name")
 
 
-def _check_port(port: int) -> None:
-    with socket.socket() as probe:
+def _check_port(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except PermissionError as error:
             raise CommandError(f"port {port} needs privileges; choose one from 1024 on with --port") from error
         except OSError as error:
-            raise CommandError(f"port {port} is in use; choose another one with --port") from error
+            if error.errno == errno.EADDRINUSE:
+                raise CommandError(f"port {port} is in use; choose another one with --port") from error
+            raise CommandError(f"--host {host}: not an address of this machine: {error.strerror}") from error

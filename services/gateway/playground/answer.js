@@ -158,6 +158,7 @@ export class Answer {
     card.setAttribute("role", "alert");
     card.append(element("h3", "", title), element("pre", "", pretty(body)));
     this.node.insertBefore(card, this.facts);
+    this.announce(""); // the alert speaks for itself
   }
 
   stopped() {

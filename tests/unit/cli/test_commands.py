@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from services.cli.chat import _deltas, error_message, first_model
 from services.cli.errors import CommandError
+from services.cli.main import app
 from services.cli.stack.options import BUNDLED_MODEL, StackOptions, check
 from services.cli.stack.state import StackState, read_state, run_dir, write_state
 from services.common.ports import free_port
@@ -52,6 +55,8 @@ def test_the_run_directory_is_private() -> None:
         ({"model": "/no/such"}, "no such folder"),
         ({"model": "not a hub id"}, "not a hub id"),
         ({"model": str(BUNDLED_MODEL), "redis_url": "http://x"}, "redis://"),
+        ({"model": str(BUNDLED_MODEL), "host": "192.0.2.1"}, "--host 192.0.2.1: not an address of this machine"),
+        ({"model": str(BUNDLED_MODEL), "host": "no.such.host.invalid"}, "--host no.such.host.invalid"),
     ],
 )
 def test_wrong_options_name_the_option(options: dict[str, str], said: str) -> None:
@@ -91,6 +96,33 @@ def test_error_bodies_are_read_whatever_they_are(body: bytes, said: str) -> None
 def test_no_gateway_is_said_clearly() -> None:
     with pytest.raises(CommandError, match="does not answer"):
         first_model(f"http://127.0.0.1:{free_port()}")
+
+
+@pytest.mark.parametrize(
+    "command", [["doctor"], ["status"], ["drain-worker", "POD"], ["ensure-secrets", "--name", "s"]]
+)
+def test_a_package_that_is_not_there_is_said_in_one_line(command: list[str]) -> None:
+    without = "import sys; sys.modules['kubernetes'] = None; from services.cli.main import app; app()"
+    run = [sys.executable, "-c", without, "kube", *command]
+    said = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+    assert said.returncode == 1
+    needed = f"this needs the Python package kubernetes: {sys.executable} -m pip install kubernetes"
+    assert said.stderr == f"ryzanstein: {needed}\n"
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    answer = CliRunner().invoke(app, ["--version"])
+    assert (answer.exit_code, answer.output) == (0, f"ryzanstein {version('ryzanstein')}\n")
+
+
+def test_serve_is_up_and_the_model_needs_no_option() -> None:
+    for command in (["serve", "/no/such"], ["up", "/no/such"], ["up", "--model", "/no/such"]):
+        answer = CliRunner().invoke(app, command)
+        assert (answer.exit_code, answer.stderr) == (
+            1, "ryzanstein: --model /no/such: no such folder, and not a hub id like owner/name\n",
+        )  # fmt: skip
+    two = CliRunner().invoke(app, ["up", "a/b", "--model", "a/c"])
+    assert two.stderr == "ryzanstein: MODEL a/b and --model a/c: give one of them\n"
 
 
 def test_train_tiny_passes_its_options_to_the_trainer() -> None:

@@ -40,6 +40,14 @@ def test_two_installations_on_one_redis_do_not_meet() -> None:
     assert len(namespaces) == 2
 
 
+def test_only_the_gateway_listens_elsewhere() -> None:
+    specs = laid_out(host="0.0.0.0", port=8123)
+    hosts = {name: spec.env["RYZANSTEIN_HOST"] for name, spec in specs.items() if name != "redis"}
+    assert {name for name, host in hosts.items() if host != "127.0.0.1"} == {"gateway"}
+    assert specs["gateway"].address == "http://127.0.0.1:8123"
+    assert laid_out(host="::", port=8123)["gateway"].address == "http://[::1]:8123"
+
+
 @given(workers=st.integers(1, 8), ranks=st.integers(1, 8))
 def test_no_two_processes_share_an_address_or_a_worker_id(workers: int, ranks: int) -> None:
     specs = laid_out(workers=workers, tensor_parallel=ranks)

@@ -32,7 +32,8 @@ class WebSocketClient(AsyncClosing):
     """Streams from `/v1/stream`: after a lost connection they go on, on a new one, where they were.
 
     Every stream has a connection of its own, so that a slow reader holds up nothing but its own stream. `url` is
-    ``ws://host:port`` or ``wss://host:port``, or the ``http://`` and ``https://`` of the REST clients. `timeout_s` is exact.
+    ``ws://host:port`` or ``wss://host:port``; ``http`` and ``https``, as the REST clients take, mean the same.
+    `timeout_s` is exact.
     """
 
     def __init__(self, url: str = "ws://127.0.0.1:8000", settings: Settings | None = None) -> None:

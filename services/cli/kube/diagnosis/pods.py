@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from services.cli.kube.diagnosis.finding import Finding
 from services.cli.kube.diagnosis.scheduling import unschedulable
 from services.cli.kube.diagnosis.snapshot import COMPONENT, ClusterSnapshot, Object, is_ready, labels, name
 
 _PULL = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
+_STEADY_S = 300.0  # the longest that Kubernetes waits between two restarts
 _OOM, _KILLED = "OOMKilled", 137
 # What each service waits for before it is ready.
 _READY_WHEN = {
@@ -59,12 +61,10 @@ def _failed(snapshot: ClusterSnapshot, pod: Object) -> Finding:
 
 def _of_containers(snapshot: ClusterSnapshot, pod: Object) -> Iterator[Finding]:
     status = pod["status"]
-    found = False
-    for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
-        for finding in _of_container(snapshot, pod, container):
-            found = True
-            yield finding
-    if found or is_ready(pod):
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    found = [finding for container in containers for finding in _of_container(snapshot, pod, container)]
+    yield from found
+    if is_ready(pod) or not all(finding.over for finding in found):
         return
     mounts = [
         event
@@ -90,7 +90,10 @@ def _of_container(snapshot: ClusterSnapshot, pod: Object, container: Object) -> 
     elif reason == "CreateContainerConfigError":
         yield _not_configured(snapshot, pod, message)
     elif reason == "CrashLoopBackOff" or container.get("restartCount", 0) > 0:
-        yield _restarting(snapshot, pod, container)
+        found = _restarting(snapshot, pod, container)
+        yield (
+            replace(found, what="well again, and was restarting", over=True) if _steady(snapshot, container) else found
+        )
     elif container["name"] == "fetch" and "running" in container.get("state", {}):
         yield Finding(
             f"pod/{name(pod)}",
@@ -98,6 +101,15 @@ def _of_container(snapshot: ClusterSnapshot, pod: Object, container: Object) -> 
             "its model is being fetched; that takes as long as its size over the network's speed",
             (snapshot.kubectl(f"logs {name(pod)} -c fetch --tail=3"),),
         )
+
+
+def _steady(snapshot: ClusterSnapshot, container: Object) -> bool:
+    """Whether a container that has restarted does its work again, or has done it."""
+    state = container.get("state", {})
+    if "terminated" in state:
+        return bool(state["terminated"].get("exitCode") == 0)
+    running = state.get("running", {})
+    return bool(container.get("ready") and running) and snapshot.seconds_since(running["startedAt"]) > _STEADY_S
 
 
 def _not_pulled(snapshot: ClusterSnapshot, pod: Object, container: Object, message: str) -> Finding:

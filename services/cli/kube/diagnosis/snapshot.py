@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 Object = dict[str, Any]
 
 INSTANCE, COMPONENT = "app.kubernetes.io/instance", "app.kubernetes.io/component"
+CHART = "app.kubernetes.io/name=ryzanstein"  # a selector of all that any release of the chart made
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,10 @@ class ClusterSnapshot:
         ]
         return sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
+    def seconds_since(self, timestamp: str) -> float:
+        """How long ago something was, by a timestamp of the API server."""
+        return self.now - datetime.fromisoformat(timestamp).timestamp()
+
     def kubectl(self, command: str) -> str:
         """A command for this namespace."""
         return f"kubectl -n {self.namespace} {command}"
@@ -55,6 +62,13 @@ def name(found: Object) -> str:
 def labels(found: Object) -> dict[str, str]:
     """Its labels."""
     return found["metadata"].get("labels") or {}
+
+
+def releases(objects: Iterable[Object]) -> list[str]:
+    """The names of the releases that the objects belong to."""
+    key, _, value = CHART.partition("=")
+    found = {labels(each).get(INSTANCE) for each in objects if labels(each).get(key) == value}
+    return sorted(release for release in found if release)
 
 
 def is_ready(pod: Object) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from services.cli.kube.diagnosis.finding import Finding
-from services.cli.kube.diagnosis.snapshot import INSTANCE, ClusterSnapshot, Object, is_ready, labels, name
+from services.cli.kube.diagnosis.snapshot import ClusterSnapshot, Object, is_ready, labels, name, releases
 
 _MAKERS = (("statefulsets", "StatefulSet"), ("replicasets", "ReplicaSet"), ("jobs", "Job"))
 
@@ -34,13 +34,7 @@ def findings(snapshot: ClusterSnapshot) -> Iterator[Finding]:
 
 
 def _nothing(snapshot: ClusterSnapshot) -> Finding:
-    others = sorted(
-        {
-            labels(pod)[INSTANCE]
-            for pod in snapshot.all("pods")
-            if labels(pod).get("app.kubernetes.io/name") == "ryzanstein" and INSTANCE in labels(pod)
-        }
-    )
+    others = releases(snapshot.all("pods"))
     there = f"; releases here: {', '.join(others)}" if others else ""
     return Finding(
         f"release/{snapshot.release}",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
@@ -156,6 +158,21 @@ def test_a_container_killed_for_memory() -> None:
     found = one(broken)
     assert (found.what, found.why) == ("restarting", "killed for memory at its limit of 2Gi (3 times)")
     assert "workers.pools.default.resources.limits.memory" in found.do[0]
+
+
+def test_a_container_that_runs_well_since_its_restarts(capsys: pytest.CaptureFixture[str]) -> None:
+    broken = Broken()
+    worker = broken.pod("worker")["status"]["containerStatuses"][0]
+    worker |= {"restartCount": 3, "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}
+    started = datetime.fromisoformat(worker["state"]["running"]["startedAt"]).timestamp()
+    assert not report(replace(broken.snapshot, now=started + 360), as_json=False)
+    said = capsys.readouterr().out
+    assert "pod/ryzanstein-workers-default-0 is well again, and was restarting" in said
+    assert "killed for memory at its limit of 2Gi (3 times)" in said
+    assert "is well: 6 pods" in said
+    assert report(replace(broken.snapshot, now=started + 60), as_json=False)
+    worker["ready"] = False
+    assert report(replace(broken.snapshot, now=started + 360), as_json=False)
 
 
 @pytest.mark.parametrize(
