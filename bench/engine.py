@@ -23,10 +23,10 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from bench.reading import Reading, higher, lower, write_readings
 from bench.stats import median
+from services.worker.engine.kv_events import KvEventLog
 from services.worker.process.rank_group import GroupStarted, RankGroup, RankGroupConfig
 from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.config import SchedulerConfig
-from services.worker.scheduling.kv_events import KvEventLog
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
 

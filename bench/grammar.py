@@ -26,8 +26,8 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from bench.engine import Workload, make_engine, make_requests
 from bench.reading import Reading, lower, write_readings
-from services.worker.api.model_files import read_model_files
 from services.worker.model.loading.vocabulary import read_vocabulary
+from services.worker.native.model_files import read_model_files
 from services.worker.process.rank_group import RankGroup, RankGroupConfig
 from services.worker.sampling.grammar import Matchers
 

@@ -15,9 +15,9 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from bench.reading import lower, write_readings
 from bench.stats import percentile
+from services.worker.engine.kv_events import KvEventLog
 from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.config import SchedulerConfig
-from services.worker.scheduling.kv_events import KvEventLog
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
 

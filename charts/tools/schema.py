@@ -14,7 +14,7 @@ from services.common.settings import ServiceSettings
 from services.gateway.settings import GatewaySettings
 from services.kv_coordinator.settings import CoordinatorSettings
 from services.router.settings import RouterSettings
-from services.worker.api.settings import WorkerSettings
+from services.worker.settings import WorkerSettings
 
 Schema = dict[str, Any]
 

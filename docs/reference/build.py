@@ -11,7 +11,6 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections import Counter as Tally
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -50,11 +49,10 @@ from services.router.policies.registry import PARTS, Composition, PolicyName, pr
 from services.router.settings import RouterSettings
 from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics
-from services.worker.api.settings import WorkerSettings
 from services.worker.api.transfer_metrics import TransferMetrics
-from services.worker.kv_transfer.puller import PullTotals
+from services.worker.engine.state import EngineCounters, EngineState, TransferTotals
 from services.worker.model.quantization.registry import METHODS
-from services.worker.scheduling.config import SchedulerCounters
+from services.worker.settings import WorkerSettings
 
 HERE = Path(__file__).resolve().parent
 PROTO = HERE.parents[1] / "proto"
@@ -175,9 +173,9 @@ def service_registries() -> tuple[CollectorRegistry, ...]:
     RouterMetrics(router, None)
     CoordinatorMetrics(coordinator, SyncCounters())
     LifeMetrics(worker)
-    worker.register(EngineTotals(SchedulerCounters(), worker_pb2.WorkerState))
+    worker.register(EngineTotals(EngineCounters(), lambda: EngineState(worker_pb2.PHASE_LOADING, "")))
     WorkerMetrics(worker)
-    worker.register(TransferMetrics(PullTotals(), Tally()))
+    worker.register(TransferMetrics(TransferTotals()))
     return GatewayMetrics().registry, router, coordinator, worker
 
 

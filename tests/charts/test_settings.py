@@ -14,7 +14,7 @@ from services.router.policies.filters.affordable import Affordable
 from services.router.policies.pickers.round_robin import RoundRobin
 from services.router.policies.registry import Composition
 from services.router.settings import RouterSettings
-from services.worker.api.settings import WorkerSettings
+from services.worker.settings import WorkerSettings
 from tests.charts.rendering import Pod, Rendered, RenderError, environment, render
 
 SETTINGS: dict[str, type[ServiceSettings]] = {

@@ -26,7 +26,7 @@ SERVICES = {
     "gateway": "services.gateway.main",
     "router": "services.router.main",
     "kv-coordinator": "services.kv_coordinator.main",
-    "worker-cpu": "services.worker.api.main, services.worker.rank.process, services.worker.process.launch",
+    "worker-cpu": "services.worker.main, services.worker.rank.process, services.worker.process.launch",
     "cli": "services.cli.main, services.cli.kube.secrets",
 }
 UNCOMPILED = """

@@ -3,7 +3,7 @@ import os
 # Ranks are started by fork and exec, never by fork alone, so gRPC's fork handlers could only warn. Read on import.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from services.worker.api.main import main
+from services.worker.main import main
 
 if __name__ == "__main__":
     main()

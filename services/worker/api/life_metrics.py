@@ -7,16 +7,15 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.worker.process.rank_group import GroupStarted, RankFailure, RankGroupConfig
+from services.worker.engine.state import EngineFacts, EngineModel
 
 _REASONS = {
     value: pb.Handoff.Reason.Name(value).removeprefix("REASON_").lower() for value in pb.Handoff.Reason.values()
 }
-INTERNAL = "internal"  # the cause when the ranks are well and the server's own books are not
 
 
 class LifeMetrics:
-    """Told of events; all names begin with ``ryzanstein_worker_``."""
+    """Implements LifeObserver; all names begin with ``ryzanstein_worker_``."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
@@ -37,29 +36,27 @@ class LifeMetrics:
         self._drain_began = 0.0
         gauge("drain_seconds", "Since the drain began; 0 before").set_function(self._drain_seconds)
 
-    def describe(self, model: str, revision: str, config: RankGroupConfig, version: str) -> None:
+    def describe(self, name: str, revision: str, model: EngineModel, version: str) -> None:
         """It is known what will be served."""
-        self._info.labels(model, revision, config.dtype, config.device, str(config.ranks), version).set(1)
+        self._info.labels(name, revision, model.dtype, model.device, str(model.tensor_parallel), version).set(1)
 
-    def started(self, started: GroupStarted) -> None:
-        """The ranks are up."""
-        ledger = started.ledger
-        for phase, seconds in started.phases.items():
+    def on_started(self, facts: EngineFacts) -> None:
+        """The engine is up."""
+        for phase, seconds in facts.startup_s.items():
             self._startup.labels(phase).set(seconds)
-        sizes = {"weights": ledger.weights, "workspace": ledger.workspace, "kv": ledger.kv_cache}
-        for kind, size in {**sizes, "free": ledger.available}.items():
+        for kind, size in {**facts.memory_bytes, "free": facts.memory_free}.items():
             self._memory.labels(kind).set(size)
 
-    def lost(self, failure: RankFailure | None) -> None:
-        """The ranks are gone; None when an error of the server's own made it give them up."""
-        self._recoveries.labels(failure.kind.value if failure else INTERNAL).inc()
-        self._ranks_lost.labels("" if failure is None or failure.rank is None else str(failure.rank)).inc()
+    def on_lost(self, cause: str, rank: int | None) -> None:
+        """The ranks are gone; `rank` is to blame, if one is."""
+        self._recoveries.labels(cause).inc()
+        self._ranks_lost.labels("" if rank is None else str(rank)).inc()
 
     def handed_off(self, reason: pb.Handoff.Reason) -> None:
         """A request is left to another worker."""
         self._handoffs.labels(_REASONS[reason]).inc()
 
-    def drains(self) -> None:
+    def on_drain(self) -> None:
         """Nothing new is taken on any more."""
         self._drain_began = self._drain_began or time.monotonic()
 

@@ -10,10 +10,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.worker.engine.step_cost import StepCost
-from services.worker.protocol.plan import StepResult
-from services.worker.scheduling.config import SchedulerCounters
-from services.worker.scheduling.request import Request
+from services.worker.engine.base import StepReport, phase_name
+from services.worker.engine.state import EngineCounters, EngineState
 
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _COUNTERS = {
@@ -35,9 +33,9 @@ _GAUGES = {
 
 
 class EngineTotals(Collector):
-    """Totals and levels, read from the scheduler when Prometheus asks."""
+    """Totals and levels, read from the engine when Prometheus asks."""
 
-    def __init__(self, counters: SchedulerCounters, state: Callable[[], pb.WorkerState]) -> None:
+    def __init__(self, counters: EngineCounters, state: Callable[[], EngineState]) -> None:
         self._counters = counters
         self._state = state
 
@@ -50,8 +48,7 @@ class EngineTotals(Collector):
             yield GaugeMetricFamily(f"ryzanstein_worker_{name}", text, value=getattr(state, field))
         serving = GaugeMetricFamily("ryzanstein_worker_phase", "1 for the phase the worker is in", labels=["phase"])
         for phase in pb.Phase.values()[1:]:
-            label = pb.Phase.Name(phase).removeprefix("PHASE_").lower()
-            serving.add_metric([label], float(phase == state.phase))
+            serving.add_metric([phase_name(phase)], float(phase == state.phase))
         yield serving
 
 
@@ -83,18 +80,18 @@ class WorkerMetrics:
         )
         self._parts = {part: split.labels(part) for part in ("wait", "forward", "communication", "sample")}
 
-    def step(self, result: StepResult, cost: StepCost) -> None:
+    def on_step(self, report: StepReport) -> None:
         """A step is complete."""
-        self._step.observe(cost.seconds)
+        self._step.observe(report.seconds)
         self._last_step.set(time.time())
-        self._rows.observe(cost.n_rows)
+        self._rows.observe(report.n_rows)
         for part, histogram in self._parts.items():
-            histogram.observe(getattr(result.times, part) / 1e6)
+            histogram.observe(report.parts[part])
 
-    def first_output(self, request: Request, now: float) -> None:
+    def on_first_output(self, queue_s: float, total_s: float) -> None:
         """A request got its first output."""
-        self._queue.observe(request.admitted_at - request.queued_at)
-        self._ttft.observe(now - request.queued_at)
+        self._queue.observe(queue_s)
+        self._ttft.observe(total_s)
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"ryzanstein_worker_{name}", text, buckets=_LATENCY, registry=self.registry)

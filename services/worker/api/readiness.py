@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from services.common.tasks import end_tasks
-from services.worker.api.settings import WorkerSettings
-from services.worker.api.startup import model_folder
-from services.worker.model.loading.hub import Download
 
 _SAY_S = 10.0
 
@@ -31,17 +29,19 @@ class Readiness:
         """From now on `ask` says."""
         self._ask = ask
 
-    async def fetch_model(self, settings: WorkerSettings, stop: asyncio.Event) -> Path | None:
-        """The model's folder, None if `stop` came first; a download is told here and in the log.
+    async def fetch_model(
+        self, model: str, fetch: Callable[[Callable[[object], None]], Coroutine[Any, Any, Path]], stop: asyncio.Event
+    ) -> Path | None:
+        """The model's folder, None if `stop` came first; a download is reported here and in the log.
 
-        Raises StartupError.
+        `fetch` is called with what to call with a download that begins. Raises what it raises.
         """
 
-        def begins(download: Download) -> None:
+        def begins(download: object) -> None:
             self._ask = download.__str__
 
-        self._ask = lambda: f"fetching {settings.model}"
-        fetching = asyncio.create_task(model_folder(settings.model, settings.revision, begins), name="download")
+        self._ask = lambda: f"fetching {model}"
+        fetching = asyncio.create_task(fetch(begins), name="download")
         beside = [asyncio.create_task(self._say(), name="say"), asyncio.create_task(stop.wait(), name="stop")]
         try:
             await asyncio.wait((fetching, beside[-1]), return_when=asyncio.FIRST_COMPLETED)

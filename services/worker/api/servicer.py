@@ -11,12 +11,12 @@ import grpc
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
 
-from services.worker.api.card import WorkerModel
+from services.worker.api.card import Identity, model_card
 from services.worker.api.gateways import Gateways
 from services.worker.api.state import StateForRouters
 from services.worker.api.stream_buffer import StreamBuffer
-from services.worker.engine.loop import EngineLoop
-from services.worker.kv_transfer.source import BlockSource, PullRefusedError
+from services.worker.engine.base import Engine
+from services.worker.engine.errors import BlocksUnavailableError, Unavailable
 
 STATE_THROTTLE_S = 0.020
 STATE_HEARTBEAT_S = 2.0  # of those that do not ask for another
@@ -27,21 +27,20 @@ _DRIFTING = (
     "computed_tokens",
 )
 _DRIFT = 0.1
+_CODES = {
+    Unavailable.GONE: grpc.StatusCode.NOT_FOUND,
+    Unavailable.MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
+    Unavailable.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Unavailable.LOST: grpc.StatusCode.UNAVAILABLE,
+}
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
-    """Implements worker.proto for one worker."""
+    """Implements worker.proto for one engine."""
 
-    def __init__(
-        self,
-        model: WorkerModel,
-        engine: EngineLoop,
-        gateways: Gateways,
-        state: StateForRouters,
-        source: BlockSource,
-    ) -> None:
-        self._model, self._engine, self._gateways = model, engine, gateways
-        self._state, self._source = state, source
+    def __init__(self, identity: Identity, engine: Engine, gateways: Gateways) -> None:
+        self._identity, self._engine, self._gateways = identity, engine, gateways
+        self._state = StateForRouters(identity, engine)
 
     async def Connect(  # noqa: N802
         self,
@@ -116,26 +115,26 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         message comes at once, empty when nothing was missed: until it hears one the receiver does not know that it is
         in step.
         """
-        known = request.incarnation == self._model.identity.incarnation
+        known = request.incarnation == self._identity.incarnation
         next_seq = request.next_seq if known else -1  # -1 is never held: a dump
         heard = False
         with self._engine.changes.watch() as changed:
             while not self._gateways.closed:
                 changed.clear()
-                if not heard or next_seq != self._engine.kv_log.next_seq:
+                if not heard or next_seq != self._engine.kv_events.next_seq:
                     heard, message = True, self._kv_events(next_seq)
-                    next_seq = self._engine.kv_log.next_seq
+                    next_seq = self._engine.kv_events.next_seq
                     yield message
                 await changed.wait()
 
     def _kv_events(self, next_seq: int) -> pb.KvEvents:
-        identity, log = self._model.identity, self._engine.kv_log
+        identity, log = self._identity, self._engine.kv_events
         message = pb.KvEvents(
             worker_id=identity.worker_id, incarnation=identity.incarnation, first_seq=max(0, next_seq)
         )
         fresh = log.since(next_seq)
         if fresh is None:
-            dump = scheduler.pool.hashes() if (scheduler := self._engine.scheduler) else []
+            dump = self._engine.cached_hashes()
             message.reset = True
             message.first_seq = log.next_seq - bool(dump)
             if dump:
@@ -148,11 +147,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def GetModelCard(  # noqa: N802
         self, request: pb.GetModelCardRequest, context: grpc.aio.ServicerContext[pb.GetModelCardRequest, pb.ModelCard]
     ) -> pb.ModelCard:
-        """The model card; UNAVAILABLE until the ranks have started once."""
-        started = self._engine.started
-        if started is None:
+        """The model card; UNAVAILABLE until the engine has started once."""
+        if self._engine.facts is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, self._engine.detail)
-        return self._model.card(started)
+        return model_card(self._identity, self._engine.model, self._engine.facts)
 
     async def Drain(  # noqa: N802
         self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainResponse]
@@ -165,12 +163,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self, request: pb.PullBlocksRequest, context: grpc.aio.ServicerContext[pb.PullBlocksRequest, pb.KvBlock]
     ) -> AsyncIterator[pb.KvBlock]:
         """Blocks for another worker, for as long as it listens."""
+        if request.incarnation != self._identity.incarnation:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "the worker that held these blocks is gone")
         try:
-            async with contextlib.aclosing(self._source.read(request)) as blocks:
+            async with contextlib.aclosing(self._engine.read_blocks(request)) as blocks:
                 async for block in blocks:
                     yield block
-        except PullRefusedError as error:
-            await context.abort(error.code, str(error))
+        except BlocksUnavailableError as error:
+            await context.abort(_CODES[error.reason], str(error))
 
 
 async def _beat(buffer: StreamBuffer, wanted: asyncio.Event) -> None:

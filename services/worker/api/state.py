@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import fields
 
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.worker.api.card import Identity
-from services.worker.engine.loop import EngineLoop
+from services.worker.engine.base import Engine, EngineState
 
+_FIELDS = tuple(field.name for field in fields(EngineState))  # the message calls them so, too
 _ROUTERS = 64  # the ones heard of last are acknowledged
 
 
 class StateForRouters:
     """Says how much the engine has to do, and which dispatches that includes."""
 
-    def __init__(self, identity: Identity, engine: EngineLoop) -> None:
+    def __init__(self, identity: Identity, engine: Engine) -> None:
         self._identity, self._engine = identity, engine
         self._acked: dict[str, int] = {}
         self._seq = 0
@@ -30,25 +31,11 @@ class StateForRouters:
     def __call__(self) -> pb.WorkerState:
         """The state now, numbered."""
         self._seq += 1
-        engine, meter = self._engine, self._engine.meter
-        state = pb.WorkerState(
+        state = self._engine.state()
+        return pb.WorkerState(
             worker_id=self._identity.worker_id,
             incarnation=self._identity.incarnation,
             seq=self._seq,
-            phase=engine.phase,
-            prefill_tokens_per_s=meter.prefill_tokens_per_s,
-            decode_step_ms=meter.decode_step_ms,
-            computed_tokens=meter.computed_tokens,
             acked=self._acked,
-            detail=engine.detail,
-            pull_bytes_per_s=engine.puller.bytes_per_s(time.monotonic()),
-            kv_bytes_per_token=engine.store.bytes_per_token if engine.store else 0,
+            **{name: getattr(state, name) for name in _FIELDS},
         )
-        if (scheduler := engine.scheduler) is not None:
-            state.queued_prefill_tokens = scheduler.queued_prefill_tokens
-            state.running, state.waiting = engine.load
-            state.kv_blocks_used = scheduler.pool.used
-            state.kv_blocks_cached = scheduler.pool.cached
-            state.kv_blocks_total = scheduler.pool.total
-            state.max_request_tokens = scheduler.capacity.max_request_tokens
-        return state

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.worker.api.spans import prefilled
-from services.worker.engine.base import RunningRequest
-from services.worker.protocol.plan import TokenLogprobs
-from services.worker.scheduling.request import Finish, Output, Request
+from services.worker.api.spans import RequestSpans
+from services.worker.engine.errors import InvalidRequestError, TooLongError
+from services.worker.engine.output import Finish, Output, TokenLogprobs
+from services.worker.engine.request import EngineRequest
 
 _FINISH = {
     Finish.STOP: pb.FINISH_REASON_STOP,
@@ -22,37 +23,38 @@ class StreamBuffer:
     """One message to a gateway in the making.
 
     While the message before it is not written, the outputs of further steps are merged into it: a slow reader
-    gets fewer and bigger messages, and memory is bounded by the tokens of its requests.
+    gets fewer and bigger messages, and memory is bounded by the tokens of its requests. Implements OutputSink.
     """
 
-    def __init__(self, gateway_id: str = "") -> None:
-        self.gateway_id = gateway_id
-        self.live: dict[str, Request] = {}  # by request id
+    def __init__(self, spans: RequestSpans, handed_off: Callable[[pb.Handoff.Reason], None]) -> None:
+        self._spans, self._handed_off = spans, handed_off
+        self.gateway_id = ""
+        self.live: dict[str, EngineRequest] = {}  # by request id
         self.heartbeat_s = 0.0  # 0: not wanted
         self._spoke = False  # since the last beat was due
         self._message = pb.StepOutputs()
-        self._open: dict[RunningRequest, pb.Output] = {}
+        self._open: dict[EngineRequest, pb.Output] = {}
         self._ready = asyncio.Event()
 
-    def add(self, running: RunningRequest, output: Output) -> None:
+    def add(self, request: EngineRequest, output: Output) -> None:
         """Append one step's output of one request."""
-        message = self._open.get(running)
+        message = self._open.get(request)
         if message is None:
             message = self._message.outputs.add(
-                request_id=running.request_id,
-                attempt=running.attempt,
+                request_id=request.request_id,
+                attempt=request.attempt,
                 first_index=output.first_index,
                 ids=output.token_ids,
             )
-            self._open[running] = message
+            self._open[request] = message
         else:
             message.ids.extend(output.token_ids)
-        if output.logprobs is not None:
-            message.logprobs.append(_to_proto(output.logprobs))
-        if output.first:
-            message.cached_tokens = output.request.cached_tokens
-            message.prompt_logprobs.extend([_to_proto(row) for row in output.request.prompt_logprobs])
-            running.decode = prefilled(running.span, output.request)
+        if output.logprobs:
+            message.logprobs.extend([_to_proto(row) for row in output.logprobs])
+        if output.prefill is not None:
+            message.cached_tokens = output.prefill.cached_tokens
+            message.prompt_logprobs.extend([_to_proto(row) for row in output.prefill.prompt_logprobs])
+            self._spans.prefilled(request, output.prefill)
         if output.embedding:
             message.embedding.extend(output.embedding)
         if output.finish is Finish.FAILED:
@@ -61,23 +63,24 @@ class StreamBuffer:
         elif output.finish is not None:
             message.finish = _FINISH[output.finish]
         if output.finish is not None:
-            self.live.pop(running.request_id, None)
-            running.span.set_attribute("ryzanstein.generated_tokens", output.request.n_generated)
-            running.close(output.finish.value)
+            self.live.pop(request.request_id, None)
+            self._spans.end(request, output.finish.value, output.first_index + len(output.token_ids))
 
-    def announce_trial(self, running: RunningRequest) -> None:
+    def announce_trial(self, request: EngineRequest) -> None:
         """A suspect is being computed."""
-        self._message_of(running).on_trial = True
+        self._message_of(request).on_trial = True
 
-    def hand_off(self, running: RunningRequest, handoff: pb.Handoff) -> None:
+    def hand_off(self, request: EngineRequest, handoff: pb.Handoff) -> None:
         """Let another worker continue a request."""
-        running.close("handoff")
-        self._end(running).handoff.CopyFrom(handoff)
+        self._handed_off(handoff.reason)
+        self._end(request, "handoff").handoff.CopyFrom(handoff)
 
-    def refuse(self, running: RunningRequest, error: pb.RequestError) -> None:
+    def refuse(self, request: EngineRequest, error: InvalidRequestError) -> None:
         """End a request that no worker can serve."""
-        running.close("refused")
-        self._end(running).error.CopyFrom(error)
+        too_long = isinstance(error, TooLongError)
+        code = pb.RequestError.CODE_TOO_LONG if too_long else pb.RequestError.CODE_INVALID_ARGUMENT
+        refused = pb.RequestError(code=code, field=error.field, message=str(error))
+        self._end(request, "refused").error.CopyFrom(refused)
 
     def flush(self, step: int) -> None:
         """A step is complete: its outputs may be written."""
@@ -114,15 +117,16 @@ class StreamBuffer:
         """Nothing to write now, and no request that could bring something."""
         return not self.live and not self._message.outputs
 
-    def _end(self, running: RunningRequest) -> pb.Output:
-        self.live.pop(running.request_id, None)
-        return self._message_of(running)
+    def _end(self, request: EngineRequest, how: str) -> pb.Output:
+        self.live.pop(request.request_id, None)
+        self._spans.end(request, how)
+        return self._message_of(request)
 
-    def _message_of(self, running: RunningRequest) -> pb.Output:
-        message = self._open.get(running)
+    def _message_of(self, request: EngineRequest) -> pb.Output:
+        message = self._open.get(request)
         if message is None:
-            message = self._message.outputs.add(request_id=running.request_id, attempt=running.attempt)
-            self._open[running] = message
+            message = self._message.outputs.add(request_id=request.request_id, attempt=request.attempt)
+            self._open[request] = message
         return message
 
 

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.worker.kv_transfer.puller import REASONS, PullTotals
+from services.worker.engine.state import PULL_FAILURES, TransferTotals
 
-_PULLED = {
-    "blocks": "KV blocks fetched from other workers",
-    "bytes": "Bytes of KV fetched from other workers",
-    "seconds": "Time that pulls took, failed ones included",
+_COUNTERS = {
+    "pulled_blocks": "KV blocks fetched from other workers",
+    "pulled_bytes": "Bytes of KV fetched from other workers",
+    "pulled_seconds": "Time that pulls took, failed ones included",
+    "sent_blocks": "KV blocks handed out to other workers",
+    "sent_bytes": "Bytes of KV handed out to other workers",
 }
-_SENT = {"blocks": "KV blocks handed out to other workers", "bytes": "Bytes of KV handed out to other workers"}
 
 
 class TransferMetrics(Collector):
     """Totals of both directions, read when Prometheus asks."""
 
-    def __init__(self, pulled: PullTotals, sent: Counter[str]) -> None:
-        self._pulled = pulled
-        self._sent = sent
+    def __init__(self, totals: TransferTotals) -> None:
+        self._totals = totals
 
     def collect(self) -> Iterable[Metric]:
         """Read everything once."""
-        for name, text in _PULLED.items():
-            yield CounterMetricFamily(f"ryzanstein_worker_pulled_{name}", text, value=getattr(self._pulled, name))
-        for name, text in _SENT.items():
-            yield CounterMetricFamily(f"ryzanstein_worker_sent_{name}", text, value=self._sent[name])
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"ryzanstein_worker_{name}", text, value=getattr(self._totals, name))
         failures = CounterMetricFamily(
             "ryzanstein_worker_pull_failures", "Pulls that ended before their last block, by reason", labels=["reason"]
         )
-        for reason in REASONS:
-            failures.add_metric([reason], self._pulled.failures[reason])
+        for reason in PULL_FAILURES:
+            failures.add_metric([reason], self._totals.pull_failures[reason])
         yield failures

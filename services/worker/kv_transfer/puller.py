@@ -10,9 +10,8 @@ import asyncio
 import logging
 import time
 import zlib
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc
 from ryzanstein.v1 import worker_pb2 as pb
@@ -20,6 +19,7 @@ from ryzanstein.v1 import worker_pb2_grpc
 
 from services.common.rpc import open_channel
 from services.common.tasks import end_tasks
+from services.worker.engine.state import TransferTotals
 from services.worker.kv_transfer.store import KvStore
 from services.worker.process.failure import RanksFailedError
 from services.worker.scheduling.request import Request, Status
@@ -40,7 +40,6 @@ _REASONS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "timeout",
     grpc.StatusCode.UNAVAILABLE: "unreachable",
 }
-REASONS = (*_REASONS.values(), "evicted", "corrupt", "ranks_lost", "error")
 
 
 class _FailedError(Exception):
@@ -51,16 +50,6 @@ class _FailedError(Exception):
 
 class _UnwantedError(Exception):
     """Nobody waits for the blocks any more."""
-
-
-@dataclass(slots=True)
-class PullTotals:
-    """Since the start."""
-
-    blocks: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-    failures: Counter[str] = field(default_factory=Counter)  # by reason
 
 
 @dataclass(slots=True, eq=False)
@@ -78,14 +67,14 @@ class _Pull:
 class Puller:
     """All pulls of one server. Every deferred request it is given is queued again, however its pull ends."""
 
-    def __init__(self, timeout_s: float, assumed_bytes_per_s: float) -> None:
+    def __init__(self, timeout_s: float, assumed_bytes_per_s: float, totals: TransferTotals) -> None:
         """`assumed_bytes_per_s` is what `bytes_per_s` says before anything is measured; 0 means: do not pull."""
         self._timeout_s = timeout_s
         self._assumed_bytes_per_s = assumed_bytes_per_s
         self._pulls: dict[_Pull, asyncio.Task[None]] = {}
         self._bytes_per_s = 0.0
         self._measured_at = -REMEMBER_S
-        self.totals = PullTotals()
+        self._totals = totals
 
     def bytes_per_s(self, now: float) -> float:
         """How fast blocks came lately, all their way into the ranks; the assumption when none did."""
@@ -133,11 +122,11 @@ class Puller:
             log.debug("a pull is not wanted any more")
         except Exception:  # whatever it is, the requests go on
             log.exception("a pull failed")
-            self.totals.failures["error"] += 1
+            self._totals.pull_failures["error"] += 1
         finally:
             del self._pulls[pull]
             seconds, n = time.monotonic() - began, n_missing - len(pull.arrival.digests)
-            self.totals.seconds += seconds
+            self._totals.pulled_seconds += seconds
             if n:
                 self._measure(n * store.block_bytes / seconds)
             store.owner.finish(pull.arrival)
@@ -171,11 +160,11 @@ class Puller:
             raise _UnwantedError
         await store.ranks.write_blocks(pull.arrival.fresh[: len(batch)], batch)
         store.owner.adopt(pull.arrival, len(batch))
-        self.totals.blocks += len(batch)
-        self.totals.bytes += sum(len(data) for data in batch)
+        self._totals.pulled_blocks += len(batch)
+        self._totals.pulled_bytes += sum(len(data) for data in batch)
 
     def _failed(self, pull: _Pull, reason: str, detail: str) -> None:
-        self.totals.failures[reason] += 1
+        self._totals.pull_failures[reason] += 1
         log.warning(
             "KV blocks of %s could not be pulled, %d are computed instead: %s, %s",
             pull.hint.worker_id, len(pull.arrival.digests), reason, detail,

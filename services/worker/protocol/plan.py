@@ -8,9 +8,11 @@ while step n is still being computed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from ryzanstein.v1.worker_pb2 import Sampling
+
+from services.worker.engine.output import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +53,6 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities at one position, natural log, of the distribution before sampling filters."""
-
-    token_id: int
-    logprob: float
-    rank: int  # 1 is the most likely token
-    top_ids: tuple[int, ...] = ()
-    top_logprobs: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class StepTimes:
     """Where rank 0 spent a step, in microseconds."""
 
@@ -69,6 +60,10 @@ class StepTimes:
     forward: int = 0
     communication: int = 0
     sample: int = 0
+
+    def parts(self) -> dict[str, float]:
+        """Seconds by name."""
+        return {field.name: getattr(self, field.name) / 1e6 for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)

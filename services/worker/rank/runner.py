@@ -15,6 +15,7 @@ from torch import Tensor
 from services.worker.backends.base import Columns
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import StepCommunicator
+from services.worker.engine.output import TokenLogprobs
 from services.worker.model.loading.pooling import Pooling
 from services.worker.protocol.plan import (
     Admission,
@@ -22,7 +23,6 @@ from services.worker.protocol.plan import (
     StepPlan,
     StepResult,
     StepTimes,
-    TokenLogprobs,
 )
 from services.worker.protocol.plan_codec import PlanView, view_plan
 from services.worker.rank.batching import BatchLayout, build_batch

@@ -8,7 +8,7 @@ from torch import Tensor
 from services.worker.backends import keys
 from services.worker.backends.base import Columns
 from services.worker.backends.collectives import Communicator
-from services.worker.protocol.plan import TokenLogprobs
+from services.worker.engine.output import TokenLogprobs
 from services.worker.sampling.candidates import TokenCandidates, gather_candidates
 
 _SLACK = 8  # beyond the wanted top tokens, so that a tie at the edge is usually seen whole

@@ -18,7 +18,7 @@ from services.worker.backends import keys
 from services.worker.backends.base import Columns
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.noise import gumbel, row_keys, scale
-from services.worker.protocol.plan import TokenLogprobs
+from services.worker.engine.output import TokenLogprobs
 from services.worker.protocol.plan_codec import AdmissionView
 from services.worker.sampling.bias import Biases, needs_bias
 from services.worker.sampling.filters import Limits, filter_rows

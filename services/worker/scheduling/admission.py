@@ -6,18 +6,11 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from services.worker.engine.errors import TooLongError
 from services.worker.scheduling.block_pool import BlockPool
 from services.worker.scheduling.fairness import TenantLedger
 from services.worker.scheduling.preemption import is_protected
 from services.worker.scheduling.request import Request, Status
-
-
-class TooLongError(ValueError):
-    """The request can never fit; `field` names what is too long."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from services.common.blockhash import HASH_BLOCK_TOKENS
-from services.worker.scheduling.kv_events import KvEventLog
+from services.worker.engine.kv_events import KvEventLog
 
 NULL_BLOCK = 0
 

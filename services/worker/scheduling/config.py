@@ -1,4 +1,4 @@
-"""Sizes and policies of the scheduler, and its totals."""
+"""Sizes and policies of the scheduler."""
 
 from __future__ import annotations
 
@@ -24,14 +24,3 @@ class SchedulerConfig:
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_running ({self.max_running}), "
                 "or some running requests would never get their row"
             )
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Totals since the start."""
-
-    prefill_tokens: int = 0
-    generated_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    preemptions: int = 0
-    discarded_tokens: int = 0  # drawn after the request had ended

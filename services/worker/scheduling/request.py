@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
 
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.common.blockhash import HASH_BLOCK_TOKENS, extend_chain, wire_hash
-from services.worker.protocol.plan import TokenLogprobs
+from services.worker.engine.output import Finish, TokenLogprobs
 
 
 class Status(Enum):
@@ -21,15 +20,6 @@ class Status(Enum):
     RUNNING = "running"
     RETIRING = "retiring"  # preempted, will wait again
     DONE = "done"
-
-
-class Finish(Enum):
-    """Why a request ended."""
-
-    STOP = "stop"  # one of end_token_ids; it is the last token
-    LENGTH = "length"
-    EMBEDDED = "embedded"  # the embedding is the answer
-    FAILED = "failed"  # its grammar could not be followed
 
 
 @dataclass(slots=True, eq=False)
@@ -120,16 +110,3 @@ class Request:
         """Wire hashes of the hash blocks inside device block `index`."""
         per_block = block_tokens // HASH_BLOCK_TOKENS
         return tuple(wire_hash(digest) for digest in self.digests[index * per_block : (index + 1) * per_block])
-
-
-class Output(NamedTuple):
-    """What one step made of one request. A NamedTuple because there is one per token."""
-
-    request: Request
-    first_index: int  # of token_ids[0] among the generated tokens
-    token_ids: tuple[int, ...]
-    finish: Finish | None = None
-    first: bool = False  # carries cached_tokens and prompt logprobs
-    logprobs: TokenLogprobs | None = None
-    embedding: tuple[float, ...] = ()
-    failure: str = ""  # of a request that failed

@@ -12,16 +12,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from services.worker.engine.kv_events import KvEventLog
+from services.worker.engine.output import Finish, Output, Prefill
+from services.worker.engine.state import EngineCounters
 from services.worker.protocol.plan import Admission, StepPlan, StepResult
 from services.worker.scheduling.admission import Capacity, WaitingQueue, fresh_blocks
 from services.worker.scheduling.block_pool import BlockPool
-from services.worker.scheduling.config import SchedulerConfig, SchedulerCounters
+from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.fairness import CACHED_COST, OUTPUT_COST, PREFILL_COST, TenantLedger
-from services.worker.scheduling.kv_events import KvEventLog
 from services.worker.scheduling.pace import Pace
 from services.worker.scheduling.preemption import choose_victim
 from services.worker.scheduling.prefix_cache import PrefixCache
-from services.worker.scheduling.request import Finish, Output, Request, Status
+from services.worker.scheduling.request import Request, Status
 from services.worker.scheduling.step_builder import PlannedStep, Slots, StepBuilder, StepLoad
 from services.worker.scheduling.transfers import Arrival, Transfers
 from services.worker.scheduling.trial import Trial
@@ -38,11 +40,11 @@ class Scheduler:
         self,
         config: SchedulerConfig,
         events: KvEventLog,
-        counters: SchedulerCounters | None = None,
+        counters: EngineCounters | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.counters = counters or SchedulerCounters()
+        self.counters = counters or EngineCounters()
         # Both follow the measured speed; whoever measures sets them.
         self.pace = Pace(config.max_batched_tokens)  # of prompts beside decodes
         self.share_min_tokens = 64  # a shorter prefix is computed again: waiting costs about a step
@@ -293,12 +295,12 @@ class Scheduler:
 
     # -- results ---------------------------------------------------------------------------------------------
 
-    def apply(self, result: StepResult) -> list[Output]:
-        """Take the result of the oldest plan in flight; returns what to tell the clients."""
+    def apply(self, result: StepResult) -> list[tuple[Request, Output]]:
+        """Take the result of the oldest plan in flight; returns what it made of each request."""
         planned = self.in_flight.popleft()
         assert planned.step == result.step, f"result of step {result.step}, but {planned.step} is the oldest in flight"
         drawn = dict(zip(result.slots, result.token_ids, strict=True))
-        outputs: list[Output] = []
+        outputs: list[tuple[Request, Output]] = []
         block_tokens = self.config.block_tokens
         for request, chunk in planned.work:
             request.n_in_flight -= 1
@@ -313,7 +315,7 @@ class Scheduler:
                 if request.scores_prompt and not request.announced:
                     request.prompt_logprobs += result.prompt_logprobs.get(chunk.slot, ())
                 if chunk.sample:
-                    outputs.append(self._draw(request, result, drawn))
+                    outputs.append((request, self._draw(request, result, drawn)))
             if request.n_in_flight == 0 and request in self._lingering:
                 self._let_go(request)
         self._events.flush()
@@ -321,23 +323,24 @@ class Scheduler:
 
     def _draw(self, request: Request, result: StepResult, drawn: dict[int, int]) -> Output:
         """The row of a request's last known token has come back."""
-        first = not request.announced
+        prefill = None if request.announced else _prefill(request)
         request.announced = True
         slot = request.slot
         if request.pool:
             self._end(request)
-            return Output(request, 0, (), Finish.EMBEDDED, first, None, result.pooled[slot])
+            return Output(0, (), Finish.EMBEDDED, prefill, embedding=result.pooled[slot])
         index = len(request.token_ids) - request.n_prompt
         if (failure := result.failures.get(slot)) is not None:
             self._end(request)
-            return Output(request, index, (), Finish.FAILED, first, failure=failure)
+            return Output(index, (), Finish.FAILED, prefill, failure=failure)
         token = drawn[slot]
         request.token_ids.append(token)
         self.counters.generated_tokens += 1
         self._ledger.charge(request.tenant, OUTPUT_COST)
         if (finish := request.ending) is not None:
             self._end(request)
-        return Output(request, index, (token,), finish, first, result.logprobs.get(slot) if result.logprobs else None)
+        logprobs = (result.logprobs[slot],) if slot in result.logprobs else ()
+        return Output(index, (token,), finish, prefill, logprobs)
 
     # -- endings ---------------------------------------------------------------------------------------------
 
@@ -392,3 +395,8 @@ class Scheduler:
         assert all(request.status is Status.DEFERRED for request in self._deferred)
         assert len(self._queue) == sum(1 for _ in self._queue)
         assert self._queue.tokens == sum(len(request.token_ids) for request in self._queue)
+
+
+def _prefill(request: Request) -> Prefill:
+    """What the first output says beside its token."""
+    return Prefill(request.queued_at, request.admitted_at, request.cached_tokens, tuple(request.prompt_logprobs))

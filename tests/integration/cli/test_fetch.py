@@ -16,8 +16,8 @@ import pytest
 from services.cli.errors import CommandError
 from services.cli.fetch.download import progress
 from services.cli.fetch.repository import Listing, ModelReference, RemoteFile
-from services.worker.api.startup import model_revision
 from services.worker.model.loading.hub import resolve_model
+from services.worker.native.startup import model_revision
 from tests.integration.cli.hub import COMMIT, NEXT_COMMIT, Hub, running
 
 COMMAND = str(Path(sys.executable).parent / "ryzanstein")
@@ -193,7 +193,7 @@ def test_the_worker_reads_a_fetched_folder_without_the_hubs_code(hub: Hub, tmp_p
     model = str(tmp_path / "org--tiny")
     assert resolve_model(model) == Path(model).resolve()
     look = (
-        "import asyncio, sys\nfrom services.worker.api.startup import model_folder\n"
+        "import asyncio, sys\nfrom services.worker.native.startup import model_folder\n"
         f"asyncio.run(model_folder({model!r}, ''))\n"
         "print([name for name in sys.modules if name.startswith('huggingface')])"
     )

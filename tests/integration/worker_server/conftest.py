@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from services.common.ports import free_port
-from services.worker.api.main import serve
-from services.worker.api.settings import WorkerSettings
+from services.worker.main import serve
+from services.worker.native.opening import open_native
 from services.worker.process.rank_group import RankGroupConfig
+from services.worker.settings import WorkerSettings
 from tests.integration.worker_server.fake_group import FakeGroup
 
 BUNDLED_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
@@ -77,7 +79,7 @@ async def running_worker(
         return groups[0]
 
     stop = asyncio.Event()
-    task = asyncio.create_task(serve(chosen, stop, make))
+    task = asyncio.create_task(serve(chosen, stop, partial(open_native, make_ranks=make)))
     while not groups:
         await asyncio.sleep(0.01)
         if task.done():

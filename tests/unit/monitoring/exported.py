@@ -18,7 +18,7 @@ from services.gateway.generation.attempt import Cause
 from services.gateway.telemetry import ModelHistograms
 from services.router.breaker import BreakerState
 from services.router.snapshot import IneligibleReason
-from services.worker.kv_transfer.puller import REASONS
+from services.worker.engine.state import PULL_FAILURES
 from tests.programs import CHART
 
 # What the relabelling of every mode adds (tests/charts holds both modes to it).
@@ -35,7 +35,7 @@ VALUES = {
     ("ryzanstein_coordinator_workers", "state"): {"synced", "behind"},
     ("ryzanstein_coordinator_events_total", "kind"): {"events", "gaps", "resyncs"},
     ("ryzanstein_router_lookups_total", "result"): {"answered", "failed"},
-    ("ryzanstein_worker_pull_failures_total", "reason"): set(REASONS),
+    ("ryzanstein_worker_pull_failures_total", "reason"): set(PULL_FAILURES),
 }
 
 

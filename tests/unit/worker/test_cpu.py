@@ -9,11 +9,11 @@ import torch
 from torch.nn import functional as F
 
 from services.worker import cpu
-from services.worker.api.model_files import read_model_files
-from services.worker.api.settings import WorkerSettings
-from services.worker.api.startup import group_config
 from services.worker.backends.cpu.ops import OneDnnOps
 from services.worker.backends.weights import Dense
+from services.worker.native.model_files import read_model_files
+from services.worker.native.startup import group_config
+from services.worker.settings import WorkerSettings
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"  # in bfloat16
 WESTMERE = "flags\t\t: fpu sse2 sse4_2"

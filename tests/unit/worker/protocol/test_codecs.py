@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ryzanstein.v1.worker_pb2 import Sampling
 
+from services.worker.engine.output import TokenLogprobs
 from services.worker.protocol.event_codec import (
     ModelFacts,
     RankError,
@@ -16,7 +17,7 @@ from services.worker.protocol.event_codec import (
     encode_event,
 )
 from services.worker.protocol.ledger import MemoryLedger
-from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult, StepTimes, TokenLogprobs
+from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult, StepTimes
 from services.worker.protocol.plan_codec import decode_plan, encode_plan
 from services.worker.protocol.rank_config import RankGroupConfig, RankSettings, ServerEndpoint
 from services.worker.protocol.result_codec import decode_result, encode_result

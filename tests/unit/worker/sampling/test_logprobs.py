@@ -8,7 +8,7 @@ import torch
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends.collectives import Communicator
-from services.worker.protocol.plan import TokenLogprobs
+from services.worker.engine.output import TokenLogprobs
 from tests.unit.worker.sampling.drawing import draw, make_sampler, part_of
 from tests.unit.worker.sampling.thread_group import on_ranks
 

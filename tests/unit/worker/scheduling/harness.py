@@ -7,10 +7,11 @@ from collections import deque
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.common.blockhash import chain_root
+from services.worker.engine.kv_events import KvEventLog
+from services.worker.engine.output import Finish, Output
 from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.config import SchedulerConfig
-from services.worker.scheduling.kv_events import KvEventLog
-from services.worker.scheduling.request import Finish, Output, Request
+from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
 from services.worker.scheduling.transfers import Arrival
 from tests.unit.worker.scheduling.fake_ranks import FakeRanks, extend
@@ -61,16 +62,16 @@ class Harness:
             self.in_flight.append(self.ranks.execute(plan))
         return plan
 
-    def apply(self) -> list[Output]:
+    def apply(self) -> list[tuple[Request, Output]]:
         outputs = self.scheduler.apply(self.in_flight.popleft())
-        for output in outputs:
-            assert output.request not in self.ended, "output after the end"
-            answer = self.answers[output.request]
+        for request, output in outputs:
+            assert request not in self.ended, "output after the end"
+            answer = self.answers[request]
             assert output.first_index == len(answer)
-            assert output.first == (not answer)
+            assert (output.prefill is not None) == (not answer)
             answer += output.token_ids
             if output.finish is not None:
-                self.ended[output.request] = output.finish
+                self.ended[request] = output.finish
         return outputs
 
     def step(self) -> bool:

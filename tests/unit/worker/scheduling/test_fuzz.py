@@ -9,9 +9,10 @@ import pytest
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.common.blockhash import HASH_BLOCK_TOKENS, chain_root, extend_chain
-from services.worker.scheduling.admission import TooLongError
+from services.worker.engine.errors import TooLongError
+from services.worker.engine.output import Finish
 from services.worker.scheduling.pace import Pace
-from services.worker.scheduling.request import Finish, Request
+from services.worker.scheduling.request import Request
 from services.worker.scheduling.transfers import Arrival, Pin
 from tests.unit.worker.scheduling.fake_ranks import generate
 from tests.unit.worker.scheduling.harness import Harness, cache_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.scheduling.admission import TooLongError
+from services.worker.engine.errors import TooLongError
+from services.worker.engine.kv_events import KvEvent, KvEventLog
 from services.worker.scheduling.block_pool import BlockPool
-from services.worker.scheduling.kv_events import KvEvent, KvEventLog
 from services.worker.scheduling.preemption import MAX_PREEMPTIONS
 from tests.unit.worker.scheduling.fake_ranks import generate
 from tests.unit.worker.scheduling.harness import Harness

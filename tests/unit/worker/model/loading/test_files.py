@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 
 from services.common.lifecycle import StartupError
 from services.common.templates import compile_template
-from services.worker.api.model_files import read_model_files
 from services.worker.model.loading.sampling import SamplingDefaults
+from services.worker.native.model_files import read_model_files
 
 MODEL = Path(__file__).parents[5] / "models" / "ryzanstein-tiny"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from services.common.lifecycle import StartupError
-from services.worker.api.model_files import ModelFiles
-from services.worker.api.settings import WorkerSettings
 from services.worker.cpu import has_avx2, has_bfloat16
 from services.worker.model.loading.hub import Download, local_folder
 from services.worker.model.spec import ModelError, ModelSpec
+from services.worker.native.model_files import ModelFiles
 from services.worker.process.downloader import download
 from services.worker.process.rank_group import RankGroupConfig
+from services.worker.settings import WorkerSettings
 
 DEFAULT_KV_TOKENS = 32_768
 _NVIDIA_CONTROL = Path("/dev/nvidiactl")

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from services.worker.engine.step_cost import Meter, StepCost
+from services.worker.engine.output import Output
+from services.worker.native.step_cost import Meter, StepCost
 from services.worker.process.failure import RanksFailedError
 from services.worker.protocol.plan import StepPlan, StepResult
-from services.worker.scheduling.request import Output, Request
+from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
 from services.worker.scheduling.transfers import Arrival, Pin
 
@@ -30,7 +31,7 @@ class StepPump:
         prefill_step_s: float,
         send: Callable[[StepPlan], None],
         planned: Callable[[StepPlan], None],
-        computed: Callable[[StepResult, list[Output], StepCost, float], None],
+        computed: Callable[[StepResult, list[tuple[Request, Output]], StepCost, float], None],
         changed: Callable[[], None],
     ) -> None:
         """`planned` hears of every plan that went out, `computed` of every result once the next plan did."""

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from services.worker.engine.step_cost import Meter
+from services.worker.native.step_cost import Meter
 from services.worker.protocol.plan import Chunk
 from services.worker.scheduling.step_builder import StepLoad
 

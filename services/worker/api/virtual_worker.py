@@ -1,0 +1,117 @@
+"""An engine on the wire: a worker of its own for routers and gateways, whatever else its process does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1 import worker_pb2_grpc
+
+from services.common.heap import freeze_started
+from services.common.keys import RedisKeys
+from services.common.leases import Lease, LeaseKeeper
+from services.common.lifecycle import GaveUpError, StartupError
+from services.common.redis_client import open_redis
+from services.common.rpc import Health, bind, new_server
+from services.common.settings import ServiceSettings
+from services.common.tasks import end_tasks
+from services.worker.api.card import Identity
+from services.worker.api.gateways import Gateways
+from services.worker.api.readiness import Readiness
+from services.worker.api.servicer import WorkerServicer
+from services.worker.engine.base import Engine, phase_name
+
+REDIS_TIMEOUT_S = 0.5
+STREAMS_END_S = 2.0
+LIVENESS = "liveness"  # a name for grpc.health.v1: SERVING as long as the process answers
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualWorker:
+    """One engine under its own id, port and lease; a process can serve several."""
+
+    engine: Engine
+    identity: Identity
+    port: int  # of gRPC; 0 picks a free one
+    drain_s: float  # how long `stop` lets running requests go on before they are handed off
+    handed_off: Callable[[pb.Handoff.Reason], None]  # for every request that is left to another worker
+
+    async def serve(self, settings: ServiceSettings, readiness: Readiness, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set, then drain and leave. Raises what ends the engine: StartupError, GaveUpError."""
+        engine, identity = self.engine, self.identity
+        gateways = Gateways(engine, self.handed_off)
+        server = new_server()
+        worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(identity, engine, gateways), server)
+        health = Health(server, [pb.DESCRIPTOR.services_by_name["Worker"].full_name])
+        await health.set_serving(False)
+        await health.set_status(LIVENESS, True)
+        port = bind(server, settings.host, self.port)
+        await server.start()
+        freeze_started()
+        redis, address = open_redis(settings.redis, REDIS_TIMEOUT_S), settings.advertised(port)
+        lease = LeaseKeeper(
+            redis,
+            RedisKeys(settings.namespace),
+            settings.redis,
+            lambda: Lease(identity.worker_id, identity.incarnation, address, identity.model, phase_name(engine.phase)),
+        )
+
+        def waits_for() -> str:
+            """Nobody finds a worker that has never written its lease; later a Redis that is away takes nothing away."""
+            return lease.waits_for if _serving(engine) else f"{phase_name(engine.phase)}: {engine.detail}"
+
+        readiness.depends_on(waits_for)
+        log.info("listening", extra={"worker_id": identity.worker_id, "address": address})
+
+        running = asyncio.create_task(engine.run(), name="engine")
+        beside = [
+            asyncio.create_task(_follow_phase(engine, health, lease.written), name="health"),
+            asyncio.create_task(lease.run(), name="lease"),
+        ]
+        try:
+            await _first(asyncio.create_task(stop.wait()), running)
+            await engine.drain(self.drain_s)
+        finally:
+            gateways.close()
+            await server.stop(STREAMS_END_S)
+            await end_tasks(beside)
+            await redis.aclose()
+            await _end(running)
+
+
+def _serving(engine: Engine) -> bool:
+    return engine.phase == pb.PHASE_SERVING
+
+
+async def _follow_phase(engine: Engine, health: Health, registered: asyncio.Event) -> None:
+    """Health is SERVING exactly while the phase is, once the worker can be found."""
+    await registered.wait()
+    with engine.changes.watch() as changed:
+        reported = False
+        while True:
+            if _serving(engine) != reported:
+                reported = _serving(engine)
+                await health.set_serving(reported)
+            await changed.wait()
+            changed.clear()
+
+
+async def _first(stop: asyncio.Task[bool], running: asyncio.Task[None]) -> None:
+    """Until the stop signal; what ends the engine ends us."""
+    await asyncio.wait((stop, running), return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if running.done():
+        running.result()
+
+
+async def _end(running: asyncio.Task[None]) -> None:
+    """Cancel once: the ranks take their time to stop, and a second cancellation would leave them behind."""
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError, StartupError, GaveUpError):
+        await running

@@ -1,0 +1,46 @@
+"""What an engine refuses, as types."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class EngineError(Exception):
+    """Something that an engine does not do."""
+
+
+class InvalidRequestError(EngineError, ValueError):
+    """A field of a request has a value that this engine does not accept."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class TooLongError(InvalidRequestError):
+    """The request can never fit; `field` names what is too long."""
+
+
+class NotServingError(EngineError):
+    """A request was submitted while the engine refuses requests."""
+
+
+class UnsupportedError(EngineError):
+    """The engine does not have the operation."""
+
+
+class Unavailable(Enum):
+    """Why KV blocks are not handed out."""
+
+    GONE = "gone"  # those who held them
+    MISMATCH = "mismatch"  # the reader's KV is another
+    BUSY = "busy"
+    LOST = "lost"  # while they were read
+
+
+class BlocksUnavailableError(EngineError):
+    """KV blocks are not handed out."""
+
+    def __init__(self, reason: Unavailable, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason

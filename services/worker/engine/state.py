@@ -1,0 +1,85 @@
+"""What an engine is doing, what it has done, and what it serves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ryzanstein.v1 import worker_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """A snapshot."""
+
+    phase: pb.Phase
+    detail: str  # why the phase is not SERVING
+    running: int = 0  # requests
+    waiting: int = 0
+    queued_prefill_tokens: int = 0  # known tokens that no step covers yet
+    kv_blocks_used: int = 0
+    kv_blocks_cached: int = 0  # reusable, evictable
+    kv_blocks_total: int = 0
+    max_request_tokens: int = 0  # the largest prompt and output that fit an empty pool
+    prefill_tokens_per_s: float = 0.0  # measured; 0 before the first one
+    decode_step_ms: float = 0.0
+    computed_tokens: int = 0  # of prompts and of answers
+    kv_bytes_per_token: int = 0  # on all ranks; 0: blocks cannot be moved
+    pull_bytes_per_s: float = 0.0  # how fast blocks of other workers come
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Totals since the start."""
+
+    prefill_tokens: int = 0
+    generated_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    discarded_tokens: int = 0  # drawn after the request had ended
+
+
+PULL_FAILURES = ("mismatch", "gone", "busy", "timeout", "unreachable", "evicted", "corrupt", "ranks_lost", "error")
+
+
+@dataclass(slots=True)
+class TransferTotals:
+    """KV blocks that moved between workers since the start."""
+
+    pulled_blocks: int = 0
+    pulled_bytes: int = 0
+    pulled_seconds: float = 0.0  # failed pulls included
+    pull_failures: Counter[str] = field(default_factory=Counter)  # by one of PULL_FAILURES
+    sent_blocks: int = 0
+    sent_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """What is served, known before the engine has started."""
+
+    architecture: str
+    dtype: str
+    device: str
+    tensor_parallel: int
+    hash_root: str  # what block hashes start from: equal only where KV is interchangeable
+    tokenizer_json: bytes
+    chat_template: str
+    special_tokens: Mapping[str, str]
+    add_bos_token: bool
+    eos_token_ids: tuple[int, ...]
+    sampling_defaults: Mapping[str, float]  # that the publisher recommends
+    generates: bool = True  # False: it only embeds
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What is known once the engine has started."""
+
+    vocab_size: int
+    hidden_size: int
+    max_request_tokens: int
+    startup_s: Mapping[str, float]  # by phase, in order
+    memory_bytes: Mapping[str, int]  # of the fullest rank: weights, workspace, kv
+    memory_free: int  # that this rank may still take

@@ -1,0 +1,59 @@
+"""Wires one worker process: settings, metrics, the model, its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from services.common.lifecycle import run_service
+from services.common.metrics import new_registry, serve_metrics
+from services.common.tracing import tracing
+from services.worker.api.card import Identity
+from services.worker.api.life_metrics import LifeMetrics
+from services.worker.api.metrics import EngineTotals, WorkerMetrics
+from services.worker.api.readiness import Readiness
+from services.worker.api.transfer_metrics import TransferMetrics
+from services.worker.api.virtual_worker import VirtualWorker
+from services.worker.engine.base import Engine, LifeObserver, StepObserver
+from services.worker.native.opening import open_native
+from services.worker.native.startup import model_folder, model_revision
+from services.worker.settings import WorkerSettings
+
+OpenEngine = Callable[[WorkerSettings, Path, StepObserver, LifeObserver], Awaitable[Engine]]
+
+
+async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: OpenEngine = open_native) -> None:
+    """Serve until `stop` is set, then drain and leave. Raises StartupError when the engine never starts.
+
+    Raises GaveUpError when its ranks are lost and do not come back in time.
+    """
+    registry, readiness = new_registry("worker"), Readiness()
+    with (
+        tracing("worker", settings.worker_id),  # before a tracer is asked for
+        serve_metrics(settings.host, settings.metrics_port, registry, readiness),
+    ):
+        folder = await readiness.fetch_model(
+            settings.model, lambda begins: model_folder(settings.model, settings.revision, begins), stop
+        )
+        if folder is None:
+            return
+        life = LifeMetrics(registry)
+        engine = await open_engine(settings, folder, WorkerMetrics(registry), life)
+        name = settings.served_model_name or Path(settings.model).name or folder.name
+        life.describe(name, model_revision(settings.revision, folder), engine.model, version("ryzanstein"))
+        registry.register(EngineTotals(engine.counters, engine.state))
+        registry.register(TransferMetrics(engine.transfers))
+        identity = Identity(
+            settings.worker_id, str(uuid.uuid4()), name, int(time.time()), recommends=settings.sampling_defaults
+        )
+        worker = VirtualWorker(engine, identity, settings.worker_port, settings.drain_s, life.handed_off)
+        await worker.serve(settings, readiness, stop)
+
+
+def main() -> None:
+    """Entry point of `python -m services.worker.api`."""
+    run_service("worker", WorkerSettings, serve)

@@ -1,0 +1,367 @@
+"""The native engine: one task that owns the ranks, their scheduler, the requests, and every restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.common.blockhash import chain_root
+from services.common.lifecycle import GaveUpError, StartupError
+from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport, phase_name
+from services.worker.engine.changes import Changes
+from services.worker.engine.errors import NotServingError, UnsupportedError
+from services.worker.engine.kv_events import KvEventLog
+from services.worker.engine.output import Output
+from services.worker.engine.request import EngineRequest
+from services.worker.engine.state import EngineCounters, EngineFacts, EngineModel, EngineState, TransferTotals
+from services.worker.kv_transfer.puller import Puller
+from services.worker.kv_transfer.source import BlockSource
+from services.worker.kv_transfer.store import KvStore, kv_layout
+from services.worker.native.probe import probe_request
+from services.worker.native.pump import StepPump
+from services.worker.native.ranks import Ranks
+from services.worker.native.step_cost import Meter, StepCost
+from services.worker.process.failure import RanksFailedError
+from services.worker.process.rank_group import GroupStarted, RankGroupConfig
+from services.worker.protocol.plan import StepPlan, StepResult
+from services.worker.scheduling.admission import Capacity
+from services.worker.scheduling.config import SchedulerConfig
+from services.worker.scheduling.request import Request
+from services.worker.scheduling.scheduler import Scheduler
+
+FIRST_BACKOFF_S = 0.25
+MAX_BACKOFF_S = 30.0
+STABLE_S = 60.0  # ranks that lived this long start the back-off anew
+
+_REFUSALS = {
+    pb.PHASE_LOADING: pb.Handoff(reason=pb.Handoff.REASON_LOADING, detail="the worker is still loading its model"),
+    # Not RANKS_LOST: this request was not touched by the loss and says nothing about its cause.
+    pb.PHASE_RECOVERING: pb.Handoff(reason=pb.Handoff.REASON_LOADING, detail="the worker is restarting its ranks"),
+    pb.PHASE_DRAINING: pb.Handoff(reason=pb.Handoff.REASON_DRAIN, detail="the worker is draining"),
+}
+
+INTERNAL = "internal"  # the cause of a loss when the ranks are well and the server's own books are not
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes and limits of one engine."""
+
+    ranks: RankGroupConfig
+    max_waiting: int  # requests beyond it are handed off
+    max_batched_tokens: int
+    prefill_step_s: float  # by which prompts may lengthen a step of decodes
+    pull_timeout_s: float = 10.0
+    pull_bytes_per_s: float = 0.0  # assumed until it is measured; 0: never pull
+    recovery_limit_s: float = 0.0  # how long lost ranks are started again and again; 0: for ever
+
+    def scheduler(self, started: GroupStarted) -> SchedulerConfig:
+        """How much may be planned for ranks that have started."""
+        return SchedulerConfig(
+            n_blocks=started.n_blocks,
+            block_tokens=self.ranks.block_size,
+            max_model_len=self.ranks.max_model_len,
+            max_running=self.ranks.max_slots,
+            max_batched_tokens=max(self.max_batched_tokens, self.ranks.max_slots),
+            max_in_flight=self.ranks.depth,
+        )
+
+    def facts(self, started: GroupStarted) -> EngineFacts:
+        """What others may know of ranks that have started."""
+        ledger, positions = started.ledger, started.n_blocks * self.ranks.block_size
+        return EngineFacts(
+            vocab_size=started.model.vocab_size,
+            hidden_size=started.model.hidden_size,
+            max_request_tokens=Capacity(self.ranks.max_model_len, positions).max_request_tokens,
+            startup_s=started.phases,
+            memory_bytes={"weights": ledger.weights, "workspace": ledger.workspace, "kv": ledger.kv_cache},
+            memory_free=ledger.available,
+        )
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LiveRequest(Request):
+    """A request of the scheduler that came through the API; the start-up probe is none."""
+
+    asked: EngineRequest
+    sink: OutputSink
+
+    @classmethod
+    def of(cls, asked: EngineRequest, sink: OutputSink, hash_root: str) -> LiveRequest:
+        """What the scheduler needs to know."""
+        return cls(
+            asked=asked,
+            sink=sink,
+            token_ids=[*asked.prompt_ids, *asked.generated_ids],
+            n_prompt=len(asked.prompt_ids),
+            sampling=asked.sampling,
+            max_tokens=asked.sampling.max_tokens,
+            tenant=asked.tenant,
+            weight=asked.weight,
+            priority=asked.priority,
+            chain_root=chain_root(hash_root, asked.cache_salt),
+            pool=asked.embed,
+            trial_tokens=asked.trial_tokens,
+        )
+
+
+class NativeEngine:
+    """Implements Engine with our own ranks."""
+
+    def __init__(
+        self, config: EngineConfig, model: EngineModel, ranks: Ranks, steps: StepObserver, life: LifeObserver
+    ) -> None:
+        self.model = model
+        self.facts: EngineFacts | None = None
+        self.phase: pb.Phase = pb.PHASE_LOADING
+        self.detail = "loading the model"
+        self.changes = Changes()
+        self.kv_events = KvEventLog()
+        self.counters = EngineCounters()
+        self.transfers = TransferTotals()
+        self._config, self._ranks, self._steps, self._life = config, ranks, steps, life
+        self._puller = Puller(config.pull_timeout_s, config.pull_bytes_per_s, self.transfers)
+        self._source = BlockSource(lambda: self._store, self.transfers)
+        self._meter = Meter()
+        self._pump: StepPump | None = None  # of the ranks that serve
+        self._store: KvStore | None = None  # their KV cache
+        self._live: dict[EngineRequest, LiveRequest] = {}
+
+    def state(self) -> EngineState:
+        """The state now; levels are 0 while no ranks serve."""
+        meter, store, pump = self._meter, self._store, self._pump
+        state = EngineState(
+            self.phase,
+            self.detail,
+            prefill_tokens_per_s=meter.prefill_tokens_per_s,
+            decode_step_ms=meter.decode_step_ms,
+            computed_tokens=meter.computed_tokens,
+            kv_bytes_per_token=store.bytes_per_token if store else 0,
+            pull_bytes_per_s=self._puller.bytes_per_s(time.monotonic()),
+        )
+        if pump is None:
+            return state
+        scheduler, running = pump.scheduler, sum(request.slot >= 0 for request in self._live.values())
+        return replace(
+            state,
+            running=running,
+            waiting=len(self._live) - running,
+            queued_prefill_tokens=scheduler.queued_prefill_tokens,
+            kv_blocks_used=scheduler.pool.used,
+            kv_blocks_cached=scheduler.pool.cached,
+            kv_blocks_total=scheduler.pool.total,
+            max_request_tokens=scheduler.capacity.max_request_tokens,
+        )
+
+    def cached_hashes(self) -> list[int]:
+        """Wire hashes of everything in the prefix cache, parents before children."""
+        return self._pump.scheduler.pool.hashes() if self._pump else []
+
+    # -- ranks -----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled. Raises StartupError when the very first start fails: a configuration to be corrected.
+
+        Raises GaveUpError when lost ranks do not come back within the limit: where a device is gone, the process itself
+        must go, so that whoever supervises it can start it elsewhere.
+        """
+        try:
+            try:
+                pump = await self._start()
+            except RanksFailedError as error:
+                raise StartupError(f"the ranks did not start: {error}") from error
+            backoff = FIRST_BACKOFF_S
+            while True:
+                began = time.monotonic()
+                await self._until_lost(pump)
+                if time.monotonic() - began > STABLE_S:
+                    backoff = FIRST_BACKOFF_S
+                pump, backoff = await self._recover(backoff)
+        finally:
+            await self._puller.close()
+            await self._ranks.stop()
+
+    async def _start(self) -> StepPump:
+        """Start the ranks and take requests. Raises RanksFailedError."""
+        started = await self._ranks.start()
+        log.info("%d ranks are ready after %.1f s", len(started.ranks), started.seconds)
+        scheduler = Scheduler(self._config.scheduler(started), self.kv_events, self.counters)
+        pump = self._pump = StepPump(
+            scheduler,
+            self._meter,
+            self._config.prefill_step_s,
+            self._ranks.submit,
+            self._planned,
+            self._computed,
+            self.changes.announce,
+        )
+        self._store = KvStore(pump, self._ranks, kv_layout(self.model.hash_root, self._config.ranks, started))
+        self.facts, self._ranks.on_result = self._config.facts(started), pump.on_result
+        self._life.on_started(self.facts)
+        self._enter(pb.PHASE_SERVING, "")
+        if not self._meter.decode_step_ms and (probe := probe_request(scheduler, started.model.vocab_size)):
+            scheduler.submit(probe)
+            pump.kick()
+        return pump
+
+    async def _until_lost(self, pump: StepPump) -> None:
+        """Hand everything off as soon as ranks or books are lost; say why once it is known."""
+        lost = asyncio.create_task(self._ranks.wait_lost())
+        try:
+            await asyncio.wait((lost, pump.broken), return_when=asyncio.FIRST_COMPLETED)
+            internal = pump.broken.done()
+            reason = pump.broken.result() if internal else lost.result()
+        finally:
+            lost.cancel()
+        self._ranks.on_result = self._pump = self._store = None
+        pump.stop(reason)
+        alive, self._live = self._live, {}
+        for request in alive.values():
+            in_flight = request.n_in_flight > 0
+            _hand_off(request, pb.Handoff(reason=pb.Handoff.REASON_RANKS_LOST, detail=reason, in_flight=in_flight))
+        pump.scheduler.abandon()
+        self._enter(pb.PHASE_RECOVERING, reason)
+        failure = None if internal else await self._ranks.wait_failed()
+        log.error("ranks lost: %s", failure or reason)
+        if failure is None:
+            self._life.on_lost(INTERNAL, None)
+        else:
+            self._life.on_lost(failure.kind.value, failure.rank)
+        self._enter(pb.PHASE_RECOVERING, str(failure or reason))
+
+    async def _recover(self, backoff: float) -> tuple[StepPump, float]:
+        """Start again within the limit; returns the back-off for the next loss as well."""
+        limit = asyncio.timeout(self._config.recovery_limit_s or None)
+        try:
+            async with limit:
+                while True:
+                    await asyncio.sleep(backoff)
+                    backoff = min(backoff * 2, MAX_BACKOFF_S)
+                    try:
+                        return await self._start(), backoff
+                    except RanksFailedError as error:
+                        log.error("restart failed, next try in %.1f s: %s", backoff, error)
+                        self._enter(pb.PHASE_RECOVERING, str(error))
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise GaveUpError(
+                f"not serving for {self._config.recovery_limit_s:g} s (RYZANSTEIN_RECOVERY_LIMIT_S): {self.detail}"
+            ) from error
+
+    def _enter(self, phase: pb.Phase, detail: str) -> None:
+        if self.phase == pb.PHASE_DRAINING:  # there is no way back: the process is about to end
+            phase = pb.PHASE_DRAINING
+        self.phase, self.detail = phase, detail
+        log.info("phase %s", phase_name(phase), extra={"detail": detail})
+        self.changes.announce()
+
+    async def drain(self, grace_s: float) -> tuple[int, int]:
+        """Take nothing new, let running requests go on for `grace_s`; returns how many were handed off, completed."""
+        self._enter(pb.PHASE_DRAINING, "draining")
+        self._life.on_drain()
+        handed_off = self._release(waiting_only=grace_s > 0)
+        running = len(self._live)
+        with self.changes.watch() as changed:
+            try:
+                async with asyncio.timeout(grace_s):
+                    while self._live:
+                        await changed.wait()
+                        changed.clear()
+            except TimeoutError:
+                log.info("the grace period is over")
+        left = self._release()
+        return handed_off + left, running - left
+
+    async def sleep(self) -> None:
+        """Raises UnsupportedError."""
+        raise UnsupportedError("the native engine cannot give its memory back: restart the worker instead")
+
+    async def wake(self) -> None:
+        """Raises UnsupportedError."""
+        raise UnsupportedError("the native engine does not sleep")
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def refusal(self) -> pb.Handoff | None:
+        """Why a new request should go to another worker now; None while requests are taken on."""
+        if self.phase != pb.PHASE_SERVING or self._pump is None:
+            return _REFUSALS[self.phase]
+        if self._pump.scheduler.n_waiting >= self._config.max_waiting:
+            detail = f"{self._config.max_waiting} requests are waiting"
+            return pb.Handoff(reason=pb.Handoff.REASON_OVERLOAD, detail=detail)
+        return None
+
+    def submit(self, request: EngineRequest, sink: OutputSink) -> None:
+        """Take a request on while there is no `refusal`; raises TooLongError.
+
+        Where another worker holds more of the prompt's KV, that is fetched first.
+        """
+        if self.phase != pb.PHASE_SERVING or self._pump is None or self._store is None:
+            raise NotServingError(self.detail)
+        live = LiveRequest.of(request, sink, self.model.hash_root)
+        hint = request.pull if live.reads_cache else None
+        self._pump.scheduler.submit(live, deferred=hint is not None)
+        self._live[request] = live
+        self._pump.kick()
+        if hint is not None:
+            self._puller.start(self._store, live, hint, self._meter.prefill_tokens_per_s)
+
+    def cancel(self, request: EngineRequest) -> None:
+        """Forget a request, if it is alive; its sink gets nothing more of it."""
+        if request in self._live:
+            self._forget(request)
+
+    def read_blocks(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:
+        """The KV blocks asked for, up to the first one that is not held. Raises BlocksUnavailableError."""
+        return self._source.read(request)
+
+    def _release(self, *, waiting_only: bool = False) -> int:
+        chosen = [request for request, live in self._live.items() if not (waiting_only and live.slot >= 0)]
+        for request in chosen:
+            _hand_off(self._forget(request), _REFUSALS[pb.PHASE_DRAINING])
+        return len(chosen)
+
+    def _forget(self, request: EngineRequest) -> LiveRequest:
+        assert self._pump is not None
+        live = self._live.pop(request)
+        self._pump.scheduler.cancel(live)
+        self._pump.kick()
+        return live
+
+    # -- steps -----------------------------------------------------------------------------------------------
+
+    def _planned(self, plan: StepPlan) -> None:
+        assert self._pump is not None
+        suspect = self._pump.scheduler.trial.begun()
+        if isinstance(suspect, LiveRequest) and suspect.asked in self._live:
+            suspect.sink.announce_trial(suspect.asked)
+            suspect.sink.flush(plan.step)
+
+    def _computed(self, result: StepResult, outputs: list[tuple[Request, Output]], cost: StepCost, now: float) -> None:
+        """Hand out what a step has brought."""
+        sinks = set()
+        for request, output in outputs:
+            if not isinstance(request, LiveRequest):
+                continue
+            if output.prefill is not None:
+                self._steps.on_first_output(request.admitted_at - request.queued_at, now - request.queued_at)
+            request.sink.add(request.asked, output)
+            sinks.add(request.sink)
+            if output.finish is not None:
+                del self._live[request.asked]
+        for sink in sinks:
+            sink.flush(result.step)
+        self._steps.on_step(StepReport(cost.seconds, cost.n_rows, result.times.parts()))
+
+
+def _hand_off(request: LiveRequest, handoff: pb.Handoff) -> None:
+    request.sink.hand_off(request.asked, handoff)
+    request.sink.flush(0)

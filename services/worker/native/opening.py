@@ -1,0 +1,59 @@
+"""Opens the native engine of a model folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from services.worker.engine.base import LifeObserver, StepObserver
+from services.worker.engine.state import EngineModel
+from services.worker.native.engine import EngineConfig, NativeEngine
+from services.worker.native.model_files import ModelFiles, read_model_files
+from services.worker.native.ranks import Ranks
+from services.worker.native.startup import group_config
+from services.worker.process.rank_group import RankGroup, RankGroupConfig
+from services.worker.settings import WorkerSettings
+
+
+async def open_native(
+    settings: WorkerSettings,
+    folder: Path,
+    steps: StepObserver,
+    life: LifeObserver,
+    make_ranks: Callable[[RankGroupConfig], Ranks] = RankGroup,
+) -> NativeEngine:
+    """Read what is no weight; `run` starts the ranks. Raises StartupError for what cannot work."""
+    files = await asyncio.to_thread(read_model_files, folder)
+    ranks = group_config(settings, folder, files)
+    config = EngineConfig(
+        ranks,
+        settings.max_waiting,
+        settings.max_batched_tokens,
+        settings.prefill_step_ms / 1e3,
+        settings.pull_timeout_s,
+        settings.pull_mb_per_s * 1e6,
+        settings.recovery_limit_s,
+    )
+    return NativeEngine(config, served_model(files, ranks), make_ranks(ranks), steps, life)
+
+
+def served_model(files: ModelFiles, config: RankGroupConfig) -> EngineModel:
+    """What the model folder and the configuration say about the model."""
+    # KV of another model, dtype or rope must never be taken for this one's.
+    rope = files.spec.rope_choice(config.max_model_len)
+    return EngineModel(
+        architecture=files.architecture,
+        dtype=config.dtype,
+        device=config.device,
+        tensor_parallel=config.ranks,
+        hash_root=":".join(filter(None, (files.identity, config.dtype, rope))),
+        tokenizer_json=files.tokenizer_json,
+        chat_template=files.chat_template,
+        special_tokens=files.special_tokens,
+        add_bos_token=files.add_bos_token,
+        eos_token_ids=files.eos_token_ids,
+        sampling_defaults={name: value for name, value in asdict(files.sampling).items() if value is not None},
+        generates=files.spec.generates,
+    )

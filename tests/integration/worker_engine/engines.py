@@ -1,0 +1,66 @@
+"""The engines that have to conform, each as a context that yields one which serves. A new engine is one line more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.worker.engine.base import Engine, StepReport
+from services.worker.engine.state import EngineFacts
+from services.worker.native.opening import open_native
+from services.worker.settings import WorkerSettings
+from tests.unit.worker.engine.fake_engine import FakeEngine
+
+BUNDLED_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
+
+
+class NoObserver:
+    def on_step(self, report: StepReport) -> None: ...
+
+    def on_first_output(self, queue_s: float, total_s: float) -> None: ...
+
+    def on_started(self, facts: EngineFacts) -> None: ...
+
+    def on_lost(self, cause: str, rank: int | None) -> None: ...
+
+    def on_drain(self) -> None: ...
+
+
+@asynccontextmanager
+async def serving(engine: Engine) -> AsyncGenerator[Engine, None]:
+    running = asyncio.create_task(engine.run())
+    try:
+        with engine.changes.watch() as changed:
+            while engine.phase != pb.PHASE_SERVING:
+                waiting = asyncio.create_task(changed.wait())
+                await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+                if running.done():
+                    running.result()
+                changed.clear()
+        yield engine
+    finally:
+        running.cancel()  # once: the ranks take their time to stop
+        await asyncio.wait([running])
+
+
+@asynccontextmanager
+async def native() -> AsyncGenerator[Engine, None]:
+    settings = WorkerSettings(
+        model=str(BUNDLED_MODEL), dtype="float32", kv_tokens=4096, max_model_len=512, max_running=8
+    )
+    async with serving(await open_native(settings, BUNDLED_MODEL, NoObserver(), NoObserver())) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def fake() -> AsyncGenerator[Engine, None]:
+    async with serving(FakeEngine()) as engine:
+        yield engine
+
+
+ENGINES: dict[str, Callable[[], AbstractAsyncContextManager[Engine]]] = {"fake": fake, "native": native}

@@ -1,0 +1,228 @@
+"""What every engine promises to the API in front of it, on engines that really run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+import pytest
+import pytest_asyncio
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.common.blockhash import wire_chain
+from services.worker.engine.base import Engine
+from services.worker.engine.errors import NotServingError, TooLongError, UnsupportedError
+from services.worker.engine.output import Finish, Output, TokenLogprobs
+from services.worker.engine.request import EngineRequest
+from tests.integration.worker_engine.engines import ENGINES
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+
+PROMPT = list(range(5, 45))
+LENGTH = 24
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
+async def engine(request: pytest.FixtureRequest) -> AsyncGenerator[Engine, None]:
+    async with ENGINES[request.param]() as running:
+        yield running
+
+
+@dataclass(eq=False)
+class Answer:
+    """Implements OutputSink for one request."""
+
+    outputs: list[Output] = field(default_factory=list)
+    handoff: pb.Handoff | None = None
+    flushed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for output in self.outputs for token in output.token_ids]
+
+    @property
+    def finish(self) -> Finish | None:
+        return self.outputs[-1].finish if self.outputs else None
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        return [row for output in self.outputs for row in output.logprobs]
+
+    def add(self, request: EngineRequest, output: Output) -> None:
+        assert self.finish is None, "output after the end"
+        assert self.handoff is None, "output after a handoff"
+        self.outputs.append(output)
+
+    def announce_trial(self, request: EngineRequest) -> None:
+        raise AssertionError("no request is a suspect")
+
+    def hand_off(self, request: EngineRequest, handoff: pb.Handoff) -> None:
+        self.handoff = handoff
+
+    def flush(self, step: int) -> None:
+        self.flushed.set()
+
+    async def until(self, n_tokens: int) -> None:
+        async with asyncio.timeout(60):
+            while len(self.ids) < n_tokens and self.finish is None and self.handoff is None:
+                self.flushed.clear()
+                await self.flushed.wait()
+
+
+def ask(prompt: list[int] = PROMPT, n: int = LENGTH, *, generated: tuple[int, ...] = (), **sampling: object):
+    chosen = pb.Sampling(max_tokens=n, **sampling)
+    return EngineRequest("r", prompt, chosen, generated_ids=generated)
+
+
+def submitted(engine: Engine, request: EngineRequest) -> Answer:
+    answer = Answer()
+    engine.submit(request, answer)
+    return answer
+
+
+async def complete(engine: Engine, request: EngineRequest) -> Answer:
+    answer = submitted(engine, request)
+    await answer.until(10**9)
+    return answer
+
+
+async def idle(engine: Engine) -> None:
+    async with asyncio.timeout(30):
+        with engine.changes.watch() as changed:
+            while engine.state().running or engine.state().waiting:
+                await changed.wait()
+                changed.clear()
+
+
+async def test_it_says_what_it_serves(engine: Engine) -> None:
+    assert engine.facts is not None
+    assert engine.facts.vocab_size > max(PROMPT)
+    assert engine.model.hash_root
+    state = engine.state()
+    assert (state.phase, state.detail) == (pb.PHASE_SERVING, "")
+    assert state.max_request_tokens == engine.facts.max_request_tokens
+    assert engine.refusal() is None
+
+
+async def test_a_request_ends_with_its_length_and_every_token_has_its_index(engine: Engine) -> None:
+    answer = await complete(engine, ask())
+    assert answer.finish is Finish.LENGTH
+    assert [output.first_index for output in answer.outputs if output.token_ids] == list(range(LENGTH))
+    first, *others = answer.outputs
+    assert first.prefill is not None
+    assert first.prefill.queued_at <= first.prefill.admitted_at
+    assert not any(output.prefill for output in others)
+
+
+async def test_neighbours_change_no_token(engine: Engine) -> None:
+    alone = [(await complete(engine, ask([n, *PROMPT]))).ids for n in range(3)]
+    together = [submitted(engine, ask([n, *PROMPT])) for n in range(3)]
+    for answer in together:
+        await answer.until(LENGTH)
+    assert [answer.ids for answer in together] == alone
+
+
+async def test_a_stop_token_ends_it_and_is_its_last(engine: Engine) -> None:
+    ids = (await complete(engine, ask())).ids
+    stop = ids[LENGTH // 2]
+    answer = await complete(engine, ask(stop_token_ids=[stop]))
+    assert answer.finish is Finish.STOP
+    assert answer.ids == ids[: ids.index(stop) + 1]
+
+
+async def test_a_seed_decides_what_is_drawn(engine: Engine) -> None:
+    one, again, other = [(await complete(engine, ask(temperature=1.0, seed=seed))).ids for seed in (7, 7, 8)]
+    assert one == again != other
+
+
+async def test_log_probabilities_come_for_every_token_that_asks_for_them(engine: Engine) -> None:
+    answer = await complete(engine, ask(logprobs=3))
+    assert [row.token_id for row in answer.logprobs] == answer.ids
+    assert all(row.logprob <= 0 and row.rank >= 1 and len(row.top_ids) == 3 for row in answer.logprobs)
+    assert not (await complete(engine, ask())).logprobs
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 11}], ids=["greedy", "sampled"])
+async def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(engine: Engine, sampling: dict[str, float]) -> None:
+    whole = (await complete(engine, ask(**sampling))).ids
+    resumed = await complete(engine, ask(generated=tuple(whole[:10]), **sampling))
+    assert resumed.outputs[0].first_index == 10
+    assert resumed.ids == whole[10:]
+
+
+async def test_a_cancelled_request_says_nothing_more(engine: Engine) -> None:
+    request = ask(n=200)
+    answer = submitted(engine, request)
+    await answer.until(3)
+    engine.cancel(request)
+    n_outputs = len(answer.outputs)
+    await idle(engine)
+    await complete(engine, ask())
+    assert len(answer.outputs) == n_outputs
+    engine.cancel(request)  # again, and nothing happens
+
+
+async def test_what_can_never_fit_is_refused_by_its_field(engine: Engine) -> None:
+    assert engine.facts is not None
+    with pytest.raises(TooLongError) as refused:
+        submitted(engine, ask([5] * engine.facts.max_request_tokens))
+    assert refused.value.field == "prompt_ids"
+    assert (engine.state().running, engine.state().waiting) == (0, 0)
+
+
+async def test_an_embedding_is_one_output(engine: Engine) -> None:
+    answer = await complete(engine, EngineRequest("e", PROMPT, pb.Sampling(), embed=True))
+    (output,) = answer.outputs
+    assert (output.finish, output.token_ids, bool(output.embedding)) == (Finish.EMBEDDED, (), True)
+
+
+async def test_the_state_counts_and_changes_are_announced(engine: Engine) -> None:
+    before = engine.state().computed_tokens
+    with engine.changes.watch() as changed:
+        answer = submitted(engine, ask(n=100))
+        await answer.until(2)
+        assert changed.is_set()
+    assert engine.state().running == 1
+    await answer.until(100)
+    await idle(engine)
+    assert engine.state().computed_tokens >= before + 100
+    assert engine.counters.generated_tokens >= 100
+
+
+async def test_the_events_replayed_are_the_cache(engine: Engine) -> None:
+    answer = await complete(engine, ask())
+    held: set[int] = set()
+    for event in engine.kv_events.since(0) or ():
+        held = (set() if event.cleared else held | set(event.stored)) - set(event.removed)
+    assert held == set(engine.cached_hashes())
+    assert held >= set(wire_chain(engine.model.hash_root, "", [*PROMPT, *answer.ids][:-1]))
+
+
+async def test_it_serves_after_a_sleep_or_says_that_it_has_none(engine: Engine) -> None:
+    before = (await complete(engine, ask())).ids
+    try:
+        await engine.sleep()
+    except UnsupportedError:
+        with pytest.raises(UnsupportedError):
+            await engine.wake()
+    else:
+        await engine.wake()
+    assert (await complete(engine, ask())).ids == before
+
+
+async def test_a_drain_lets_short_requests_end_hands_long_ones_off_and_is_for_good(engine: Engine) -> None:
+    """The last test: nothing is taken on afterwards."""
+    assert engine.facts is not None
+    short, long = submitted(engine, ask(n=2)), submitted(engine, ask(n=0))
+    await long.until(1)
+    assert await engine.drain(0.05) in {(1, 1), (1, 0)}  # the short one may have ended before
+    assert short.finish is Finish.LENGTH
+    assert long.handoff is not None
+    assert long.handoff.reason == pb.Handoff.REASON_DRAIN
+    refusal = engine.refusal()
+    assert refusal is not None
+    assert refusal.reason == pb.Handoff.REASON_DRAIN
+    assert engine.state().phase == pb.PHASE_DRAINING
+    with pytest.raises(NotServingError):
+        submitted(engine, ask())

@@ -1,0 +1,170 @@
+"""An engine without ranks, scheduler or KV: one token of each request a step, each a function of the tokens before."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.common.blockhash import wire_chain
+from services.worker.engine.base import OutputSink
+from services.worker.engine.changes import Changes
+from services.worker.engine.errors import (
+    BlocksUnavailableError,
+    InvalidRequestError,
+    NotServingError,
+    TooLongError,
+    Unavailable,
+    UnsupportedError,
+)
+from services.worker.engine.kv_events import KvEventLog
+from services.worker.engine.output import Finish, Output, Prefill, TokenLogprobs
+from services.worker.engine.request import EngineRequest
+from services.worker.engine.state import EngineCounters, EngineFacts, EngineModel, EngineState, TransferTotals
+
+MODEL = EngineModel(
+    architecture="FakeForCausalLM",
+    dtype="float32",
+    device="cpu",
+    tensor_parallel=1,
+    hash_root="fake",
+    tokenizer_json=b"{}",
+    chat_template="",
+    special_tokens={},
+    add_bos_token=False,
+    eos_token_ids=(1,),
+    sampling_defaults={},
+)
+FACTS = EngineFacts(97, 8, 256, {"load": 0.5}, {"weights": 1, "workspace": 2, "kv": 3}, 4)
+STEP_S = 0.001
+
+
+@dataclass(eq=False)
+class _Live:
+    sink: OutputSink
+    tokens: list[int]  # generated, those of earlier attempts included
+    queued_at: float
+
+
+class FakeEngine:
+    def __init__(self, step_s: float = STEP_S) -> None:
+        self.model = MODEL
+        self.facts: EngineFacts | None = None
+        self.phase: pb.Phase = pb.PHASE_LOADING
+        self.detail = "loading"
+        self.changes = Changes()
+        self.kv_events = KvEventLog()
+        self.counters = EngineCounters()
+        self.transfers = TransferTotals()
+        self.step_s = step_s
+        self._cached: dict[int, None] = {}
+        self._live: dict[EngineRequest, _Live] = {}
+
+    async def run(self) -> None:
+        self.facts = FACTS
+        self._enter(pb.PHASE_SERVING, "")
+        step = 0
+        while True:
+            await asyncio.sleep(self.step_s)
+            step += 1
+            self._step(step)
+
+    def state(self) -> EngineState:
+        return EngineState(
+            self.phase,
+            self.detail,
+            running=len(self._live),
+            kv_blocks_total=64,
+            max_request_tokens=FACTS.max_request_tokens,
+            computed_tokens=self.counters.prefill_tokens + self.counters.generated_tokens,
+        )
+
+    def cached_hashes(self) -> list[int]:
+        return list(self._cached)
+
+    def refusal(self) -> pb.Handoff | None:
+        reasons = {pb.PHASE_LOADING: pb.Handoff.REASON_LOADING, pb.PHASE_DRAINING: pb.Handoff.REASON_DRAIN}
+        if (reason := reasons.get(self.phase)) is None:
+            return None
+        return pb.Handoff(reason=reason, detail=self.detail)
+
+    def submit(self, request: EngineRequest, sink: OutputSink) -> None:
+        if self.refusal() is not None:
+            raise NotServingError(self.detail)
+        if request.sampling.grammar:
+            raise InvalidRequestError("sampling.grammar", "this engine follows no grammar")
+        if len(request.prompt_ids) + len(request.generated_ids) >= FACTS.max_request_tokens:
+            raise TooLongError("prompt_ids", f"at most {FACTS.max_request_tokens - 1} tokens fit")
+        self._live[request] = _Live(sink, list(request.generated_ids), time.monotonic())
+        self.counters.prefill_tokens += len(request.prompt_ids)
+
+    def cancel(self, request: EngineRequest) -> None:
+        self._live.pop(request, None)
+
+    async def drain(self, grace_s: float) -> tuple[int, int]:
+        self._enter(pb.PHASE_DRAINING, "draining")
+        before = len(self._live)
+        await asyncio.sleep(grace_s if before else 0.0)
+        left, self._live = self._live, {}
+        for request, live in left.items():
+            live.sink.hand_off(request, pb.Handoff(reason=pb.Handoff.REASON_DRAIN, detail="draining"))
+            live.sink.flush(0)
+        return len(left), before - len(left)
+
+    async def sleep(self) -> None:
+        raise UnsupportedError("a fake engine does not sleep")
+
+    async def wake(self) -> None:
+        raise UnsupportedError("a fake engine does not sleep")
+
+    async def read_blocks(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:
+        raise BlocksUnavailableError(Unavailable.MISMATCH, "a fake engine has no KV")
+        yield pb.KvBlock()
+
+    def _enter(self, phase: pb.Phase, detail: str) -> None:
+        self.phase, self.detail = phase, detail
+        self.changes.announce()
+
+    def _step(self, number: int) -> None:
+        sinks = set()
+        for request, live in list(self._live.items()):
+            live.sink.add(request, self._draw(request, live))
+            sinks.add(live.sink)
+        for sink in sinks:
+            sink.flush(number)
+        self.kv_events.flush()
+        self.changes.announce()
+
+    def _draw(self, request: EngineRequest, live: _Live) -> Output:
+        first = len(live.tokens) == len(request.generated_ids)
+        prefill = Prefill(live.queued_at, live.queued_at) if first else None
+        if request.embed:
+            embedding = (float(request.prompt_ids[0]),)
+            return self._end(request, Output(0, (), Finish.EMBEDDED, prefill, embedding=embedding))
+        known = [*request.prompt_ids, *live.tokens]
+        self._store(wire_chain(MODEL.hash_root, request.cache_salt, known))
+        index, token = len(live.tokens), hash((*known, request.sampling.seed)) % FACTS.vocab_size
+        live.tokens.append(token)
+        self.counters.generated_tokens += 1
+        full = len(request.prompt_ids) + len(live.tokens) >= FACTS.max_request_tokens
+        finish = Finish.LENGTH if full or len(live.tokens) == request.sampling.max_tokens else None
+        if token in request.sampling.stop_token_ids:
+            finish = Finish.STOP
+        logprobs = ()
+        if request.sampling.HasField("logprobs"):
+            top = tuple((token + i) % FACTS.vocab_size for i in range(request.sampling.logprobs))
+            logprobs = (TokenLogprobs(token, -0.5, 1, top, tuple(-0.5 - i for i in range(len(top)))),)
+        output = Output(index, (token,), finish, prefill, logprobs)
+        return self._end(request, output) if finish else output
+
+    def _end(self, request: EngineRequest, output: Output) -> Output:
+        del self._live[request]
+        return output
+
+    def _store(self, hashes: list[int]) -> None:
+        fresh = [value for value in hashes if value not in self._cached]
+        self._cached.update(dict.fromkeys(fresh))
+        self.kv_events.stored(fresh)
