@@ -18,7 +18,7 @@ _PHASES = {
     worker_pb2.PHASE_RECOVERING: IneligibleReason.RECOVERING,
     worker_pb2.PHASE_DRAINING: IneligibleReason.DRAINING,
 }
-_WHY_NOT, _LAST_SEEN, _SILENT_S = range(3)  # rows of the table; the last: silent for longer, it is taken to be stopped
+_LAST_SEEN, _SILENT_S = range(2)  # rows of the table; the last: silent for longer, it is taken to be stopped
 
 
 @dataclass(slots=True, eq=False)
@@ -43,13 +43,15 @@ class Membership:
         self.members: dict[str, Member] = {}
         self.ids: tuple[str, ...] = ()
         self.identities: Hashes = np.zeros(0, dtype=np.uint64)
-        self._table = np.zeros((3, 0))  # [rows, n_workers]
+        self._table = np.zeros((2, 0))  # [rows, n_workers]
+        self._verdicts = np.zeros(0, dtype=np.uint8)
+        self._nobody_silent_until = 0.0  # nobody can be silent before this moment
 
     def join(self, worker_id: str, address: str) -> Member:
         """A worker comes, not connected yet."""
         member = self.members[worker_id] = Member(worker_id, address, len(self.ids), hash64(worker_id))
-        row = np.array([[IneligibleReason.DISCONNECTED], [0.0], [SILENT_S]])
-        self._table = np.concatenate([self._table, row], axis=1)
+        self._table = np.concatenate([self._table, np.array([[0.0], [SILENT_S]])], axis=1)
+        self._verdicts = np.append(self._verdicts, np.uint8(IneligibleReason.DISCONNECTED))
         self._renumber()
         return member
 
@@ -57,10 +59,12 @@ class Membership:
         """A worker goes; those behind it move up."""
         member = self.members.pop(worker_id)
         self._table = np.delete(self._table, member.index, axis=1)
+        self._verdicts = np.delete(self._verdicts, member.index)
         self._renumber()
         return member
 
     def _renumber(self) -> None:
+        self._nobody_silent_until = 0.0
         self.ids = tuple(self.members)
         self.identities = np.array([member.identity for member in self.members.values()], dtype=np.uint64)
         for index, member in enumerate(self.members.values()):
@@ -76,8 +80,10 @@ class Membership:
         if state.incarnation != member.incarnation:
             member.draining = False
         member.state, member.incarnation, member.connected = state, state.incarnation, True
-        self._table[_SILENT_S, member.index] = SILENT_BEATS * state.heartbeat_ms / 1e3 or SILENT_S
-        self._table[_LAST_SEEN, member.index] = now
+        silent_s = SILENT_BEATS * state.heartbeat_ms / 1e3 or SILENT_S
+        if silent_s < self._table[_SILENT_S, member.index]:
+            self._nobody_silent_until = 0.0
+        self._table[:, member.index] = now, silent_s
 
     def heard(self, member: Member, now: float) -> None:
         """It has told that its state is what it was."""
@@ -101,15 +107,22 @@ class Membership:
         if verdict is member.verdict:
             return False
         member.verdict = verdict
-        self._table[_WHY_NOT, member.index] = verdict
+        self._verdicts[member.index] = verdict
         return verdict is IneligibleReason.ELIGIBLE
 
     def why_not(self) -> NDArray[np.uint8]:
         """What the states allow, [n_workers], as a new array."""
-        verdicts: NDArray[np.uint8] = self._table[_WHY_NOT].astype(np.uint8)
-        return verdicts
+        return self._verdicts.copy()
 
-    def silent(self, now: float) -> NDArray[np.bool_]:
-        """Who has said nothing for too long."""
+    def silent(self, now: float) -> NDArray[np.bool_] | None:
+        """Who has said nothing for too long; None: nobody.
+
+        A worker that speaks may only be silent later, so that most decisions need not look at the workers.
+        """
+        if now <= self._nobody_silent_until:
+            return None
         silent: NDArray[np.bool_] = self._table[_LAST_SEEN] < now - self._table[_SILENT_S]
-        return silent
+        if np.count_nonzero(silent):
+            return silent
+        self._nobody_silent_until = float(self._table.sum(axis=0).min(initial=np.inf))
+        return None

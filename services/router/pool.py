@@ -130,7 +130,8 @@ class Pool:
         speeds = self._speeds.speeds(now)
         queued, load = self.load.queued_tokens(), self.load.requests()
         why_not = self._why_not(queued > self.saturation_s * speeds.prefill_rate, now)
-        shares = self.load.shares(now, speeds, load, queued, why_not == 0)
+        counts = (why_not == 0).astype(np.float64) if np.count_nonzero(why_not) else self._even[0]
+        shares = self.load.shares(now, speeds, load, queued, counts)
         share, excess, load_share = shares or self._even
         return Snapshot(
             worker_ids=self._membership.ids,
@@ -151,7 +152,7 @@ class Pool:
             (IneligibleReason.SILENT, self._membership.silent(now)),
             (IneligibleReason.SATURATED, saturated),
         ):
-            if np.count_nonzero(found):  # seldom; a masked assignment takes ten times as long
+            if found is not None and np.count_nonzero(found):  # seldom; a masked assignment takes ten times as long
                 why_not[found & (why_not == 0)] = verdict
         for index in self.breakers.ejected(now):
             why_not[index] = why_not[index] or IneligibleReason.BREAKER

@@ -264,13 +264,13 @@ def _index_of(pool: Pool, binding: Binding | None) -> int:
 def _matched_tokens(pool: Pool, depths: Depths | None) -> Floats | None:
     if depths is None:
         return None
-    holders, blocks = [], []
+    members, holders, blocks = pool.members, [], []
     for depth in depths:
-        member = pool.members.get(depth.worker_id)
+        member = members.get(depth.worker_id)
         if member is not None and member.incarnation == depth.incarnation:
             holders.append(member.index)
             blocks.append(depth.blocks)
-    matched = np.zeros(len(pool.members))
+    matched = np.zeros(len(members))
     if holders:
         matched[holders] = blocks  # one by one takes several times as long
         matched *= HASH_BLOCK_TOKENS
