@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 PROJECT = Path(__file__).resolve().parents[3]
 PAGES = sorted(
     page
@@ -17,8 +15,8 @@ PAGES = sorted(
 )
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#\s]*)(?:#(?P<anchor>[^)\s]+))?\)")
 CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
+TEST_FILES = re.compile(r"\btests/(?>[\w./]*\w)(?!<)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
 
 
 def anchors(page: Path) -> set[str]:
@@ -27,15 +25,15 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@EVERY_PAGE
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in LINK.finditer(CODE.sub("", page.read_text())):
-        target, anchor = link["target"], link["anchor"]
-        if target and target.startswith(("http://", "https://", "mailto:")):
-            continue
-        linked = page.parent / target if target else page
-        assert linked.exists(), f"{page.name} links to {target}"
-        assert not anchor or anchor in anchors(linked), f"{page.name} links to #{anchor} of {linked.name}"
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for link in LINK.finditer(CODE.sub("", page.read_text())):
+            target, anchor = link["target"], link["anchor"]
+            if target and target.startswith(("http://", "https://", "mailto:")):
+                continue
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.name} links to {target}"
+            assert not anchor or anchor in anchors(linked), f"{page.name} links to #{anchor} of {linked.name}"
 
 
 def known_modules() -> set[str]:
@@ -66,28 +64,31 @@ def suffixes_removed(metrics: set[str]) -> set[str]:
     return {re.sub(r"_(bucket|sum|count)$", "", metric) for metric in metrics}
 
 
-@EVERY_PAGE
-def test_commands_variables_and_metrics_exist(page: Path) -> None:
-    """Whatever a page names can be typed, set or looked at."""
-    text = page.read_text()
-    named = {
-        "python -m": (set(re.findall(r"python -m ((?:bench|loadtest|services)[\w.]*\w)", text)), known_modules()),
-        "make": (set(re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE)), known_targets()),
-        "tests": (set(re.findall(r"\btests/(?>[\w./]*\w)(?!<)", text)), None),
-        "variable": (
-            set(re.findall(r"\bRYZANSTEIN_[A-Z_]*[A-Z]\b(?!_?\*)", text)),
-            known_in("configuration.md", r"`(RYZANSTEIN_\w+)`") | {"RYZANSTEIN_API_KEY"} | known_to_tests(),
-        ),
-        "metric": (
-            suffixes_removed(set(re.findall(r"\bryzanstein_(?:gateway|router|coordinator|worker)_\w+", text))),
-            known_in("metrics.md", r"`(ryzanstein_\w+)`"),
+def test_commands_variables_and_metrics_exist() -> None:
+    """What a page names can be typed, set or looked at."""
+    known = {
+        "python -m": known_modules(),
+        "make": known_targets(),
+        "variable": known_in("configuration.md", r"`(RYZANSTEIN_\w+)`") | {"RYZANSTEIN_API_KEY"} | known_to_tests(),
+        "metric": known_in("metrics.md", r"`(ryzanstein_\w+)`"),
+    }
+    for page in PAGES:
+        text = page.read_text()
+        missing = {kind: names - known[kind] for kind, names in named_in(text).items()}
+        missing["tests"] = {name for name in TEST_FILES.findall(text) if not (PROJECT / name).exists()}
+        assert not any(missing.values()), f"{page.name} names what is not there: {missing}"
+
+
+def named_in(text: str) -> dict[str, set[str]]:
+    """What a page names, by kind."""
+    return {
+        "python -m": set(re.findall(r"python -m ((?:bench|loadtest|services)[\w.]*\w)", text)),
+        "make": set(re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE)),
+        "variable": set(re.findall(r"\bRYZANSTEIN_[A-Z_]*[A-Z]\b(?!_?\*)", text)),
+        "metric": suffixes_removed(
+            set(re.findall(r"\bryzanstein_(?:gateway|router|coordinator|worker)_\w+", text)),
         ),
     }
-    for kind, (names, known) in named.items():
-        missing = {
-            name for name in names if (name not in known if known is not None else not (PROJECT / name).exists())
-        }
-        assert not missing, f"{page.name} names {kind} {sorted(missing)}"
 
 
 def test_the_reference_is_current() -> None:
@@ -100,18 +101,16 @@ def test_the_reference_is_current() -> None:
 RECIPES = re.compile(r"^### (?P<what>.+)\n(?P<steps>(?:(?!#).*\n?)+)", re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "recipe", list(RECIPES.finditer((PROJECT / "CONTRIBUTING.md").read_text())), ids=lambda recipe: recipe["what"]
-)
-def test_the_files_of_a_recipe_exist(recipe: re.Match[str]) -> None:
+def test_the_files_of_a_recipe_exist() -> None:
     """`<name>` stands for what the contributor writes: its folder must be there."""
-    steps = re.findall(r"^(\d+)\. ", recipe["steps"], re.MULTILINE)
-    assert steps == [str(number) for number in range(1, len(steps) + 1)]
-    files = re.findall(r"`([\w./<>]+/[\w.<>-]+)`", recipe["steps"])
-    assert len(files) >= len(steps) / 2, "steps name files"
-    for file in files:
-        path = PROJECT / file
-        assert path.parent.is_dir() if "<" in path.name else path.exists(), f"{recipe['what']}: {file}"
+    for recipe in RECIPES.finditer((PROJECT / "CONTRIBUTING.md").read_text()):
+        steps = re.findall(r"^(\d+)\. ", recipe["steps"], re.MULTILINE)
+        assert steps == [str(number) for number in range(1, len(steps) + 1)]
+        files = re.findall(r"`([\w./<>]+/[\w.<>-]+)`", recipe["steps"])
+        assert len(files) >= len(steps) / 2, "steps name files"
+        for file in files:
+            path = PROJECT / file
+            assert path.parent.is_dir() if "<" in path.name else path.exists(), f"{recipe['what']}: {file}"
 
 
 def test_there_are_recipes_for_what_people_add() -> None:
