@@ -40,10 +40,10 @@ kernels: $(STAMPS)/dev ## Compile the worker's kernels
 	$(BIN)/python services/worker/kernels/build.py
 
 test: $(STAMPS)/dev ## Set up and run the whole test suite; its slowest twenty are named
-	$(TEST_ENV) $(BIN)/pytest -n 2 $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/pytest -n 3 $(PYTEST_ARGS)
 
 coverage: $(STAMPS)/dev ## The same, and how much of services/ it runs; takes twice as long
-	$(TEST_ENV) $(BIN)/pytest --cov -n 2 $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/pytest --cov -n 3 $(PYTEST_ARGS)
 
 test-charts: $(STAMPS)/dev ## Render the chart with Helm 3 and 4 and hold it to its rules; `make test` does where Helm is
 	$(BIN)/pytest tests/charts $(PYTEST_ARGS)

@@ -1,4 +1,4 @@
-"""With `-n 2` what needs the machine for itself runs first, in one process; then the charts and units, in both."""
+"""How processes share the tests: faults run first and alone, then stacks of processes, then charts and units."""
 
 from __future__ import annotations
 
@@ -8,20 +8,31 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-TOGETHER = ("tests/charts/", "tests/unit/")  # no stack of processes, no time that is measured
-ALONE = "alone"
+ALONE = "tests/chaos/"  # its faults end within times that a busy machine does not keep
+SHARED = ("tests/e2e/", "tests/images/")  # folders whose files share a stack
+STACKS = "tests/integration/"  # long, and mostly waiting: units fill the cores beside them
 
 settings.register_profile("no-deadline", deadline=None)  # speed lives in bench/
 settings.load_profile("no-deadline")
 
 
 def _unit_of(nodeid: str) -> str:
-    """What goes to a process as a whole: a file, whose tests share their fixtures, or all that runs alone."""
-    return nodeid.split("::", 1)[0] if nodeid.startswith(TOGETHER) else ALONE
+    """What a process takes as a whole: a file, or a folder whose files share a stack."""
+    for folder in (ALONE, *SHARED):
+        if nodeid.startswith(folder):
+            return folder
+    return nodeid.split("::", 1)[0]
+
+
+def _turn(item: pytest.Item) -> int:
+    for turn, folders in enumerate((ALONE, SHARED, STACKS)):
+        if item.nodeid.startswith(folders):
+            return turn
+    return 3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _unit_of(item.nodeid) != ALONE)
+    items.sort(key=_turn)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> AloneFirst:
@@ -30,7 +41,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> AloneFi
 
 
 class AloneFirst(LoadScopeScheduling):
-    """The first process gets what runs alone; the others wait for its end, then all take one file after the other."""
+    """The first process gets what runs alone; the others wait for its end, then all take one unit after the other."""
 
     def _split_scope(self, nodeid: str) -> str:
         return _unit_of(nodeid)
