@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,12 +23,10 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from bench.reading import Reading, higher, lower, write_readings
 from bench.stats import median
-from services.worker.engine.kv_events import KvEventLog
+from services.worker.native.offline import OfflineEngine
 from services.worker.process.rank_group import GroupStarted, RankGroup, RankGroupConfig
 from services.worker.protocol.plan import StepPlan, StepResult
-from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.request import Request
-from services.worker.scheduling.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
@@ -55,45 +53,34 @@ class _Step:
     returned: float = 0.0
 
 
-@dataclass
-class OfflineEngine:
-    """The scheduler and a rank group, with nothing around them."""
+class MeasuredEngine(OfflineEngine):
+    """Keeps the times of every step."""
 
-    group: RankGroup
-    scheduler: Scheduler
-    steps: dict[int, _Step] = field(default_factory=dict)
-    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self, group: RankGroup, started: GroupStarted) -> None:
+        super().__init__(group, started)
+        self._steps: dict[int, _Step] = {}
 
-    def pump(self) -> None:
-        """Hand out plans while there is room."""
-        while True:
-            began = time.perf_counter()
-            plan = self.scheduler.plan()
-            if plan is None:
-                break
-            self.group.submit(plan)
-            self.steps[plan.step] = _Step(plan, (time.perf_counter() - began) * 1e6)
-        if self.scheduler.idle:
-            self._idle.set()
-
-    def on_result(self, result: StepResult) -> None:
-        """Apply a result and plan on."""
+    def plan(self) -> StepPlan | None:
+        """Time what a plan costs."""
         began = time.perf_counter()
-        self.scheduler.apply(result)
-        step = self.steps[result.step]
+        plan = super().plan()
+        if plan is not None:
+            self._steps[plan.step] = _Step(plan, (time.perf_counter() - began) * 1e6)
+        return plan
+
+    def apply(self, result: StepResult) -> None:
+        """Time what a result costs."""
+        began = time.perf_counter()
+        super().apply(result)
+        step = self._steps[result.step]
         step.result, step.returned = result, began
         step.cost_us += (time.perf_counter() - began) * 1e6
-        self.pump()
 
-    async def run(self, requests: list[Request]) -> list[_Step]:
+    async def measure(self, requests: list[Request]) -> list[_Step]:
         """Run the requests to their end; returns their steps in order."""
-        self.steps.clear()
-        self._idle.clear()
-        for request in requests:
-            self.scheduler.submit(request)
-        self.pump()
-        await self._idle.wait()
-        return [self.steps[number] for number in sorted(self.steps)]
+        self._steps.clear()
+        await self.run(requests)
+        return [self._steps[number] for number in sorted(self._steps)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,36 +124,22 @@ def summarise(batch: int, prompt_tokens: int, steps: list[_Step], started: float
     )
 
 
-def make_engine(group: RankGroup, started: GroupStarted) -> OfflineEngine:
-    """A scheduler of the sizes that the ranks report."""
-    config = SchedulerConfig(
-        n_blocks=started.n_blocks,
-        block_tokens=group.config.block_size,
-        max_model_len=group.config.max_model_len,
-        max_running=group.config.max_slots,
-        max_in_flight=group.config.depth,
-    )
-    engine = OfflineEngine(group, Scheduler(config, KvEventLog()))
-    group.on_result = engine.on_result
-    return engine
-
-
 async def measure(
     config: RankGroupConfig, batches: list[int], workload: Workload, rounds: int
 ) -> tuple[GroupStarted, list[Measured]]:
     """Start the ranks once, warm up, then measure each batch size `rounds` times and keep the median round."""
     group = RankGroup(config)
     started = await group.start()
-    engine = make_engine(group, started)
+    engine = MeasuredEngine(group, started)
     measured = []
     try:
-        await engine.run(make_requests(4, replace(workload, output_tokens=8), started.model.vocab_size, seed=1))
+        await engine.measure(make_requests(4, replace(workload, output_tokens=8), started.model.vocab_size, seed=1))
         for batch in batches:
             runs = []
             for turn in range(rounds):
                 requests = make_requests(batch, workload, started.model.vocab_size, 1_000 + turn)
                 began = time.perf_counter()
-                runs.append(summarise(batch, workload.prompt_tokens, await engine.run(requests), began))
+                runs.append(summarise(batch, workload.prompt_tokens, await engine.measure(requests), began))
             measured.append(sorted(runs, key=lambda run: run.decode_tokens_per_s)[len(runs) // 2])
     finally:
         await group.stop()

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from bench.engine import Workload, make_engine, make_requests
+from bench.engine import MeasuredEngine, Workload, make_requests
 from bench.reading import Reading, lower, write_readings
 from services.worker.model.loading.vocabulary import read_vocabulary
 from services.worker.native.model_files import read_model_files
@@ -77,7 +77,7 @@ async def measure_steps(
     """Durations of all decode steps by batch size and whether there was a grammar, in turn, on one group."""
     group, grammar = RankGroup(config), LLMatcher.grammar_from_json_schema(SCHEMA)
     started = await group.start()
-    engine, durations = make_engine(group, started), dict[tuple[int, bool], list[float]]()
+    engine, durations = MeasuredEngine(group, started), dict[tuple[int, bool], list[float]]()
     try:
         for turn in range(rounds + 1):  # the first one is to warm up: kernels, the vocabulary, the grammar
             for batch in batches:
@@ -87,7 +87,7 @@ async def measure_steps(
                     requests = make_requests(batch, workload, started.model.vocab_size, turn)
                     for index, request in enumerate(requests):
                         request.sampling = sampling(text, turn * 1_000 + index)
-                    steps = [step for step in await engine.run(requests) if len(step.plan.chunks) == batch]
+                    steps = [step for step in await engine.measure(requests) if len(step.plan.chunks) == batch]
                     ends = [step.returned * 1e6 for step in steps if step.plan.n_tokens == batch]
                     if turn:
                         durations.setdefault((batch, constrained), []).extend(np.diff(ends).tolist())

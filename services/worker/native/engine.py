@@ -25,12 +25,12 @@ from services.worker.kv_transfer.store import KvStore, kv_layout
 from services.worker.native.probe import probe_request
 from services.worker.native.pump import StepPump
 from services.worker.native.ranks import Ranks
+from services.worker.native.startup import scheduler_config
 from services.worker.native.step_cost import Meter, StepCost
 from services.worker.process.failure import RanksFailedError
 from services.worker.process.rank_group import GroupStarted, RankGroupConfig
 from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.admission import Capacity
-from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
 
@@ -61,17 +61,6 @@ class EngineConfig:
     pull_timeout_s: float = 10.0
     pull_bytes_per_s: float = 0.0  # assumed until it is measured; 0: never pull
     recovery_limit_s: float = 0.0  # how long lost ranks are started again and again; 0: for ever
-
-    def scheduler(self, started: GroupStarted) -> SchedulerConfig:
-        """How much may be planned for ranks that have started."""
-        return SchedulerConfig(
-            n_blocks=started.n_blocks,
-            block_tokens=self.ranks.block_size,
-            max_model_len=self.ranks.max_model_len,
-            max_running=self.ranks.max_slots,
-            max_batched_tokens=max(self.max_batched_tokens, self.ranks.max_slots),
-            max_in_flight=self.ranks.depth,
-        )
 
     def facts(self, started: GroupStarted) -> EngineFacts:
         """What others may know of ranks that have started."""
@@ -192,7 +181,8 @@ class NativeEngine:
         """Start the ranks and take requests. Raises RanksFailedError."""
         started = await self._ranks.start()
         log.info("%d ranks are ready after %.1f s", len(started.ranks), started.seconds)
-        scheduler = Scheduler(self._config.scheduler(started), self.kv_events, self.counters)
+        config = scheduler_config(self._config.ranks, started.n_blocks, self._config.max_batched_tokens)
+        scheduler = Scheduler(config, self.kv_events, self.counters)
         pump = self._pump = StepPump(
             scheduler,
             self._meter,

@@ -1,4 +1,4 @@
-"""From settings to what the ranks are told: pure decisions, made before anything is started."""
+"""From settings to the configurations of ranks and scheduler: pure decisions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from services.worker.model.spec import ModelError, ModelSpec
 from services.worker.native.model_files import ModelFiles
 from services.worker.process.downloader import download
 from services.worker.process.rank_group import RankGroupConfig
+from services.worker.scheduling.config import SchedulerConfig
 from services.worker.settings import WorkerSettings
 
 DEFAULT_KV_TOKENS = 32_768
@@ -71,6 +72,18 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
         )
     except ValueError as error:
         raise StartupError(str(error)) from error
+
+
+def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: int = 2048) -> SchedulerConfig:
+    """How much may be planned for ranks that have started with so many blocks."""
+    return SchedulerConfig(
+        n_blocks=n_blocks,
+        block_tokens=ranks.block_size,
+        max_model_len=ranks.max_model_len,
+        max_running=ranks.max_slots,
+        max_batched_tokens=max(max_batched_tokens, ranks.max_slots),
+        max_in_flight=ranks.depth,
+    )
 
 
 def _dtype(asked: str, spec: ModelSpec, device: str) -> str:

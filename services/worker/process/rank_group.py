@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
@@ -91,7 +91,7 @@ class RankGroup:
         """Write what `read_blocks` of an equal group returned. Raises RanksFailedError when the ranks are gone."""
         await self._living().copies.write(blocks, contents)
 
-    async def results(self) -> AsyncIterator[StepResult]:
+    async def results(self) -> AsyncGenerator[StepResult, None]:
         """Yield results in step order until the group fails or is stopped. Not together with `on_result`."""
         queue = self._queue
         while (result := await queue.get()) is not None:

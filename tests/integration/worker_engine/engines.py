@@ -16,6 +16,7 @@ from services.worker.settings import WorkerSettings
 from tests.unit.worker.engine.fake_engine import FakeEngine
 
 BUNDLED_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
+SETTINGS = WorkerSettings(model=str(BUNDLED_MODEL), dtype="float32", kv_tokens=4096, max_model_len=512, max_running=8)
 
 
 class NoObserver:
@@ -50,10 +51,7 @@ async def serving(engine: Engine) -> AsyncGenerator[Engine, None]:
 
 @asynccontextmanager
 async def native() -> AsyncGenerator[Engine, None]:
-    settings = WorkerSettings(
-        model=str(BUNDLED_MODEL), dtype="float32", kv_tokens=4096, max_model_len=512, max_running=8
-    )
-    async with serving(await open_native(settings, BUNDLED_MODEL, NoObserver(), NoObserver())) as engine:
+    async with serving(await open_native(SETTINGS, BUNDLED_MODEL, NoObserver(), NoObserver())) as engine:
         yield engine
 
 
