@@ -2,7 +2,7 @@
 
 configuration.md from the settings classes, policies.md from the parts of the router's policies, quantization.md from
 the worker's methods, metrics.md from what the services register, grpc.md from the contracts in proto/, openapi.json
-from the gateway, fields.md from its schema.
+from the gateway, fields.md from its schema, clients.md from a table and the pins of the tests with clients.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -56,6 +57,7 @@ from services.worker.settings import WorkerSettings
 
 HERE = Path(__file__).resolve().parent
 PROTO = HERE.parents[1] / "proto"
+CLIENTS = HERE.parents[1] / "tests" / "e2e" / "clients"
 _SERVICE, _METHOD, _MESSAGE, _FIELD = 6, 2, 4, 2  # field numbers in descriptor.proto: the path of a comment
 
 SERVICES: tuple[tuple[str, type[ServiceSettings]], ...] = (
@@ -291,6 +293,7 @@ BODIES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("`reasoning` of it", responses.ReasoningConfig),
     ("A message of `input`", responses.MessageItem),
     ("A function of `tools`", responses.FunctionTool),
+    ("A custom tool of `tools`", responses.CustomTool),
     ("POST /v1/responses/input_tokens", counting.InputTokensBody),
     ("POST /v1/embeddings", schema.EmbeddingBody),
     ("POST /v1/score", schema.ScoreBody),
@@ -340,6 +343,33 @@ def openapi() -> str:
     return json.dumps(asyncio.run(fetch()), indent=1, sort_keys=True) + "\n"
 
 
+def clients() -> str:
+    """The clients that were tried, with their versions."""
+    lines = [
+        "# Clients",
+        "",
+        "Made by `make reference` from `docs/reference/clients.toml`. A script talks through each library to the",
+        "bundled model (`tests/e2e/test_clients.py`). Each coding agent has called a tool and read its result through",
+        "a gateway; the requests that it sends are a test (`tests/integration/gateway/test_clients.py`).",
+        "",
+        "| client | version | API | what works |",
+        "|---|---|---|---|",
+    ]
+    for client in tomllib.loads((HERE / "clients.toml").read_text())["client"]:
+        version = client.get("version") or _pins(CLIENTS / client["folder"])
+        lines.append(f"| {client['name']} | {version} | `{client['api']}` | {client['works']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _pins(folder: Path) -> str:
+    package = folder / "package.json"
+    if package.exists():
+        pins = [" ".join(pin) for pin in json.loads(package.read_text())["dependencies"].items()]
+    else:
+        pins = (folder / "requirements.txt").read_text().replace("==", " ").split("\n")
+    return ", ".join(filter(None, pins))
+
+
 PAGES = {
     "configuration.md": configuration,
     "policies.md": policies,
@@ -347,6 +377,7 @@ PAGES = {
     "metrics.md": metrics,
     "grpc.md": grpc_reference,
     "fields.md": fields,
+    "clients.md": clients,
     "openapi.json": openapi,
 }
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,11 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_names_are_known() -> None:
     assert set(PYTHON + NODE) >= WANTED
+
+
+def test_the_table_of_clients_has_every_folder() -> None:
+    table = tomllib.loads((CLIENTS.parents[2] / "docs" / "reference" / "clients.toml").read_text())["client"]
+    assert {client["folder"] for client in table if "folder" in client} == set(PYTHON + NODE)
 
 
 @pytest.mark.parametrize("name", asked_for(PYTHON))

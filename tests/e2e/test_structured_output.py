@@ -112,6 +112,29 @@ def test_regex_choice_grammar_and_objects_by_all_their_names(client: httpx.Clien
         assert isinstance(json.loads(complete(client, **ask)), dict)
     text = complete(client, structured_outputs={"json": json.dumps(PERSON), "disable_any_whitespace": True})
     assert msgspec.json.encode(json.loads(text)).decode() == text
+    for kind in ("json", "json_object", "json_schema"):
+        value = complete(client, response_format={"type": kind, "value": PERSON})
+        jsonschema.validate(json.loads(value), PERSON)
+    assert re.fullmatch(CODE, complete(client, response_format={"type": "regex", "value": CODE}))
+
+
+def test_objects_are_closed_where_asked(client: httpx.Client) -> None:
+    inner = {"type": "object", "properties": {"enum": {"const": 1}}, "required": ["enum"]}
+    schema = {"type": "object", "properties": {"a": inner}, "required": ["a"]}
+    for value in (schema, json.dumps(schema)):
+        asked = {"json": value, "disable_additional_properties": True}
+        for seed in range(3):
+            assert json.loads(complete(client, structured_outputs=asked, seed=seed)) == {"a": {"enum": 1}}
+
+
+def test_tagged_structures_follow_their_schemas_in_free_text(client: httpx.Client) -> None:
+    """A trigger that matches at once: a space begins almost any word."""
+    shape = {"type": "structural_tag", "triggers": [" "], "structures": [
+        {"begin": " <f>", "schema": {"const": 7}, "end": "</f>"}]}  # fmt: skip
+    for ask in ({"response_format": shape}, {"structured_outputs": {"structural_tag": json.dumps(shape)}}):
+        (choice,) = choices(client, max_tokens=60, **ask)
+        assert " " in choice["text"]
+        assert " <f>7</f>".startswith(found := re.findall(r" [^ ]*", choice["text"])[0][:9]), found
 
 
 def test_it_goes_together_with_n_seeds_stops_logprobs_and_limits(client: httpx.Client) -> None:
@@ -172,7 +195,12 @@ def test_the_official_client_parses(stack: RunningStack) -> None:
         ({"guided_regex": "a" * 70_000}, "guided_regex", "at most 65536 bytes"),
         ({"structured_outputs": {}}, "structured_outputs", "needs one of"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "Only one of"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "Missing"),
+        ({"response_format": {"type": "regex"}}, "response_format.value", "Missing"),
+        ({"response_format": {"type": "regex", "value": {}}}, "response_format.value", "must be a text"),
+        ({"response_format": {"type": "structural_tag", "triggers": ["<g"], "structures": [
+            {"begin": "<f>", "schema": {}, "end": ""}]}}, "response_format.structures", "none of `triggers`"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "missing required"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
     ],
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -131,3 +132,21 @@ def explain(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> ApiEr
         return invalid(f"`{path}` is not supported; only `[]` or `null` is accepted.", path, "unsupported_field")
     where = f"`{path}`" if path else "the body"
     return invalid(f"Invalid value for {where}: {text[0].lower()}{text[1:]}.", path or None, "invalid_value")
+
+
+def converted(raw: dict[str, Any], kind: type[Body], where: str) -> Body:
+    """A part of a body that its type has left open; raises :class:`ApiError` (400) naming what of `where` is wrong."""
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        found = explain(error, kind)
+        param = f"{where}.{found.param}" if found.param else where
+        message = found.message.replace(f"`{found.param}`" if found.param else "the body", f"`{param}`")
+        raise invalid(message, param, found.code or "invalid_value") from error
+
+
+def unsupported_value(param: str, value: object, allowed: Sequence[str]) -> ApiError:
+    """The refusal of a value that is none of a few."""
+    shown = msgspec.json.encode(value).decode()[:100]
+    listed = ", ".join(f"`{name}`" for name in allowed)
+    return invalid(f"`{param}` may be {listed}; {shown} is not supported.", param, "unsupported_value")

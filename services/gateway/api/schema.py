@@ -39,21 +39,42 @@ class JsonSchemaFormat(Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class ResponseFormat(Struct, forbid_unknown_fields=True):
-    """Plain text, any JSON object, or JSON that follows a schema."""
+class TagStructure(Struct, forbid_unknown_fields=True):
+    """Text between two marks that follows a JSON Schema."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    begin: NonEmpty
+    schema: dict[str, Any] | bool
+    end: str
+
+
+class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Plain text, any JSON object, JSON that follows a schema, a regex, or free text with tagged structures."""
+
+    type: Literal["text", "json_object", "json_schema", "json", "regex", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    value: (
+        Annotated[
+            dict[str, Any] | bool | str,
+            Meta(description="The schema, or the regex, as text-generation-inference takes it"),
+        ]
+        | None
+    ) = None
+    structures: Annotated[list[TagStructure], Meta(max_length=128, description="Of structural_tag")] | None = None
+    triggers: Annotated[list[NonEmpty], Meta(max_length=128, description="Beginnings of `begin`")] | None = None
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the text must follow; exactly one of json, regex, choice, grammar and json_object."""
+    """What the text must follow; exactly one of json, regex, choice, grammar, json_object and structural_tag."""
 
     json: Annotated[dict[str, Any] | bool | str | None, Meta(description="A JSON Schema, or its text")] = None
     regex: str | None = None
     choice: Annotated[list[str], Meta(max_length=1024)] | None = None
     grammar: Annotated[str, Meta(description="Lark, or GBNF (`root ::= ...`)")] | None = None
     json_object: bool | None = None
+    structural_tag: Annotated[str, Meta(description="The JSON of a response_format structural_tag")] | None = None
+    disable_additional_properties: (
+        Annotated[bool, Meta(description="Objects of `json` that do not say it themselves are closed")] | None
+    ) = None
     whitespace_pattern: Annotated[str, Meta(description="Regex of the blanks between JSON tokens")] | None = None
     disable_any_whitespace: bool | None = None
 
@@ -94,6 +115,7 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     guided_grammar: Annotated[str, Meta(description="structured_outputs.grammar")] | None = None
     guided_whitespace_pattern: str | None = None
     metadata: Annotated[dict[str, Any] | None, ADVISORY] = None
+    client_metadata: Annotated[Any, ADVISORY] = None
     service_tier: Annotated[str | None, ADVISORY] = None
     store: Annotated[bool | None, ADVISORY] = None
     safety_identifier: Annotated[str | None, ADVISORY] = None
@@ -136,12 +158,25 @@ class CompletionBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: Annotated[bool, Meta(description="Default true")] | None = None
 
 
-class TextPart(Struct, forbid_unknown_fields=True):
+class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
     """A part of a message."""
 
-    type: Literal["text"]
     text: str
     cache_control: Annotated[Any, ADVISORY] = None
+
+
+class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=True):
+    """A part in which the assistant has refused."""
+
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """As other parts call it."""
+        return self.refusal
+
+
+ContentPart = TextPart | RefusalPart
 
 
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -170,11 +205,26 @@ class ChosenFunction(Struct, forbid_unknown_fields=True):
     name: str
 
 
-class ChosenTool(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool that must be called."""
+class NamedTool(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One of `tools`."""
 
     type: Literal["function"] | None = None
     function: ChosenFunction
+
+
+class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Some of `tools`: the prompt leaves the others out."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=128)]
+
+
+class ChosenTool(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool that must be called, or the tools that may be."""
+
+    type: Literal["function", "allowed_tools"] | None = None
+    function: ChosenFunction | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class FunctionCall(Struct, forbid_unknown_fields=True):
@@ -200,11 +250,15 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     reasoning: Annotated[str, Meta(description="Given to the chat template")] | None = None
     reasoning_content: Annotated[str, Meta(description="Given to the chat template")] | None = None
+    reasoning_details: (
+        Annotated[list[dict[str, Any]], Meta(description="Texts in it are `reasoning_content` where that is missing")]
+        | None
+    ) = None
     refusal: Annotated[str | None, ADVISORY] = None
     parsed: Annotated[Any, ADVISORY] = None
     annotations: Annotated[Any, ADVISORY] = None
@@ -214,11 +268,21 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     function_call: FunctionCall | None = None
     audio: Annotated[None, neutral()] = None
 
-    def text(self) -> str:
-        """The content as one text."""
+    def texts(self) -> list[str]:
+        """The content's texts, one for each part."""
         if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
-        return self.content or ""
+            return [part.text for part in self.content]
+        return [self.content or ""]
+
+
+class ReasoningOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How the model reasons, as OpenRouter's clients write it."""
+
+    effort: Annotated[str, Meta(description="`reasoning_effort`, where that is missing")] | None = None
+    enabled: Annotated[bool, Meta(description="The variable `enable_thinking` of the chat template")] | None = None
+    max_tokens: Annotated[int | None, ADVISORY] = None
+    exclude: Annotated[bool | None, ADVISORY] = None
+    summary: Annotated[str | None, ADVISORY] = None
 
 
 class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
@@ -233,6 +297,7 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None
     reasoning_effort: Annotated[str, Meta(description="A variable for the chat template")] | None = None
+    reasoning: ReasoningOptions | None = None
     tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
@@ -242,6 +307,7 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     function_call: Literal["none", "auto"] | ChosenFunction | None = None
     prediction: Annotated[Any, ADVISORY] = None
     verbosity: Annotated[str | None, ADVISORY] = None
+    web_search_options: Annotated[Any, Meta(description="Left out: there is no search"), ADVISORY] = None
     add_special_tokens: Annotated[Any, neutral(False)] = None
     audio: Annotated[Any, neutral()] = None
     best_of: Annotated[Any, neutral(1)] = None
@@ -253,7 +319,11 @@ class ChatBody(SamplingBody, kw_only=True, forbid_unknown_fields=True):
     mm_processor_kwargs: Annotated[Any, neutral({})] = None
     modalities: Annotated[Any, neutral(["text"])] = None
     prompt_logprobs: Annotated[Any, neutral()] = None
-    web_search_options: Annotated[Any, neutral()] = None
+
+
+Truncation = Annotated[
+    int, Meta(ge=-1, description="Longer texts keep their first tokens; -1: as many as the model takes")
+]
 
 
 class EmbeddingBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -265,7 +335,7 @@ class EmbeddingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     dimensions: Annotated[int, Meta(ge=1, description="Only the model's own size")] | None = None
     user: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
-    truncate_prompt_tokens: Annotated[Any, neutral()] = None
+    truncate_prompt_tokens: Truncation | None = None
     add_special_tokens: Annotated[Any, neutral(True)] = None
 
 
@@ -273,10 +343,7 @@ class ComparisonBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that score and rerank share."""
 
     model: str | None = None
-    truncate_prompt_tokens: (
-        Annotated[int, Meta(ge=-1, description="Longer texts keep their first tokens; -1: as many as the model takes")]
-        | None
-    ) = None
+    truncate_prompt_tokens: Truncation | None = None
     user: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
 

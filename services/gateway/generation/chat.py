@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,27 +35,44 @@ def conversation_of(body: ChatBody, tools: ToolUse | None, *, control_tokens: bo
     variables = body.chat_template_kwargs or {}
     if reserved := {"messages", "add_generation_prompt", "tools"} & variables.keys():
         raise invalid(f"`chat_template_kwargs` may not set {', '.join(sorted(reserved))}.", "chat_template_kwargs")
-    if body.reasoning_effort is not None:
-        variables = {"reasoning_effort": body.reasoning_effort} | variables
+    variables = _reasoning_variables(body) | variables
     turns = [template_message(message) for message in body.messages]
     definitions = tools.definitions() if tools else ()
     return Conversation(turns, open_turn, continued, variables, control_tokens=control_tokens, tools=definitions)
 
 
+def _reasoning_variables(body: ChatBody) -> dict[str, Any]:
+    asked, effort = body.reasoning, body.reasoning_effort
+    found: dict[str, Any] = {"reasoning_effort": effort}
+    if asked is not None:
+        found = {"reasoning_effort": asked.effort if effort is None else effort, "enable_thinking": asked.enabled}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def template_message(message: Message) -> dict[str, Any]:
-    """A message as templates expect it: `content` is one text."""
+    """A message as templates expect it: `content` is a text, or a list of parts where it has several."""
     extra = {
         "name": message.name,
         "tool_call_id": message.tool_call_id,
         "reasoning": message.reasoning,
         "reasoning_content": message.reasoning_content,
     }
+    if message.reasoning is None and message.reasoning_content is None:
+        extra["reasoning_content"] = _text_of_details(message.reasoning_details or ())
     role = "tool" if message.role == "function" else message.role
-    turn: dict[str, Any] = {"role": role, "content": message.text()} | {k: v for k, v in extra.items() if v is not None}
+    texts = message.texts()
+    content = texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+    turn: dict[str, Any] = {"role": role, "content": content} | {k: v for k, v in extra.items() if v is not None}
     made = message.tool_calls or ([ToolCall(function=message.function_call)] if message.function_call else [])
     if made:
         turn["tool_calls"] = [_template_call(call) for call in made]
     return turn
+
+
+def _text_of_details(details: Sequence[Mapping[str, Any]]) -> str | None:
+    """The readable text of `reasoning_details`; encrypted ones have none."""
+    found = (detail.get("text") or detail.get("summary") for detail in details)
+    return "".join(text for text in found if isinstance(text, str)) or None
 
 
 def _template_call(call: ToolCall) -> dict[str, Any]:
@@ -158,4 +175,5 @@ class ChatPreparer:
             include_workers=body.stream_options is not None and bool(body.stream_options.include_workers),
             billed=lambda generation: generation.usage,
             per_prompt=n,
+            ignored_tools=() if body.web_search_options is None else ("web_search",),
         )

@@ -11,7 +11,7 @@ from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.generation.output import Generation
 from services.gateway.generation.parts import Parts
 from services.gateway.generation.pipeline import Pipeline
-from services.gateway.generation.prompts import encode_prompts, split_prompts
+from services.gateway.generation.prompts import encode_prompts, split_prompts, truncation_limit
 from services.gateway.generation.request import Caller, SamplingOptions
 from services.gateway.ids import new_id
 from services.gateway.text.codec import ServedModel
@@ -26,12 +26,15 @@ class Embedder:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
 
-    async def inputs(self, value: str | Sequence[str | int | list[int]], model: ServedModel) -> list[list[int]]:
-        """Token ids of each input; raises :class:`ApiError` (400)."""
+    async def inputs(
+        self, value: str | Sequence[str | int | list[int]], model: ServedModel, truncate: int | None = None
+    ) -> list[list[int]]:
+        """Token ids of each input, cut by `truncate` as in `truncate_prompt_tokens`; raises :class:`ApiError` (400)."""
         pieces = split_prompts(value, "input")
         if len(pieces) > MAX_TEXTS:
             raise invalid(f"`input` may hold at most {MAX_TEXTS} entries.", "input", "invalid_value")
-        inputs = [prompt.ids for prompt in await encode_prompts(model, pieces, "input")]
+        limit = truncation_limit(truncate, model.max_len)
+        inputs = [prompt.ids for prompt in await encode_prompts(model, pieces, "input", limit=limit)]
         longest = max(map(len, inputs))
         if longest > model.max_len:
             raise too_long(model.max_len, longest, 0, "input")

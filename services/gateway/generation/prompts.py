@@ -33,13 +33,30 @@ def split_prompts(value: str | Sequence[str | int | list[int]], field: str) -> l
     return prompts
 
 
+def truncation_limit(asked: int | None, max_len: int) -> int | None:
+    """The first tokens that count by `truncate_prompt_tokens`; None: all. Raises :class:`ApiError` (400)."""
+    if asked is None or asked == -1:
+        return asked and max_len
+    if not 0 < asked <= max_len:
+        message = f"`truncate_prompt_tokens` must be 1 to {max_len} for this model, or -1, got {asked}."
+        raise invalid(message, "truncate_prompt_tokens", "invalid_value")
+    return asked
+
+
 async def encode_prompts(
-    model: ServedModel, prompts: Sequence[str | list[int]], field: str, *, add_special_tokens: bool = True
+    model: ServedModel,
+    prompts: Sequence[str | list[int]],
+    field: str,
+    *,
+    add_special_tokens: bool = True,
+    limit: int | None = None,
 ) -> list[Prompt]:
-    """Tokenize; raises :class:`ApiError` (400)."""
+    """Tokenize, at most the first `limit` tokens of each; raises :class:`ApiError` (400)."""
     encoded = []
     for prompt in prompts:
-        if isinstance(prompt, str):
+        if limit is not None:
+            found = Prompt(await model.encode_start(prompt, limit) if isinstance(prompt, str) else prompt[:limit], None)
+        elif isinstance(prompt, str):
             found = Prompt(await model.encode(prompt, field, add_special_tokens=add_special_tokens), prompt)
         else:
             found = Prompt(prompt, None)

@@ -75,6 +75,7 @@ class Sequences:
     new_choice: Callable[[], Choice] = Choice  # of an answer that is sent whole
     per_prompt: int = 1  # choices that share a prompt: it is counted once
     include_workers: bool = False
+    ignored_tools: tuple[str, ...] = ()  # hosted tools that the body offers, which there are none of here
 
     def usage(self) -> Usage:
         """What the request has used so far."""

@@ -17,6 +17,7 @@ from services.gateway.errors import invalid
 from services.gateway.generation.embedding import Embedder
 from services.gateway.generation.entrance import AdmittedRequest, named_session
 from services.gateway.generation.pipeline import check_prompt
+from services.gateway.generation.prompts import truncation_limit
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import Exchange, UntilDisconnect
 from services.gateway.ids import new_id
@@ -92,7 +93,7 @@ class ScoreForm:
 
     def comparison(self, body: ScoreBody, max_len: int) -> Comparison:
         """See :class:`Form`."""
-        limit = _limit(body, max_len)
+        limit = truncation_limit(body.truncate_prompt_tokens, max_len)
         first, second = _texts(body.text_1, "text_1", limit), _texts(body.text_2, "text_2", limit)
         if len(first) not in (1, len(second)):
             message = f"`text_1` must hold one text, or as many as `text_2` ({len(second)}), got {len(first)}."
@@ -114,7 +115,7 @@ class RerankForm:
 
     def comparison(self, body: RerankBody, max_len: int) -> Comparison:
         """See :class:`Form`."""
-        limit = _limit(body, max_len)
+        limit = truncation_limit(body.truncate_prompt_tokens, max_len)
         bounds = [bound for bound in (limit, body.max_tokens_per_doc) if bound is not None]
         per_document = min([*bounds, max_len]) if bounds else None
         documents = [document if isinstance(document, str) else document.text for document in body.documents]
@@ -162,16 +163,6 @@ class ComparisonHandler(Generic[Body]):
             scores = await model.off_loop(size, partial(_cosines, vectors, asked.pairs), _INLINE_FLOATS)
             tokens = request.used.prompt_tokens
             await exchange.send_json(200, self._form.answer(body, model.name, scores, tokens))
-
-
-def _limit(body: ComparisonBody, max_len: int) -> int | None:
-    limit = body.truncate_prompt_tokens
-    if limit is None or limit == -1:
-        return limit and max_len
-    if not 0 < limit <= max_len:
-        message = f"`truncate_prompt_tokens` must be 1 to {max_len} for this model, or -1, got {limit}."
-        raise invalid(message, "truncate_prompt_tokens", "invalid_value")
-    return limit
 
 
 def _texts(value: str | Sequence[str], field: str, limit: int | None) -> list[Text]:

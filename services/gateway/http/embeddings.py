@@ -47,7 +47,7 @@ class EmbeddingHandler:
         if body.dimensions not in (None, model.card.hidden_size):
             message = f"`dimensions` must be the model's own size, {model.card.hidden_size}."
             raise invalid(message, "dimensions", "unsupported_field")
-        inputs = await self._embedder.inputs(body.input, model)
+        inputs = await self._embedder.inputs(body.input, model, body.truncate_prompt_tokens)
         session = named_session(exchange.header(b"x-session-id")) or body.user or ""
         caller = request.caller(session, body.priority, exchange.traceparent)
         async with UntilDisconnect(exchange):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from codecs import BOM_UTF8
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -49,11 +49,17 @@ class Wire:
 
 
 OPENAI_WIRE = Wire()
+_IGNORED_TOOLS = b"x-ryzanstein-ignored-tools"  # types of the hosted tools that a body offered, in vain
 _SSE: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+def ignored_tools_header(types: Sequence[str]) -> Headers:
+    """The header that lists the hosted tools which were left out, if there are any."""
+    return [(_IGNORED_TOOLS, ", ".join(dict.fromkeys(types)).encode())] if types else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.generation.job import FALLBACK_HEADER, GeneratingBody, GenerationTask, Preparer
-from services.gateway.http.exchange import Exchange, UntilDisconnect
+from services.gateway.http.exchange import Exchange, UntilDisconnect, ignored_tools_header
 from services.gateway.http.heartbeat import Heartbeat
 
 Body = TypeVar("Body", bound=GeneratingBody)
@@ -44,7 +44,7 @@ class GenerateHandler(Generic[Body]):
 def _begin(exchange: Exchange, task: GenerationTask[Any]) -> None:
     """What the answer says of itself, now that its model is known."""
     exchange.model = task.model.name
-    exchange.answer_headers = list(task.request.admission.headers)
+    exchange.answer_headers = [*task.request.admission.headers, *ignored_tools_header(task.sequences.ignored_tools)]
     if task.fell_back:
         exchange.answer_headers.append((FALLBACK_HEADER.encode(), task.model.name.encode()))
     if task.body.stream:

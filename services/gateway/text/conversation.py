@@ -10,14 +10,14 @@ from services.gateway.errors import ApiError, invalid
 from services.gateway.text.codec import ServedModel
 from services.gateway.text.guard import Marks, PromptPart
 from services.gateway.text.template import ChatTemplate
-from services.gateway.text.tool_turns import with_text_arguments, without_tools
+from services.gateway.text.tool_turns import joined, with_text_arguments, with_tools_told, without_calls
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """What a template is to render."""
 
-    turns: Sequence[dict[str, Any]]  # role, content (one text), and what else templates read
+    turns: Sequence[dict[str, Any]]  # role, content (a text, or parts of text), and what else templates read
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: dict[str, Any] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Conversation:
     @property
     def size(self) -> int:
         """Characters that clients wrote."""
-        return sum(_size(turn) for turn in self.turns) + _size(self.tools)
+        return sum(_size(turn | {"content": joined(turn["content"])}) for turn in self.turns) + _size(self.tools)
 
 
 def _size(value: Any) -> int:
@@ -71,18 +71,18 @@ async def _encode(model: ServedModel, conversation: Conversation, add_special_to
 def _render(model: ServedModel, template: ChatTemplate, conversation: Conversation) -> list[PromptPart]:
     """The text, cut where clients spelled control tokens."""
     marks, control = Marks(), model.control_tokens
-    turns, variables = list(conversation.turns), conversation.variables
-    if not template.knows_tools:
-        turns = without_tools(turns, conversation.tools)
-    elif conversation.tools:
+    turns, variables = [_readable(turn, template) for turn in conversation.turns], conversation.variables
+    if not template.knows_calls:
+        turns = without_calls(turns)
+    if conversation.tools and template.knows_tools:
         variables = variables | {"tools": list(conversation.tools)}
+    elif conversation.tools:
+        turns = with_tools_told(turns, conversation.tools, own_form=template.knows_calls)
     if not conversation.control_tokens:
         turns = [control.wrap(turn, marks) for turn in turns]
         variables = control.wrap(variables, marks)
-    if not template.knows_developers:
-        turns = [turn | {"role": "system"} if turn["role"] == "developer" else turn for turn in turns]
     if conversation.continue_final_message:
-        turns[-1] = turns[-1] | {"content": turns[-1]["content"] + marks.end}
+        turns[-1] = turns[-1] | {"content": _marked(turns[-1]["content"], marks.end)}
     text = _rendered(template, turns, variables | {"add_generation_prompt": conversation.add_generation_prompt})
     if conversation.continue_final_message:
         kept = marks.cut(text)
@@ -91,6 +91,22 @@ def _render(model: ServedModel, template: ChatTemplate, conversation: Conversati
             raise invalid(message, "continue_final_message", "chat_template_error")
         text = kept
     return control.parts(text, marks)
+
+
+def _readable(turn: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
+    """A turn whose role the template knows. Several parts stay a list where it reads one, and are lines elsewhere."""
+    role, parts = turn["role"], turn["content"]
+    if role == "developer" and not template.knows_developers:
+        role = "system"
+    as_list = not isinstance(parts, str) and len(parts) > 1 and role in template.roles_with_parts
+    return turn | {"role": role, "content": parts if as_list else joined(parts)}
+
+
+def _marked(content: str | list[dict[str, str]], mark: str) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content + mark
+    *others, last = content
+    return [*others, last | {"text": last["text"] + mark}]
 
 
 def _rendered(template: ChatTemplate, turns: list[dict[str, Any]], variables: dict[str, Any]) -> str:

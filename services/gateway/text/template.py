@@ -9,6 +9,7 @@ from jinja2 import TemplateError
 
 from services.common.templates import compile_template
 from services.gateway.errors import ApiError, invalid
+from services.gateway.text.probe import renders_calls, roles_with_parts
 
 
 class ChatTemplate:
@@ -19,7 +20,9 @@ class ChatTemplate:
         self._template.globals = dict(self._template.globals)  # every rendering copies them: not from a chain of maps
         self._special_tokens = dict(special_tokens)
         self.source = source
-        self.knows_tools = "tools" in source  # others are told of them in a message
+        self.knows_tools = "tools" in source  # for others a message lists them
+        self.knows_calls = self.knows_tools or renders_calls(self._render)
+        self.roles_with_parts = roles_with_parts(self._render)  # for others the parts are joined
         self.knows_developers = "developer" in source  # others refuse the role: it is the newer name of `system`
 
     def render(
@@ -27,13 +30,13 @@ class ChatTemplate:
     ) -> str:
         """The prompt for a conversation; raises :class:`ApiError` (400) when the template refuses it."""
         try:
-            return self._template.render(
-                **{"tools": None, "documents": None, **self._special_tokens, **variables},
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-            )
+            return self._render(messages, add_generation_prompt=add_generation_prompt, **variables)
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise _refused(error) from error
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        fixed = {"tools": None, "documents": None, "add_generation_prompt": False, **self._special_tokens}
+        return self._template.render(**(fixed | variables), messages=messages)
 
 
 def _refused(error: Exception) -> ApiError:

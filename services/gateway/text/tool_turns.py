@@ -8,34 +8,48 @@ from typing import Any
 
 Turn = dict[str, Any]
 
-_INSTRUCTIONS = """\
+_GENERIC_FORM = """\
 You can call functions. To call one, answer with nothing but
 <tool_call>
 {"name": "the function's name", "arguments": {...}}
 </tool_call>
 and its result will follow. These are the functions:
 """
+_OWN_FORM = """\
+You can call functions; the result of a call will follow it. These are the functions:
+"""
 
 
-def without_tools(turns: Sequence[Turn], definitions: Sequence[dict[str, Any]]) -> list[Turn]:
-    """The conversation for a template that knows no tools: they are told, and calls written, in plain messages."""
-    told = [_plain(turn) for turn in turns]
-    if not definitions:
-        return told
-    text = _INSTRUCTIONS + "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in definitions)
-    if told and told[0]["role"] in ("system", "developer"):
-        return [told[0] | {"content": f"{told[0]['content']}\n\n{text}"}, *told[1:]]
-    return [{"role": "system", "content": text}, *told]
+def joined(content: str | Sequence[dict[str, str]]) -> str:
+    """The content of a message as one text: each part begins a line."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def with_tools_told(turns: Sequence[Turn], definitions: Sequence[dict[str, Any]], *, own_form: bool) -> list[Turn]:
+    """The conversation with a system message that lists the tools, for a template that does not.
+
+    `own_form`: the template writes calls itself, so the message asks for no other form.
+    """
+    instructions = _OWN_FORM if own_form else _GENERIC_FORM
+    text = instructions + "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in definitions)
+    if turns and turns[0]["role"] in ("system", "developer"):
+        return [turns[0] | {"content": f"{joined(turns[0]['content'])}\n\n{text}"}, *turns[1:]]
+    return [{"role": "system", "content": text}, *turns]
+
+
+def without_calls(turns: Sequence[Turn]) -> list[Turn]:
+    """Calls and results as plain messages in Hermes' form, for a template that knows neither."""
+    return [_plain(turn) for turn in turns]
 
 
 def _plain(turn: Turn) -> Turn:
     if turn["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{turn['content']}\n</tool_response>"}
+        return {"role": "user", "content": f"<tool_response>\n{joined(turn['content'])}\n</tool_response>"}
     calls = turn.get("tool_calls")
     if not calls:
         return turn
     written = [f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>" for call in calls]
-    return {"role": turn["role"], "content": "\n".join(filter(None, [turn["content"], *written]))}
+    return {"role": turn["role"], "content": "\n".join(filter(None, [joined(turn["content"]), *written]))}
 
 
 def with_text_arguments(turns: Sequence[Turn]) -> list[Turn]:

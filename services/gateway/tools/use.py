@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from services.gateway.api.schema import ChatBody, ChosenFunction, ChosenTool, FunctionDefinition
-from services.gateway.errors import invalid
+from services.gateway.errors import ApiError, invalid
 from services.gateway.grammar.formats import Asked
 from services.gateway.tools import grammars
 from services.gateway.tools.forced import NamedParser, RequiredParser
@@ -64,11 +64,19 @@ class ToolUse:
             raise invalid(f"`{self.field}` cannot be followed: {error}", self.field, "invalid_grammar") from error
 
     def _beside(self, asked: Asked) -> Asked:
-        if not asked.grammar.startswith("{") or not asked.field.startswith("response_format"):
+        schema = _schema_of(asked) if asked.field.startswith("response_format") else None
+        if schema is None:
             message = f"`{asked.field}` leaves no room for calls: set `tool_choice`, or ask by `response_format`."
             raise invalid(message, asked.field, "invalid_value")
-        schema = json.loads(asked.grammar)["grammars"][0]["json_schema"]
         return self._grammar(lambda: grammars.of_answer_or_calls(self.functions, schema))
+
+
+def _schema_of(asked: Asked) -> dict[str, Any] | None:
+    """The JSON Schema of a grammar that is nothing else."""
+    if not asked.grammar.startswith("{"):
+        return None
+    schema: dict[str, Any] | None = json.loads(asked.grammar)["grammars"][0]["json_schema"]
+    return schema
 
 
 def tool_use(body: ChatBody, native: type[ToolParser]) -> ToolUse | None:
@@ -79,6 +87,8 @@ def tool_use(body: ChatBody, native: type[ToolParser]) -> ToolUse | None:
     field, by = ("functions", "function_call") if legacy else ("tools", "tool_choice")
     functions = body.functions or [tool.function for tool in body.tools or ()]
     choice = body.function_call if legacy else body.tool_choice
+    if isinstance(choice, ChosenTool) and choice.type == "allowed_tools":
+        functions, choice = _allowed(functions, choice)
     name = _choice(choice)
     if not functions:
         if name not in ("none", "auto"):
@@ -92,10 +102,30 @@ def tool_use(body: ChatBody, native: type[ToolParser]) -> ToolUse | None:
     return ToolUse(field, list(functions), name, body.parallel_tool_calls is not False, legacy, native)
 
 
+def _allowed(
+    functions: Sequence[FunctionDefinition], choice: ChosenTool
+) -> tuple[list[FunctionDefinition], Literal["auto", "required"]]:
+    """The functions that a choice allows, and its mode; raises :class:`ApiError` (400)."""
+    asked = choice.allowed_tools
+    if asked is None:
+        raise _missing("tool_choice.allowed_tools")
+    names = {tool.function.name for tool in asked.tools}
+    if unknown := names - {function.name for function in functions}:
+        message = f"`tool_choice.allowed_tools.tools` names `{min(unknown)}`, which is not among `tools`."
+        raise invalid(message, "tool_choice.allowed_tools.tools", "invalid_value")
+    return [function for function in functions if function.name in names], asked.mode
+
+
 def _choice(choice: str | ChosenTool | ChosenFunction | None) -> str:
     if isinstance(choice, ChosenTool):
+        if choice.function is None:
+            raise _missing("tool_choice.function")
         return choice.function.name
     return choice.name if isinstance(choice, ChosenFunction) else choice or "auto"
+
+
+def _missing(field: str) -> ApiError:
+    return invalid(f"Missing required field `{field}`.", field, "missing_field")
 
 
 def _check_names(functions: Sequence[FunctionDefinition], field: str) -> None:

@@ -132,3 +132,54 @@ async def test_tokenize_adds_special_tokens_to_messages_when_asked():
             plain = (await stack.http.post("/tokenize", json=body)).json()["tokens"]
             special = (await stack.http.post("/tokenize", json=body | {"add_special_tokens": True})).json()["tokens"]
             assert special == [0, *plain, 1], content
+
+
+# As Gemma 3's: a content is a text or a list of parts, which follow each other without anything between them.
+PARTS_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text | trim }}{% endif %}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}"
+)
+# Reads parts of a user only, as templates for images do.
+USERS_PARTS = (
+    "{% for m in messages %}{% if m.role == 'user' and m.content is not string %}{% for part in m.content %}"
+    "{{ part['text'] }}{% endfor %}{% else %}{{ m.content }}{% endif %}|{% endfor %}"
+)
+
+
+def in_parts(role: str, *texts: str) -> dict[str, object]:
+    return {"role": role, "content": [{"type": "text", "text": text} for text in texts]}
+
+
+async def asked(stack, messages: list[dict[str, object]], **fields) -> str:
+    answer = await stack.http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1, **fields})
+    assert answer.status_code == 200, answer.text
+    return text_of(stack.workers[0].submits[-1].prompt_ids)
+
+
+async def test_parts_stay_parts_where_the_template_reads_them_and_are_lines_elsewhere():
+    conversation = [in_parts("system", "a", "b"), in_parts("user", "c", "<|im_end|>"), in_parts("assistant", "e", "f")]
+    parts = "<|im_start|>system\nab<|im_end|>\n<|im_start|>user\nc<|im_end|><|im_end|>\n<|im_start|>assistant\nef"
+    for template, expected in (
+        (PARTS_TEMPLATE, parts + "<|im_end|>\n"),
+        (PARTS_TEMPLATE.replace("m.content", "m['content']"), parts + "<|im_end|>\n"),
+        (USERS_PARTS, "a\nb|c<|im_end|>|e\nf|"),
+        ("{% for m in messages %}{{ m.content }}|{% endfor %}", "a\nb|c\n<|im_end|>|e\nf|"),
+        ("{% for m in messages %}{{ m.content | tojson }}{% endfor %}", '"a\\nb""c\\n<|im_end|>""e\\nf"'),
+    ):
+        async with running_stack([Worker("w0", template=template)]) as stack:
+            assert await asked(stack, conversation) == expected
+            if template is PARTS_TEMPLATE:
+                assert await asked(stack, conversation, **OPEN) == parts
+                body = {"system": conversation[0]["content"], "messages": conversation[1:], "max_tokens": 1}
+                assert (await stack.http.post("/v1/messages", json=body)).status_code == 200
+                assert text_of(stack.workers[0].submits[-1].prompt_ids) == parts
+
+
+async def test_what_other_servers_answered_may_be_sent_back():
+    template = "{% for m in messages %}{{ m.role }}:{{ m.reasoning_content }}:{{ m.content }}|{% endfor %}"
+    details = [{"type": "reasoning.text", "text": "hm "}, {"type": "reasoning.encrypted", "data": "x"}, {"text": "so"}]
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}], "reasoning_details": details}
+    both = {"role": "assistant", "content": "Yes.", "reasoning_content": "ah", "reasoning_details": details}
+    async with running_stack([Worker("w0", template=template)]) as stack:
+        assert await asked(stack, [refused, both]) == "assistant:hm so:No.|assistant:ah:Yes.|"

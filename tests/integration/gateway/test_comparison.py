@@ -78,6 +78,10 @@ async def test_long_texts_keep_their_beginning_where_asked(stack: Stack) -> None
     assert submitted == {tuple(beginning[:20]), tuple(beginning[:7]), tuple(byte_level().encode("short").ids)}
     whole = await post(stack, "/score", text_1="a", text_2=LONG, truncate_prompt_tokens=-1)
     assert whole["usage"]["prompt_tokens"] == MAX_LEN + count("a")
+    for given in ([LONG, "short"], [beginning, byte_level().encode("short").ids]):
+        embedded = await post(stack, "/v1/embeddings", input=given, truncate_prompt_tokens=20)
+        assert list(worker.submits[-2].prompt_ids) == beginning[:20]
+        assert embedded["usage"]["prompt_tokens"] == 20 + count("short")
 
 
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
@@ -85,6 +89,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("/score", {"text_1": "a", "text_2": ["b", LONG]}, "text_2[1]", "maximum context length is 256"),
     ("/score", {"text_1": "a", "text_2": []}, "text_2", ">= 1"),
     ("/score", {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 257}, "truncate_prompt_tokens", "1 to 256"),
+    ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "1 to 256"),
     ("/rerank", {"query": "", "documents": ["a"]}, "query", "empty"),
     ("/rerank", {"query": "a", "documents": ["a", ""]}, "documents[1]", "empty"),
     ("/rerank", {"query": "a", "documents": ["a"] * 2049}, "documents", "2048"),

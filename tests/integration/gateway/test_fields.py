@@ -136,8 +136,10 @@ async def test_fields_that_advise_are_accepted(stack: Stack) -> None:
     ]  # fmt: skip
     tool = {"type": None, "cache_control": {"type": "ephemeral"}, "function": {"name": "f"}}
     advice |= {"tools": [tool], "tool_choice": "none", "logprobs": False, "top_logprobs": 0}
+    advice |= {"client_metadata": {"a": "b"}, "web_search_options": {}, "reasoning": {"max_tokens": 9, "exclude": True}}
     answer = await stack.http.post(CHAT, json={"messages": messages, "max_tokens": 1, **advice})
     assert answer.status_code == 200, answer.text
+    assert answer.headers["x-ryzanstein-ignored-tools"] == "web_search"
 
 
 @pytest.mark.parametrize(

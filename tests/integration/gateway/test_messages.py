@@ -244,7 +244,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (blocks({"type": "tool_result", "tool_use_id": "x"}), "messages[0].content[0].tool_use_id", "no earlier"),
     (blocks({"type": "tool_use", "id": "x", "name": "f", "input": {}}, role="assistant"), "messages[0]", "results"),
     ({"system": [{"type": "image"}]}, "system[0]", "`image`, which"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type", "web_search_20250305"),
     ({"tools": [TOOL, TOOL]}, "tools", "two functions"),
     ({"tool_choice": {"type": "any"}}, "tool_choice", "needs `tools`"),
     ({"stop_sequences": ["a"] * 99}, "stop_sequences", "`stop_sequences` may hold at most"),

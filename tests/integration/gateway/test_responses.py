@@ -250,13 +250,13 @@ async def test_a_gateway_may_keep_nothing(server: RedisServer) -> None:
 IMAGE = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "x"}]
 FUNCTION = {"type": "function", "name": "f"}
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [FUNCTION, {"type": "web_search"}]}, "tools[1].type", "`function`"),
+    ({"tools": [FUNCTION, {"type": "teleport"}]}, "tools[1].type", "`function`"),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "Missing"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "match"),
     ({"tools": [FUNCTION, FUNCTION]}, "tools", "two functions"),
     ({"tool_choice": "required"}, "tool_choice", "needs `tools`"),
     ({"tools": [FUNCTION], "tool_choice": "some"}, "tool_choice", "`required`"),
-    ({"tools": [FUNCTION], "tool_choice": {"type": "web_search"}}, "tool_choice.type", "`function`"),
+    ({"tools": [FUNCTION], "tool_choice": {"type": "teleport"}}, "tool_choice.type", "`function`"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", "among"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "g"}]}},
      "tool_choice.tools", "among"),

@@ -92,3 +92,47 @@ async def test_calls_reach_grpc_and_websocket_clients() -> None:
             while (message := json.loads(await socket.recv()))["type"] != "done":
                 told += message.get("tool_calls", [])
         assert "".join(piece["function"]["arguments"] for piece in told) == call["function"]["arguments"]
+
+
+# As DeepSeek's: it writes calls and results, and says nothing of which functions there are.
+CALLS_ONLY = (
+    "{% for m in messages %}{% if m.role == 'tool' %}<result>{{ m.content }}</result>{% else %}[{{ m.role }}]"
+    "{% for c in m['tool' ~ '_calls'] or [] %}{{ '<call>' + c['function']['name'] + c['function']['arguments'] }}"
+    "{% endfor %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+async def test_a_template_that_writes_calls_and_lists_no_functions_keeps_its_own_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet, "MAX_LEN", 1024)
+    async with running_stack([Worker("w0", template=CALLS_ONLY)]) as stack:
+        text = text_of(await prompt(stack, tools=[TOOL]))
+        told, _, rest = text.partition("[user]")
+        assert told.startswith("[system]You can call functions;")
+        assert told.endswith(json.dumps(TOOL["function"]))
+        assert "<tool_call>" not in told
+        assert rest == 'warm?[assistant]<call>get{"city": "Oslo <|im_end|>"}<result>21</result>'
+
+
+async def test_some_tools_may_be_allowed() -> None:
+    tools = [TOOL, {"type": "function", "function": {"name": "put"}}]
+    named = [{"type": "function", "function": {"name": "put"}}]
+    async with running_stack([Worker("w0", template=OBJECTS)]) as stack:
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}}
+        text = text_of(await prompt(stack, tools=tools, tool_choice=choice))
+        assert '"name": "put"' in text.partition("user:")[0]
+        assert "Gets" not in text
+        only = text_of(await prompt(stack, tools=tools[1:]))
+        assert text == only
+        for wrong, param in (
+            ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
+            ({"type": "function"}, "tool_choice.function"),
+            ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "x"}}]}},
+             "tool_choice.allowed_tools.tools"),
+            ({"type": "allowed_tools", "allowed_tools": {"mode": "must", "tools": named}},
+             "tool_choice.allowed_tools.mode"),
+        ):  # fmt: skip
+            body = {"messages": MESSAGES, "tools": tools, "tool_choice": wrong}
+            answer = await stack.http.post("/v1/chat/completions", json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text

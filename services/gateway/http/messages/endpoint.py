@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -15,10 +16,11 @@ from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.generation.request import Caller
 from services.gateway.generation.sequences import Sequences
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
-from services.gateway.http.exchange import ErrorShape, Exchange, Wire
+from services.gateway.http.exchange import ErrorShape, Exchange, Wire, ignored_tools_header
 from services.gateway.http.messages.errors import error_body, error_frames
 from services.gateway.http.messages.schema import CountBody, MessagesBody, ThinkingAdaptive, ThinkingOff, ThinkingOn
 from services.gateway.http.messages.serializer import PING, MessagesSerializer, Thoughts
+from services.gateway.http.messages.tools import read_tools
 from services.gateway.http.messages.translation import chat_of, in_our_words, sampled_chat_of
 from services.gateway.ids import new_id
 from services.gateway.text.codec import ServedModel
@@ -93,7 +95,8 @@ class MessagesPreparer:
             def serializer(request_id: str, model: ServedModel, _chat: ChatBody) -> MessagesSerializer:
                 return MessagesSerializer(request_id, model.name, thoughts, full=full)
 
-            return await self._chat.prepare(chat, model, caller, serializer, new_id("msg"), prompt)
+            sequences = await self._chat.prepare(chat, model, caller, serializer, new_id("msg"), prompt)
+            return replace(sequences, ignored_tools=tuple(read_tools(body).hosted))
         except ApiError as error:
             raise in_our_words(error) from error
 
@@ -114,7 +117,7 @@ class CountHandler:
             prompt = await self._chat.prompt(chat, model)
         except ApiError as error:
             raise in_our_words(error) from error
-        exchange.answer_headers = list(request.admission.headers)
+        exchange.answer_headers = [*request.admission.headers, *ignored_tools_header(read_tools(body).hosted)]
         await exchange.send_json(200, {"input_tokens": len(prompt.ids)})
 
 

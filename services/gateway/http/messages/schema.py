@@ -174,13 +174,19 @@ class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
         None
     )
     system: str | list[TextualBlock] | None = None
-    tools: Annotated[list[CustomTool], Meta(max_length=128)] | None = None
+    tools: (
+        Annotated[
+            list[dict[str, Any]], Meta(max_length=128, description="Of the type custom; Anthropic's own are left out")
+        ]
+        | None
+    ) = None
     tool_choice: Choice | None = None
     thinking: ThinkingOn | ThinkingAdaptive | ThinkingOff | None = None
     output_config: OutputConfig | None = None
     output_format: Annotated[JsonFormat, Meta(description="Older name of output_config.format")] | None = None
     cache_control: Annotated[Any, ADVISORY] = None
     context_management: Annotated[Any, ADVISORY] = None
+    client_metadata: Annotated[Any, ADVISORY] = None
     speed: Annotated[str | None, ADVISORY] = None
     user_profile_id: Annotated[str | None, ADVISORY] = None
     billing_policy: Annotated[Any, ADVISORY] = None

@@ -12,16 +12,19 @@ from services.gateway.api.schema import (
     ChatBody,
     ChosenFunction,
     ChosenTool,
+    ContentPart,
     FunctionCall,
     FunctionDefinition,
     JsonSchemaFormat,
     Message,
     ResponseFormat,
+    TextPart,
     Tool,
     ToolCall,
 )
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.messages import schema
+from services.gateway.http.messages.tools import read_tools
 
 # Fields of a chat by those that clients of messages have written.
 _FIELDS = {
@@ -48,7 +51,7 @@ def chat_of(body: schema.CountBody) -> ChatBody:
         chat_template_kwargs=_thinking(body),
         reasoning_effort=body.output_config.effort if body.output_config else None,
         response_format=_format(body),
-        tools=[_tool(tool) for tool in body.tools or ()],
+        tools=[_tool(tool) for tool in read_tools(body).tools],
         tool_choice=_choice(choice),
         parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
     )
@@ -84,7 +87,7 @@ def _format(body: schema.CountBody) -> ResponseFormat | None:
         message = "Only one of `output_config.format` and `output_format` may be given."
         raise invalid(message, "output_format", "invalid_value")
     asked = asked or body.output_format
-    return ResponseFormat("json_schema", JsonSchemaFormat(schema=asked.schema)) if asked else None
+    return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=asked.schema)) if asked else None
 
 
 def _tool(tool: schema.CustomTool) -> Tool:
@@ -107,12 +110,12 @@ def _choice(choice: schema.Choice | None) -> Any:
 
 def _messages(body: schema.CountBody) -> list[Message]:
     """A chat's messages. Turns of the same role that follow each other are one: many templates want them in turn."""
-    found = [Message(role="system", content=_text(body.system, "system"))] if body.system else []
+    found = [Message(role="system", content=_content(_texts(body.system, "system")))] if body.system else []
     names: dict[str, str] = {}  # of called tools, by the calls' ids
     for index, turn in enumerate(body.messages):
         where = f"messages[{index}]"
         if isinstance(turn.content, str) or turn.role == "system":
-            added = [Message(role=turn.role, content=_text(turn.content, f"{where}.content"))]
+            added = [Message(role=turn.role, content=_content(_texts(turn.content, f"{where}.content")))]
         elif turn.role == "assistant":
             added = [_assistant(turn.content, f"{where}.content", names)]
         else:
@@ -126,12 +129,12 @@ def _messages(body: schema.CountBody) -> list[Message]:
 
 
 def _joined(first: Message, second: Message) -> Message:
-    texts = [message.text() for message in (first, second)]
+    texts = [*first.texts(), *second.texts()]
     thoughts = [message.reasoning_content or "" for message in (first, second)]
     calls = [*(first.tool_calls or ()), *(second.tool_calls or ())]
     return Message(
         role=first.role,
-        content="\n".join(filter(None, texts)),
+        content=_content([text for text in texts if text]),
         reasoning_content="\n".join(filter(None, thoughts)) or None,
         tool_calls=calls or None,
     )
@@ -156,7 +159,7 @@ def _assistant(blocks: Sequence[schema.Block], where: str, names: dict[str, str]
                 raise _misplaced(block, f"{where}[{index}]")
     return Message(
         role="assistant",
-        content="\n".join(texts),
+        content=_content(texts),
         reasoning_content="\n".join(thoughts) or None,
         tool_calls=calls or None,
     )
@@ -181,7 +184,7 @@ def _user(blocks: Sequence[schema.Block], where: str, names: Mapping[str, str]) 
                 found.append(_result(block, f"{where}[{index}]", names))
             case _:
                 raise _misplaced(block, f"{where}[{index}]")
-    return [*found, Message(role="user", content="\n".join(texts))] if texts or not found else found
+    return [*found, Message(role="user", content=_content(texts))] if texts or not found else found
 
 
 def _result(block: schema.ToolResultBlock, where: str, names: Mapping[str, str]) -> Message:
@@ -190,20 +193,25 @@ def _result(block: schema.ToolResultBlock, where: str, names: Mapping[str, str])
         field = f"{where}.tool_use_id"
         message = f"`{field}` is `{block.tool_use_id}`, but no earlier `tool_use` block has this id."
         raise invalid(message, field, "invalid_value")
-    text = _text(block.content or "", f"{where}.content")
-    content = f"Error: {text}" if block.is_error else text
-    return Message(role="tool", content=content, tool_call_id=block.tool_use_id, name=name)
+    first, *others = _texts(block.content or "", f"{where}.content") or [""]
+    texts = [f"Error: {first}" if block.is_error else first, *others]
+    return Message(role="tool", content=_content(texts), tool_call_id=block.tool_use_id, name=name)
 
 
-def _text(content: str | Sequence[schema.Block], where: str) -> str:
+def _content(texts: Sequence[str]) -> str | list[ContentPart]:
+    """One text as it is, several as parts: the chat template may keep them apart."""
+    return [TextPart(text) for text in texts] if len(texts) > 1 else "".join(texts)
+
+
+def _texts(content: str | Sequence[schema.Block], where: str) -> list[str]:
     if isinstance(content, str):
-        return content
+        return [content]
     texts = []
     for index, block in enumerate(content):
         if not isinstance(block, schema.TextBlock):
             raise _misplaced(block, f"{where}[{index}]")
         texts.append(block.text)
-    return "\n".join(texts)
+    return texts
 
 
 def _misplaced(block: schema.Block, where: str) -> ApiError:

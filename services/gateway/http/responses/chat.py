@@ -8,19 +8,18 @@ from dataclasses import replace
 
 from services.gateway.api import schema as chat
 from services.gateway.errors import ApiError, invalid
-from services.gateway.http.responses.reading import Mode, read_choice, read_tools
 from services.gateway.http.responses.schema import (
-    AllowedTools,
     CallItem,
     CallOutputItem,
     Content,
-    FunctionChoice,
-    FunctionTool,
+    CustomCallItem,
+    CustomOutputItem,
     Item,
     MessageItem,
     ResponsesBody,
     TextFormat,
 )
+from services.gateway.http.responses.tools import ToolOffer, chosen_tools, flat_name, input_arguments, tools_of
 
 # Longer names first: a regular expression takes the first alternative that fits.
 _FIELDS = {
@@ -43,16 +42,14 @@ def in_own_words(error: ApiError) -> ApiError:
     return replace(error, message=rename(error.message), param=error.param and rename(error.param))
 
 
-def chat_of(body: ResponsesBody, items: Sequence[Item]) -> chat.ChatBody:
+def chat_of(body: ResponsesBody, items: Sequence[Item], offer: ToolOffer) -> chat.ChatBody:
     """The chat of a conversation's items; raises :class:`ApiError` (400)."""
     messages = messages_of(items)
     if not messages:
         raise invalid("`input` is empty: at least one item is needed.", "input", "invalid_value")
     if body.instructions is not None:
         messages.insert(0, chat.Message(role="system", content=body.instructions))
-    tools, choice = read_tools(body), read_choice(body)
-    if isinstance(choice, AllowedTools):
-        tools, choice = _allowed(tools, choice), choice.mode
+    tools, choice = chosen_tools(body, offer)
     return chat.ChatBody(
         messages=messages,
         model=body.model,
@@ -68,8 +65,8 @@ def chat_of(body: ResponsesBody, items: Sequence[Item]) -> chat.ChatBody:
         seed=body.seed,
         logprobs=body.logprobs,
         top_logprobs=body.top_logprobs if body.logprobs else None,
-        tools=[chat.Tool(function=_function(tool)) for tool in tools] or None,
-        tool_choice=_choice(choice),
+        tools=tools_of(tools),
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body.text.format if body.text else None),
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
@@ -86,13 +83,13 @@ def messages_of(items: Sequence[Item]) -> list[chat.Message]:
         match item:
             case MessageItem(role=role, content=content):
                 messages.append(chat.Message(role=role, content=_parts(content)))
-            case CallItem(call_id=call_id, name=name, arguments=arguments):
-                calls[call_id] = name
-                call = chat.ToolCall(id=call_id, function=chat.FunctionCall(name, arguments))
+            case CallItem() | CustomCallItem():
+                call = _call(item)
+                calls[item.call_id] = call.function.name
                 if reasoning or not messages or messages[-1].role != "assistant":
                     messages.append(chat.Message(role="assistant", tool_calls=[]))
                 messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), call]
-            case CallOutputItem(call_id=call_id, output=output):
+            case CallOutputItem(call_id=call_id, output=output) | CustomOutputItem(call_id=call_id, output=output):
                 if call_id not in calls:
                     message = f"`input` has the output of a call `{call_id}` that is not in the conversation."
                     raise invalid(message, "input", "invalid_value")
@@ -107,39 +104,24 @@ def messages_of(items: Sequence[Item]) -> list[chat.Message]:
     return messages
 
 
-def _parts(content: Content) -> str | list[chat.TextPart]:
+def _call(item: CallItem | CustomCallItem) -> chat.ToolCall:
+    arguments = item.arguments if isinstance(item, CallItem) else input_arguments(item.input)
+    return chat.ToolCall(id=item.call_id, function=chat.FunctionCall(flat_name(item.namespace, item.name), arguments))
+
+
+def _parts(content: Content) -> str | list[chat.ContentPart]:
     if isinstance(content, str):
         return content
-    return [chat.TextPart("text", part.text) for part in content]
-
-
-def _function(tool: FunctionTool) -> chat.FunctionDefinition:
-    return chat.FunctionDefinition(
-        name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-    )
-
-
-def _allowed(tools: Sequence[FunctionTool], choice: AllowedTools) -> list[FunctionTool]:
-    names = {tool.name for tool in choice.tools}
-    if unknown := names - {tool.name for tool in tools}:
-        message = f"`tool_choice.tools` names `{min(unknown)}`, which is not among `tools`."
-        raise invalid(message, "tool_choice.tools", "invalid_value")
-    return [tool for tool in tools if tool.name in names]
-
-
-def _choice(choice: Mode | FunctionChoice | None) -> chat.ChosenTool | Mode | None:
-    if isinstance(choice, FunctionChoice):
-        return chat.ChosenTool(function=chat.ChosenFunction(choice.name))
-    return choice
+    return [chat.TextPart(part.text) for part in content]
 
 
 def _format(asked: TextFormat | None) -> chat.ResponseFormat | None:
     if asked is None or asked.type == "text":
         return None
     if asked.type == "json_object":
-        return chat.ResponseFormat("json_object")
+        return chat.ResponseFormat(type="json_object")
     if asked.schema is None or asked.name is None:
         missing = "text.format.schema" if asked.schema is None else "text.format.name"
         raise invalid(f"Missing required field `{missing}`.", missing, "missing_field")
     schema = chat.JsonSchemaFormat(asked.name, asked.schema, asked.description, asked.strict)
-    return chat.ResponseFormat("json_schema", schema)
+    return chat.ResponseFormat(type="json_schema", json_schema=schema)

@@ -12,10 +12,11 @@ from services.gateway.errors import ApiError
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
-from services.gateway.http.exchange import Exchange
+from services.gateway.http.exchange import Exchange, ignored_tools_header
 from services.gateway.http.responses.chat import chat_of, in_own_words
 from services.gateway.http.responses.schema import ReasoningConfig, ResponseId, ResponsesBody, TextConfig
 from services.gateway.http.responses.store import ResponseStore
+from services.gateway.http.responses.tools import read_tools
 from services.gateway.http.responses.turns import Turns, as_much_as_fits
 
 _OF_RESPONSES = (
@@ -40,6 +41,7 @@ class InputTokensBody(Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning: ReasoningConfig | None = None
     truncation: Annotated[Literal["auto", "disabled"], Meta(description="auto drops the oldest turns")] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None
+    client_metadata: Annotated[Any, ADVISORY] = None
     personality: Annotated[str | None, ADVISORY] = None
     conversation: Annotated[Any, neutral()] = None
 
@@ -66,14 +68,15 @@ class InputTokensHandler:
         model = await request.model(body.model)
         exchange.model = model.name
         asked = ResponsesBody(**{name: getattr(body, name) for name in _OF_RESPONSES})
+        offer = read_tools(asked)
         turn = await self._turns.read(asked, model, request.tenant.name)
 
         async def attempt(start: int) -> int:
             try:
-                return len((await self._chats.prompt(chat_of(asked, turn.items[start:]), model)).ids)
+                return len((await self._chats.prompt(chat_of(asked, turn.items[start:], offer), model)).ids)
             except ApiError as error:
                 raise in_own_words(error) from error
 
         count = await as_much_as_fits(turn, attempt, lambda _count: None)
-        exchange.answer_headers = list(request.admission.headers)
+        exchange.answer_headers = [*request.admission.headers, *ignored_tools_header(offer.hosted)]
         await exchange.send_json(200, {"object": "response.input_tokens", "input_tokens": count})

@@ -20,14 +20,14 @@ from services.gateway.generation.sequences import Sequences
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.responses.chat import chat_of, in_own_words
 from services.gateway.http.responses.output import OutputItems
-from services.gateway.http.responses.reading import read_tools
-from services.gateway.http.responses.schema import FunctionTool, ResponsesBody
+from services.gateway.http.responses.schema import ResponsesBody
 from services.gateway.http.responses.serializer import ResponseChoice, ResponseSerializer
 from services.gateway.http.responses.store import (
     ResponseStore,
     StoredResponse,
     stem_of,
 )
+from services.gateway.http.responses.tools import ToolOffer, read_tools
 from services.gateway.http.responses.turns import INLINE_ITEMS, ResponseTurn, Turns, as_much_as_fits, not_kept_here
 from services.gateway.text.codec import ServedModel
 
@@ -73,13 +73,15 @@ class ResponsesPreparer:
     async def prepare(self, body: ResponsesBody, model: ServedModel, caller: Caller) -> Sequences:
         """The sequences of a body; raises :class:`ApiError`."""
         await self._check_store(body)
+        offer = read_tools(body)
         turn = await self._turns.read(body, model, caller.tenant)
         if not caller.session and body.store is not False:
             caller = replace(caller, session=turn.session)
-        output = OutputItems(stem_of(turn.response_id), self._writer(body, model))
-        serializer = ResponseSerializer(self._facts(turn, model), output, partial(self._keep, turn))
-        sequences = await self._sequences(turn, model, caller, serializer)
-        return replace(sequences, new_choice=partial(ResponseChoice, output))
+        output = OutputItems(stem_of(turn.response_id), self._writer(body, model), offer)
+        serializer = ResponseSerializer(self._facts(turn, model, offer), output, partial(self._keep, turn))
+        sequences = await self._sequences(turn, model, caller, serializer, offer)
+        new_choice = partial(ResponseChoice, output)
+        return replace(sequences, new_choice=new_choice, ignored_tools=tuple(offer.hosted))
 
     async def _check_store(self, body: ResponsesBody) -> None:
         """Refuse now what could not be kept later; raises :class:`ApiError` 400 or 503."""
@@ -91,12 +93,12 @@ class ResponsesPreparer:
             raise not_kept_here("store")
 
     async def _sequences(
-        self, turn: ResponseTurn, model: ServedModel, caller: Caller, serializer: ResponseSerializer
+        self, turn: ResponseTurn, model: ServedModel, caller: Caller, serializer: ResponseSerializer, offer: ToolOffer
     ) -> Sequences:
         """The sequences for as much of the conversation as the model takes, where the body lets turns be dropped."""
 
         async def attempt(start: int) -> Sequences:
-            chat: ChatBody = chat_of(turn.body, turn.items[start:])
+            chat: ChatBody = chat_of(turn.body, turn.items[start:], offer)
             try:
                 return await self._chat.prepare(chat, model, caller, lambda *_: serializer, turn.response_id)
             except ApiError as error:
@@ -108,7 +110,7 @@ class ResponsesPreparer:
     def _writer(body: ResponsesBody, model: ServedModel) -> LogprobWriter | None:
         return LogprobWriter(model, body.top_logprobs or 0) if body.logprobs else None
 
-    def _facts(self, turn: ResponseTurn, model: ServedModel) -> dict[str, Any]:
+    def _facts(self, turn: ResponseTurn, model: ServedModel, offer: ToolOffer) -> dict[str, Any]:
         """The response but for its answer; raises :class:`ApiError` (400)."""
         body = turn.body
         text, reasoning = body.text, body.reasoning
@@ -137,7 +139,7 @@ class ResponsesPreparer:
             "store": bool(self._store.limits.life_s) and body.store is not False,
             "text": {"format": chosen, "verbosity": (text and text.verbosity) or "medium"},
             "tool_choice": body.tool_choice or "auto",
-            "tools": [_echoed(tool) for tool in read_tools(body)],
+            "tools": offer.listed,
             "top_logprobs": body.top_logprobs or 0,
             "truncation": body.truncation or "disabled",
             "usage": None,
@@ -168,7 +170,3 @@ class ResponsesPreparer:
 
 def _without_none(value: msgspec.Struct) -> dict[str, Any]:
     return {key: found for key, found in msgspec.to_builtins(value).items() if found is not None}
-
-
-def _echoed(tool: FunctionTool) -> dict[str, Any]:
-    return _without_none(tool) | {"parameters": tool.parameters, "strict": bool(tool.strict)}

@@ -8,6 +8,8 @@ from typing import Any
 
 from services.gateway.generation.logprobs import LogprobWriter
 from services.gateway.generation.output import OutputChunk, ScoredToken
+from services.gateway.http.responses.schema import CustomTool
+from services.gateway.http.responses.tools import ToolOffer, input_of
 from services.gateway.tools.calls import CallDelta
 
 Event = dict[str, Any]
@@ -32,13 +34,14 @@ class _Open:
 class OutputItems:
     """Reads chunks; `items` are whole but for the last one, which `close` ends."""
 
-    def __init__(self, stem: str, writer: LogprobWriter | None) -> None:
-        """`stem` makes the ids of items."""
+    def __init__(self, stem: str, writer: LogprobWriter | None, offer: ToolOffer) -> None:
+        """`stem` makes the ids of items; calls are of tools on `offer`."""
         self.items: list[dict[str, Any]] = []
         self.reasoning_tokens = 0
         self.cut = False  # by a limit on tokens
         self._stem = stem
         self._writer = writer
+        self._tools = {offered.name: offered for offered in offer.tools}
         self._open: _Open | None = None
         self._call = -1  # index of the open one
 
@@ -93,14 +96,28 @@ class OutputItems:
         yield event
 
     def _write_call(self, call: CallDelta) -> Iterator[Event]:
-        if not self._is_open("function_call") or call.index != self._call:
+        if not (self._is_open("function_call") or self._is_open("custom_tool_call")) or call.index != self._call:
             self._call = call.index
-            yield from self._begin("function_call", "fc", arguments="", call_id=call.id, name=call.name)
+            yield from self._begin_call(call)
         assert self._open is not None
         if call.arguments:
             self._open.pieces.append(call.arguments)
-            kind = "response.function_call_arguments.delta"
-            yield {"type": kind, **self._open.place, "delta": call.arguments}
+            if self._is_open("function_call"):
+                kind = "response.function_call_arguments.delta"
+                yield {"type": kind, **self._open.place, "delta": call.arguments}
+
+    def _begin_call(self, call: CallDelta) -> Iterator[Event]:
+        """By the name that the client has for the tool. The input of a custom tool waits until its JSON is whole."""
+        called: dict[str, Any] = {"call_id": call.id, "name": call.name}
+        offered = self._tools.get(call.name or "")
+        if offered is not None:
+            called["name"] = offered.tool.name
+            if offered.namespace:
+                called["namespace"] = offered.namespace
+        if offered is not None and isinstance(offered.tool, CustomTool):
+            yield from self._begin("custom_tool_call", "ctc", input="", **called)
+        else:
+            yield from self._begin("function_call", "fc", arguments="", **called)
 
     def _end(self, status: str) -> Iterator[Event]:
         """Complete the open item, if there is one."""
@@ -113,6 +130,11 @@ class OutputItems:
             item["arguments"] = text
             kind = "response.function_call_arguments.done"
             yield {"type": kind, **ended.place, "name": item["name"], "arguments": text}
+        elif item["type"] == "custom_tool_call":
+            item["input"] = input_of(text)
+            if item["input"]:
+                yield {"type": "response.custom_tool_call_input.delta", **ended.place, "delta": item["input"]}
+            yield {"type": "response.custom_tool_call_input.done", **ended.place, "input": item["input"]}
         else:
             kind = _TEXT if item["type"] == "message" else _REASONING
             part = self._part(kind, text, ended.logprobs)

@@ -73,6 +73,7 @@ class CallItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     arguments: str
+    namespace: str | None = None
     type: Literal["function_call"] = "function_call"
 
 
@@ -81,6 +82,23 @@ class CallOutputItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
 
     output: Content
     type: Literal["function_call_output"] = "function_call_output"
+    name: str | None = None
+
+
+class CustomCallItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
+    """A call of a custom tool, whose input is text."""
+
+    name: str
+    input: str
+    namespace: str | None = None
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+
+
+class CustomOutputItem(_OfCall, kw_only=True, forbid_unknown_fields=True):
+    """What a call of a custom tool gave."""
+
+    output: Content
+    type: Literal["custom_tool_call_output"] = "custom_tool_call_output"
     name: str | None = None
 
 
@@ -107,11 +125,13 @@ class ReferenceItem(Struct, kw_only=True, forbid_unknown_fields=True):
     type: Literal["item_reference"] = "item_reference"
 
 
-Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
+Item = MessageItem | CallItem | CallOutputItem | CustomCallItem | CustomOutputItem | ReasoningItem
 ITEMS: dict[str, type[Item | ReferenceItem]] = {
     "message": MessageItem,
     "function_call": CallItem,
     "function_call_output": CallOutputItem,
+    "custom_tool_call": CustomCallItem,
+    "custom_tool_call_output": CustomOutputItem,
     "reasoning": ReasoningItem,
     "item_reference": ReferenceItem,
 }
@@ -131,18 +151,38 @@ class FunctionTool(Struct, kw_only=True, forbid_unknown_fields=True):
     output_schema: Annotated[Any, ADVISORY] = None
 
 
-class FunctionChoice(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A function that must be called."""
+class CustomTool(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool whose input is text."""
+
+    name: FunctionName
+    type: Literal["custom"] = "custom"
+    description: str | None = None
+    format: Annotated[dict[str, Any], Meta(description="Shown to the model, and not enforced")] | None = None
+    defer_loading: Annotated[bool | None, ADVISORY] = None
+
+
+class NamespaceTool(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Functions and custom tools under a common name."""
+
+    name: FunctionName
+    tools: list[dict[str, Any]]
+    type: Literal["namespace"] = "namespace"
+    description: Annotated[str | None, ADVISORY] = None
+
+
+class ToolChoice(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function or a custom tool, by its name."""
 
     name: str
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
+    namespace: str | None = None
 
 
 class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
     """Some of the tools."""
 
     mode: Literal["auto", "required"]
-    tools: list[FunctionChoice]
+    tools: list[dict[str, Any]]
     type: Literal["allowed_tools"] = "allowed_tools"
 
 
@@ -224,14 +264,14 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     tools: (
         Annotated[
             list[dict[str, Any]],
-            Meta(max_length=128, description="Functions: type, name, description, parameters, strict"),
+            Meta(max_length=128, description="Of the types function, custom and namespace; hosted tools are left out"),
         ]
         | None
     ) = None
     tool_choice: (
         Annotated[
             str | dict[str, Any],
-            Meta(description="none, auto, required, or an object of type function or allowed_tools"),
+            Meta(description="none, auto, required, or an object of type function, custom or allowed_tools"),
         ]
         | None
     ) = None
@@ -253,6 +293,7 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for the chat template")] | None = None
     max_tool_calls: Annotated[int | None, ADVISORY] = None
+    client_metadata: Annotated[Any, ADVISORY] = None
     service_tier: Annotated[str | None, ADVISORY] = None
     prompt_cache_retention: Annotated[str | None, ADVISORY] = None
     prompt_cache_options: Annotated[Any, ADVISORY] = None

@@ -26,7 +26,14 @@ from services.gateway.text.codec import ServedModel
 Result = TypeVar("Result")
 INLINE_ITEMS = 256
 _MAX_REFERRED = 64  # responses: each is read for itself
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,185 @@
+"""The tools that a body of /v1/responses offers, as functions that the model is told of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from services.gateway.api import schema as chat
+from services.gateway.api.decode import converted, unsupported_value
+from services.gateway.errors import ApiError, invalid
+from services.gateway.http.responses.schema import (
+    AllowedTools,
+    CustomTool,
+    FunctionTool,
+    NamespaceTool,
+    ResponsesBody,
+    ToolChoice,
+)
+
+Mode = Literal["none", "auto", "required"]
+_MODES: dict[str, Mode] = {"none": "none", "auto": "auto", "required": "required"}
+_SERVED = ("function", "custom", "namespace")
+# Tools of OpenAI's own: what they are and who runs them only its models know.
+_HOSTED = (
+    "apply_patch", "code_interpreter", "computer", "file_search", "image_generation", "local_shell", "mcp", "shell",
+    "tool_search", "web_search",
+)  # fmt: skip
+_HOSTED_VERSIONS = ("computer_use", "web_search_")  # begin the names of earlier and later ones
+_INPUT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """What the model calls a tool of a namespace."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def input_arguments(text: str) -> str:
+    """The arguments by which the model calls a custom tool."""
+    return msgspec.json.encode({"input": text}).decode()
+
+
+def input_of(arguments: str) -> str:
+    """The input of a custom tool; arguments of another form are the input themselves."""
+    try:
+        found = msgspec.json.decode(arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    text = found.get("input")
+    return text if isinstance(text, str) else arguments
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool that the model may call."""
+
+    tool: FunctionTool | CustomTool
+    namespace: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the model calls it."""
+        return flat_name(self.namespace, self.tool.name)
+
+    def function(self) -> chat.FunctionDefinition:
+        """As a chat's function: a custom tool has one argument, its text."""
+        tool = self.tool
+        if isinstance(tool, FunctionTool):
+            return chat.FunctionDefinition(
+                name=self.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+            )
+        described = [tool.description or "", _grammar_note(tool.format)]
+        description = "\n\n".join(filter(None, described))
+        return chat.FunctionDefinition(name=self.name, description=description, parameters=_INPUT)
+
+
+def _grammar_note(form: dict[str, Any] | None) -> str:
+    if form is None or form.get("type") != "grammar":
+        return ""
+    return f"The input must follow this {form.get('syntax')} grammar:\n{form.get('definition')}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOffer:
+    """The tools of a body."""
+
+    tools: list[OfferedTool] = field(default_factory=list)
+    hosted: list[str] = field(default_factory=list)  # types of those that are left out
+    listed: list[dict[str, Any]] = field(default_factory=list)  # as a response lists them
+
+    def names(self, choice: ToolChoice, where: str) -> list[str]:
+        """What the model calls the tools that a choice names; raises :class:`ApiError` (400)."""
+        found = [
+            offered.name
+            for offered in self.tools
+            if choice.name in (offered.tool.name, offered.name) and choice.namespace in (None, offered.namespace)
+        ]
+        if not found:
+            message = f"`{where}` names `{choice.name}`, which is not among `tools`."
+            raise invalid(message, where, "invalid_value")
+        return found
+
+
+def read_tools(body: ResponsesBody) -> ToolOffer:
+    """The tools of a body; raises :class:`ApiError` (400) naming the first that is none."""
+    offer = ToolOffer()
+    for index, raw in enumerate(body.tools or ()):
+        _read_tool(raw, f"tools[{index}]", offer, "")
+    return offer
+
+
+def _read_tool(raw: dict[str, Any], where: str, offer: ToolOffer, namespace: str) -> None:
+    kind = raw.get("type", "function")
+    if not namespace and _is_hosted(kind):
+        offer.hosted.append(kind)
+        return
+    if kind == "function":
+        function = converted(raw, FunctionTool, where)
+        offer.tools.append(OfferedTool(function, namespace))
+        listed = {key: value for key, value in msgspec.to_builtins(function).items() if value is not None}
+        listed |= {"parameters": function.parameters, "strict": bool(function.strict)}
+    elif kind == "custom":
+        offer.tools.append(OfferedTool(converted(raw, CustomTool, where), namespace))
+        listed = raw
+    elif kind == "namespace" and not namespace:
+        group = converted(raw, NamespaceTool, where)
+        for index, inner in enumerate(group.tools):
+            _read_tool(inner, f"{where}.tools[{index}]", offer, group.name)
+        listed = raw
+    else:
+        raise unsupported_value(f"{where}.type", kind, _SERVED if not namespace else _SERVED[:2])
+    if not namespace:
+        offer.listed.append(listed)
+
+
+def _is_hosted(kind: object) -> bool:
+    return isinstance(kind, str) and (kind in _HOSTED or kind.startswith(_HOSTED_VERSIONS))
+
+
+def chosen_tools(body: ResponsesBody, offer: ToolOffer) -> tuple[list[OfferedTool], chat.ChosenTool | Mode | None]:
+    """The tools that the model is told of, and which of them it must call; raises :class:`ApiError` (400)."""
+    choice = body.tool_choice
+    if choice is None:
+        return offer.tools, None
+    if isinstance(choice, str):
+        if choice not in _MODES:
+            raise unsupported_value("tool_choice", choice, tuple(_MODES))
+        return offer.tools, _MODES[choice]
+    kind = choice.get("type")
+    if kind in ("function", "custom"):
+        name = offer.names(converted(choice, ToolChoice, "tool_choice"), "tool_choice")[0]
+        return offer.tools, chat.ChosenTool(function=chat.ChosenFunction(name))
+    if kind == "allowed_tools":
+        allowed = converted(choice, AllowedTools, "tool_choice")
+        return _allowed(allowed, offer), allowed.mode
+    if _is_hosted(kind):
+        raise _forced("tool_choice", str(kind))
+    raise unsupported_value("tool_choice.type", kind, ("function", "custom", "allowed_tools"))
+
+
+def _allowed(choice: AllowedTools, offer: ToolOffer) -> list[OfferedTool]:
+    names: set[str] = set()
+    for raw in choice.tools:
+        if not _is_hosted(raw.get("type")):
+            names |= set(offer.names(converted(raw, ToolChoice, "tool_choice.tools"), "tool_choice.tools"))
+    return [offered for offered in offer.tools if offered.name in names]
+
+
+def _forced(where: str, name: str) -> ApiError:
+    message = f"`{where}` forces `{name}`, a hosted tool: this server has none, so it is left out of `tools`."
+    return invalid(message, where, "unsupported_value")
+
+
+def tools_of(offered: Sequence[OfferedTool]) -> list[chat.Tool] | None:
+    """As a chat has them."""
+    return [chat.Tool(function=one.function()) for one in offered] or None

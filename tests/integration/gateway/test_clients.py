@@ -1,0 +1,130 @@
+"""Coding agents: their requests are answered, what they offer in vain is listed, and their calls find their tools."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.gateway import fleet
+from tests.integration.gateway.client_shapes import CODEX, SHAPES
+from tests.integration.gateway.fleet import CHAT_TEMPLATE
+from tests.integration.gateway.gateways import Stack, running_stack
+from tests.integration.gateway.test_chat_prompts import text_of
+from tests.integration.gateway.test_messages import writes
+from tests.integration.gateway.test_responses import events_of
+
+TABLE = tomllib.loads((Path(__file__).parents[3] / "docs/reference/clients.toml").read_text())["client"]
+IGNORED = "x-ryzanstein-ignored-tools"
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function.name }}\n{% endfor %}" + CHAT_TEMPLATE.split("{% if")[0]
+    + "{% for m in messages %}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>"
+    "{% endfor %}{% endfor %}"
+)  # fmt: skip
+CALLS = {
+    "read": '<tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call>',
+    "close": '<tool_call>\n{"name": "agents_v1__close", "arguments": {}}\n</tool_call>',
+    "patch": '<tool_call>\n{"name": "patch", "arguments": {"input": "+ \\"a\\"\\n"}}\n</tool_call>',
+}
+
+
+@pytest.fixture
+async def stack(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
+    """A model that calls one tool after the other."""
+    monkeypatch.setattr(fleet, "MAX_LEN", 8192)
+    async with running_stack([writes("\n".join(CALLS.values()), template=TEMPLATE)]) as running:
+        yield running
+
+
+def test_the_table_has_every_shape() -> None:
+    assert {client["shape"] for client in TABLE if "shape" in client} == set(SHAPES)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_an_agent_is_answered_and_goes_on_from_its_tools(stack: Stack, name: str) -> None:
+    shape = SHAPES[name]
+    for turn in (shape.body[shape.conversation], [*shape.body[shape.conversation], *shape.result]):
+        answer = await stack.http.post(shape.path, json=shape.body | {shape.conversation: turn})
+        assert answer.status_code == 200, answer.text
+        assert "read" in answer.text
+        offered = [tool["type"] for tool in shape.body["tools"] if tool.get("type", "").startswith("web_search")]
+        assert answer.headers.get(IGNORED, "") == ", ".join(offered)
+    prompt = text_of(list(stack.workers[0].submits[-1].prompt_ids))
+    assert prompt.startswith("read\n")
+    assert "web_search" not in prompt
+    assert '"path": "a.txt"' in prompt
+    assert "words" in prompt
+
+
+async def test_calls_have_the_names_of_the_tools_that_were_offered(stack: Stack) -> None:
+    streamed = events_of((await stack.http.post(CODEX.path, json=CODEX.body)).text)
+    whole = (await stack.http.post(CODEX.path, json=CODEX.body | {"stream": False})).json()
+    done = [event["item"] for event in streamed if event["type"] == "response.output_item.done"]
+    for items in (done, whole["output"]):
+        called = [{key: item.get(key) for key in ("type", "name", "namespace", "arguments", "input")} for item in items]
+        assert called == [
+            {"type": "function_call", "name": "read", "namespace": None, "arguments": '{"path": "a"}', "input": None},
+            {"type": "function_call", "name": "close", "namespace": "agents_v1", "arguments": "{}", "input": None},
+            {"type": "custom_tool_call", "name": "patch", "namespace": None, "arguments": None, "input": '+ "a"\n'},
+        ]
+    inputs = [event for event in streamed if event["type"].startswith("response.custom_tool_call_input")]
+    assert [event.get("delta", event.get("input")) for event in inputs] == ['+ "a"\n'] * 2
+    assert [tool["type"] for tool in whole["tools"]] == ["function", "namespace", "custom"]
+
+
+async def test_what_the_agent_sends_back_stands_in_the_prompt_under_the_same_names(stack: Stack) -> None:
+    body = CODEX.body | {"input": [*CODEX.body["input"], *CODEX.result], "stream": False}
+    assert (await stack.http.post(CODEX.path, json=body)).status_code == 200
+    prompt = text_of(list(stack.workers[0].submits[-1].prompt_ids))
+    for name, arguments in (("agents_v1__close", "{}"), ("patch", '{"input": "+ a"}')):
+        assert f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>' in prompt
+    assert prompt.startswith("read\nagents_v1__close\npatch\n")
+
+
+FORCED: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/responses", {"tool_choice": {"type": "web_search"}}, "tool_choice"),
+    ("/v1/responses", {"tools": [{"type": "mcp", "server_label": "a"}], "tool_choice": "required"}, "tool_choice"),
+    ("/v1/messages", {"tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
+    ("/v1/responses", {"tools": [{"type": "teleport"}]}, "tools[0].type"),
+    ("/v1/responses", {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "mcp"}]}]},
+     "tools[0].tools[0].type"),
+    ("/v1/responses", {"tools": [{"type": "function", "name": "n__f"}, {"type": "namespace", "name": "n", "tools": [
+        {"type": "custom", "name": "f"}]}]}, "tools"),
+    ("/v1/messages", {"tools": [{"type": "teleport", "name": "x"}]}, "tools[0].type"),
+    ("/v1/messages", {"tools": [{"name": "x"}]}, "tools[0].input_schema"),
+]  # fmt: skip
+
+
+async def test_a_hosted_tool_that_must_be_called_is_refused(stack: Stack) -> None:
+    for path, fields, param in FORCED:
+        shape = next(shape for shape in SHAPES.values() if shape.path.startswith(path))
+        answer = await stack.http.post(path, json=shape.body | fields)
+        error = answer.json()["error"]
+        assert (answer.status_code, (error.get("details") or error)["param"]) == (400, param), answer.text
+
+
+async def test_a_choice_names_tools_of_any_kind(stack: Stack) -> None:
+    allowed = [{"type": "function", "name": "close", "namespace": "agents_v1"}, {"type": "web_search"}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
+    answer = await stack.http.post(CODEX.path, json=CODEX.body | {"tool_choice": choice})
+    assert answer.status_code == 200, answer.text
+    assert text_of(list(stack.workers[0].submits[-1].prompt_ids)).startswith("agents_v1__close\n<|im_start|>")
+    named = {"tool_choice": {"type": "custom", "name": "patch"}, "stream": False}
+    (item,) = (await stack.http.post(CODEX.path, json=CODEX.body | named)).json()["output"]
+    assert (item["type"], item["name"]) == ("custom_tool_call", "patch")
+
+
+async def test_tokens_of_an_agents_prompt_are_counted_as_they_are_billed(stack: Stack) -> None:
+    for name, path in (("codex", "/v1/responses/input_tokens"), ("claude-code", "/v1/messages/count_tokens")):
+        shape, needed = (
+            SHAPES[name],
+            ("input", "tools", "tool_choice", "messages", "system", "thinking", "output_config"),
+        )
+        counted = await stack.http.post(path, json={key: shape.body[key] for key in needed if key in shape.body})
+        assert counted.headers[IGNORED].startswith("web_search")
+        billed = await stack.http.post(shape.path, json=shape.body | {"stream": False})
+        assert counted.json()["input_tokens"] == billed.json()["usage"]["input_tokens"], json.dumps(counted.json())
