@@ -13,6 +13,7 @@ from openai.types.responses import ResponseStreamEvent
 from services.gateway.generation.output import OutputChunk
 from services.gateway.generation.tokens import FinishReason
 from services.gateway.http.responses.output import OutputItems
+from services.gateway.http.responses.tools import ToolOffer
 from services.gateway.tools.calls import CallDelta
 
 FIRST, SECOND = CallDelta(0, "get", "", "call00001"), CallDelta(1, "now", "{}", "call00002")
@@ -59,7 +60,7 @@ def text_of(item: dict[str, Any]) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_events_and_items_agree(name: str) -> None:
     chunks, expected = CASES[name]
-    output = OutputItems("00", None)
+    output = OutputItems("00", None, ToolOffer())
     events = [event for chunk in chunks for event in output.add(chunk)]
     events += list(output.close())
     assert [(item["type"], item["status"], text_of(item)) for item in output.items] == expected
