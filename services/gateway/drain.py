@@ -1,10 +1,11 @@
 """How a gateway ends without failing anybody.
 
-    serving -> draining (not ready, all else as before, for the delay)
+    serving -> draining (not ready, all else as before, for the delay and until no new request has come for a while)
             -> closing  (nobody new; what is open may go on until the deadline)
             -> over     (what is still open is told so)
 
-A load balancer needs the first step: it goes on sending until it has heard that this gateway is not ready.
+A load balancer needs the first step: it goes on sending until it has heard that this gateway is not ready. On a busy
+machine it hears late, so requests that still come prolong the step.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Drain:
         self._open: set[asyncio.Timeout] = set()
         self._listeners: set[Callable[[], None]] = set()
         self._begun = 0
+        self._draining_since = self._last_arrival = 0.0  # event-loop time
         self._none_open = asyncio.Event()
         self._none_open.set()
 
@@ -59,6 +61,23 @@ class Drain:
     def remaining(self) -> int:
         """Requests that a gateway that is draining still answers."""
         return len(self._open) if self.draining else 0
+
+    @property
+    def last_arrival_s(self) -> float:
+        """How long after the drain's beginning the last new request came; 0 while none has."""
+        return self._last_arrival - self._draining_since
+
+    def arrive(self) -> None:
+        """A new request, or a new WebSocket, has come; probes are none."""
+        if self.draining:
+            self._last_arrival = asyncio.get_running_loop().time()
+
+    async def silence(self, silence_s: float, most_s: float) -> None:
+        """Return when no new request has come for `silence_s`, after `most_s` at the latest."""
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + most_s
+        while (wait_s := min(self._last_arrival + silence_s, latest) - loop.time()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(wait_s)
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
@@ -94,6 +113,8 @@ class Drain:
         """Begin a phase; a phase that is past is not entered again."""
         if phase <= self.phase:
             return
+        if self.phase is Phase.SERVING:
+            self._draining_since = self._last_arrival = asyncio.get_running_loop().time()
         self.phase = phase
         for on_phase in list(self._listeners):
             on_phase()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import socket
 from collections.abc import AsyncIterator, Coroutine
@@ -14,7 +15,7 @@ from starlette.applications import Starlette
 
 from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
-from services.common.lifecycle import StartupError, run_service
+from services.common.lifecycle import run_service
 from services.common.metrics import serve_metrics
 from services.common.redis_client import open_redis
 from services.common.tasks import end_tasks
@@ -46,7 +47,7 @@ from services.gateway.http.playground import add_playground
 from services.gateway.http.responses.routes import add_routes
 from services.gateway.http.responses.store import ResponseStore, StoreLimits
 from services.gateway.http.routes import Routes
-from services.gateway.http.server import HttpServer, listen, new_http_server
+from services.gateway.http.server import HttpServer, serving_http
 from services.gateway.observation import Observer
 from services.gateway.origins import OriginPolicy
 from services.gateway.settings import GatewaySettings
@@ -67,6 +68,7 @@ from services.gateway.websocket.protocol import SingleSequence
 from services.gateway.websocket.replay import ReplayBuffers
 from services.gateway.websocket.socket import StreamSocket
 
+log = logging.getLogger(__name__)
 _STORE_S = 1.0  # longest wait for Redis where responses are kept
 
 
@@ -94,16 +96,33 @@ class Gateway:
         """Whether it should get traffic."""
         return not self.waits_for
 
-    async def end(self, *, delay_s: float) -> None:
+    async def _announce(self, phase: Phase) -> None:
+        """Begin a phase of the end, and let connections know that it has come."""
+        self.drain.enter(phase)
+        self.http.announce_close()
+        await self.grpc.announce_end()
+
+    async def leave(self) -> None:
+        """Not be ready, and go on listening until balancers have noticed.
+
+        Requests that still come prolong it by half of the time that open ones have at most: the last one has the rest.
+        """
+        settings, loop = self.settings, asyncio.get_running_loop()
+        since = loop.time()
+        await self._announce(Phase.DRAINING)
+        await asyncio.sleep(settings.drain_delay_s)
+        await self.drain.silence(settings.drain_silence_s, settings.drain_timeout_s / 2)
+        log.info(
+            "it stops listening, %.1f s after it said that it is not ready; the last new request came after %.1f s",
+            loop.time() - since,
+            self.drain.last_arrival_s,
+        )
+
+    async def end(self, timeout_s: float) -> None:
         """Drain all APIs side by side, under one deadline; returns when nothing is open."""
         if self.drain.closing:
             return
-        timeout_s = self.settings.drain_timeout_s
-        self.drain.enter(Phase.DRAINING)
-        self.http.announce_close()
-        await self.grpc.announce_end()
-        await asyncio.sleep(delay_s)
-        self.drain.enter(Phase.CLOSING)
+        await self._announce(Phase.CLOSING)
         self.http.stop_listening()
         self.buffers.give_up_lost()
         async with asyncio.TaskGroup() as group:
@@ -297,22 +316,6 @@ async def _tasks(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _http(routes: ASGIApp, settings: GatewaySettings, drain: Drain) -> AsyncIterator[HttpServer]:
-    listener = listen(settings)
-    server = new_http_server(routes, settings, drain)
-    serving = asyncio.create_task(server.serve([listener]))
-    while not server.started:
-        if serving.done():
-            raise StartupError("the HTTP server ended at its start") from serving.exception()
-        await asyncio.sleep(0.01)
-    try:
-        yield server
-    finally:
-        server.stop()
-        await serving
-
-
-@asynccontextmanager
 async def running_gateway(settings: GatewaySettings, *, traced: bool = False) -> AsyncIterator[Gateway]:
     """A gateway that serves while the block runs."""
     metrics, router = GatewayMetrics(Cause), _new_router(settings)
@@ -336,6 +339,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         workers=lambda: len(router.listed.views),
         routers_up=lambda: router.answered,
         drain_remaining=lambda: drain.remaining,
+        drain_last_arrival_s=lambda: drain.last_arrival_s,
         live_peers=lambda: settings.gateway_replicas or peers.live,
     )
     try:
@@ -349,14 +353,14 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
             ),
             aclosing(grammars),
             aclosing(services.buffers),
-            _http(services.routes(), settings, drain) as http,
+            serving_http(services.routes(), settings, drain) as http,
             serving_grpc(services.inference(), settings) as grpc,
         ):
             gateway = Gateway(http, grpc, catalog, metrics, drain, services.buffers, settings)
             try:
                 yield gateway
             finally:
-                await gateway.end(delay_s=0)
+                await gateway.end(settings.drain_timeout_s)
     finally:
         await pool.close()
         await router.close()
@@ -372,11 +376,14 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         async with running_gateway(settings, traced=traced) as gateway:
             freeze_started()
             # Up to the end: whoever watches a drain reads it here.
+            loop = asyncio.get_running_loop()
             with serve_metrics(
                 settings.host, settings.metrics_port, gateway.metrics.registry, lambda: gateway.waits_for
             ):
                 await stop.wait()
-                await gateway.end(delay_s=settings.drain_delay_s)
+                deadline = loop.time() + settings.drain_delay_s + settings.drain_timeout_s
+                await gateway.leave()
+                await gateway.end(deadline - loop.time())
 
 
 def main() -> None:

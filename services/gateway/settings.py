@@ -183,8 +183,16 @@ class GatewaySettings(ServiceSettings):
         description="After SIGTERM /readyz says 503, and for so long everything else goes on as before: as long as "
         "load balancers need to notice",
     )
+    drain_silence_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="After that it goes on listening until no new request has come for so long, for half of "
+        "RYZANSTEIN_DRAIN_TIMEOUT_S at the most: balancers on a busy machine notice late",
+    )
     drain_timeout_s: float = Field(
-        default=30.0, ge=0, description="How long open requests may take after that; then they end with an error"
+        default=30.0,
+        ge=0,
+        description="How long open requests may take after RYZANSTEIN_DRAIN_DELAY_S; then they end with an error",
     )
 
     @field_validator("tool_parser")

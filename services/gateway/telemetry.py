@@ -108,6 +108,11 @@ class GatewayMetrics:
             "Requests and generations still open in a gateway that drains; 0 while it serves",
             registry=registry,
         )
+        self.drain_last_arrival = Gauge(
+            f"{prefix}drain_last_request_seconds",
+            "From the time a gateway is not ready any more to its last new request or WebSocket, no probe; 0: none",
+            registry=registry,
+        )
         self.ttft = Histogram(
             f"{prefix}time_to_first_token_seconds",
             "Arrival to first token; not of requests of priority 100, as those of batches",
@@ -219,10 +224,12 @@ class GatewayMetrics:
         workers: Callable[[], int],
         routers_up: Callable[[], bool],
         drain_remaining: Callable[[], int],
+        drain_last_arrival_s: Callable[[], float],
         live_peers: Callable[[], int],
     ) -> None:
         """Gauges that are read when they are scraped."""
         self.live_peers.set_function(live_peers)
         self.drain_remaining.set_function(drain_remaining)
+        self.drain_last_arrival.set_function(drain_last_arrival_s)
         self.workers.set_function(workers)
         self.routers_up.set_function(routers_up)

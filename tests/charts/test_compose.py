@@ -16,7 +16,15 @@ SERVICES = {"gateway": "gateway", "router": "router", "coordinator": "coordinato
 # Redis needs no password where only these containers reach it; drains are shorter where nobody balances load.
 OF_PODS = {"worker": {"RYZANSTEIN_WORKER_ID", "RYZANSTEIN_ADVERTISE_HOST"}}
 OF_REDIS_AUTH = {"RYZANSTEIN_REDIS_USERNAME", "RYZANSTEIN_REDIS_PASSWORD", "RYZANSTEIN_REDIS_PASSWORD_FILE"}
-OWN_VALUES = {"NAMESPACE", "REDIS_URL", "ADVERTISE_HOST", "ROUTER_ID", "DRAIN_DELAY_S", "DRAIN_TIMEOUT_S"}
+OWN_VALUES = {
+    "NAMESPACE",
+    "REDIS_URL",
+    "ADVERTISE_HOST",
+    "ROUTER_ID",
+    "DRAIN_DELAY_S",
+    "DRAIN_SILENCE_S",
+    "DRAIN_TIMEOUT_S",
+}
 
 
 def _compose() -> dict[str, Any]:

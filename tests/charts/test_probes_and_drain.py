@@ -81,6 +81,7 @@ def test_both_kinds_of_drain_are_rendered() -> None:
     """The test above would hold of a chart that drains nothing."""
     env = {pod.component: environment(container) for pod, container in _services(render())}
     assert float(env["gateway"]["RYZANSTEIN_DRAIN_DELAY_S"]) >= 5
+    assert float(env["gateway"]["RYZANSTEIN_DRAIN_SILENCE_S"]) > 0
     assert float(env["gateway"]["RYZANSTEIN_DRAIN_TIMEOUT_S"]) >= 60
     assert float(env["worker"]["RYZANSTEIN_DRAIN_S"]) > 0
 

@@ -35,6 +35,16 @@ DASHBOARD = Dashboard(
                     ),
                     about=runbook("pods"),
                 ),
+                graph(
+                    "Late requests",
+                    "s",
+                    (
+                        'max by (instance) (ryzanstein_gateway_drain_last_request_seconds{@,component=~"$component"})',
+                        "{{instance}}",
+                    ),
+                    about="How long after a gateway was not ready any more its last new request came. Above "
+                    "gateway.drain.delaySeconds, balancers notice late. " + runbook("ingress-timeouts"),
+                ),
             ),
         ),
         (

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from services.gateway.errors import ApiError, internal_error, invalid, storage_away
 from services.gateway.http.caller import Caller
-from services.gateway.http.documentation import Documentation
+from services.gateway.http.documentation import HEALTH, Documentation
 from services.gateway.http.exchange import Wire
 from services.gateway.http.models import add_models
 from services.gateway.http.openapi import document
@@ -102,7 +102,7 @@ def _add_probes(app: FastAPI, catalog: Catalog, metrics: GatewayMetrics, ready: 
     @app.get(
         "/health",
         summary="Whether requests can be served, and for which models",
-        tags=["health"],
+        tags=[HEALTH],
         responses={503: {"description": "No model has a worker"}},
     )
     async def health(response: Response) -> dict[str, Any]:
@@ -110,21 +110,21 @@ def _add_probes(app: FastAPI, catalog: Catalog, metrics: GatewayMetrics, ready: 
         response.status_code = 200 if names else 503
         return {"status": "ok" if names else "unavailable", "models": names}
 
-    @app.get("/livez", summary="Whether the process answers", tags=["health"])
+    @app.get("/livez", summary="Whether the process answers", tags=[HEALTH])
     async def livez() -> dict[str, str]:
         return {"status": "ok"}
 
     @app.get(
         "/readyz",
         summary="Whether the gateway should get traffic",
-        tags=["health"],
+        tags=[HEALTH],
         responses={503: {"description": "Not yet"}},
     )
     async def readyz(response: Response) -> dict[str, str]:
         response.status_code = 200 if ready() else 503
         return {"status": "ok" if ready() else "not ready"}
 
-    @app.get("/metrics", summary="Prometheus metrics", tags=["health"], response_class=PlainTextResponse)
+    @app.get("/metrics", summary="Prometheus metrics", tags=[HEALTH], response_class=PlainTextResponse)
     async def prometheus() -> Response:
         text = await asyncio.to_thread(generate_latest, metrics.registry)
         return Response(text, media_type=CONTENT_TYPE_LATEST)

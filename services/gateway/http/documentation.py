@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 EXAMPLE_MODEL = "ryzanstein-tiny"
+HEALTH = "health"  # the tag of what probes and scrapers ask for
 
 
 @dataclass(frozen=True, slots=True)

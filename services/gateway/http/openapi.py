@@ -9,7 +9,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from services.gateway.http.documentation import Documentation
+from services.gateway.http.documentation import HEALTH, Documentation
 
 _ERROR = {
     "description": "Refused or failed; the message names the field and what is allowed",
@@ -134,7 +134,7 @@ def _document_errors(whole: dict[str, Any]) -> None:
         for operation in operations.values():
             operation["responses"].pop("422", None)
             tag = operation["tags"]
-            if tag != ["health"]:
+            if tag != [HEALTH]:
                 operation["security"] = _SECURITY
                 operation["responses"] |= dict.fromkeys(_codes_of(path, tag), _ERROR)
 

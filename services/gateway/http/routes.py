@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Match
 from services.gateway.asgi import ASGIApp, Receive, Scope, Send
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error
+from services.gateway.http.documentation import HEALTH
 from services.gateway.http.endpoint import Endpoint
 from services.gateway.http.exchange import OPENAI_WIRE, Exchange, Wire
 from services.gateway.http.messages.endpoint import WIRE as MESSAGES_WIRE
@@ -58,6 +59,7 @@ class Routes:
             else:
                 await self._pass_on(Exchange(scope, receive, send, self._wire(scope)))
             return
+        self._drain.arrive()
         await self._sockets(scope, receive, send)
 
     def _wire(self, scope: Scope) -> Wire:
@@ -97,8 +99,10 @@ class Routes:
         scope["wire"] = exchange.wire
         if scope["method"] == "HEAD":  # the server leaves the body away
             scope = {**scope, "method": "GET"}
-        matching = (_path_of(route) for route in self._matching(scope))
-        observed = self._observer.begin(next(matching, "other"))
+        route = next(iter(self._matching(scope)), None)
+        observed = self._observer.begin(_path_of(route) if route else "other")
+        if HEALTH not in getattr(route, "tags", ()):
+            self._drain.arrive()
         exchange.identify()
         try:
             self._check(scope)
@@ -113,6 +117,7 @@ class Routes:
 
     async def _serve(self, endpoint: Endpoint, exchange: Exchange) -> None:
         route = exchange.scope["path"]
+        self._drain.arrive()
         request_id = exchange.identify()
         observed = self._observer.begin(route, f"POST {route}", exchange.header(b"traceparent"), request_id)
         if observed.trace_id:

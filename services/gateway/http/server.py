@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -291,3 +291,20 @@ def new_http_server(app: ASGIApp, settings: GatewaySettings, drain: Drain) -> Ht
         "backlog": _BACKLOG,
     }
     return HttpServer(uvicorn.Config(app, **options))
+
+
+@asynccontextmanager
+async def serving_http(routes: ASGIApp, settings: GatewaySettings, drain: Drain) -> AsyncIterator[HttpServer]:
+    """Serve while the block runs."""
+    listener = listen(settings)
+    server = new_http_server(routes, settings, drain)
+    serving = asyncio.create_task(server.serve([listener]))
+    while not server.started:
+        if serving.done():
+            raise StartupError("the HTTP server ended at its start") from serving.exception()
+        await asyncio.sleep(0.01)
+    try:
+        yield server
+    finally:
+        server.stop()
+        await serving

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc
 
 from services.common.rpc import open_channel
+from services.gateway.drain import Drain, Phase
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import eventually, running_stack
 from tests.integration.gateway.placing import running_fleet
@@ -136,6 +138,53 @@ async def test_a_gateway_that_ends_finishes_what_is_open_and_answers_what_still_
         assert opened.socket.ids["a"] == expected_ids(0, TOKENS)
         assert await closing_code(opened.socket) == 1012
         assert await asyncio.wait_for(gateway.process.wait(), 5) == 0
+
+
+async def test_a_gateway_listens_until_balancers_have_stopped_sending(tmp_path: Path) -> None:
+    """On a busy machine they hear late that it is not ready; probes and scrapes are no sign of it."""
+    environment = {"DRAIN_DELAY_S": "0.2", "DRAIN_SILENCE_S": "1", "DRAIN_TIMEOUT_S": "20"}
+    async with draining(tmp_path, Worker("w0", step_s=0.05), **environment) as (gateway, opened):
+        gateway.process.send_signal(signal.SIGTERM)
+        signalled = monotonic()
+        while monotonic() - signalled < 2:
+            asked = monotonic()
+            async with httpx.AsyncClient(trust_env=False) as balancer:  # a connection of its own for each
+                answer = await balancer.post(f"{gateway.url}/v1/completions", json=BODY | {"max_tokens": 1})
+            assert answer.status_code == 200
+            await asyncio.sleep(0.2)
+        probing = asyncio.create_task(_probe(gateway.port))
+        await refuses_connections(gateway.port)
+        assert 0.9 < monotonic() - asked < 3
+        await probing
+        async with httpx.AsyncClient(trust_env=False) as client:
+            metrics = (await client.get(f"http://127.0.0.1:{gateway.metrics_port}/metrics")).text
+        (late,) = re.findall(r"^ryzanstein_gateway_drain_last_request_seconds (.*)$", metrics, re.MULTILINE)
+        assert 0 <= asked - signalled - float(late) + 0.5 < 1
+        assert (await opened.plain).status_code == 200
+        assert (await opened.events)[-1] == "[DONE]"
+        assert await asyncio.wait_for(gateway.process.wait(), 10) == 0
+    assert [line for line in gateway.log() if line["message"].startswith("it stops listening, ")]
+
+
+async def _probe(port: int) -> None:
+    """As kubelets and Prometheus do, until it listens no more."""
+    with contextlib.suppress(httpx.TransportError):
+        while True:
+            assert [await status(port, path) for path in ("/readyz", "/livez", "/metrics")] == [503, 200, 200]
+            await asyncio.sleep(0.1)
+
+
+async def test_requests_without_end_keep_it_listening_for_no_longer_than_allowed() -> None:
+    drain, loop = Drain(), asyncio.get_running_loop()
+    drain.arrive()
+    drain.enter(Phase.DRAINING)
+    assert drain.last_arrival_s == 0, "what came before is not late"
+    began = loop.time()
+    waiting = asyncio.create_task(drain.silence(0.2, 0.5))
+    while not waiting.done():
+        drain.arrive()
+        await asyncio.sleep(0.02)
+    assert 0.5 <= loop.time() - began < 2
 
 
 async def test_at_the_deadline_everybody_hears_an_honest_end(tmp_path: Path) -> None:
