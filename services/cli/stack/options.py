@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.cli.errors import CommandError
+from services.common import denied
 from services.common.cores import usable_cores
 
 HOST = "127.0.0.1"
@@ -50,7 +51,10 @@ class StackOptions:
 
 def check(options: StackOptions) -> None:
     """Raise :class:`CommandError` for what can be known to fail before any process is started."""
-    _check_model(options.model)
+    try:
+        _check_model(options.model)
+    except PermissionError as error:
+        raise CommandError(f"--model {options.model}: {denied.reason(Path(error.filename))}") from error
     _check_port(options.host, options.port)
     if options.grpc_port:
         _check_port(options.host, options.grpc_port)

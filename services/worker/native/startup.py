@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from services.common import denied
 from services.common.lifecycle import StartupError
 from services.worker.cpu import has_avx2, has_bfloat16
 from services.worker.model.loading.hub import Download, local_folder
@@ -24,10 +25,12 @@ async def model_folder(model: str, revision: str, begins: Callable[[Download], N
     """The local folder of a model: a path, or a hub id that is downloaded once, which `begins`; raises StartupError."""
     try:
         folder = local_folder(model) or await download(model, revision, begins)
+        if not (folder / "config.json").is_file():
+            raise StartupError(f"RYZANSTEIN_MODEL {model}: no config.json in {folder}")
     except ModelError as error:
         raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
-    if not (folder / "config.json").is_file():
-        raise StartupError(f"RYZANSTEIN_MODEL {model}: no config.json in {folder}")
+    except PermissionError as error:  # of a folder: that of a file is found where it is opened
+        raise StartupError(f"RYZANSTEIN_MODEL {model}: {denied.reason(Path(error.filename))}") from error
     return folder
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.templates import compile_template
+from services.worker.model.loading.files import refuse_pointer
 from services.worker.model.spec import ModelError
 
 _FILE, _FOLDER = "chat_template.jinja", "additional_chat_templates"
@@ -33,6 +34,7 @@ def _from_files(folder: Path) -> dict[str, str]:
     for name, file in files.items():
         try:
             if file.is_file():
+                refuse_pointer(file)
                 found[name] = _checked(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ModelError(f"{file}: {error}") from error

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from services.common import denied
 from services.worker.model.spec import ModelError
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -22,6 +23,8 @@ def refuse_pointer(file: Path) -> None:
     try:
         with file.open("rb") as stream:
             found = stream.read(len(_POINTER))
+    except PermissionError as error:
+        raise ModelError(f"{file}: {denied.reason(file)}") from error
     except OSError as error:
         raise ModelError(f"{file}: {error.strerror}") from error
     if found == _POINTER:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import re
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from services.cli.errors import CommandError
+from services.cli.stack.options import StackOptions, check
 from services.common.lifecycle import StartupError
+from services.common.ports import free_port
 from services.common.templates import compile_template
 from services.worker.model.loading.sampling import SamplingDefaults
 from services.worker.native.model_files import read_model_files
+from services.worker.native.startup import model_folder
 
 MODEL = Path(__file__).parents[5] / "models" / "ryzanstein-tiny"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
@@ -31,6 +40,46 @@ def test_pointers_of_git_lfs(name: str, folder: Path) -> None:
     (folder / name).write_bytes(POINTER)
     with pytest.raises(StartupError, match=rf"{name}: a git-lfs pointer"):
         read_model_files(folder)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A copy of the model where every user may read it; closed folders lead to pytest's own."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        folder = Path(shutil.copytree(MODEL, Path(place) / "model"))
+        (folder / "chat_template.jinja").write_text("{{ messages }}")
+        yield folder
+
+
+@contextmanager
+def kept_out(closed: Path) -> Iterator[str]:
+    """Close it, and be a user whom modes keep out, as they do not keep out root; yields what an error says of it."""
+    closed.chmod(0)
+    uid = os.geteuid()
+    os.seteuid(uid or 65534)
+    try:
+        yield rf"belongs to {pwd.getpwuid(uid).pw_name} \(uid {uid}\) with mode 0000, read as .*\(?uid {os.geteuid()}"
+    finally:
+        os.seteuid(uid)
+        closed.chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"])
+async def test_a_file_that_may_not_be_read_names_its_owner_and_the_reader(name: str, open_folder: Path) -> None:
+    with (
+        kept_out(open_folder / name) as said,
+        pytest.raises(StartupError, match=rf"RYZANSTEIN_MODEL .*{name}: Permission denied: it {said}"),
+    ):
+        read_model_files(await model_folder(str(open_folder), ""))
+
+
+async def test_a_folder_that_may_not_be_read_names_its_owner_and_the_reader(open_folder: Path) -> None:
+    with kept_out(open_folder.parent) as said:
+        with pytest.raises(StartupError, match=rf"Permission denied: {open_folder.parent} {said}"):
+            await model_folder(str(open_folder), "")
+        with pytest.raises(CommandError, match=rf"--model .*Permission denied: {open_folder.parent} {said}"):
+            check(StackOptions(model=str(open_folder), port=free_port()))
 
 
 def test_weights_that_are_cut_off(folder: Path) -> None:

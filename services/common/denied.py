@@ -1,0 +1,32 @@
+"""Why a file can't be read: who owns what is closed, and who wanted to read it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from pathlib import Path
+
+
+def reason(path: Path) -> str:
+    """Name the file, or the folder on the way to it, that keeps this process out: its owner, its mode, the reader."""
+    target = Path(os.path.realpath(path))
+    closed = next((place for place in (*reversed(target.parents), target) if not _opens(place, target)), target)
+    found = closed.stat()
+    which = "it" if closed == target else str(closed)
+    mode = f"{stat.S_IMODE(found.st_mode):04o}"
+    return (
+        f"Permission denied: {which} belongs to {_user(found.st_uid)} with mode {mode}, read as {_user(os.geteuid())}"
+    )
+
+
+def _opens(place: Path, target: Path) -> bool:
+    needed = os.X_OK if place.is_dir() else os.R_OK
+    return os.access(place, needed | os.R_OK if place == target else needed, effective_ids=True)
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:  # a user of a container has no entry
+        return f"uid {uid}"
