@@ -52,7 +52,7 @@ from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics
 from services.worker.api.transfer_metrics import TransferMetrics
 from services.worker.engine.state import EngineCounters, EngineState, TransferTotals
-from services.worker.model.quantization.registry import METHODS
+from services.worker.model.formats.registry import FORMATS
 from services.worker.settings import WorkerSettings
 
 HERE = Path(__file__).resolve().parent
@@ -156,8 +156,8 @@ def quantization() -> str:
         "|---|---|---|",
     ]
     lines += [
-        f"| {method.title} | `{method.quant_method}` | {_listed(list(method.formats)) or '–'} |"
-        for method in sorted(METHODS, key=lambda method: (method.quant_method, method.title))
+        f"| {known.title} | `{known.quant_method}` | {_listed(list(known.variants)) or '–'} |"
+        for known in sorted(FORMATS, key=lambda known: (known.quant_method, known.title))
     ]
     return "\n".join(lines) + "\n"
 

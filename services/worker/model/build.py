@@ -17,6 +17,7 @@ from services.worker.model.agreement import check_counts, check_shapes
 from services.worker.model.decoder import Decoder, DecoderLayer, LayerNorms, Tables
 from services.worker.model.families.config import MAX_LAYERS, Config
 from services.worker.model.families.naming import stacked_refs
+from services.worker.model.formats.safetensors import TensorFiles
 from services.worker.model.layers.attention import load_attention
 from services.worker.model.layers.embedding import divide_vocabulary, load_vocabulary
 from services.worker.model.layers.linear import LinearLoader
@@ -25,9 +26,8 @@ from services.worker.model.layers.moe import load_moe
 from services.worker.model.layers.norm import load_norm
 from services.worker.model.layers.rope import check_tables, explain_rope, rope_tables
 from services.worker.model.loading.checkpoint import Checkpoint
-from services.worker.model.loading.span import Span
-from services.worker.model.loading.tensor_files import TensorFiles
 from services.worker.model.registry import interpret
+from services.worker.model.shard import Span
 from services.worker.model.spec import LayerSpec, ModelError, ModelSpec, RopeSpec
 
 logger = logging.getLogger(__name__)

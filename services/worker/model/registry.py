@@ -20,7 +20,7 @@ from services.worker.model.families import (
 )
 from services.worker.model.families.config import Config
 from services.worker.model.families.naming import Family
-from services.worker.model.quantization.registry import read_layout
+from services.worker.model.formats.registry import read_layout
 from services.worker.model.spec import ModelSpec
 
 _ALL = (

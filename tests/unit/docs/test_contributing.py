@@ -44,7 +44,7 @@ def test_the_table_of_import_rules_is_the_enforced_one() -> None:
 COUNTS = {
     "A model family": 2,
     "A routing policy": 1,
-    "A quantization method": 1,
+    "A format of quantized weights": 1,
     "A metric": 1,
     "An endpoint": 2,
 }

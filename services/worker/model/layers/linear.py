@@ -11,7 +11,7 @@ from services.worker.backends.base import Linear, ModelBackend
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.weights import Dense
 from services.worker.model.loading.checkpoint import Checkpoint
-from services.worker.model.loading.span import Span
+from services.worker.model.shard import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import torch
 from services.worker.backends.base import Linear
 from services.worker.model.layers.linear import LinearLoader, Shard
 from services.worker.model.layers.mlp import Mlp
-from services.worker.model.loading.span import Span
+from services.worker.model.shard import Span
 from services.worker.model.spec import ModelError, ModelSpec, MoeSpec
 
 

@@ -11,10 +11,10 @@ from types import TracebackType
 import torch
 
 from services.worker.model.families.naming import TensorRef
-from services.worker.model.loading.span import Span
-from services.worker.model.loading.tensor_files import TensorFiles
-from services.worker.model.quantization.layout import Layout
-from services.worker.model.quantization.reader import QuantizedReader
+from services.worker.model.formats.grids import GridReader
+from services.worker.model.formats.layout import Layout
+from services.worker.model.formats.safetensors import TensorFiles
+from services.worker.model.shard import Span
 from services.worker.model.spec import ModelError
 
 
@@ -50,7 +50,7 @@ class Checkpoint:
         """
         self._dtype = dtype
         self._files = TensorFiles(folder)
-        self._quantized = None if layout is None else QuantizedReader(self._files, layout)
+        self._quantized = None if layout is None else GridReader(self._files, layout)
         try:
             bare = not any(name.startswith(optional_prefix) for name in self._files.names)
             prefix = optional_prefix if bare else ""
@@ -139,7 +139,7 @@ class Checkpoint:
         quantized = self._reader_of(ref)
         return self._files.file(ref.name if quantized is None else quantized.codes(_module(ref), (1, 1))[0])
 
-    def _reader_of(self, ref: TensorRef) -> QuantizedReader | None:
+    def _reader_of(self, ref: TensorRef) -> GridReader | None:
         """Return what reads `ref` if it is quantized."""
         if self._quantized is None or not ref.name.endswith(".weight") or not self._quantized.holds(_module(ref)):
             return None

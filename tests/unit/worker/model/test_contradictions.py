@@ -19,8 +19,8 @@ from services.worker.backends.collectives import SingleRank
 from services.worker.backends.opening import open_backend
 from services.worker.model.build import load_model
 from services.worker.model.families.config import Config
+from services.worker.model.formats.registry import read_layout
 from services.worker.model.layers.rope import check_tables
-from services.worker.model.quantization.registry import read_layout
 from services.worker.model.registry import read_spec
 from services.worker.model.spec import ModelError, RopeSpec
 from tests.unit.worker.model.conftest import Sample
@@ -87,7 +87,7 @@ def test_any_value_of_any_key_is_computed_or_refused_by_name(
 
 
 def test_any_value_of_a_quantization_is_read_or_refused_by_name() -> None:
-    files = sorted((Path(__file__).parent / "quantization" / "published").glob("*.jsonl"))
+    files = sorted((Path(__file__).parent / "formats" / "published").glob("*.jsonl"))
     published = [json.loads(line)["quantization_config"] for file in files for line in file.read_text().splitlines()]
     refused, wrong = 0, []
     for values in published:

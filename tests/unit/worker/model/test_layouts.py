@@ -20,8 +20,8 @@ from services.worker.model.build import load_model
 from services.worker.model.registry import read_spec
 from services.worker.model.spec import ModelError
 from tests.unit.worker.model.conftest import Sample
+from tests.unit.worker.model.formats.checkpoints import logits as sharded_logits
 from tests.unit.worker.model.harness import CPU, Engine
-from tests.unit.worker.model.quantization.checkpoints import logits as sharded_logits
 from tests.unit.worker.model.zoo import prompt, reference_logits
 
 Tensors = dict[str, torch.Tensor]

@@ -87,7 +87,7 @@ _LAYER: list[tuple[str, str, Any]] = [
     ("llama", "rope", None),
     ("mixtral", "moe", None),
 ]
-# Not part of the computation; how weights are stored has its own tests (tests/unit/worker/model/quantization).
+# Not part of the computation; how weights are stored has its own tests (tests/unit/worker/model/formats).
 _DESCRIPTIVE = {"family", "dtype", "eos_token_ids", "layers", "generates", "quantization"}
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from services.worker.model.families.naming import TensorRef
 from services.worker.model.loading.checkpoint import Checkpoint
-from services.worker.model.loading.span import Span
+from services.worker.model.shard import Span
 from services.worker.model.spec import ModelError
 
 A = torch.arange(48.0).view(12, 4)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.worker.model.spec import ModelError
 from tests.unit.worker.model.conftest import Sample
-from tests.unit.worker.model.quantization.checkpoints import (
+from tests.unit.worker.model.formats.checkpoints import (
     Store,
     Stored,
     change,

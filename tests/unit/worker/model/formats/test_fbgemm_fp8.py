@@ -11,7 +11,7 @@ from torch import Tensor
 
 from services.worker.model.spec import ModelError
 from tests.unit.worker.model.conftest import Sample
-from tests.unit.worker.model.quantization.checkpoints import Stored, change, check, logits, write
+from tests.unit.worker.model.formats.checkpoints import Stored, change, check, logits, write
 
 _CONFIG = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
 _Q = "model.layers.1.self_attn.q_proj"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from services.worker.model.families.config import Config
-from services.worker.model.quantization.compressed_tensors import UNREAD, read_weights
-from services.worker.model.quantization.layout import Grid, Layout
-from services.worker.model.quantization.method import Method
+from services.worker.model.formats.base import Format
+from services.worker.model.formats.compressed_tensors import UNREAD, read_weights
+from services.worker.model.formats.layout import Grid, Layout
 
 _ZEROS, _GROUPS = "weight_zero_point", "weight_g_idx"
 
@@ -26,4 +26,4 @@ def read(config: Config) -> Layout:
     )
 
 
-METHOD = Method("INT8", "compressed-tensors", read, ("int-quantized",))
+FORMAT = Format("INT8", "compressed-tensors", read, ("int-quantized",))

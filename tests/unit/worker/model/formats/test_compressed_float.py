@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.worker.model.spec import ModelError
 from tests.unit.worker.model.conftest import Sample
-from tests.unit.worker.model.quantization.checkpoints import Store, Stored, blocks, check, logits, write
+from tests.unit.worker.model.formats.checkpoints import Store, Stored, blocks, check, logits, write
 
 _LARGEST = 448.0  # of e4m3
 _BLOCKS = {"tensor": (0, 0), "channel": (1, 0), "group": (1, 16), "block": (20, 32)}

@@ -1,4 +1,4 @@
-"""What a quantization method is: how its configuration is read. Free of torch."""
+"""What a format of quantized weights is: how its configuration is read. Free of torch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.worker.model.families.config import Config
-from services.worker.model.quantization.layout import Layout
+from services.worker.model.formats.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
-    """One way to store quantized linear layers, as `METHOD` of a file of `methods/`."""
+class Format:
+    """One way to store quantized linear layers, as `FORMAT` of a file of `quantized/`."""
 
     title: str
     quant_method: str  # what config.json calls it
     read: Callable[[Config], Layout]  # of the values below `quantization_config`; raises ModelError
-    formats: tuple[str, ...] = ()  # values of `format`, where they tell methods with one `quant_method` apart
+    variants: tuple[str, ...] = ()  # values of `format`, where they tell formats with one `quant_method` apart

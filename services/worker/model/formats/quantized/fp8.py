@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from services.worker.model.families.config import Config
-from services.worker.model.quantization.layout import SCALES, Grid, Layout
-from services.worker.model.quantization.method import Method
+from services.worker.model.formats.base import Format
+from services.worker.model.formats.layout import SCALES, Grid, Layout
 
 
 def read(config: Config) -> Layout:
@@ -24,4 +24,4 @@ def read(config: Config) -> Layout:
     return Layout(Grid(("weight",), ("F8_E4M3",)), scales, unread=("input_scale", "activation_scale"))
 
 
-METHOD = Method("FP8 (e4m3) in blocks or per tensor", "fp8", read)
+FORMAT = Format("FP8 (e4m3) in blocks or per tensor", "fp8", read)

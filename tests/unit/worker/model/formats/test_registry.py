@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from services.worker.model.families.config import Config
-from services.worker.model.quantization.layout import Layout
-from services.worker.model.quantization.registry import METHODS, read_layout
+from services.worker.model.formats.layout import Layout
+from services.worker.model.formats.registry import FORMATS, read_layout
 from services.worker.model.spec import ModelError
 
 _DATA = Path(__file__).parent / "published"  # values as published, one checkpoint a line
@@ -36,9 +36,9 @@ def test_published_configurations_are_read(row: dict[str, Any]) -> None:
 
 def test_every_method_has_published_ones() -> None:
     configs = [row["quantization_config"] for row in PUBLISHED]
-    for method in METHODS:
+    for method in FORMATS:
         mine = [config for config in configs if config["quant_method"] == method.quant_method]
-        assert any(not method.formats or config.get("format") in method.formats for config in mine), method.title
+        assert any(not method.variants or config.get("format") in method.variants for config in mine), method.title
 
 
 def test_the_key_of_older_checkpoints() -> None:
@@ -52,7 +52,7 @@ def test_no_configuration(nothing: object) -> None:
 
 
 def test_what_is_not_implemented_is_refused_by_name() -> None:
-    known = ", ".join(sorted({method.quant_method for method in METHODS}))
+    known = ", ".join(sorted({method.quant_method for method in FORMATS}))
     fp8 = {"quant_method": "fp8"}
     for values, message in (
         ({"quant_method": "hqq", "bits": 4}, f".quant_method: 'hqq' is not implemented; known: {known}"),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from services.worker.model.families.config import Config
-from services.worker.model.quantization.layout import SCALES, Grid, Layout, Packing
-from services.worker.model.quantization.method import Method
-from services.worker.model.quantization.producers import pass_over_producers
+from services.worker.model.formats.base import Format
+from services.worker.model.formats.layout import SCALES, Grid, Layout, Packing
+from services.worker.model.formats.producers import pass_over_producers
 
 _GROUPS = "g_idx"
 
@@ -36,4 +36,4 @@ def _block(config: Config) -> tuple[int, int]:
     return 1, config.integer("group_size")
 
 
-METHOD = Method("GPTQ", "gptq", read)
+FORMAT = Format("GPTQ", "gptq", read)

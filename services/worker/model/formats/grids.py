@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from services.worker.model.loading.span import Span
-from services.worker.model.loading.tensor_files import TensorFiles
-from services.worker.model.quantization.layout import Grid, Layout, Packing
+from services.worker.model.formats.layout import Grid, Layout, Packing
+from services.worker.model.formats.safetensors import TensorFiles
+from services.worker.model.shard import Span
 from services.worker.model.spec import ModelError
 
 _BAND = 1024  # rows that are unpacked at a time: what that takes beside the weight itself stays small
 
 
-class QuantizedReader:
+class GridReader:
     """The quantized modules of one checkpoint."""
 
     def __init__(self, files: TensorFiles, layout: Layout) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from services.worker.model.families.config import Config
-from services.worker.model.quantization.layout import SCALES, Grid, Layout, Packing
-from services.worker.model.quantization.method import Method
-from services.worker.model.quantization.producers import pass_over_producers
+from services.worker.model.formats.base import Format
+from services.worker.model.formats.layout import SCALES, Grid, Layout, Packing
+from services.worker.model.formats.producers import pass_over_producers
 
 _PACKING = Packing(bits=4, dim=0, places=(0, 4, 1, 5, 2, 6, 3, 7))
 
@@ -26,4 +26,4 @@ def read(config: Config) -> Layout:
     )
 
 
-METHOD = Method("AWQ (INT4)", "awq", read)
+FORMAT = Format("AWQ (INT4)", "awq", read)

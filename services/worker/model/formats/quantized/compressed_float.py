@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from services.worker.model.families.config import Config
-from services.worker.model.quantization.compressed_tensors import UNREAD, read_weights
-from services.worker.model.quantization.layout import Grid, Layout
-from services.worker.model.quantization.method import Method
+from services.worker.model.formats.base import Format
+from services.worker.model.formats.compressed_tensors import UNREAD, read_weights
+from services.worker.model.formats.layout import Grid, Layout
 
 
 def read(config: Config) -> Layout:
@@ -16,4 +16,4 @@ def read(config: Config) -> Layout:
     return Layout(Grid(("weight",), ("F8_E4M3",)), weights.scales, unread=UNREAD)
 
 
-METHOD = Method("FP8 (e4m3)", "compressed-tensors", read, ("float-quantized",))
+FORMAT = Format("FP8 (e4m3)", "compressed-tensors", read, ("float-quantized",))

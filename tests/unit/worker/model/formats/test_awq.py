@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.worker.model.spec import ModelError
 from tests.unit.worker.model.conftest import Sample
-from tests.unit.worker.model.quantization.checkpoints import Store, Stored, check, integers, logits, write
+from tests.unit.worker.model.formats.checkpoints import Store, Stored, check, integers, logits, write
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs lies at each place of a word, as AutoAWQ packs them
 

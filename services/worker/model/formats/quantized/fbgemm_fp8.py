@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from services.worker.model.families.config import Config
-from services.worker.model.quantization.layout import SCALES, Grid, Layout
-from services.worker.model.quantization.method import Method
+from services.worker.model.formats.base import Format
+from services.worker.model.formats.layout import SCALES, Grid, Layout
 
 
 def read(config: Config) -> Layout:
@@ -15,4 +15,4 @@ def read(config: Config) -> Layout:
     return Layout(Grid(("weight",), ("F8_E4M3",)), scales, unread=("input_scale_ub",))
 
 
-METHOD = Method("FP8 (e4m3), a scale for each output", "fbgemm_fp8", read)
+FORMAT = Format("FP8 (e4m3), a scale for each output", "fbgemm_fp8", read)

@@ -17,7 +17,7 @@ from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.registry import read_spec
 from services.worker.model.spec import ModelError
 from tests.unit.worker.model.conftest import Sample
-from tests.unit.worker.model.quantization.checkpoints import (
+from tests.unit.worker.model.formats.checkpoints import (
     VARIANTS,
     Store,
     Stored,

@@ -1,0 +1,39 @@
+"""Finds the format of quantized weights that a config.json names: every file of `quantized/` is one. Free of torch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from services.worker.model.families.config import Config
+from services.worker.model.formats import quantized
+from services.worker.model.formats.base import Format
+from services.worker.model.formats.layout import Layout
+
+_KEYS = ("quantization_config", "compression_config")  # the second one in older checkpoints
+
+
+def _found(name: str) -> Format:
+    found: Format = import_module(f"{quantized.__name__}.{name}").FORMAT
+    return found
+
+
+FORMATS = tuple(_found(module.name) for module in iter_modules(quantized.__path__))
+
+
+def read_layout(config: Config) -> Layout | None:
+    """Return how the linear layers of a checkpoint are stored, None where as they are. Raises ModelError."""
+    key = config.first_of(*_KEYS)
+    if not config.raw(key):  # null, false or {}
+        return None
+    values = config.section(key)
+    named = _named(values, "quant_method", {known.quant_method: known for known in FORMATS})
+    variants = {name: known for known in FORMATS if known.quant_method == named.quant_method for name in known.variants}
+    return (_named(values, "format", variants) if variants else named).read(values)
+
+
+def _named(values: Config, key: str, known: dict[str, Format]) -> Format:
+    name = values.raw(key)
+    if not isinstance(name, str) or name not in known:
+        raise values.error(key, f"{name!r} is not implemented; known: {', '.join(sorted(known))}")
+    return known[name]
