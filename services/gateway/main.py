@@ -40,13 +40,13 @@ from services.gateway.grpc.server import GrpcServer, serving_grpc
 from services.gateway.http.app import new_app
 from services.gateway.http.chat import ChatSerializer
 from services.gateway.http.completions import CompletionSerializer
+from services.gateway.http.dispatcher import Dispatcher
 from services.gateway.http.endpoint import Endpoint
-from services.gateway.http.exchange import BodyLimits, Wire
+from services.gateway.http.exchange import ApiDialect, BodyLimits
 from services.gateway.http.handlers import Route, hot_routes
 from services.gateway.http.playground import add_playground
 from services.gateway.http.responses.routes import add_routes
 from services.gateway.http.responses.store import ResponseStore, StoreLimits
-from services.gateway.http.routes import Routes
 from services.gateway.http.server import HttpServer, serving_http
 from services.gateway.observation import Observer
 from services.gateway.origins import OriginPolicy
@@ -178,13 +178,13 @@ class _Services:
         return {path: one for route in self.hot for path, one in route.endpoints(entrance, limits).items()}
 
     @property
-    def _wires(self) -> dict[str, Wire]:
-        return {route.path: route.wire for route in self.hot}
+    def _dialects(self) -> dict[str, ApiDialect]:
+        return {route.path: route.dialect for route in self.hot}
 
     def batch_routes(self) -> ASGIApp:
         """The same routes for the requests of batches."""
         observer, endpoints = Observer("batch", self.metrics, self.tracer), self._endpoints(BatchGate(self.gate))
-        return Routes(Starlette(), endpoints, Sockets({}), observer, self.drain, self._origins(), self._wires)
+        return Dispatcher(Starlette(), endpoints, Sockets({}), observer, self.drain, self._origins(), self._dialects)
 
     def routes(self) -> ASGIApp:
         """REST and WebSocket."""
@@ -216,7 +216,7 @@ class _Services:
         add_routes(app, self.store)
         observer = Observer("rest", self.metrics, self.tracer)
         sockets = Sockets({"/v1/stream": socket})
-        return origins.share(Routes(app, endpoints, sockets, observer, self.drain, origins, self._wires))
+        return origins.share(Dispatcher(app, endpoints, sockets, observer, self.drain, origins, self._dialects))
 
     def inference(self) -> InferenceService:
         """gRPC."""

@@ -24,7 +24,7 @@ PROMPTS = [
 ]
 CONSTRAINED = r"([a-z_]{2,9}( = [0-9]{1,4})?\n)*"  # what every other pair of cases must follow; it never has to end
 TIMEOUT_S = 120
-ACQUITTED_TOKENS = 16  # so many after a death the gateway holds nothing against a stream
+CLEARING_TOKENS = 16  # so many after a death the gateway holds nothing against a stream
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
 
 
@@ -54,7 +54,7 @@ class Stream:
             self.workers.append(choice["worker"]["id"])
             self.computed, self.pieces = True, 0
         self.pieces += self.computed
-        self.struck = self.struck and self.pieces < ACQUITTED_TOKENS
+        self.struck = self.struck and self.pieces < CLEARING_TOKENS
         self.text += choice["text"]
         self.finish = choice["finish_reason"] or self.finish
 

@@ -13,8 +13,8 @@ from services.gateway.batches.files import FileGoneError, FileStore, Upload, no_
 from services.gateway.batches.objects import Batch, File
 from services.gateway.errors import invalid, storage_away
 from services.gateway.generation.entrance import Entrance
-from services.gateway.http.caller import Caller
 from services.gateway.http.exchange import Exchange
+from services.gateway.http.identified import CallingTenant
 from services.gateway.http.multipart import FormReader, read_form
 from services.gateway.tenants.redis_guard import RedisAwayError
 
@@ -94,7 +94,7 @@ def add_files(app: FastAPI, store: FileStore) -> None:
 
     @app.get("/v1/files", summary="Your files, the latest first", tags=["batches"])
     async def files(
-        tenant: Caller,
+        tenant: CallingTenant,
         after: Annotated[str, Query(max_length=64, description="An id: only files behind it in the order")] = "",
         limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = _MOST_LISTED,
         order: Literal["asc", "desc"] = "desc",
@@ -105,7 +105,7 @@ def add_files(app: FastAPI, store: FileStore) -> None:
         return listed(found[:limit], more=len(found) > limit)
 
     @app.get("/v1/files/{file_id}", summary="One file", tags=["batches"])
-    async def file(file_id: str, tenant: Caller) -> Response:
+    async def file(file_id: str, tenant: CallingTenant) -> Response:
         return as_json(await store.get(tenant.name, file_id))
 
     @app.get(
@@ -115,14 +115,14 @@ def add_files(app: FastAPI, store: FileStore) -> None:
         response_class=Response,
         responses={200: {"content": {"application/octet-stream": {}}}},
     )
-    async def content(file_id: str, tenant: Caller) -> Response:
+    async def content(file_id: str, tenant: CallingTenant) -> Response:
         found = await store.get(tenant.name, file_id)
         headers = {"content-length": str(found.bytes)}
         pieces = await _begun(store.pieces(tenant.name, file_id, found.bytes), file_id)
         return StreamingResponse(pieces, media_type="application/octet-stream", headers=headers)
 
     @app.delete("/v1/files/{file_id}", summary="Remove a file; a batch that reads it fails", tags=["batches"])
-    async def delete(file_id: str, tenant: Caller) -> Response:
+    async def delete(file_id: str, tenant: CallingTenant) -> Response:
         await store.get(tenant.name, file_id)
         await store.delete(tenant.name, file_id)
         return as_json({"id": file_id, "object": "file", "deleted": True})

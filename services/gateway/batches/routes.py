@@ -16,9 +16,9 @@ from services.gateway.batches.jobs import JobStore
 from services.gateway.batches.objects import Plan, new_object_id
 from services.gateway.errors import invalid, storage_away
 from services.gateway.generation.entrance import AdmittedRequest
-from services.gateway.http.caller import Caller
 from services.gateway.http.documentation import Documentation
 from services.gateway.http.exchange import Exchange
+from services.gateway.http.identified import CallingTenant
 from services.gateway.tenants.redis_guard import RedisAwayError
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -100,7 +100,7 @@ def add_batches(app: FastAPI, store: JobStore, on_cancel: Callable[[], None]) ->
 
     @app.get("/v1/batches", summary="Your batches, the latest first", tags=["batches"])
     async def batches(
-        tenant: Caller,
+        tenant: CallingTenant,
         after: Annotated[str, Query(max_length=64, description="An id: only batches made before it")] = "",
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
     ) -> Response:
@@ -108,11 +108,11 @@ def add_batches(app: FastAPI, store: JobStore, on_cancel: Callable[[], None]) ->
         return listed(found, more=more)
 
     @app.get("/v1/batches/{batch_id}", summary="One batch", tags=["batches"])
-    async def batch(batch_id: str, tenant: Caller) -> Response:
+    async def batch(batch_id: str, tenant: CallingTenant) -> Response:
         return as_json(await store.get(tenant.name, batch_id))
 
     @app.post("/v1/batches/{batch_id}/cancel", summary="End a batch; what has been answered is kept", tags=["batches"])
-    async def cancel(batch_id: str, tenant: Caller) -> Response:
+    async def cancel(batch_id: str, tenant: CallingTenant) -> Response:
         found = await store.cancel(tenant.name, batch_id)
         on_cancel()
         return as_json(found)

@@ -11,7 +11,7 @@ import msgspec
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import ChatBody, Message, ToolCall
 from services.gateway.errors import invalid
-from services.gateway.generation.parts import Parts
+from services.gateway.generation.group import SequenceGroup
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
 from services.gateway.generation.reading import reading_of
 from services.gateway.generation.request import Caller
@@ -165,8 +165,8 @@ class ChatPreparer:
         if reads and reads.special and body.skip_special_tokens is None:
             options = replace(options, skip_special_tokens=False)
         request_id = request_id or new_id("chatcmpl")
-        parts = Parts() if n > 1 else None
-        request = await self._pipeline.prepare(request_id, model, ids, options, caller, parts=parts)
+        group = SequenceGroup() if n > 1 else None
+        request = await self._pipeline.prepare(request_id, model, ids, options, caller, group=group)
         readers = [reads.new() if reads else None for _ in range(n)]
         return Sequences(
             generations=[self._pipeline.generate(request.choice(i), reader) for i, reader in enumerate(readers)],

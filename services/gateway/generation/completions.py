@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import CompletionBody
 from services.gateway.errors import invalid
+from services.gateway.generation.group import SequenceGroup
 from services.gateway.generation.output import Generation
-from services.gateway.generation.parts import Parts
 from services.gateway.generation.pipeline import Pipeline, fit_max_tokens
 from services.gateway.generation.prompts import Prompt, encode_prompts, split_prompts
 from services.gateway.generation.request import Caller, SamplingOptions
@@ -61,11 +61,11 @@ class CompletionPreparer:
         prompts = await encode_prompts(model, pieces, "prompt", add_special_tokens=body.add_special_tokens is not False)
         grammar = await self._grammars.grammar_of(body, model)
         request_id = new_id("cmpl")
-        generations, parts = [], Parts() if n * len(prompts) > 1 else None
+        generations, group = [], SequenceGroup() if n * len(prompts) > 1 else None
         for position, prompt in enumerate(prompts):
             options = self._options(body, model, prompt, grammar)
             own_id = request_id if len(prompts) == 1 else f"{request_id}-p{position}"
-            request = await self._pipeline.prepare(own_id, model, prompt.ids, options, caller, parts=parts)
+            request = await self._pipeline.prepare(own_id, model, prompt.ids, options, caller, group=group)
             generations += [self._pipeline.generate(request.choice(index)) for index in range(n)]
         return Sequences(
             generations=generations,

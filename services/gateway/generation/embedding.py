@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from services.gateway.api.schema import MAX_TEXTS
 from services.gateway.errors import interrupted, invalid, too_long
 from services.gateway.generation.entrance import AdmittedRequest
+from services.gateway.generation.group import SequenceGroup
 from services.gateway.generation.output import Generation
-from services.gateway.generation.parts import Parts
 from services.gateway.generation.pipeline import Pipeline
 from services.gateway.generation.prompts import encode_prompts, split_prompts, truncation_limit
 from services.gateway.generation.request import Caller, SamplingOptions
@@ -47,13 +47,13 @@ class Embedder:
         tokens = sum(map(len, inputs))
         await request.admission.reserve(tokens)
         request.used = Usage(tokens)
-        request_id, slots, parts = new_id("embd"), asyncio.Semaphore(_AT_ONCE), Parts()
+        request_id, slots, group = new_id("embd"), asyncio.Semaphore(_AT_ONCE), SequenceGroup()
 
         async def one(index: int, ids: list[int]) -> list[float]:
             options = SamplingOptions(max_tokens=1, temperature=0)
             async with slots:
                 sequence = await self._pipeline.prepare(
-                    f"{request_id}-{index}", model, ids, options, caller, embed=True, parts=parts
+                    f"{request_id}-{index}", model, ids, options, caller, embed=True, group=group
                 )
                 return await _vector(self._pipeline.generate(sequence))
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from services.common.blockhash import wire_chain
 from services.gateway.errors import invalid, too_long
+from services.gateway.generation.group import SequenceGroup
 from services.gateway.generation.message import MessageReader
 from services.gateway.generation.output import Generation
-from services.gateway.generation.parts import Parts
 from services.gateway.generation.request import Caller, GenerationRequest, SamplingOptions
 from services.gateway.generation.resume import ResumableStream, Upstream
 from services.gateway.generation.tokens import TokenSource
@@ -55,7 +55,7 @@ class Pipeline:
         caller: Caller,
         *,
         embed: bool = False,
-        parts: Parts | None = None,
+        group: SequenceGroup | None = None,
     ) -> GenerationRequest:
         """Check the prompt against the model and hash its blocks."""
         if self._log_prompts:
@@ -65,7 +65,7 @@ class Pipeline:
             hashes = wire_chain(model.card.hash_root, caller.tenant, prompt_ids)
         else:
             hashes = await asyncio.to_thread(wire_chain, model.card.hash_root, caller.tenant, prompt_ids)
-        return GenerationRequest(request_id, model, prompt_ids, options, caller, hashes, embed, parts)
+        return GenerationRequest(request_id, model, prompt_ids, options, caller, hashes, embed, group)
 
     def generate(self, request: GenerationRequest, reader: MessageReader | None = None) -> Generation:
         """Start a sequence, read by `reader`; nothing runs before its first `next`."""

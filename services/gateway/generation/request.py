@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ryzanstein.v1 import worker_pb2
 
-from services.gateway.generation.parts import Parts
+from services.gateway.generation.group import SequenceGroup
 from services.gateway.text.codec import ServedModel
 
 _SEED_MASK = (1 << 64) - 1
@@ -74,7 +74,7 @@ class GenerationRequest:
     caller: Caller
     block_hashes: list[int]
     embed: bool = False
-    parts: Parts | None = None  # of a request that has several
+    group: SequenceGroup | None = None  # of a request that has several
 
     def choice(self, index: int) -> GenerationRequest:
         """The request of choice `index`: same prompt, a seed of its own that follows from the request's seed."""

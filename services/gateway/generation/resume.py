@@ -25,8 +25,8 @@ from services.common.blockhash import wire_chain
 from services.gateway.errors import ApiError, interrupted, invalid, overloaded, resumes_exhausted, unavailable
 from services.gateway.generation.attempt import Attempt, Cause, Interruption, Rejection
 from services.gateway.generation.budget import BudgetExhaustedError, ResumeBudget
+from services.gateway.generation.poison import PoisonDetector
 from services.gateway.generation.request import GenerationRequest
-from services.gateway.generation.suspicion import Suspicion
 from services.gateway.generation.tokens import FinishReason, Takeover, TokenBatch
 from services.gateway.spans import name_generation, note
 from services.gateway.upstream.connection import WorkerConnection, WorkerPool, WorkerUnreachableError
@@ -82,13 +82,13 @@ class ResumableStream:
         self._generated: list[int] = []
         self._last_token_at = 0.0  # event-loop time
         self._running: _Running | None = None
-        self._placed = False  # as its parts have been told
+        self._placed = False  # as its group counts it
         self._attempts = 0
         self._lost_by = ""  # the last cause
         self._faults = 0
         self._handoffs = 0
         self._excluded: set[str] = set()
-        self._suspicion = Suspicion(upstream.policy.poison_deaths)
+        self._poison = PoisonDetector(upstream.policy.poison_deaths)
         self._resume_by = 0.0  # end of the search for another worker; 0 while there is none
         self._done = False
         self.cached_tokens = 0
@@ -147,19 +147,19 @@ class ResumableStream:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def _route(self) -> Assignment:
-        parts, route = self._request.parts, self._upstream.router.route
-        if parts is None:
+        group, route = self._request.group, self._upstream.router.route
+        if group is None:
             return await route(self._route_request())
-        async with nullcontext() if self._attempts else parts.looking:
+        async with nullcontext() if self._attempts else group.looking:
             assignment = await route(self._route_request())
         self._placed = True
-        parts.placed()
+        group.placed()
         return assignment
 
     def _submit(self, assignment: Assignment, connection: WorkerConnection) -> _Running:
         request, policy = self._request, self._upstream.policy
         self._attempts += 1
-        trial_tokens = self._suspicion.trial_tokens
+        trial_tokens = self._poison.trial_tokens
         attempt = Attempt(
             self._attempts,
             len(self._generated),
@@ -213,9 +213,9 @@ class ResumableStream:
     def _leave(self) -> _Running | None:
         """The worker that was found is ours no more; returns the attempt that ran there."""
         running, self._running = self._running, None
-        if self._placed and self._request.parts is not None:
+        if self._placed and self._request.group is not None:
             self._placed = False
-            self._request.parts.left(asyncio.get_running_loop().time())
+            self._request.group.left(asyncio.get_running_loop().time())
         return running
 
     # --- how it goes on --------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class ResumableStream:
             self._upstream.on_resumed(now - self._last_token_at, len(self._generated))
         self._last_token_at = now
         self._generated += batch.ids
-        self._suspicion.progressed(len(self._generated))
+        self._poison.progressed(len(self._generated))
         if not running.first_token_at:
             running.first_token_at = now
             batch.takeover = Takeover(running.connection.ref.worker_id, running.attempt.number, self._lost_by)
@@ -259,8 +259,8 @@ class ResumableStream:
             running.connection.cancel(self._request.request_id)
         self._report(running, Result.RESULT_HANDOFF if end.handoff else Result.RESULT_FAULT, end.detail)
         if end.death and running.attempt.begun:
-            alone = running.attempt.on_trial and self._suspicion.trial_tokens > 0
-            self._suspicion.died(len(self._generated), alone=alone, gave=running.first_token_at > 0)
+            alone = running.attempt.on_trial and self._poison.trial_tokens > 0
+            self._poison.died(len(self._generated), alone=alone, gave=running.first_token_at > 0)
         self._handoffs += end.handoff
         # A worker that was lost before it had begun with a suspect says nothing about it.
         self._faults += running.attempt.begun and end.cause in (Cause.CONNECTION_LOST, Cause.STALL, Cause.PROTOCOL)
@@ -291,7 +291,7 @@ class ResumableStream:
             extra={"generation_id": self._request.request_id},
         )  # fmt: skip
         note("interrupted", worker=worker_id, cause=str(cause), tokens=len(self._generated))
-        if self._suspicion.convicted:
+        if self._poison.convicted:
             log.warning(
                 "poison: workers died computing this request, it is ended",
                 extra={"generation_id": self._request.request_id, "tenant": self._request.caller.tenant},
@@ -303,9 +303,9 @@ class ResumableStream:
             raise self._failed(interrupted(f"The request was interrupted too often, last by {cause}: {detail}"))
 
     def _may_wait(self, error: NoWorkerError) -> None:
-        """Return if a worker may still turn up for a request that had one, or whose parts have; raise otherwise."""
-        now, parts = asyncio.get_running_loop().time(), self._request.parts
-        if now < self._resume_by or (parts is not None and parts.going_on(now, self._upstream.policy.deadline_s)):
+        """Return if a worker may still turn up for a request that had one, or whose group has; raise otherwise."""
+        now, group = asyncio.get_running_loop().time(), self._request.group
+        if now < self._resume_by or (group is not None and group.going_on(now, self._upstream.policy.deadline_s)):
             return
         if error.pool_empty:
             message = f"No worker serves the model `{self._request.model.name}` at the moment."

@@ -16,9 +16,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from services.gateway.errors import ApiError, internal_error, invalid, storage_away
-from services.gateway.http.caller import Caller
 from services.gateway.http.documentation import HEALTH, Documentation
-from services.gateway.http.exchange import Wire
+from services.gateway.http.exchange import ApiDialect
+from services.gateway.http.identified import CallingTenant
 from services.gateway.http.models import add_models
 from services.gateway.http.openapi import document
 from services.gateway.telemetry import GatewayMetrics
@@ -32,9 +32,9 @@ _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fa
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    wire: Wire = request.scope["wire"]
+    dialect: ApiDialect = request.scope["dialect"]
     waits = {} if error.retry_after_s is None else {"retry-after": str(max(1, round(error.retry_after_s)))}
-    return JSONResponse(wire.errors.body(error), error.status, headers=dict(error.headers) | waits)
+    return JSONResponse(dialect.errors.body(error), error.status, headers=dict(error.headers) | waits)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -86,7 +86,7 @@ def new_app(
     add_models(app, catalog)
 
     @app.get("/admin/workers", summary="The workers as the routers see them", tags=["administration"])
-    async def workers(tenant: Caller) -> dict[str, Any]:
+    async def workers(tenant: CallingTenant) -> dict[str, Any]:
         if not tenant.admin:
             raise ApiError(403, "This needs an administrator's key.", "permission_error", code="forbidden")
         return {"workers": [MessageToDict(view, preserving_proto_field_name=True) for view in router.listed.views]}

@@ -40,7 +40,7 @@ OPENAI_ERRORS = ErrorShape()
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class ApiDialect:
     """What all answers of a protocol have in common."""
 
     errors: ErrorShape = OPENAI_ERRORS
@@ -48,7 +48,7 @@ class Wire:
     id_header: bytes = b""  # has the request's id, beside x-request-id
 
 
-OPENAI_WIRE = Wire()
+OPENAI_DIALECT = ApiDialect()
 _IGNORED_TOOLS = b"x-ryzanstein-ignored-tools"  # types of the hosted tools that a body offered, in vain
 _SSE: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -73,7 +73,7 @@ class BodyLimits:
 class Exchange:
     """A request and its answer."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, wire: Wire = OPENAI_WIRE) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, dialect: ApiDialect = OPENAI_DIALECT) -> None:
         self.scope = scope
         self.receive = receive
         self._send = send
@@ -86,8 +86,8 @@ class Exchange:
         self.complete = False  # once its last byte has been handed over
         self.response_headers: Headers = []
         self.answer_headers: Headers = []  # of the attempt that answers
-        self.wire = wire
-        self.errors = wire.errors
+        self.dialect = dialect
+        self.errors = dialect.errors
         self.model = ""  # for metrics, once known
         self.traceparent = ""
 
@@ -102,7 +102,7 @@ class Exchange:
         """Give the request its id, which its answer says and the log's lines have."""
         request_id = request_id_of(self.header(b"x-request-id"))
         request_id_var.set(request_id)
-        for name in filter(None, (b"x-request-id", self.wire.id_header)):
+        for name in filter(None, (b"x-request-id", self.dialect.id_header)):
             self.response_headers.append((name, request_id.encode("latin-1")))
         return request_id
 

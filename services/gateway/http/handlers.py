@@ -12,12 +12,12 @@ from services.gateway.generation.entrance import Entrance
 from services.gateway.http import chat, comparison, completions, embeddings, tokens
 from services.gateway.http.documentation import Documentation
 from services.gateway.http.endpoint import Endpoint, Handler, JsonEndpoint
-from services.gateway.http.exchange import OPENAI_WIRE, BodyLimits, Wire
+from services.gateway.http.exchange import OPENAI_DIALECT, ApiDialect, BodyLimits
 from services.gateway.http.generate import GenerateHandler
 from services.gateway.http.messages import endpoint as messages
 from services.gateway.http.responses import counting
 from services.gateway.http.responses import endpoint as responses
-from services.gateway.http.responses.serializer import WIRE as RESPONSES_WIRE
+from services.gateway.http.responses.serializer import DIALECT as RESPONSES_DIALECT
 from services.gateway.http.responses.store import ResponseStore
 from services.gateway.settings import GatewaySettings
 
@@ -29,7 +29,7 @@ class Route:
     path: str
     handler: Handler[Any]
     documented: Documentation
-    wire: Wire = OPENAI_WIRE
+    dialect: ApiDialect = OPENAI_DIALECT
     aliases: tuple[str, ...] = ()
 
     def endpoints(self, entrance: Entrance, limits: BodyLimits) -> dict[str, Endpoint]:
@@ -53,22 +53,22 @@ def hot_routes(
             "/v1/responses",
             GenerateHandler(responses.ResponsesPreparer(chats, store), beat_s),
             responses.DOCUMENTED,
-            RESPONSES_WIRE,
+            RESPONSES_DIALECT,
         ),
         Route(
             "/v1/responses/input_tokens",
             counting.InputTokensHandler(chats, store),
             counting.DOCUMENTED,
-            RESPONSES_WIRE,
+            RESPONSES_DIALECT,
         ),
         Route("/v1/completions", GenerateHandler(completing, beat_s), completions.DOCUMENTED),
         Route(
             "/v1/messages",
             GenerateHandler(messages.MessagesPreparer(chats), beat_s),
             messages.MESSAGES,
-            messages.WIRE,
+            messages.DIALECT,
         ),
-        Route("/v1/messages/count_tokens", messages.CountHandler(chats), messages.COUNT, messages.WIRE),
+        Route("/v1/messages/count_tokens", messages.CountHandler(chats), messages.COUNT, messages.DIALECT),
         Route("/v1/embeddings", embeddings.EmbeddingHandler(embedder), embeddings.DOCUMENTED),
         Route(
             "/v1/score",

@@ -49,5 +49,5 @@ class Heartbeat:
         if not exchange.complete:
             if not exchange.status:
                 await exchange.start_events()
-            await exchange.send_events(exchange.wire.heartbeat)
+            await exchange.send_events(exchange.dialect.heartbeat)
             self._wait()

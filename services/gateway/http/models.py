@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 
 from services.gateway.generation.models import check_permission
-from services.gateway.http.caller import Caller
+from services.gateway.http.identified import CallingTenant
 from services.gateway.http.messages.endpoint import is_messages_client
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
@@ -18,7 +18,7 @@ def add_models(app: FastAPI, catalog: Catalog) -> None:
     """Give the app the routes of models."""
 
     @app.get("/v1/models", summary="The models that requests may name: served now, or expected", tags=["models"])
-    async def models(request: Request, tenant: Caller) -> dict[str, Any]:
+    async def models(request: Request, tenant: CallingTenant) -> dict[str, Any]:
         listed = catalog.listed(tenant.models)
         if not is_messages_client(request.scope):
             return {"object": "list", "data": [_openai_model(name, model) for name, model in listed.items()]}
@@ -26,7 +26,7 @@ def add_models(app: FastAPI, catalog: Catalog) -> None:
         return {"data": [_anthropic_model(name, model) for name, model in listed.items()], **ends}
 
     @app.get("/v1/models/{name:path}", summary="One model", tags=["models"])
-    async def model(name: str, request: Request, tenant: Caller) -> dict[str, Any]:
+    async def model(name: str, request: Request, tenant: CallingTenant) -> dict[str, Any]:
         check_permission(name, tenant, catalog)
         unknown = catalog.expects(name) and not catalog.knows(name)
         found = None if unknown else catalog.get(name, tenant.models)

@@ -16,7 +16,7 @@ from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.generation.request import Caller
 from services.gateway.generation.sequences import Sequences
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
-from services.gateway.http.exchange import ErrorShape, Exchange, Wire, ignored_tools_header
+from services.gateway.http.exchange import ApiDialect, ErrorShape, Exchange, ignored_tools_header
 from services.gateway.http.messages.errors import error_body, error_frames
 from services.gateway.http.messages.schema import CountBody, MessagesBody, ThinkingAdaptive, ThinkingOff, ThinkingOn
 from services.gateway.http.messages.serializer import PING, MessagesSerializer, Thoughts
@@ -26,7 +26,7 @@ from services.gateway.ids import new_id
 from services.gateway.text.codec import ServedModel
 
 Body = TypeVar("Body", bound=CountBody)
-WIRE = Wire(ErrorShape(error_body, error_frames), PING, b"request-id")
+DIALECT = ApiDialect(ErrorShape(error_body, error_frames), PING, b"request-id")
 _VERSION = b"anthropic-version"  # which Anthropic's clients send with all requests
 NO_THREADS = "thread_unsupported_request"  # which lets clients send conversations whole
 _INLINE_BLOCKS = 500  # translated within a millisecond

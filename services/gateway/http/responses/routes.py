@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from services.gateway.errors import invalid
-from services.gateway.http.caller import Caller
+from services.gateway.http.identified import CallingTenant
 from services.gateway.http.responses.store import ResponseStore
 
 _MAX_ITEMS, _DEFAULT_ITEMS = 100, 20
@@ -24,14 +24,14 @@ def add_routes(app: FastAPI, store: ResponseStore) -> None:
     """Give the app the routes of kept responses."""
 
     @app.get("/v1/responses/{response_id}", summary="A kept response", tags=["responses"])
-    async def retrieve(response_id: str, request: Request, tenant: Caller) -> Response:
+    async def retrieve(response_id: str, request: Request, tenant: CallingTenant) -> Response:
         if request.query_params.get("stream", "false").lower() not in ("false", "0"):
             raise invalid("`stream` is not supported for kept responses.", "stream", "unsupported_field")
         kept = await store.get(tenant.name, response_id)
         return Response(bytes(kept.response), media_type="application/json")
 
     @app.delete("/v1/responses/{response_id}", summary="Delete a kept response", tags=["responses"])
-    async def delete(response_id: str, tenant: Caller) -> dict[str, Any]:
+    async def delete(response_id: str, tenant: CallingTenant) -> dict[str, Any]:
         await store.forget(tenant.name, response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
@@ -41,7 +41,7 @@ def add_routes(app: FastAPI, store: ResponseStore) -> None:
         tags=["responses"],
         openapi_extra=_PAGE,
     )
-    async def input_items(response_id: str, request: Request, tenant: Caller) -> dict[str, Any]:
+    async def input_items(response_id: str, request: Request, tenant: CallingTenant) -> dict[str, Any]:
         limit, descending, after = _page(request)
         items = (await store.get(tenant.name, response_id)).items
         if descending:

@@ -11,7 +11,7 @@ import msgspec
 from services.gateway.errors import ApiError
 from services.gateway.generation.output import Generation, OutputChunk, ScoredToken
 from services.gateway.generation.sequences import Choice
-from services.gateway.http.exchange import ErrorShape, Wire
+from services.gateway.http.exchange import ApiDialect, ErrorShape
 from services.gateway.http.responses.output import Event, OutputItems
 from services.gateway.usage import Usage
 
@@ -28,7 +28,7 @@ def _error_frame(error: ApiError) -> bytes:
     return _frame({**event, "sequence_number": 0})
 
 
-WIRE = Wire(errors=ErrorShape(frames=_error_frame))
+DIALECT = ApiDialect(errors=ErrorShape(frames=_error_frame))
 
 
 class ResponseChoice(Choice):

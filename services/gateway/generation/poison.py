@@ -1,25 +1,26 @@
-"""Whether a request kills the workers that compute it."""
+"""Finds requests that kill the workers which compute them."""
 
 from __future__ import annotations
 
 # Tokens beyond the place of a death that clear a request: what kills does so where it is computed again. More than the
 # steps in flight and a message that was lost with its worker can account for.
-ACQUITTED_TOKENS = 16
+CLEARING_TOKENS = 16
 # Deaths on trial after the trial's first token: one may be a coincidence, so many at one place are none.
 MOST_TRIALS = 3
-# Whoever dies with its workers so often, at whatever places, is given up.
+# A request with so many deaths, at whatever places, is given up.
 MOST_DEATHS = 8
 
 
-class Suspicion:
-    """The deaths of workers that one request has part in.
+class PoisonDetector:
+    """Counts the deaths of workers that computed one request, and decides whether the request is poison.
 
         free -- shared_deaths --> on trial -- 16 tokens --> free
                                   on trial -- death before a token, or the third one after some --> convicted
 
     Many requests are computed together, so a death says little about one of them. After `shared_deaths` at one place a
-    request is a suspect: workers compute it beside no other suspect. What kills does so where it killed before, so a
-    trial that gives no token convicts. One that gave some and died may have met with bad luck: it is tried again.
+    request is a suspect: workers compute it beside no other suspect (their quarantine). Poison kills at the place where
+    it has killed before, so a death on trial before the first token convicts. After some tokens a death may be a
+    coincidence: the request is tried again.
     """
 
     __slots__ = ("_deaths", "_died_at", "_shared_deaths", "_total", "_trials", "convicted")
@@ -34,8 +35,8 @@ class Suspicion:
 
     @property
     def trial_tokens(self) -> int:
-        """What the next worker is told: how long to compute the request beside no other suspect; 0: none."""
-        return ACQUITTED_TOKENS if self._deaths >= self._shared_deaths else 0
+        """For how many tokens the next worker keeps the request apart from other suspects; 0: not a suspect."""
+        return CLEARING_TOKENS if self._deaths >= self._shared_deaths else 0
 
     def died(self, generated: int, *, alone: bool, gave: bool) -> None:
         """A worker died while it computed the request; `alone`: beside no other suspect; `gave`: some tokens."""
@@ -47,6 +48,6 @@ class Suspicion:
         self.convicted = guilty or self._total >= MOST_DEATHS
 
     def progressed(self, generated: int) -> None:
-        """So many tokens are there now."""
-        if self._deaths and generated >= self._died_at + ACQUITTED_TOKENS:
+        """The sequence has `generated` tokens now: far enough beyond the last death it is cleared."""
+        if self._deaths and generated >= self._died_at + CLEARING_TOKENS:
             self._deaths = self._trials = 0

@@ -14,8 +14,8 @@ from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error
 from services.gateway.http.documentation import HEALTH
 from services.gateway.http.endpoint import Endpoint
-from services.gateway.http.exchange import OPENAI_WIRE, Exchange, Wire
-from services.gateway.http.messages.endpoint import WIRE as MESSAGES_WIRE
+from services.gateway.http.exchange import OPENAI_DIALECT, ApiDialect, Exchange
+from services.gateway.http.messages.endpoint import DIALECT as MESSAGES_DIALECT
 from services.gateway.http.messages.endpoint import is_messages_client
 from services.gateway.http.paths import unknown_path
 from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
-class Routes:
+class Dispatcher:
     """Dispatches requests and turns errors into answers."""
 
     def __init__(
@@ -36,16 +36,16 @@ class Routes:
         observer: Observer,
         drain: Drain,
         origins: OriginPolicy,
-        wires: Mapping[str, Wire],
+        dialects: Mapping[str, ApiDialect],
     ) -> None:
-        """`wires`: of routes that are not OpenAI's."""
+        """`dialects`: of routes that are not OpenAI's."""
         self._app = app
         self._endpoints = endpoints
         self._sockets = sockets
         self._observer = observer
         self._drain = drain
         self._origins = origins
-        self._wires = wires
+        self._dialects = dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -55,20 +55,20 @@ class Routes:
             endpoint = self._endpoints.get(scope["path"])
             # What a hot route makes may be listed by the app, under the same path.
             if endpoint is not None and (scope["method"] == "POST" or not self._methods(scope)):
-                await self._serve(endpoint, Exchange(scope, receive, send, self._wire(scope)))
+                await self._serve(endpoint, Exchange(scope, receive, send, self._dialect(scope)))
             else:
-                await self._pass_on(Exchange(scope, receive, send, self._wire(scope)))
+                await self._pass_on(Exchange(scope, receive, send, self._dialect(scope)))
             return
         self._drain.arrive()
         await self._sockets(scope, receive, send)
 
-    def _wire(self, scope: Scope) -> Wire:
+    def _dialect(self, scope: Scope) -> ApiDialect:
         """The protocol of a route, and of the paths below it; elsewhere the client's own."""
         path = scope["path"]
         if path in self._endpoints:
-            return self._wires.get(path, OPENAI_WIRE)
-        above = (wire for route, wire in self._wires.items() if path.startswith(f"{route}/"))
-        return next(above, MESSAGES_WIRE if is_messages_client(scope) else OPENAI_WIRE)
+            return self._dialects.get(path, OPENAI_DIALECT)
+        above = (dialect for route, dialect in self._dialects.items() if path.startswith(f"{route}/"))
+        return next(above, MESSAGES_DIALECT if is_messages_client(scope) else OPENAI_DIALECT)
 
     def _matching(self, scope: Scope) -> list[BaseRoute]:
         """The app's routes of a path, whatever the method; a hot route's path is not the parameter of another one's."""
@@ -96,7 +96,7 @@ class Routes:
     async def _pass_on(self, exchange: Exchange) -> None:
         """Everything but the hot routes; paths that do not exist are one route."""
         scope = exchange.scope
-        scope["wire"] = exchange.wire
+        scope["dialect"] = exchange.dialect
         if scope["method"] == "HEAD":  # the server leaves the body away
             scope = {**scope, "method": "GET"}
         route = next(iter(self._matching(scope)), None)

@@ -1,4 +1,4 @@
-"""Who calls one of the app's routes."""
+"""The tenant that calls one of the app's routes, found by its key."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ async def _tenant(request: Request) -> Tenant:
     return await gate.identify(authorization(request.scope))
 
 
-Caller = Annotated[Tenant, Depends(_tenant)]
+CallingTenant = Annotated[Tenant, Depends(_tenant)]

@@ -1,4 +1,4 @@
-"""The sequences of one request: those that no worker has taken yet wait for those that run."""
+"""The sequences of one request share a place in the routers' queue and the patience for a worker."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import math
 _LOOKING = 8  # more would only fill the routers' queue, where others wait, too
 
 
-class Parts:
-    """What the parts of a request know of each other."""
+class SequenceGroup:
+    """Counts the sequences of a request that run: while any does, the others may wait for a worker."""
 
     def __init__(self) -> None:
-        self.looking = asyncio.Semaphore(_LOOKING)  # held by a part while routers look for its first worker
+        self.looking = asyncio.Semaphore(_LOOKING)  # held by a sequence while routers look for its first worker
         self._running = 0
         self._left_at = -math.inf  # event-loop time
 
     def placed(self) -> None:
-        """A part has a worker."""
+        """A sequence has a worker."""
         self._running += 1
 
     def left(self, now: float) -> None:
-        """A part has none any more: it has ended, or goes on elsewhere."""
+        """A sequence has left its worker: it has ended, or goes on elsewhere."""
         self._running -= 1
         self._left_at = now
 

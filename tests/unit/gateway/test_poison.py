@@ -1,0 +1,66 @@
+"""Which deaths a request is blamed for."""
+
+from __future__ import annotations
+
+from services.gateway.generation.poison import CLEARING_TOKENS, MOST_DEATHS, MOST_TRIALS, PoisonDetector
+
+
+def suspect(place: int = 5) -> PoisonDetector:
+    """A request under which two workers have died among others."""
+    detector = PoisonDetector(shared_deaths=2)
+    for _ in range(2):
+        assert not detector.trial_tokens
+        detector.died(place, alone=False, gave=True)
+    assert detector.trial_tokens == CLEARING_TOKENS
+    assert not detector.convicted
+    return detector
+
+
+def test_two_shared_deaths_make_a_suspect_and_one_alone_before_a_token_convicts() -> None:
+    detector = suspect()
+    detector.died(5, alone=True, gave=False)
+    assert detector.convicted
+
+
+def test_an_innocent_on_trial_whose_worker_dies_by_coincidence_is_tried_again_and_cleared() -> None:
+    detector = suspect()
+    for place in (7, 9):
+        detector.progressed(place)
+        detector.died(place, alone=True, gave=True)
+        assert not detector.convicted
+        assert detector.trial_tokens, "not cleared either"
+    detector.progressed(9 + CLEARING_TOKENS)
+    assert not detector.trial_tokens
+    for _ in range(2):
+        detector.died(40, alone=False, gave=True)
+    detector.died(42, alone=True, gave=True)
+    assert not detector.convicted, "the trials before were over"
+
+
+def test_a_killer_that_gives_a_token_before_each_death_is_convicted_all_the_same() -> None:
+    detector, place = suspect(), 5
+    for trial in range(MOST_TRIALS):
+        assert not detector.convicted, trial
+        place += 1
+        detector.progressed(place)
+        detector.died(place, alone=True, gave=True)
+    assert detector.convicted
+
+
+def test_whoever_gets_past_the_place_of_a_death_is_cleared() -> None:
+    detector = suspect(7)
+    detector.progressed(7 + CLEARING_TOKENS - 1)
+    assert detector.trial_tokens
+    detector.progressed(7 + CLEARING_TOKENS)
+    assert not detector.trial_tokens
+    detector.died(40, alone=False, gave=True)
+    assert not detector.trial_tokens
+
+
+def test_there_is_an_end_to_deaths_at_ever_new_places() -> None:
+    detector = PoisonDetector(shared_deaths=2)
+    for n in range(MOST_DEATHS):
+        assert not detector.convicted
+        detector.died(100 * n, alone=False, gave=True)
+        detector.progressed(100 * n + CLEARING_TOKENS)
+    assert detector.convicted
