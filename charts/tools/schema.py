@@ -28,7 +28,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 _ELSEWHERE = {
     *ServiceSettings.model_fields,
     *("gateway_port", "grpc_port", "router_addresses", "tenancy", "api_keys_file", "api_keys"),
-    *("router_port", "router_id", "coordinator_address", "coordinator_port", "expected_models"),
+    *("router_port", "router_id", "coordinator_address", "coordinator_port", "expected_models", "expected_models_file"),
     *("worker_id", "worker_port", "model", "revision", "served_model_name", "tensor_parallel", "dtype", "device"),
     *("kv_tokens", "max_model_len"),
 }

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from redis.asyncio import Redis
 from starlette.applications import Starlette
 
+from services.common.expected_models import follow_expected
 from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
 from services.common.lifecycle import run_service
@@ -321,7 +322,9 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     metrics, router = GatewayMetrics(Cause), _new_router(settings)
     gateway_id = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     pool = WorkerPool(gateway_id, settings.connect_timeout_s, settings.silence_timeout_s)
-    catalog = Catalog(router, pool, settings.expected_models)
+    expected = settings.read_expected()
+    catalog = Catalog(router, pool)
+    catalog.expect(expected)
     budget = ResumeBudget(settings.resume_tokens_per_s)
     upstream = Upstream(router, pool, budget, _resume_policy(settings), metrics.count_resume, metrics.resumed)
     redis = open_redis(settings.redis, settings.redis_timeout_s, connects_beside=True)
@@ -346,6 +349,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         async with (
             _tasks(
                 router.follow_routers(settings.resolve_s),
+                follow_expected(settings.expected_models_file, expected, catalog.expect),
                 catalog.run(settings.refresh_s),
                 pool.watch(),
                 *([peers.run()] if settings.tenancy and not settings.gateway_replicas else []),

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator
 from pydantic_settings import NoDecode
 
-from services.common.settings import CommaList, ServiceSettings, peer_address
+from services.common.expected_models import ExpectingSettings
+from services.common.settings import peer_address
 from services.gateway.origins import origin
 from services.gateway.tools.formats import PARSERS
 from services.gateway.upstream.addresses import DNS
@@ -22,7 +23,7 @@ Origin = Annotated[str, AfterValidator(origin)]
 RouterAddress = Annotated[str, AfterValidator(_router_address)]
 
 
-class GatewaySettings(ServiceSettings):
+class GatewaySettings(ExpectingSettings):
     """Read once, at start."""
 
     gateway_port: int = Field(default=8000, ge=0, le=65535, description="Port of REST, WebSocket, /health and /metrics")
@@ -38,11 +39,6 @@ class GatewaySettings(ServiceSettings):
         min_length=1,
         description="Routers as host:port, comma-separated, or dns:host:port for all addresses behind a name; one that "
         "answers is used",
-    )
-    expected_models: CommaList = Field(
-        default=(),
-        description="Models, comma-separated, whose requests wait in the routers' queue while no worker serves them, "
-        "then 503; before the first worker and at zero; set it for the routers, too",
     )
     fallback_model: str = Field(
         default="", description="Model that answers when a model has no worker left; empty: none"

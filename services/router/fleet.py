@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import grpc.aio
 from ryzanstein.v1 import routing_pb2, worker_pb2, worker_pb2_grpc
@@ -34,7 +34,7 @@ class UnavailableError(Exception):
 class Fleet:
     """Pools by model. `changed` is called whenever a waiting request may have become placeable.
 
-    `expected` models are known before they have any worker, and when they have none any more.
+    Models that are expected are known before they have any worker, and when they have none any more.
     """
 
     def __init__(
@@ -43,19 +43,25 @@ class Fleet:
         saturation_s: float,
         limits: BreakerLimits,
         changed: Callable[[], None],
-        expected: Collection[str] = (),
     ) -> None:
         self.pools: dict[str, Pool] = {}
         self._homes: dict[str, Pool] = {}  # by worker id
-        self._expected = frozenset(expected)
+        self._expected: frozenset[str] = frozenset()
         self._empty_since: dict[str, float] = {}  # by model
         self._somebody = asyncio.Event()  # has joined, and may come back
         self._router_id = router_id
         self._saturation_s = saturation_s
         self._limits = limits
         self._changed = changed
-        for model in expected:
+
+    def expect(self, models: frozenset[str]) -> None:
+        """Expect these models from now on, and no others."""
+        for model in models - self.pools.keys():
             self._new_pool(model)
+        for model in self._expected - models:
+            if not self.pools[model].members:
+                self._empty_since.setdefault(model, time.monotonic())
+        self._expected = models
 
     async def follow(self, lease: Lease) -> None:
         """Keep a worker in its pool and its state stream open until cancelled."""

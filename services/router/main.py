@@ -8,6 +8,7 @@ import logging
 
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 
+from services.common.expected_models import follow_expected
 from services.common.heap import FleetHeap, freeze_started
 from services.common.keys import RedisKeys
 from services.common.leases import READ_TIMEOUT_S, LeaseWatcher
@@ -61,7 +62,9 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         if routing.anybody_waits:
             changed.set()
 
-    fleet = Fleet(settings.router_id, settings.saturation_s, BreakerLimits(), fleet_changed, settings.expected_models)
+    fleet = Fleet(settings.router_id, settings.saturation_s, BreakerLimits(), fleet_changed)
+    expected = settings.read_expected()
+    fleet.expect(expected)
     workers = WorkerWatcher(
         LeaseWatcher(lease_redis, keys, settings.redis),
         WorkerHooks(fleet.follow, connected=fleet.connected, lost=fleet.lost),
@@ -111,8 +114,14 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
                 heap.freeze_if_still(workers.joined, workers.left)
                 await asyncio.sleep(REFRESH_S)
 
+        endless = (
+            follow_expected(settings.expected_models_file, expected, fleet.expect),
+            workers.run(),
+            _drain_queues(routing, changed),
+            refresh(),
+        )
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in (workers.run(), _drain_queues(routing, changed), refresh())]
+            tasks = [group.create_task(work) for work in endless]
             # A router that answered before it knows the workers would turn requests away that others could serve.
             await workers.wait_read(FIRST_READ_S)
             await server.start()

@@ -7,7 +7,8 @@ import socket
 
 from pydantic import Field
 
-from services.common.settings import CommaList, PeerAddress, ServiceSettings
+from services.common.expected_models import ExpectingSettings
+from services.common.settings import PeerAddress
 from services.router.policies.configuration import PolicySetting
 
 
@@ -16,18 +17,13 @@ def _default_router_id() -> str:
     return f"{socket.gethostname()}-{secrets.token_hex(3)}"
 
 
-class RouterSettings(ServiceSettings):
+class RouterSettings(ExpectingSettings):
     """Environment variables ``RYZANSTEIN_*`` of the router; time-outs and limits carry their reason."""
 
     router_port: int = Field(default=50052, ge=0, le=65535, description="gRPC port; 0 picks a free one")
     router_id: str = Field(default_factory=_default_router_id, min_length=1, description="Unique among live routers")
     coordinator_address: PeerAddress = Field(
         default="", description="host:port of the KV-cache coordinator; empty: no prefix credit"
-    )
-    expected_models: CommaList = Field(
-        default=(),
-        description="Models, comma-separated, that are known without any worker: their requests wait, then 503, never "
-        "404, and their queues are always among the metrics",
     )
     policy: PolicySetting = Field(
         default="cost",

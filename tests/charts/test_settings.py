@@ -150,16 +150,31 @@ def test_a_pool_overrides_the_defaults_key_by_key() -> None:
     assert (env["A"], env["B"]) == ("1", "2")
 
 
-def test_services_know_all_models() -> None:
+def _expected_models(rendered: Rendered, component: str) -> list[str]:
+    """The names in the file that the component's pods read, from the ConfigMap that is mounted there."""
+    (pod,) = rendered.pods_of(component)
+    folder, _, key = environment(pod.containers[0])["RYZANSTEIN_EXPECTED_MODELS_FILE"].rpartition("/")
+    (mount,) = [mount for mount in pod.containers[0]["volumeMounts"] if mount["mountPath"] == folder]
+    assert "subPath" not in mount, "kubelet does not renew it"
+    (volume,) = [volume for volume in pod.spec["volumes"] if volume["name"] == mount["name"]]
+    names: str = rendered.named("ConfigMap", volume["configMap"]["name"])["data"][key]
+    return names.splitlines()
+
+
+def test_services_know_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first worker, and with a pool at zero, a request waits or gets 503; never 404."""
     rendered = render(inline="workers: {pools: {default: {servedName: one}, second: {servedName: two}}}")
     for component in ("gateway", "router"):
-        (pod,) = rendered.pods_of(component)
-        assert environment(pod.containers[0])["RYZANSTEIN_EXPECTED_MODELS"].split(",") == ["one", "two"]
+        assert _expected_models(rendered, component) == ["one", "two"]
+    (worker,) = render().pods_of("worker")
+    bundled = _settings(worker, monkeypatch).model.rsplit("/", 1)[-1]
+    assert _expected_models(render(), "gateway") == [bundled]
 
 
-def test_the_bundled_model_is_expected_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    rendered = render()
-    (gateway,), (worker,) = rendered.pods_of("gateway"), rendered.pods_of("worker")
-    name = _settings(worker, monkeypatch).model.rsplit("/", 1)[-1]
-    assert environment(gateway.containers[0])["RYZANSTEIN_EXPECTED_MODELS"] == name
+def test_a_model_that_comes_or_goes_restarts_only_its_own_workers() -> None:
+    before, after = render(), render(inline="workers: {pools: {second: {servedName: two}}}")
+    for component in ("gateway", "router", "coordinator", "redis"):
+        (old,), (new,) = before.pods_of(component), after.pods_of(component)
+        assert (old.metadata, old.spec) == (new.metadata, new.spec), component
+    old_pool, *_ = before.pods_of("worker")
+    assert old_pool.spec in [pod.spec for pod in after.pods_of("worker")]

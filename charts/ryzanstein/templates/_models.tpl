@@ -43,13 +43,29 @@ ryzanstein-tiny
 {{- end -}}
 {{- end }}
 
-{{/* What all pools serve, comma-separated. */}}
+{{/*
+What all pools serve, one a line. Gateways and routers read it from a mounted ConfigMap: in their environment, a model that
+comes or goes would restart them.
+*/}}
 {{- define "ryzanstein.models" -}}
 {{- $names := list -}}
 {{- range include "ryzanstein.pools" . | fromYaml -}}
 {{- $names = append $names (include "ryzanstein.model.name" .) -}}
 {{- end -}}
-{{- $names | uniq | sortAlpha | join "," -}}
+{{- $names | uniq | sortAlpha | join "\n" -}}
+{{- end }}
+
+{{- define "ryzanstein.models.file" -}}
+/etc/ryzanstein/models/expected
+{{- end }}
+
+{{/* No subPath: kubelet renews whole mounts only. */}}
+{{- define "ryzanstein.models.mount" -}}
+{{- toYaml (dict "name" "expected-models" "mountPath" "/etc/ryzanstein/models" "readOnly" true) -}}
+{{- end }}
+
+{{- define "ryzanstein.models.volume" -}}
+{{- toYaml (dict "name" "expected-models" "configMap" (dict "name" (include "ryzanstein.name" (list . "models")))) -}}
 {{- end }}
 
 {{/* Whether the model is in a volume at /models. Empty or "true". */}}

@@ -27,8 +27,10 @@ workers.pools.{{ $pool }}: a pool's name has 1 to 16 characters of a-z, 0-9 and 
 {{- define "ryzanstein.validate.owned" -}}
 {{- $places := dict
   "RYZANSTEIN_DRAIN_DELAY_S" "gateway.drain.delaySeconds" "RYZANSTEIN_DRAIN_TIMEOUT_S" "gateway.drain.streamSeconds"
-  "RYZANSTEIN_DRAIN_SILENCE_S" "gateway.drain.silenceSeconds" "RYZANSTEIN_DRAIN_S" "the pool's drainSeconds" "RYZANSTEIN_HOST" "bindAddress" "RYZANSTEIN_REDIS_PASSWORD_FILE" "redis.auth"
-  "RYZANSTEIN_EXPECTED_MODELS" "workers.pools" "RYZANSTEIN_ROUTER_ADDRESSES" "router" "RYZANSTEIN_COORDINATOR_ADDRESS" "coordinator" -}}
+  "RYZANSTEIN_DRAIN_SILENCE_S" "gateway.drain.silenceSeconds" "RYZANSTEIN_DRAIN_S" "the pool's drainSeconds" "RYZANSTEIN_HOST" "bindAddress"
+  "RYZANSTEIN_REDIS_PASSWORD_FILE" "redis.auth"
+  "RYZANSTEIN_EXPECTED_MODELS" "workers.pools" "RYZANSTEIN_EXPECTED_MODELS_FILE" "workers.pools"
+  "RYZANSTEIN_ROUTER_ADDRESSES" "router" "RYZANSTEIN_COORDINATOR_ADDRESS" "coordinator" -}}
 {{- $configs := dict "podDefaults" .Values.podDefaults "gateway" .Values.gateway "router" .Values.router "coordinator" .Values.coordinator -}}
 {{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
 {{- $_ := set $configs (printf "workers.pools.%s" $name) $pool -}}

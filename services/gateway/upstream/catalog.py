@@ -30,17 +30,22 @@ class Catalog:
     Without workers a gateway is ready, too: its 503 with Retry-After tells clients more than a refused connection does.
     """
 
-    def __init__(self, router: RouterClient, pool: WorkerPool, expected: Collection[str] = ()) -> None:
-        """`expected` models are waited for while no worker serves them."""
+    def __init__(self, router: RouterClient, pool: WorkerPool) -> None:
         self._router = router
         self._pool = pool
-        self._expected = frozenset(expected)
+        self._expected: frozenset[str] = frozenset()
+        self._dismissed: frozenset[str] = frozenset()  # were expected; known as long as a worker serves them
         self._adopting = asyncio.Lock()
         # A model stays known when its last worker goes, so that requests hear 503 and not 404.
         self._models: dict[str, ServedModel] = {}
         self._sources: dict[str, WorkerRef] = {}
         self._troubles: dict[str, str | None] = {}  # by worker, as last logged
         self.ready = False
+
+    def expect(self, models: frozenset[str]) -> None:
+        """Wait for these models from now on while no worker serves them, and for no others."""
+        self._dismissed = (self._dismissed | self._expected) - models
+        self._expected = models
 
     async def find(self, name: str, tenant: str = "", allowed: Collection[str] = ()) -> ServedModel:
         """A model by name (empty: the only one); raises :class:`ApiError` 404, or 503 before any is known.
@@ -112,6 +117,9 @@ class Catalog:
         if workers is None:
             return
         live = workers.refs()
+        for name in self._dismissed - workers.models():
+            self._models.pop(name, None)
+            self._sources.pop(name, None)
         for name in sorted(workers.models()):
             if self._sources.get(name) not in live:
                 await self._load(name, workers)

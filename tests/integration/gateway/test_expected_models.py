@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -14,6 +15,7 @@ from tests.integration.gateway.fleet import MODEL, Worker
 from tests.integration.gateway.gateways import Stack, eventually
 from tests.integration.gateway.test_inference_grpc import inference
 from tests.integration.gateway.test_stream_socket import Client, connect
+from tests.mounted import MountedFile
 
 if TYPE_CHECKING:
     from ryzanstein.v1.inference_pb2_grpc import InferenceAsyncStub as Stub
@@ -98,6 +100,35 @@ async def test_a_model_at_zero_is_waited_for_and_listed(waiting: tuple[Stack, St
     unknown = await stack.http.post("/v1/completions", json=BODY | {"model": "nope"})
     assert unknown.status_code == 404
     assert "`other`" in unknown.json()["error"]["message"]
+
+
+async def test_a_running_gateway_hears_which_models_are_expected(tmp_path: Path) -> None:
+    names = MountedFile(tmp_path, "other\n")
+
+    async def status() -> int:
+        return (await stack.http.post("/v1/completions", json=BODY)).status_code
+
+    def listed() -> set[str]:
+        return set(stack.gateway.catalog.listed())
+
+    async with inference([], expected_models_file=str(names.path)) as (stack, _):
+        stack.router.queue_s = 0.1
+        assert await status() == 503, "nothing is served yet"
+        worker = Worker("w0", model="other")
+        await join(stack, worker)
+        await eventually(lambda: stack.gateway.catalog.available())
+        assert await status() == 404
+        names.write(f"other\n{MODEL}\n")
+        await eventually(lambda: listed() == {"other", MODEL})
+        assert await status() == 503
+        await join(stack, Worker("w1"))
+        stack.router.queue_s = 30
+        assert await status() == 200
+        names.write("other\n")
+        stack.router.hidden = {"w1"}
+        await eventually(lambda: listed() == {"other"} and not stack.gateway.catalog.knows(MODEL))
+        assert await status() == 404
+        await asyncio.gather(*(worker.stop() for worker in stack.workers))
 
 
 async def test_the_fallback_model_answers_after_the_wait() -> None:

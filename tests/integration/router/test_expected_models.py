@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import urllib.request
+from pathlib import Path
 
 import grpc
 import pytest
@@ -16,6 +17,7 @@ from services.router.breaker import BreakerLimits
 from services.router.fleet import Fleet
 from tests.integration.router.conftest import RouterRig
 from tests.integration.router.processes import Service, router_process, until
+from tests.mounted import MountedFile
 
 
 def asked(model: str = "tiny") -> pb.RouteRequest:
@@ -73,6 +75,32 @@ async def test_expected_models_are_known_and_others_are_not(fleet: RouterRig) ->
     assert empty.value.code() is grpc.StatusCode.UNAVAILABLE, "its workers may come back"
 
 
+async def test_a_running_router_hears_which_models_are_expected(fleet: RouterRig, tmp_path: Path) -> None:
+    names = MountedFile(tmp_path, "tiny\n")
+    environment = {"EXPECTED_MODELS_FILE": str(names.path), "QUEUE_TIMEOUT_S": "0.1"}
+    service = fleet.process(router_process(fleet.redis_server.url, **environment))
+    router = await fleet.stub(service)
+
+    async def refusal(model: str) -> grpc.StatusCode:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await router.Route(asked(model))
+        return refused.value.code()
+
+    async def huge_is_known() -> bool:
+        return await refusal("huge") is grpc.StatusCode.UNAVAILABLE
+
+    async def warned() -> bool:
+        return any("EXPECTED_MODELS_FILE cannot be read" in line["message"] for line in service.logs())
+
+    assert await refusal("tiny") is grpc.StatusCode.UNAVAILABLE
+    assert await refusal("huge") is grpc.StatusCode.NOT_FOUND
+    names.write("tiny\nhuge\n")
+    await until(huge_is_known)
+    names.remove()
+    await until(warned)
+    assert await huge_is_known(), "the names that were read last stay"
+
+
 async def _places(router: object) -> bool:
     try:
         await router.Route(asked())  # type: ignore[attr-defined]
@@ -86,7 +114,8 @@ def test_a_model_is_forgotten_ten_minutes_after_its_last_worker_unless_it_is_exp
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("services.router.fleet.time.monotonic", lambda: now[0])
-    fleet = Fleet("r", 30.0, BreakerLimits(), lambda: None, ["tiny"])
+    fleet = Fleet("r", 30.0, BreakerLimits(), lambda: None)
+    fleet.expect(frozenset({"tiny"}))
     for worker, model in (("a", "tiny"), ("b", "huge"), ("c", "huge")):
         fleet.join(Lease(worker, "i", "host:1", model, "serving"))
     fleet.lost("a")
@@ -103,6 +132,12 @@ def test_a_model_is_forgotten_ten_minutes_after_its_last_worker_unless_it_is_exp
     now[0] += 601
     assert fleet.forget() == ["huge"]
     assert set(fleet.pools) == {"tiny"}
+    fleet.expect(frozenset({"other"}))
+    assert fleet.forget() == ["tiny"], "empty for so long, and not expected any more"
+    fleet.expect(frozenset())
+    assert fleet.forget() == []
+    now[0] += 601
+    assert fleet.forget() == ["other"]
 
 
 async def test_a_worker_that_cannot_be_reached_is_named_once_with_its_address_and_the_cause(fleet: RouterRig) -> None:

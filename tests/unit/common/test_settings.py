@@ -85,6 +85,7 @@ def test_a_service_link_is_one_line_that_says_what_it_is(service: str) -> None:
         ("REDIS_URL", "redis://:secret@redis/?socket_timeout=secret", "must be redis://"),
         ("REDIS_PASSWORD_FILE", "/nowhere/secret-file", "cannot be read: No such file"),
         ("REDIS_CA_FILE", __file__, "must hold certificates in PEM format"),
+        ("EXPECTED_MODELS_FILE", "/nowhere/names", "cannot be read: [Errno 2] No such file"),
     ],
 )
 def test_what_is_wrong_is_named_and_what_is_allowed_but_no_secret(
@@ -105,4 +106,9 @@ def test_settings_that_contradict_each_other_are_named(monkeypatch: pytest.Monke
     for variable, value in (("PASSWORD", "a"), ("PASSWORD_FILE", str(tmp_path / "password"))):
         monkeypatch.setenv(f"RYZANSTEIN_REDIS_{variable}", value)
     with pytest.raises(StartupError, match="RYZANSTEIN_REDIS_PASSWORD and RYZANSTEIN_REDIS_PASSWORD_FILE"):
+        read_settings(RouterSettings)
+    monkeypatch.delenv("RYZANSTEIN_REDIS_PASSWORD")
+    for variable, value in (("EXPECTED_MODELS", "a"), ("EXPECTED_MODELS_FILE", str(tmp_path / "password"))):
+        monkeypatch.setenv(f"RYZANSTEIN_{variable}", value)
+    with pytest.raises(StartupError, match="RYZANSTEIN_EXPECTED_MODELS and RYZANSTEIN_EXPECTED_MODELS_FILE"):
         read_settings(RouterSettings)
