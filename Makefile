@@ -57,7 +57,7 @@ lint: $(STAMPS)/dev ## Linters, types, import rules, docstring coverage
 	$(BIN)/mypy
 	cd clients/python && ../../$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/interrogate services
+	$(BIN)/interrogate services trainer
 
 format: $(STAMPS)/dev ## Format the code
 	$(BIN)/ruff check --fix .

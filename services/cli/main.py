@@ -9,6 +9,7 @@ import sys
 import time
 from enum import StrEnum
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -213,7 +214,9 @@ def fetch(
 )
 def train_tiny(context: typer.Context) -> None:
     """Train the bundled model from scratch (options: ryzanstein train-tiny --help)."""
-    command = [sys.executable, "-m", "services.trainer", "train", *context.args]
+    if not find_spec("trainer"):
+        raise CommandError("the trainer comes with a clone, not with the package: run `make install` in one, then this")
+    command = [sys.executable, "-m", "trainer", "train", *context.args]
     raise typer.Exit(subprocess.call(command, env=os.environ))
 
 

@@ -130,3 +130,10 @@ def test_train_tiny_passes_its_options_to_the_trainer() -> None:
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     for option in ("--steps", "--minutes", "--out", "--device", "--seed"):
         assert option in shown.stdout
+
+
+def test_train_tiny_says_where_the_trainer_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.cli.main.find_spec", lambda _: None)  # as in an installation from a wheel
+    answer = CliRunner().invoke(app, ["train-tiny"])
+    assert answer.exit_code == 1
+    assert "comes with a clone" in answer.stderr

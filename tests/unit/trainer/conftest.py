@@ -6,9 +6,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from services.trainer.config import ModelShape, Recipe, Stage
-from services.trainer.evaluate import load_model
-from services.trainer.model import Llama
+from trainer.config import ModelShape, Recipe, Stage
+from trainer.evaluate import load_model
+from trainer.model import Llama
 
 BUNDLED = Path(__file__).parents[3] / "models" / "ryzanstein-tiny"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from services.trainer.config import Recipe
-from services.trainer.corpus import is_held_out
-from services.trainer.evaluate import ask, complete, read_held_out, score_documents
-from services.trainer.export import load_exported
-from services.trainer.model import Llama, initialise
+from trainer.config import Recipe
+from trainer.corpus import is_held_out
+from trainer.evaluate import ask, complete, read_held_out, score_documents
+from trainer.export import load_exported
+from trainer.model import Llama, initialise
 
 
 def test_weights_fit_in_16_megabytes(bundled_folder: Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 import torch
 import typer
 
-from services.trainer.__main__ import choose_device
-from services.trainer.card import draw_loss, fenced, render_card
-from services.trainer.config import ModelShape, Recipe
-from services.trainer.evaluate import Score, summarise_log
+from trainer.__main__ import choose_device
+from trainer.card import draw_loss, fenced, render_card
+from trainer.config import ModelShape, Recipe
+from trainer.evaluate import Score, summarise_log
 
 METRICS = {
     "training": {"steps": 1200, "tokens": 9_830_400, "minutes": 70.0, "tokens_per_second": 2340},

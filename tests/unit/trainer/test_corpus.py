@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.trainer.chat import chat_documents
-from services.trainer.corpus import Group, is_held_out, library_root, read_library, read_source_files, split
+from trainer.chat import chat_documents
+from trainer.corpus import Group, is_held_out, library_root, read_library, read_source_files, split
 
 MODULE = '''"""What module {n} is for."""
 

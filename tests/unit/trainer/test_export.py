@@ -6,9 +6,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from services.trainer.config import ModelShape
-from services.trainer.export import export_model, load_exported
-from services.trainer.model import Llama, initialise
+from trainer.config import ModelShape
+from trainer.export import export_model, load_exported
+from trainer.model import Llama, initialise
 
 
 def reference_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:

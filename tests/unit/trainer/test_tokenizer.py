@@ -9,8 +9,8 @@ from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from services.trainer.tokenizer import SPECIAL_TOKENS, render_turn, save_tokenizer, train_tokenizer
 from tests.unit.trainer.conftest import BUNDLED
+from trainer.tokenizer import SPECIAL_TOKENS, render_turn, save_tokenizer, train_tokenizer
 
 TOKENIZER = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.trainer.config import ModelShape, Recipe
-from services.trainer.dataset import Dataset
-from services.trainer.optim import learning_rate_scale, orthogonalise
-from services.trainer.train import Machine, Progress, Saving, Trainer
+from trainer.config import ModelShape, Recipe
+from trainer.dataset import Dataset
+from trainer.optim import learning_rate_scale, orthogonalise
+from trainer.train import Machine, Progress, Saving, Trainer
 
 CPU = Machine(torch.device("cpu"), mixed_precision=False, micro_tokens=32)
 

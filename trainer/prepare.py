@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from services.trainer.chat import chat_documents
-from services.trainer.corpus import CorpusText, Group, Split, library_root, read_library, split
-from services.trainer.dataset import Dataset, encode_documents
-from services.trainer.tokenizer import save_tokenizer, train_tokenizer
+from trainer.chat import chat_documents
+from trainer.corpus import CorpusText, Group, Split, library_root, read_library, split
+from trainer.dataset import Dataset, encode_documents
+from trainer.tokenizer import save_tokenizer, train_tokenizer
 
 HELD_OUT_LIMIT = 300_000
 # Tests are two thirds of the library's text; every third one is enough for the tokenizer.

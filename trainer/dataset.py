@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from services.trainer.corpus import CorpusText
-from services.trainer.tokenizer import END_OF_TEXT, token_id
+from trainer.corpus import CorpusText
+from trainer.tokenizer import END_OF_TEXT, token_id
 
 Tokens: TypeAlias = NDArray[np.uint16]
 

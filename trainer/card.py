@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from services.trainer.config import ModelShape, Recipe
+from trainer.config import ModelShape, Recipe
 
 TEMPLATE = Path(__file__).with_name("card.md")
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from services.trainer.config import ModelShape
-from services.trainer.tokenizer import END_OF_TEXT, END_OF_TURN, token_id
+from trainer.config import ModelShape
+from trainer.tokenizer import END_OF_TEXT, END_OF_TURN, token_id
 
 
 def hf_config(shape: ModelShape, tokenizer: Tokenizer) -> dict[str, Any]:

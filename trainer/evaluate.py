@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
-from services.trainer.export import load_exported, stop_tokens
-from services.trainer.model import Llama
-from services.trainer.tokenizer import END_OF_TEXT, render_turn, token_id
+from trainer.export import load_exported, stop_tokens
+from trainer.model import Llama
+from trainer.tokenizer import END_OF_TEXT, render_turn, token_id
 
 CONTEXT = 1_024
 STRIDE = 512

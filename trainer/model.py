@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from services.trainer.config import ModelShape
+from trainer.config import ModelShape
 
 
 class RMSNorm(nn.Module):

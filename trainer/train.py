@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.trainer.checkpoint import Position, load_checkpoint, save_checkpoint
-from services.trainer.config import ModelShape, Recipe, Stage
-from services.trainer.dataset import Dataset
-from services.trainer.model import Llama, initialise
-from services.trainer.optim import build_optimisers, learning_rate_scale
+from trainer.checkpoint import Position, load_checkpoint, save_checkpoint
+from trainer.config import ModelShape, Recipe, Stage
+from trainer.dataset import Dataset
+from trainer.model import Llama, initialise
+from trainer.optim import build_optimisers, learning_rate_scale
 
 
 @dataclass(frozen=True)

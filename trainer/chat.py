@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from services.trainer.chat_basics import BASICS, IDENTITY, TASK_PHRASES
-from services.trainer.corpus import CorpusText, Entry, Group, documented
-from services.trainer.tokenizer import render_turn
+from trainer.chat_basics import BASICS, IDENTITY, TASK_PHRASES
+from trainer.corpus import CorpusText, Entry, Group, documented
+from trainer.tokenizer import render_turn
 
 Choice = TypeVar("Choice")
 

@@ -1,4 +1,4 @@
-"""Command line of the trainer: `python -m services.trainer train` and `... evaluate`."""
+"""Command line of the trainer: `python -m trainer train` and `... evaluate`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from services.trainer.card import draw_loss, metrics_table, render_card
-from services.trainer.config import ModelShape, Recipe, RunPaths
-from services.trainer.evaluate import (
+from trainer.card import draw_loss, metrics_table, render_card
+from trainer.config import ModelShape, Recipe, RunPaths
+from trainer.evaluate import (
     CONTEXT,
     PROMPTS,
     QUESTIONS,
@@ -25,10 +25,10 @@ from services.trainer.evaluate import (
     score_documents,
     summarise_log,
 )
-from services.trainer.export import export_model
-from services.trainer.prepare import prepare
-from services.trainer.train import Machine, Saving, Trainer
-from services.trainer.train import Progress as StepProgress
+from trainer.export import export_model
+from trainer.prepare import prepare
+from trainer.train import Machine, Saving, Trainer
+from trainer.train import Progress as StepProgress
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from services.trainer.config import Recipe
+from trainer.config import Recipe
 
 # Quintic Newton-Schulz coefficients from the Muon post: steep at zero, so that five steps are enough.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
