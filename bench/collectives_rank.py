@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> Report:
         ranks=dist.get_world_size(),
         dtype=options.dtype,
         kv_tokens=options.batch * (options.prompt_tokens + options.decode_steps + 16),
-        max_slots=options.batch,
+        max_running=options.batch,
         max_model_len=options.prompt_tokens + options.decode_steps + 1,
     )
     comm = join(config, share_memory(config))

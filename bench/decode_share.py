@@ -74,7 +74,7 @@ def measure_decode(
         comm,
         n_blocks=n_blocks,
         block_size=config.block_size,
-        max_slots=config.max_slots,
+        max_running=config.max_running,
         max_model_len=config.max_model_len,
         device=backend.device,
     )

@@ -179,7 +179,7 @@ def main(
         dtype=dtype,
         device=device,
         kv_tokens=max(sizes) * (prompt_tokens + output_tokens + 32),
-        max_slots=max(*sizes, 4),
+        max_running=max(*sizes, 4),
         max_model_len=prompt_tokens + output_tokens + 1,
     )
     workload = Workload(prompt_tokens, output_tokens, Sampling(temperature=temperature, top_p=top_p))

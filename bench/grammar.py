@@ -138,7 +138,7 @@ def main(
         ranks=ranks,
         dtype=dtype,
         kv_tokens=max(sizes) * (PROMPT_TOKENS + OUTPUT_TOKENS + 32),
-        max_slots=max(sizes),
+        max_running=max(sizes),
         max_model_len=PROMPT_TOKENS + OUTPUT_TOKENS + 1,
         eos_token_ids=files.eos_token_ids,
     )

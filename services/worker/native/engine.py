@@ -26,7 +26,7 @@ from services.worker.native.probe import probe_request
 from services.worker.native.pump import StepPump
 from services.worker.native.ranks import Ranks
 from services.worker.native.startup import scheduler_config
-from services.worker.native.step_cost import Meter, StepCost
+from services.worker.native.step_cost import StepCost, StepTimer
 from services.worker.process.failure import RanksFailedError
 from services.worker.process.rank_group import GroupStarted, RankGroupConfig
 from services.worker.protocol.plan import StepPlan, StepResult
@@ -96,7 +96,7 @@ class LiveRequest(Request):
             weight=asked.weight,
             priority=asked.priority,
             chain_root=chain_root(hash_root, asked.cache_salt),
-            pool=asked.embed,
+            embed=asked.embed,
             trial_tokens=asked.trial_tokens,
         )
 
@@ -118,20 +118,20 @@ class NativeEngine:
         self._config, self._ranks, self._steps, self._life = config, ranks, steps, life
         self._puller = Puller(config.pull_timeout_s, config.pull_bytes_per_s, self.transfers)
         self._source = BlockSource(lambda: self._store, self.transfers)
-        self._meter = Meter()
+        self._step_timer = StepTimer()
         self._pump: StepPump | None = None  # of the ranks that serve
         self._store: KvStore | None = None  # their KV cache
         self._live: dict[EngineRequest, LiveRequest] = {}
 
     def state(self) -> EngineState:
         """The state now; levels are 0 while no ranks serve."""
-        meter, store, pump = self._meter, self._store, self._pump
+        step_timer, store, pump = self._step_timer, self._store, self._pump
         state = EngineState(
             self.phase,
             self.detail,
-            prefill_tokens_per_s=meter.prefill_tokens_per_s,
-            decode_step_ms=meter.decode_step_ms,
-            computed_tokens=meter.computed_tokens,
+            prefill_tokens_per_s=step_timer.prefill_tokens_per_s,
+            decode_step_ms=step_timer.decode_step_ms,
+            computed_tokens=step_timer.computed_tokens,
             kv_bytes_per_token=store.bytes_per_token if store else 0,
             pull_bytes_per_s=self._puller.bytes_per_s(time.monotonic()),
         )
@@ -185,7 +185,7 @@ class NativeEngine:
         scheduler = Scheduler(config, self.kv_events, self.counters)
         pump = self._pump = StepPump(
             scheduler,
-            self._meter,
+            self._step_timer,
             self._config.prefill_step_s,
             self._ranks.submit,
             self._planned,
@@ -196,7 +196,7 @@ class NativeEngine:
         self.facts, self._ranks.on_result = self._config.facts(started), pump.on_result
         self._life.on_started(self.facts)
         self._enter(pb.PHASE_SERVING, "")
-        if not self._meter.decode_step_ms and (probe := probe_request(scheduler, started.model.vocab_size)):
+        if not self._step_timer.decode_step_ms and (probe := probe_request(scheduler, started.model.vocab_size)):
             scheduler.submit(probe)
             pump.kick()
         return pump
@@ -302,7 +302,7 @@ class NativeEngine:
         self._live[request] = live
         self._pump.kick()
         if hint is not None:
-            self._puller.start(self._store, live, hint, self._meter.prefill_tokens_per_s)
+            self._puller.start(self._store, live, hint, self._step_timer.prefill_tokens_per_s)
 
     def cancel(self, request: EngineRequest) -> None:
         """Forget a request, if it is alive; its sink gets nothing more of it."""
@@ -330,7 +330,7 @@ class NativeEngine:
 
     def _planned(self, plan: StepPlan) -> None:
         assert self._pump is not None
-        suspect = self._pump.scheduler.trial.begun()
+        suspect = self._pump.scheduler.quarantine.begun()
         if isinstance(suspect, LiveRequest) and suspect.asked in self._live:
             suspect.sink.announce_trial(suspect.asked)
             suspect.sink.flush(plan.step)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from services.worker.engine.output import Output
-from services.worker.native.step_cost import Meter, StepCost
+from services.worker.native.step_cost import StepCost, StepTimer
 from services.worker.process.failure import RanksFailedError
 from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.request import Request
@@ -27,7 +27,7 @@ class StepPump:
     def __init__(
         self,
         scheduler: Scheduler,
-        meter: Meter,
+        step_timer: StepTimer,
         prefill_step_s: float,
         send: Callable[[StepPlan], None],
         planned: Callable[[StepPlan], None],
@@ -36,7 +36,7 @@ class StepPump:
     ) -> None:
         """`planned` hears of every plan that went out, `computed` of every result once the next plan did."""
         self.scheduler = scheduler
-        self._meter, self._prefill_step_s = meter, prefill_step_s
+        self._step_timer, self._prefill_step_s = step_timer, prefill_step_s
         self._send, self._planned, self._computed, self._changed = send, planned, computed, changed
         self._last_result = 0.0
         self._kicked = False
@@ -82,7 +82,7 @@ class StepPump:
         now = time.monotonic()
         with self._guard():
             step = self.scheduler.in_flight[0]
-            cost = self._meter.returned(step.load, now - max(step.planned_at, self._last_result))
+            cost = self._step_timer.returned(step.load, now - max(step.planned_at, self._last_result))
             self._last_result = now
             outputs = self.scheduler.apply(result)
             self._adapt()
@@ -95,8 +95,9 @@ class StepPump:
     def _adapt(self) -> None:
         """Let the scheduler's trade-offs follow the speed of these ranks."""
         scheduler = self.scheduler
-        scheduler.share_min_tokens = self._meter.share_min_tokens(scheduler.config.block_tokens)
-        scheduler.pace = self._meter.pace(self._prefill_step_s, scheduler.n_running) or scheduler.pace
+        scheduler.share_min_tokens = self._step_timer.share_min_tokens(scheduler.config.block_tokens)
+        measured = self._step_timer.prefill_budget(self._prefill_step_s, scheduler.n_running)
+        scheduler.prefill_budget = measured or scheduler.prefill_budget
 
     def _on_kick(self) -> None:
         self._kicked = False
@@ -123,7 +124,7 @@ class StepPump:
     def _spare_s(self) -> float:
         """How long the plan after the executing step can wait so that it arrives in time; 0 or less: not at all."""
         step = self.scheduler.in_flight[0]
-        spare = self._meter.spare_s(step.load)
+        spare = self._step_timer.spare_s(step.load)
         return spare and max(step.planned_at, self._last_result) + spare - time.monotonic()
 
     def _on_timer(self) -> None:

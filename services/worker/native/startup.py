@@ -64,7 +64,7 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             device=device,
             block_size=settings.kv_block_tokens,
             kv_tokens=settings.kv_tokens or DEFAULT_KV_TOKENS,
-            max_slots=settings.max_running,
+            max_running=settings.max_running,
             max_model_len=settings.max_model_len or spec.max_positions,
             pooling=files.pooling.kind,
             normalise_embeddings=files.pooling.normalise,
@@ -83,9 +83,9 @@ def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: 
         n_blocks=n_blocks,
         block_tokens=ranks.block_size,
         max_model_len=ranks.max_model_len,
-        max_running=ranks.max_slots,
-        max_batched_tokens=max(max_batched_tokens, ranks.max_slots),
-        max_in_flight=ranks.depth,
+        max_running=ranks.max_running,
+        max_batched_tokens=max(max_batched_tokens, ranks.max_running),
+        max_in_flight=ranks.max_in_flight,
     )
 
 

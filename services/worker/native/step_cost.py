@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from services.common.fitted_line import FittedLine
-from services.worker.scheduling.pace import Pace
+from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.step_builder import StepLoad
 
 _WEIGHT = 0.1  # of the newest step in the averages
@@ -34,7 +34,7 @@ class StepCost:
     n_prefill_rows: int
 
 
-class Meter:
+class StepTimer:
     """Times the steps of one pipeline. A step lasts from its start on the ranks to its result."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Meter:
         tokens = int(self.decode_step_ms / 1e3 * self.prefill_tokens_per_s)
         return min(max(tokens, block_tokens), 512)
 
-    def pace(self, most_s: float, n_decodes: int) -> Pace | None:
+    def prefill_budget(self, most_s: float, n_decodes: int) -> PrefillBudget | None:
         """What prompts may add to a step with as many decodes; None while that is not known.
 
         They lengthen it by at most `most_s`, and by at most two decode steps: streams keep a steady pace. Where a step
@@ -125,7 +125,7 @@ class Meter:
         step_s = self._step_s(n_decodes)
         extra_s = min(most_s, _SHORT_STRETCH * step_s, _STRETCH * step_s + _BEYOND_S) if self._decode_s else most_s
         rows_s = max(extra_s - fixed_s, fixed_s)
-        return Pace(max(_MIN_PREFILL_ROWS, int(rows_s / row_s)), self._key_s / row_s)
+        return PrefillBudget(max(_MIN_PREFILL_ROWS, int(rows_s / row_s)), self._key_s / row_s)
 
     def _step_s(self, n_decodes: int) -> float:
         """How long a step of about as many decodes takes.

@@ -74,7 +74,7 @@ class RankGroup:
         return GroupStarted(ranks, first.n_blocks, first.model, time.monotonic() - began)
 
     def submit(self, plan: StepPlan) -> None:
-        """Hand a plan to the ranks without blocking; at most `depth` may be in flight.
+        """Hand a plan to the ranks without blocking; at most `max_in_flight` may be in flight.
 
         Raises RanksFailedError when the ranks are gone.
         """

@@ -85,11 +85,13 @@ class RankGroupRun:
         return tuple(self._started[rank] for rank in range(self._config.ranks))
 
     def submit(self, plan: StepPlan) -> None:
-        """Send a plan. Raises RanksFailedError, or ValueError beyond the configured depth."""
+        """Send a plan. Raises RanksFailedError, or ValueError beyond `max_in_flight`."""
         if self.failed.done():
             raise RanksFailedError(self.failed.result())
-        if self.in_flight >= self._config.depth:
-            raise ValueError(f"{self.in_flight} plans are in flight already, depth is {self._config.depth}")
+        if self.in_flight >= self._config.max_in_flight:
+            raise ValueError(
+                f"{self.in_flight} plans are in flight already, max_in_flight is {self._config.max_in_flight}"
+            )
         self._link.send(encode_plan(plan))
         self.in_flight += 1
         self._busy.set()

@@ -23,7 +23,7 @@ class Admission:
     sampling: Sampling  # the gateway's own message; `stop_token_ids` are all that end the text, EOS included
     token_ids: tuple[int, ...]  # all known tokens: prompt, then what was generated before (resume, preemption)
     n_prompt: int  # tokens from this position on count as generated
-    pool: bool = False  # return the pooled hidden state instead of a token
+    embed: bool = False  # return the pooled hidden state instead of a token
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 header    kind, step (2 words), counts of released, chunks, new blocks, admissions
 columns   released | slot | start | n_tokens | sample | count of new blocks | new blocks
-then      one record per admission: slot, n_prompt, pool, n_tokens, tokens, sampling (protobuf)
+then      one record per admission: slot, n_prompt, embed, n_tokens, tokens, sampling (protobuf)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.protocol.plan import Admission, Chunk, StepPlan
+from services.worker.protocol.plan import Admission, StepPlan
 from services.worker.protocol.words import (
     Kind,
     MalformedMessageError,
@@ -39,7 +39,7 @@ class AdmissionView:
     sampling: Sampling
     token_ids: Words  # [n]
     n_prompt: int
-    pool: bool
+    embed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +55,6 @@ class PlanView:
     sample: NDArray[np.bool_]  # [n_chunks]
     block_counts: Words  # [n_chunks]
     new_blocks: Words  # [sum of block_counts]
-
-    def to_plan(self) -> StepPlan:
-        """Return the plan as the scheduler wrote it."""
-        ends = np.cumsum(self.block_counts)
-        blocks = [tuple(part.tolist()) for part in np.split(self.new_blocks, ends[:-1])] if len(ends) else []
-        columns = (self.slots.tolist(), self.starts.tolist(), self.n_tokens.tolist(), self.sample.tolist())
-        return StepPlan(
-            self.step,
-            tuple(self.released.tolist()),
-            tuple(
-                Admission(a.slot, a.sampling, tuple(a.token_ids.tolist()), a.n_prompt, a.pool) for a in self.admissions
-            ),
-            tuple(Chunk(*row) for row in zip(*columns, blocks, strict=True)),
-        )
 
 
 def encode_plan(plan: StepPlan) -> memoryview:
@@ -110,16 +96,16 @@ def view_plan(plan: StepPlan) -> PlanView:
 
 
 def _encode_admission(admission: Admission, words: array[int]) -> None:
-    words.extend((admission.slot, admission.n_prompt, admission.pool, len(admission.token_ids)))
+    words.extend((admission.slot, admission.n_prompt, admission.embed, len(admission.token_ids)))
     words.extend(admission.token_ids)
     words.extend(data_words(admission.sampling.SerializeToString()))
 
 
 def _decode_admission(cursor: WordCursor) -> AdmissionView:
-    slot, n_prompt, pool, n_tokens = cursor.take(_ADMISSION).tolist()
+    slot, n_prompt, embed, n_tokens = cursor.take(_ADMISSION).tolist()
     token_ids = cursor.take(n_tokens)
     try:
         sampling = Sampling.FromString(cursor.take_data())
     except DecodeError as error:
         raise MalformedMessageError(f"slot {slot}: {error}") from error
-    return AdmissionView(slot, sampling, token_ids, n_prompt, bool(pool))
+    return AdmissionView(slot, sampling, token_ids, n_prompt, bool(embed))

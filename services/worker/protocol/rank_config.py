@@ -32,12 +32,12 @@ class RankGroupConfig:
     n_blocks: int | None = None
     kv_tokens: int | None = None
     kv_bytes: int | None = None  # per rank
-    max_slots: int = 64
+    max_running: int = 64
     max_model_len: int = 4096
     pooling: PoolingKind = "mean"
     normalise_embeddings: bool = True
     eos_token_ids: tuple[int, ...] = ()  # that end a text where its grammar lets it end
-    depth: int = 2  # plans in flight
+    max_in_flight: int = 2  # plans in flight
     start_timeout_s: float = 300.0
     stall_timeout_s: float = 1.0  # no heartbeat and no CPU time used, while work is pending
     busy_timeout_s: float = 60.0  # no heartbeat although CPU time is used: one very long operation, or a loop
@@ -53,7 +53,7 @@ class RankGroupConfig:
             raise ValueError(f"device {self.device!r} is not one of cpu, cuda")
         if sum(size is not None for size in (self.n_blocks, self.kv_tokens, self.kv_bytes)) != 1:
             raise ValueError("size the KV cache by exactly one of n_blocks, kv_tokens, kv_bytes")
-        for name in ("ranks", "block_size", "max_slots", "max_model_len", "depth"):
+        for name in ("ranks", "block_size", "max_running", "max_model_len", "max_in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
@@ -107,8 +107,8 @@ class GroupLayout:
     def of(cls, config: RankGroupConfig) -> GroupLayout:
         """Lay out the segment. Untouched pages cost nothing, so capacities are generous."""
         # A plan may admit every slot at full length; beyond 64 MiB it is refused with an error instead.
-        plan_capacity = min(max(4 * _MIB, 10 * config.max_slots * config.max_model_len), 128 * _MIB)
-        plan_capacity += config.max_slots * MAX_GRAMMAR_BYTES
+        plan_capacity = min(max(4 * _MIB, 10 * config.max_running * config.max_model_len), 128 * _MIB)
+        plan_capacity += config.max_running * MAX_GRAMMAR_BYTES
         result_capacity = 8 * _MIB
         collective = 256 << 10
         locks = control_bytes(config.ranks)

@@ -67,7 +67,7 @@ class Runner(Generic[Cache]):
         *,
         n_blocks: int,
         block_size: int,
-        max_slots: int,
+        max_running: int,
         max_model_len: int,
         device: torch.device,
         pooling: Pooling | None = None,
@@ -75,14 +75,14 @@ class Runner(Generic[Cache]):
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         self._decoder, self._cache, self._comm, self._device = decoder, cache, comm, device
-        self._table = SlotTable(max_slots, max_model_len, block_size, n_blocks)
+        self._table = SlotTable(max_running, max_model_len, block_size, n_blocks)
         self._pools = PooledSlots(pooling or Pooling())
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many top tokens
         self._sampler = Sampler(
             comm,
             decoder.columns,
             vocab_local=decoder.vocab_local,
-            max_slots=max_slots,
+            max_running=max_running,
             device=device,
             vocabulary=vocabulary,
             eos_token_ids=eos_token_ids,
@@ -149,7 +149,7 @@ class Runner(Generic[Cache]):
             self._table.admit(admission)
             self._forget(admission.slot)
             self._sampler.admit(admission)
-            if admission.pool:
+            if admission.embed:
                 self._pools.admit(admission.slot)
             if admission.sampling.HasField("prompt_logprobs"):
                 self._prompt_logprobs[admission.slot] = admission.sampling.prompt_logprobs

@@ -17,16 +17,16 @@ class MalformedPlanError(ValueError):
 class SlotTable:
     """Arrays indexed by slot."""
 
-    def __init__(self, max_slots: int, max_model_len: int, block_size: int, n_blocks: int) -> None:
-        self.max_slots, self.max_model_len = max_slots, max_model_len
+    def __init__(self, max_running: int, max_model_len: int, block_size: int, n_blocks: int) -> None:
+        self.max_running, self.max_model_len = max_running, max_model_len
         self.block_size, self.n_blocks = block_size, n_blocks
         max_blocks = -(-max_model_len // block_size)
         # One more than fits: the last draw of a full context is a token, too.
-        self.token_ids = np.zeros((max_slots, max_model_len + 1), np.int32)
-        self.n_known = np.zeros(max_slots, np.int64)
-        self.n_prompt = np.zeros(max_slots, np.int64)
-        self.block_tables = np.zeros((max_slots, max_blocks), np.int64)  # 0 is the null block
-        self.n_held = np.zeros(max_slots, np.int64)  # blocks in the table
+        self.token_ids = np.zeros((max_running, max_model_len + 1), np.int32)
+        self.n_known = np.zeros(max_running, np.int64)
+        self.n_prompt = np.zeros(max_running, np.int64)
+        self.block_tables = np.zeros((max_running, max_blocks), np.int64)  # 0 is the null block
+        self.n_held = np.zeros(max_running, np.int64)  # blocks in the table
 
     def release(self, slots: NDArray[np.int32]) -> None:
         """Forget requests."""
@@ -92,5 +92,5 @@ class SlotTable:
         )
 
     def _require_slots(self, slots: NDArray[np.int32]) -> None:
-        if len(slots) and (slots.min() < 0 or slots.max() >= self.max_slots):
-            raise MalformedPlanError(f"slots {slots.tolist()} are not all within 0 to {self.max_slots - 1}")
+        if len(slots) and (slots.min() < 0 or slots.max() >= self.max_running):
+            raise MalformedPlanError(f"slots {slots.tolist()} are not all within 0 to {self.max_running - 1}")

@@ -48,7 +48,7 @@ class Sampler:
         columns: Columns,
         *,
         vocab_local: int,
-        max_slots: int,
+        max_running: int,
         device: torch.device,
         vocabulary: Vocabulary = no_vocabulary,
         eos_token_ids: Sequence[int] = (),
@@ -56,7 +56,7 @@ class Sampler:
         """`vocabulary` is what grammars are about; it is asked for with the first one."""
         self._comm, self._columns, self._device = comm, columns, device
         vocab_start = columns.first_id
-        self._params = SlotParams(max_slots)
+        self._params = SlotParams(max_running)
         self._counts = TokenCounts(vocab_start, vocab_local)
         self._biases = Biases(vocab_start, vocab_local)
         self._matchers = Matchers(vocabulary, vocab_start, vocab_local, eos_token_ids)

@@ -9,24 +9,24 @@ MIN_TEMPERATURE = 1e-5  # logits that are divided by less leave float32's range:
 
 
 class SlotParams:
-    """Arrays indexed by slot, [max_slots] each."""
+    """Arrays indexed by slot, [max_running] each."""
 
-    def __init__(self, max_slots: int) -> None:
-        self.temperature = np.zeros(max_slots, np.float32)
-        self.top_k = np.zeros(max_slots, np.int64)
-        self.top_p = np.ones(max_slots, np.float64)
-        self.min_p = np.zeros(max_slots, np.float64)
-        self.repetition = np.ones(max_slots, np.float32)
-        self.presence = np.zeros(max_slots, np.float32)
-        self.frequency = np.zeros(max_slots, np.float32)
-        self.seed = np.zeros(max_slots, np.uint64)
-        self.min_length = np.zeros(max_slots, np.int64)  # position below which no end token may be drawn
-        self.logprobs = np.full(max_slots, -1, np.int64)  # -1: none
-        self.filtered = np.zeros(max_slots, np.bool_)
-        self.penalised = np.zeros(max_slots, np.bool_)
-        self.biased = np.zeros(max_slots, np.bool_)
-        self.constrained = np.zeros(max_slots, np.bool_)  # by a grammar
-        self.plain = np.zeros(max_slots, np.bool_)  # none of these four, and no logprobs
+    def __init__(self, max_running: int) -> None:
+        self.temperature = np.zeros(max_running, np.float32)
+        self.top_k = np.zeros(max_running, np.int64)
+        self.top_p = np.ones(max_running, np.float64)
+        self.min_p = np.zeros(max_running, np.float64)
+        self.repetition = np.ones(max_running, np.float32)
+        self.presence = np.zeros(max_running, np.float32)
+        self.frequency = np.zeros(max_running, np.float32)
+        self.seed = np.zeros(max_running, np.uint64)
+        self.min_length = np.zeros(max_running, np.int64)  # position below which no end token may be drawn
+        self.logprobs = np.full(max_running, -1, np.int64)  # -1: none
+        self.filtered = np.zeros(max_running, np.bool_)
+        self.penalised = np.zeros(max_running, np.bool_)
+        self.biased = np.zeros(max_running, np.bool_)
+        self.constrained = np.zeros(max_running, np.bool_)  # by a grammar
+        self.plain = np.zeros(max_running, np.bool_)  # none of these four, and no logprobs
 
     def set(self, slot: int, sampling: Sampling, n_prompt: int) -> None:
         """Give `slot` its parameters, read as worker.proto says."""

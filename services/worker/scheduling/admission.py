@@ -31,7 +31,7 @@ class Capacity:
         A request that names no `max_tokens` gets what fits, and one that would pass the model's context ends
         there; but output that was asked for and can never fit the KV cache is refused now, not cut short later.
         """
-        if request.pool:
+        if request.embed:
             most = min(self.max_model_len, self.kv_positions)
             if request.n_prompt > most:
                 raise TooLongError("prompt_ids", f"{request.n_prompt} tokens; at most {most} fit this worker")

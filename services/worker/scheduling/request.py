@@ -15,7 +15,7 @@ class Status(Enum):
     """Where a request is. RETIRING keeps its blocks until no plan in flight refers to them."""
 
     WAITING = "waiting"
-    # A prefix waiter, whose blocks a running request computes or another worker sends; or a suspect before its trial.
+    # A prefix waiter, whose blocks a running request computes or another worker sends; or a suspect in quarantine.
     DEFERRED = "deferred"
     RUNNING = "running"
     RETIRING = "retiring"  # preempted, will wait again
@@ -39,7 +39,7 @@ class Request:
     weight: int = 1
     priority: int = 0  # lower runs first
     chain_root: bytes = b""
-    pool: bool = False  # wants the pooled hidden state instead of tokens
+    embed: bool = False  # wants the pooled hidden state instead of tokens
     cacheable: bool = True  # False: neither reads nor feeds the prefix cache (start-up probe)
     trial_tokens: int = 0  # workers died under it: runs beside no other suspect until it has generated so many here
 
@@ -57,7 +57,7 @@ class Request:
     n_charged: int = 0  # positions its tenant has paid for
     n_in_flight: int = 0  # plans in flight with a chunk of it
     n_preempted: int = 0
-    acquitted_at: int = 0  # generated tokens that end its trial
+    cleared_at: int = 0  # generated tokens that clear a suspect
     cached_tokens: int = 0  # of the prompt, at the first admission
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)  # one per full hash block of token_ids
@@ -74,7 +74,7 @@ class Request:
     @property
     def reads_cache(self) -> bool:
         """Whether cached blocks may stand for computing: not when every prompt position must be seen."""
-        return self.cacheable and not (self.pool or self.scores_prompt)
+        return self.cacheable and not (self.embed or self.scores_prompt)
 
     @property
     def n_generated(self) -> int:

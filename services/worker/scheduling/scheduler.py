@@ -20,13 +20,13 @@ from services.worker.scheduling.admission import Capacity, WaitingQueue, fresh_b
 from services.worker.scheduling.block_pool import BlockPool
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.fairness import CACHED_COST, OUTPUT_COST, PREFILL_COST, TenantLedger
-from services.worker.scheduling.pace import Pace
 from services.worker.scheduling.preemption import choose_victim
+from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.prefix_cache import PrefixCache
+from services.worker.scheduling.quarantine import Quarantine
 from services.worker.scheduling.request import Request, Status
 from services.worker.scheduling.step_builder import PlannedStep, Slots, StepBuilder, StepLoad
 from services.worker.scheduling.transfers import Arrival, Transfers
-from services.worker.scheduling.trial import Trial
 
 
 class Scheduler:
@@ -46,7 +46,7 @@ class Scheduler:
         self.config = config
         self.counters = counters or EngineCounters()
         # Both follow the measured speed; whoever measures sets them.
-        self.pace = Pace(config.max_batched_tokens)  # of prompts beside decodes
+        self.prefill_budget = PrefillBudget(config.max_batched_tokens)  # of prompts beside decodes
         self.share_min_tokens = 64  # a shorter prefix is computed again: waiting costs about a step
         self._events = events
         self._clock = clock
@@ -62,7 +62,7 @@ class Scheduler:
         self._queue = WaitingQueue(self._ledger, config.age_s)
         self._prefixes = PrefixCache(self._pool, config.share_max_steps)
         self.transfers = Transfers(self._pool)
-        self.trial = Trial()
+        self.quarantine = Quarantine()
         self._running: dict[Request, None] = {}  # in order of admission
         self._deferred: dict[Request, None] = {}
         self._lingering: dict[Request, None] = {}  # not running, but a plan in flight refers to their blocks
@@ -105,7 +105,7 @@ class Scheduler:
         request.limit = self.capacity.limit(request)
         request.arrival = self._next_arrival
         request.queued_at = self._clock()
-        request.acquitted_at = request.n_generated + request.trial_tokens
+        self.quarantine.enter(request)
         self._next_arrival += 1
         if request.cacheable:
             request.extend_digests()
@@ -156,7 +156,7 @@ class Scheduler:
         builder = StepBuilder(self.config.max_batched_tokens)
         prefills = self._plan_decodes(builder)
         if builder.work:
-            builder.set_pace(self.pace)
+            builder.set_prefill_budget(self.prefill_budget)
         self._wake(self._prefixes.expired(self._next_step), patient=False)
         self._plan_prefills(builder, prefills)
         if not builder.work:
@@ -201,7 +201,7 @@ class Scheduler:
         for request in prefills[1:]:
             if builder.open and request.status is Status.RUNNING:
                 self._plan_chunk(builder, request, ())
-        if (suspect := self.trial.next_up()) is not None:
+        if (suspect := self.quarantine.next_up()) is not None:
             self._wake([suspect])
         if not builder.pressed:
             self._admit_waiting(builder)
@@ -240,7 +240,7 @@ class Scheduler:
             head = self._queue.head(now)
             if head is None:
                 return
-            if not self.trial.admits(head):
+            if not self.quarantine.admits(head):
                 self._defer(head)
                 continue
             hits = self._prefixes.match(head)
@@ -279,7 +279,7 @@ class Scheduler:
         self._ledger.charge_known(request, 0, start, CACHED_COST)
         self._prefixes.promise(request, len(hits))
         tokens = tuple(request.token_ids)
-        builder.admissions.append(Admission(request.slot, request.sampling, tokens, request.n_prompt, request.pool))
+        builder.admissions.append(Admission(request.slot, request.sampling, tokens, request.n_prompt, request.embed))
         self._plan_chunk(builder, request, tuple(request.blocks))
 
     def _make_way(self, head: Request) -> bool:
@@ -326,7 +326,7 @@ class Scheduler:
         prefill = None if request.announced else _prefill(request)
         request.announced = True
         slot = request.slot
-        if request.pool:
+        if request.embed:
             self._end(request)
             return Output(0, (), Finish.EMBEDDED, prefill, embedding=result.pooled[slot])
         index = len(request.token_ids) - request.n_prompt

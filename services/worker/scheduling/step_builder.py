@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
-from services.worker.scheduling.pace import Pace
+from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.request import Request
 
 Work = list[tuple[Request, Chunk]]
@@ -44,18 +44,18 @@ class StepBuilder:
     """What a plan will contain, and what it may still spend."""
 
     room: int  # rows
-    pace: Pace = field(init=False)  # of prompts
-    budget: float = field(init=False)  # of prompts, as the pace counts
+    prefill_budget: PrefillBudget = field(init=False)
+    budget: float = field(init=False)  # what is left of it
     work: Work = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     pressed: bool = False  # a running request found no block: nobody new is admitted
 
     def __post_init__(self) -> None:
-        self.set_pace(Pace(self.room))
+        self.set_prefill_budget(PrefillBudget(self.room))
 
-    def set_pace(self, pace: Pace) -> None:
+    def set_prefill_budget(self, allowed: PrefillBudget) -> None:
         """Prompts get no more of the step than this, and no more than there is room for."""
-        self.pace, self.budget = pace, min(self.room, pace.budget)
+        self.prefill_budget, self.budget = allowed, min(self.room, allowed.n_rows)
 
     @property
     def open(self) -> bool:
@@ -64,12 +64,12 @@ class StepBuilder:
 
     def half_for(self, request: Request) -> float:
         """Half of the budget, or less where the rest of the prompt costs less."""
-        rest = self.pace.cost(request.n_planned, len(request.token_ids) - request.n_planned)
+        rest = self.prefill_budget.cost(request.n_planned, len(request.token_ids) - request.n_planned)
         return min(rest, (self.budget + 1) // 2)
 
     def rows_for(self, start: int, wanted: int) -> int:
         """How many rows of a prompt from position `start` on there is room and budget for."""
-        return min(wanted, self.room, self.pace.rows(start, self.budget))
+        return min(wanted, self.room, self.prefill_budget.rows(start, self.budget))
 
     def add(self, request: Request, end: int, sample: bool, new_blocks: tuple[int, ...]) -> None:
         """Compute the request's positions up to `end`, and draw the token there if `sample`."""
@@ -78,7 +78,7 @@ class StepBuilder:
         request.n_pending += sample
         request.n_in_flight += 1
         self.room -= end - start
-        self.budget -= self.pace.cost(start, end - start)
+        self.budget -= self.prefill_budget.cost(start, end - start)
         self.work.append((request, Chunk(request.slot, start, end - start, sample, new_blocks)))
 
     def finish(self, step: int, released: list[int]) -> StepPlan:

@@ -80,7 +80,7 @@ async def test_results_can_be_iterated(make_group: MakeGroup) -> None:
     await group.start()
     group.submit(StepPlan(0))
     group.submit(StepPlan(1))
-    with pytest.raises(ValueError, match="2 plans are in flight already, depth is 2"):
+    with pytest.raises(ValueError, match="2 plans are in flight already, max_in_flight is 2"):
         group.submit(StepPlan(2))
     results = group.results()
     assert [(await anext(results)).step for _ in range(2)] == [0, 1]

@@ -33,7 +33,7 @@ class FakeGroup:
         await self.stop()
         await self.may_start.wait()
         self.starts += 1
-        self._ranks = FakeRanks(self.n_blocks, self.config.block_size, self.config.max_slots)
+        self._ranks = FakeRanks(self.n_blocks, self.config.block_size, self.config.max_running)
         self._plans: asyncio.Queue[StepPlan] = asyncio.Queue()
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._failed: asyncio.Future[RankFailure] = asyncio.get_running_loop().create_future()

@@ -40,7 +40,7 @@ typedef struct {
     const int64_t *starts, *lengths, *blocks;
     long n_blocks, sequences;
     tile_attention *attend_tile;
-    long alone, together; // pieces before those of several heads; how many heads are in those: set by share_attention
+    long n_single_head_tasks, heads_per_task; // of the tasks before, and of those after: set by share_attention
 } attention;
 
 #define MAX_KEYS 32 // that are looked up at once
@@ -128,14 +128,15 @@ static inline int is_prompt(const attention *w, long index) {
     return w->starts[i + 1] - w->starts[i] > 1;
 }
 
-// Prompts' heads first, each a piece of work; then those of other sequences, some together.
-static inline void attend_piece(const void *context, long piece) {
+// Prompts' heads first, a task each; then those of other sequences, several in a task.
+static inline void attend_task(const void *context, long task) {
     const attention *w = context;
-    if (piece < w->alone) {
-        if (is_prompt(w, piece)) attend_sequence(w, piece, 0);
+    if (task < w->n_single_head_tasks) {
+        if (is_prompt(w, task)) attend_sequence(w, task, 0);
         return;
     }
-    long index = (piece - w->alone) * w->together, end = index + w->together, all = w->sequences * w->a.n_kv;
+    long index = (task - w->n_single_head_tasks) * w->heads_per_task, all = w->sequences * w->a.n_kv;
+    long end = index + w->heads_per_task;
     if (end > all) end = all;
     for (; index < end; index++) {
         keys_of_sequence next;
@@ -145,14 +146,13 @@ static inline void attend_piece(const void *context, long piece) {
     }
 }
 
-#define PIECES 16 // for each thread
+#define TASKS 16 // for each thread
 
-// The first keys of a piece wait for memory, all others are fetched ahead: so a piece is several heads where there are
+// The first keys of a task wait for memory, all others are fetched ahead: so a task is several heads where there are
 // enough of them. A prompt's heads are too much work for that.
-
 static inline void share_attention(attention w) {
-    long all = w.sequences * w.a.n_kv, pieces = PIECES * pool_threads();
-    w.alone = w.starts[w.sequences] > w.sequences ? all : 0;
-    w.together = pool_threads() == 1 ? all : (all + pieces - 1) / pieces;
-    share(attend_piece, &w, w.alone + (all + w.together - 1) / w.together);
+    long all = w.sequences * w.a.n_kv, tasks = TASKS * pool_threads();
+    w.n_single_head_tasks = w.starts[w.sequences] > w.sequences ? all : 0;
+    w.heads_per_task = pool_threads() == 1 ? all : (all + tasks - 1) / tasks;
+    share(attend_task, &w, w.n_single_head_tasks + (all + w.heads_per_task - 1) / w.heads_per_task);
 }

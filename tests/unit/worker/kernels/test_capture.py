@@ -270,19 +270,19 @@ def test_what_is_not_of_the_steps_counts_is_not_replayed(
 
 
 @pytest.mark.parametrize(
-    ("max_slots", "n_blocks", "max_model_len"), [(8, 100, 512), (1, 100, 512), (8, 5, 512), (8, 100, 66)]
+    ("max_running", "n_blocks", "max_model_len"), [(8, 100, 512), (1, 100, 512), (8, 5, 512), (8, 100, 66)]
 )
 def test_a_rank_that_is_warm_records_nothing(
-    make_pair: MakePair, max_slots: int, n_blocks: int, max_model_len: int
+    make_pair: MakePair, max_running: int, n_blocks: int, max_model_len: int
 ) -> None:
     pair = make_pair(REPLAYED["biased"])
     cache = pair.model.make_cache(n_blocks, 16)
-    sizes = {"n_blocks": n_blocks, "block_size": 16, "max_slots": max_slots, "max_model_len": max_model_len}
+    sizes = {"n_blocks": n_blocks, "block_size": 16, "max_running": max_running, "max_model_len": max_model_len}
     runner = Runner(pair.model, cache, lone_rank(), **sizes, device=CPU)
     runner.warm_up(64)
     captured = (pair.decodes._graph, pair.layers._graph)
     assert pair.replays
-    slots = range(min(max_slots, n_blocks // 3))
+    slots = range(min(max_running, n_blocks // 3))
     for slot in slots:
         admission = Admission(slot, Sampling(), (1,) * 40, n_prompt=40)
         chunk = Chunk(slot, 0, 40, True, tuple(range(3 * slot + 1, 3 * slot + 4)))

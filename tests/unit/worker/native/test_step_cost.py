@@ -1,4 +1,4 @@
-"""Prompts may share a step with decodes only as far as streams keep their pace."""
+"""Prompts may share a step with decodes only as far as streams keep their allowed."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import math
 
 import pytest
 
-from services.worker.native.step_cost import Meter
+from services.worker.native.step_cost import StepTimer
 from services.worker.protocol.plan import Chunk
 from services.worker.scheduling.step_builder import StepLoad
 
 
-def prefilled(meter: Meter, n_rows: int, seconds: float, start: int = 0, steps: int = 1) -> None:
+def prefilled(timer: StepTimer, n_rows: int, seconds: float, start: int = 0, steps: int = 1) -> None:
     """It sees steps of one prompt's rows from a position on."""
     for _ in range(steps):
-        meter.returned(StepLoad.of((Chunk(0, start, n_rows, sample=True),)), seconds)
+        timer.returned(StepLoad.of((Chunk(0, start, n_rows, sample=True),)), seconds)
 
 
-def decoded(meter: Meter, n_decodes: int, step_ms: float, steps: int = 1) -> None:
+def decoded(timer: StepTimer, n_decodes: int, step_ms: float, steps: int = 1) -> None:
     """It sees steps of decodes alone."""
     for _ in range(steps):
-        meter.returned(StepLoad.of([Chunk(i, 9, 1, sample=True) for i in range(n_decodes)]), step_ms / 1e3)
+        timer.returned(StepLoad.of([Chunk(i, 9, 1, sample=True) for i in range(n_decodes)]), step_ms / 1e3)
 
 
-def measured(prefill_tokens_per_s: int, decode_step_ms: float | None) -> Meter:
-    """A meter that saw one prefill step of 200 tokens and, where given, one decode step."""
-    meter = Meter()
-    prefilled(meter, 200, 200 / prefill_tokens_per_s)
+def measured(prefill_tokens_per_s: int, decode_step_ms: float | None) -> StepTimer:
+    """A timer that saw one prefill step of 200 tokens and, where given, one decode step."""
+    timer = StepTimer()
+    prefilled(timer, 200, 200 / prefill_tokens_per_s)
     if decode_step_ms is not None:
-        decoded(meter, 1, decode_step_ms)
-    return meter
+        decoded(timer, 1, decode_step_ms)
+    return timer
 
 
-def budget(meter: Meter, most_s: float, n_decodes: int) -> int:
+def budget(timer: StepTimer, most_s: float, n_decodes: int) -> int:
     """What prompts may add, in rows at their beginning."""
-    pace = meter.pace(most_s, n_decodes)
-    assert pace is not None
-    return pace.budget
+    allowed = timer.prefill_budget(most_s, n_decodes)
+    assert allowed is not None
+    return allowed.n_rows
 
 
 def rows_beside(decode_step_ms: float) -> float:
@@ -64,29 +64,29 @@ def test_prompts_never_starve() -> None:
 
 
 def test_nothing_is_limited_before_anything_is_measured() -> None:
-    assert Meter().pace(0.2, n_decodes=1) is None
+    assert StepTimer().prefill_budget(0.2, n_decodes=1) is None
 
 
 def test_a_few_streams_are_not_paced_by_the_crowd_that_was_there_before() -> None:
-    meter = measured(10_000, None)
-    decoded(meter, 4, 10.0)
-    decoded(meter, 64, 100.0, steps=50)
-    assert budget(meter, 1.0, 5) == pytest.approx(rows_beside(10.0), abs=1)
-    assert budget(meter, 1.0, 60) == pytest.approx(rows_beside(100.0), abs=1)
+    timer = measured(10_000, None)
+    decoded(timer, 4, 10.0)
+    decoded(timer, 64, 100.0, steps=50)
+    assert budget(timer, 1.0, 5) == pytest.approx(rows_beside(10.0), abs=1)
+    assert budget(timer, 1.0, 60) == pytest.approx(rows_beside(100.0), abs=1)
 
 
 def test_streams_are_paced_by_the_usual_step_and_not_by_what_held_some_up() -> None:
-    meter = measured(10_000, 10.0)
+    timer = measured(10_000, 10.0)
     for _ in range(20):
-        decoded(meter, 1, 10.0, steps=9)
-        decoded(meter, 1, 200.0)
-    assert budget(meter, 1.0, 1) == pytest.approx(rows_beside(10.0), rel=0.06)
+        decoded(timer, 1, 10.0, steps=9)
+        decoded(timer, 1, 200.0)
+    assert budget(timer, 1.0, 1) == pytest.approx(rows_beside(10.0), rel=0.06)
 
 
 def test_streams_are_paced_by_slower_steps_once_these_are_usual() -> None:
-    meter = measured(10_000, 10.0)
-    decoded(meter, 1, 30.0, steps=100)
-    assert budget(meter, 1.0, 1) == pytest.approx(rows_beside(30.0), rel=0.02)
+    timer = measured(10_000, 10.0)
+    decoded(timer, 1, 30.0, steps=100)
+    assert budget(timer, 1.0, 1) == pytest.approx(rows_beside(30.0), rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -100,81 +100,81 @@ def test_streams_are_paced_by_slower_steps_once_these_are_usual() -> None:
     ],
 )
 def test_a_step_of_as_many_decodes_as_were_not_seen_is_guessed(n_decodes: int, step_ms: float) -> None:
-    meter = measured(10_000, None)
-    decoded(meter, 4, 10.0)
-    decoded(meter, 16, 50.0, steps=100)
-    assert budget(meter, 1.0, n_decodes) == pytest.approx(rows_beside(step_ms), rel=0.01)
+    timer = measured(10_000, None)
+    decoded(timer, 4, 10.0)
+    decoded(timer, 16, 50.0, steps=100)
+    assert budget(timer, 1.0, n_decodes) == pytest.approx(rows_beside(step_ms), rel=0.01)
 
 
 def test_a_step_takes_no_longer_than_one_of_more_decodes() -> None:
-    meter = measured(10_000, None)
-    decoded(meter, 16, 20.0, steps=50)
-    decoded(meter, 15, 40.0)  # alone only once: just when the sixteenth stream ended
-    assert budget(meter, 1.0, 15) == pytest.approx(rows_beside(20.0), rel=0.01)
+    timer = measured(10_000, None)
+    decoded(timer, 16, 20.0, steps=50)
+    decoded(timer, 15, 40.0)  # alone only once: just when the sixteenth stream ended
+    assert budget(timer, 1.0, 15) == pytest.approx(rows_beside(20.0), rel=0.01)
 
 
 def test_prefill_speed_is_that_of_all_rows_however_they_came_in_steps() -> None:
-    few_and_many = Meter()
+    few_and_many = StepTimer()
     for _ in range(100):
         prefilled(few_and_many, 20, 0.020)
         prefilled(few_and_many, 180, 0.030)
     assert few_and_many.prefill_tokens_per_s == pytest.approx(200 / 0.050, rel=0.1)
-    assert Meter().prefill_tokens_per_s == 0
+    assert StepTimer().prefill_tokens_per_s == 0
 
 
 def test_every_row_counts_once_it_is_computed() -> None:
-    meter = Meter()
-    prefilled(meter, 200, 0.05)
-    decoded(meter, 3, 10.0, steps=2)
-    assert meter.computed_tokens == 206
+    timer = StepTimer()
+    prefilled(timer, 200, 0.05)
+    decoded(timer, 3, 10.0, steps=2)
+    assert timer.computed_tokens == 206
 
 
 ROW_S, KEY_S = 100e-6, 0.1e-6  # 1,000 keys cost as much as a row
 
 
 def test_what_a_key_costs_is_learnt_from_long_prompts_and_what_a_row_costs_from_short_ones() -> None:
-    meter = Meter()
+    timer = StepTimer()
     for _ in range(60):
-        prefilled(meter, 100, 100 * (ROW_S + 50 * KEY_S))
-        prefilled(meter, 100, 100 * (ROW_S + 2_050 * KEY_S), start=2_000)
-    pace = meter.pace(0.1, 1)
-    assert pace is not None
-    assert pace.budget == pytest.approx(1_000, rel=0.02)
-    assert pace.key_cost == pytest.approx(KEY_S / ROW_S, rel=0.05)
-    n_rows = pace.rows(2_000, pace.budget)
+        prefilled(timer, 100, 100 * (ROW_S + 50 * KEY_S))
+        prefilled(timer, 100, 100 * (ROW_S + 2_050 * KEY_S), start=2_000)
+    allowed = timer.prefill_budget(0.1, 1)
+    assert allowed is not None
+    assert allowed.n_rows == pytest.approx(1_000, rel=0.02)
+    assert allowed.key_cost == pytest.approx(KEY_S / ROW_S, rel=0.05)
+    n_rows = allowed.rows(2_000, allowed.n_rows)
     assert n_rows * (ROW_S + (2_000 + n_rows / 2) * KEY_S) == pytest.approx(0.1, rel=0.05)
 
 
 def test_prompts_that_all_are_long_do_not_leave_a_first_slow_step_standing() -> None:
-    meter = Meter()
-    prefilled(meter, 1_000, 1.0)
-    prefilled(meter, 1_000, 0.1, steps=100)
-    assert budget(meter, 0.1, 1) == pytest.approx(1_000, rel=0.05)
+    timer = StepTimer()
+    prefilled(timer, 1_000, 1.0)
+    prefilled(timer, 1_000, 0.1, steps=100)
+    assert budget(timer, 0.1, 1) == pytest.approx(1_000, rel=0.05)
 
 
 @pytest.mark.parametrize(("fixed_s", "row_s"), [(0.0074, 15e-6), (0.0003, 100e-6)], ids=["launches", "rows"])
 def test_prompts_are_not_cut_into_pieces_that_cost_as_much_as_the_whole(fixed_s: float, row_s: float) -> None:
     """Steps with prompts take 7.4 ms more on a GPU, for 16 rows or 500: cut smaller and smaller, all clients waited."""
-    meter = measured(10_000, None)
-    decoded(meter, 16, 2.4)
+    timer = measured(10_000, None)
+    decoded(timer, 16, 2.4)
     for size in range(400):
-        rows = min(budget(meter, 0.2, 16), 20 + 131 * size % 400)  # the end of a prompt is shorter
-        prefilled(meter, rows, fixed_s + row_s * rows)
-    added_s = fixed_s + row_s * budget(meter, 0.2, 16)
+        rows = min(budget(timer, 0.2, 16), 20 + 131 * size % 400)  # the end of a prompt is shorter
+        prefilled(timer, rows, fixed_s + row_s * rows)
+    added_s = fixed_s + row_s * budget(timer, 0.2, 16)
     assert added_s == pytest.approx(max(2 * 0.0024, 2 * fixed_s), rel=0.1)
 
 
 def test_what_held_one_step_up_says_little_about_the_next_ones() -> None:
-    meter = measured(10_000, 2.0)
-    decoded(meter, 1, 5_000.0)
-    assert meter.decode_step_ms < 4.0
-    prefilled(meter, 200, 5.0)
-    assert meter.prefill_tokens_per_s > 5_000
+    timer = measured(10_000, 2.0)
+    decoded(timer, 1, 5_000.0)
+    assert timer.decode_step_ms < 4.0
+    prefilled(timer, 200, 5.0)
+    assert timer.prefill_tokens_per_s > 5_000
 
 
 def test_steps_that_stay_slow_are_soon_believed() -> None:
-    meter = measured(10_000, 2.0)
-    decoded(meter, 1, 200.0, steps=40)
-    assert meter.decode_step_ms > 180.0
-    prefilled(meter, 200, 2.0, steps=40)
-    assert meter.prefill_tokens_per_s == pytest.approx(100, rel=0.1)
+    timer = measured(10_000, 2.0)
+    decoded(timer, 1, 200.0, steps=40)
+    assert timer.decode_step_ms > 180.0
+    prefilled(timer, 200, 2.0, steps=40)
+    assert timer.prefill_tokens_per_s == pytest.approx(100, rel=0.1)

@@ -32,7 +32,7 @@ def make_runner() -> Runner[StandinCache]:
         lone_rank(),
         n_blocks=N_BLOCKS,
         block_size=BLOCK,
-        max_slots=SLOTS,
+        max_running=SLOTS,
         max_model_len=LENGTH,
         device=torch.device("cpu"),
     )
@@ -136,7 +136,7 @@ def test_prompt_logprobs_of_a_chunked_prompt() -> None:
 def test_pooled_request_returns_the_normalised_mean_and_no_token() -> None:
     tokens = [3, 1, 4, 1, 5, 9]
     runner = make_runner()
-    pooled = Admission(0, GREEDY, tuple(tokens), len(tokens), pool=True)
+    pooled = Admission(0, GREEDY, tuple(tokens), len(tokens), embed=True)
     other = Admission(1, GREEDY, (8,), 1)
     first = StepPlan(0, (), (pooled, other), (Chunk(0, 0, 4, False, (1,)), Chunk(1, 0, 1, True, (2,))))
     assert result_of(runner, first).pooled == {}

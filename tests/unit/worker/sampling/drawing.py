@@ -28,14 +28,14 @@ def part_of(logits: torch.Tensor, comm: Communicator) -> torch.Tensor:
 
 
 def make_sampler(
-    comm: Communicator, vocab: int, max_slots: int, ops: Ops = TORCH, device: torch.device = CPU
+    comm: Communicator, vocab: int, max_running: int, ops: Ops = TORCH, device: torch.device = CPU
 ) -> Sampler:
     width = vocab // comm.size
     return Sampler(
         comm,
         ops.columns(comm.rank * width, width),
         vocab_local=width,
-        max_slots=max_slots,
+        max_running=max_running,
         device=device,
     )
 

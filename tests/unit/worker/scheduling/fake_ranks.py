@@ -63,7 +63,7 @@ class FakeRanks:
             self.slots[admission.slot] = _Slot(admission, list(admission.token_ids))
         assert len({chunk.slot for chunk in plan.chunks}) == len(plan.chunks)
         drawn = {chunk.slot: token for chunk in plan.chunks if (token := self._compute(chunk)) is not None}
-        pooled = {slot: (float(self.slots[slot].tokens[0]),) for slot in drawn if self.slots[slot].admission.pool}
+        pooled = {slot: (float(self.slots[slot].tokens[0]),) for slot in drawn if self.slots[slot].admission.embed}
         tokens = {slot: token for slot, token in drawn.items() if slot not in pooled}
         return StepResult(plan.step, tuple(tokens), tuple(tokens.values()), pooled=pooled)
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from services.worker.scheduling.fairness import OUTPUT_COST, PREFILL_COST, TenantLedger
-from services.worker.scheduling.pace import Pace
+from services.worker.scheduling.prefill_budget import PrefillBudget
 from tests.unit.worker.scheduling.harness import Harness
 
 STEPS = 3000
@@ -131,7 +131,7 @@ def test_a_long_prompt_does_not_hold_up_a_short_one_and_wastes_no_budget() -> No
 
 def test_a_prompt_beside_decodes_is_cut_to_what_they_can_bear() -> None:
     harness = Harness(n_blocks=100, max_model_len=1600, max_batched_tokens=512)
-    harness.scheduler.pace = Pace(32)
+    harness.scheduler.prefill_budget = PrefillBudget(32)
     decoding = harness.submit([9], 100)
     harness.step()
     harness.submit([i % 97 for i in range(600)], 1)
@@ -144,7 +144,7 @@ def test_a_prompt_beside_decodes_is_cut_to_what_they_can_bear() -> None:
 
 def test_the_further_on_in_a_prompt_the_fewer_of_its_rows_come_beside_decodes() -> None:
     harness = Harness(n_blocks=200, max_model_len=2500, max_batched_tokens=512)
-    harness.scheduler.pace = pace = Pace(100, key_cost=1 / 500)
+    harness.scheduler.prefill_budget = allowed = PrefillBudget(100, key_cost=1 / 500)
     decoding = harness.submit([9], 200)
     harness.step()
     harness.submit([i % 97 for i in range(2000)], 1)
@@ -158,5 +158,7 @@ def test_the_further_on_in_a_prompt_the_fewer_of_its_rows_come_beside_decodes() 
         harness.apply()
     assert rows == sorted(rows, reverse=True)
     assert rows[0] > 3 * rows[-1]
-    assert all(pace.cost(start, n) <= 100 < pace.cost(start, n + 1) for start, n in zip(starts, rows, strict=True))
+    assert all(
+        allowed.cost(start, n) <= 100 < allowed.cost(start, n + 1) for start, n in zip(starts, rows, strict=True)
+    )
     harness.drain()

@@ -11,7 +11,7 @@ from ryzanstein.v1.worker_pb2 import Sampling
 from services.common.blockhash import HASH_BLOCK_TOKENS, chain_root, extend_chain
 from services.worker.engine.errors import TooLongError
 from services.worker.engine.output import Finish
-from services.worker.scheduling.pace import Pace
+from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.transfers import Arrival, Pin
 from tests.unit.worker.scheduling.fake_ranks import generate
@@ -38,7 +38,7 @@ class Traffic:
             share_max_steps=choice([2, 64]),
             kept_events=10**7,
         )
-        self.harness.scheduler.pace = Pace(choice([5, 100, 10_000]), choice([0.0, 0.001, 1.0]))
+        self.harness.scheduler.prefill_budget = PrefillBudget(choice([5, 100, 10_000]), choice([0.0, 0.001, 1.0]))
         self.prefixes = [[self.random.randrange(97) for _ in range(150)] for _ in range(3)]
         self.cancelled: set[Request] = set()
         self.expected: dict[Request, list[int]] = {}
@@ -62,7 +62,7 @@ class Traffic:
                 sampling=sampling,
                 tenant=rng.choice("abc"),
                 priority=rng.choice([0, 0, 0, 1, -1]),
-                pool=rng.random() < 0.05,
+                embed=rng.random() < 0.05,
                 cacheable=rng.random() < 0.95,
                 deferred=(deferred := rng.random() < 0.2),
             )
@@ -70,7 +70,7 @@ class Traffic:
             return
         if deferred:
             self.expect(request)
-        n = 0 if request.pool else request.limit - len(prompt)
+        n = 0 if request.embed else request.limit - len(prompt)
         self.expected[request] = generate(prompt, n, sampling)
 
     def expect(self, request: Request) -> None:
@@ -140,7 +140,7 @@ class Traffic:
             else:
                 finish = self.harness.ended[request]
                 assert answer == expected
-                assert (finish is Finish.EMBEDDED) == request.pool
+                assert (finish is Finish.EMBEDDED) == request.embed
                 assert (finish is Finish.STOP) == (bool(answer) and answer[-1] in request.end_token_ids)
         self.expected.clear()
         self.harness.answers.clear()

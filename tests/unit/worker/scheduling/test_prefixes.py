@@ -89,7 +89,7 @@ def test_a_fully_repeated_prompt_and_its_continuation_stay_reusable() -> None:
     assert turn.cached_tokens == 96
 
 
-@pytest.mark.parametrize("fields", [{"sampling": Sampling(prompt_logprobs=0)}, {"pool": True}])
+@pytest.mark.parametrize("fields", [{"sampling": Sampling(prompt_logprobs=0)}, {"embed": True}])
 def test_requests_that_must_see_every_position_take_no_hits_but_leave_blocks(fields: dict[str, object]) -> None:
     harness = Harness()
     harness.submit(PREFIX[:64], 2)

@@ -9,10 +9,10 @@ _LEAST_ROWS = 16  # deep in a long prompt: it gets on however slowly streams wou
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PrefillBudget:
     """A budget in rows at the beginning of a prompt. Further on a row costs more, by the keys it attends to."""
 
-    budget: int
+    n_rows: int
     key_cost: float = 0.0  # of a key, where a row by itself costs 1
 
     def cost(self, start: int, n_rows: int) -> float:

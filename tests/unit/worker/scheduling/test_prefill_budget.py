@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.scheduling.pace import Pace
+from services.worker.scheduling.prefill_budget import PrefillBudget
 
 
 @given(
@@ -15,13 +15,13 @@ from services.worker.scheduling.pace import Pace
     start=st.integers(0, 200_000),
 )
 def test_a_budget_pays_for_as_many_rows_as_fit_or_a_few(budget: int, key_cost: float, start: int) -> None:
-    pace = Pace(budget, key_cost)
-    rows = pace.rows(start, budget)
+    allowed = PrefillBudget(budget, key_cost)
+    rows = allowed.rows(start, budget)
     assert rows >= 1
-    assert rows <= min(16, budget) or pace.cost(start, rows) <= budget * (1 + 1e-6)
-    assert pace.cost(start, rows + 1) > budget * (1 - 1e-6)
+    assert rows <= min(16, budget) or allowed.cost(start, rows) <= budget * (1 + 1e-6)
+    assert allowed.cost(start, rows + 1) > budget * (1 - 1e-6)
 
 
 def test_a_prompt_costs_the_same_whole_and_in_pieces() -> None:
-    pace = Pace(100, 1 / 300)
-    assert pace.cost(40, 60) + pace.cost(100, 200) == pytest.approx(pace.cost(40, 260))
+    allowed = PrefillBudget(100, 1 / 300)
+    assert allowed.cost(40, 60) + allowed.cost(100, 200) == pytest.approx(allowed.cost(40, 260))

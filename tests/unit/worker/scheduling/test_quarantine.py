@@ -12,24 +12,24 @@ TRIAL = 3
 
 
 def on_trial(requests: list[Request]) -> list[Request]:
-    """Suspects that are computed and have not outlived their trial."""
-    return [r for r in requests if r.status is Status.RUNNING and r.n_generated < r.acquitted_at]
+    """Suspects that are computed and are not cleared."""
+    return [r for r in requests if r.status is Status.RUNNING and r.n_generated < r.cleared_at]
 
 
-def test_the_next_suspect_begins_when_the_one_before_has_outlived_its_trial() -> None:
+def test_the_next_suspect_begins_when_the_one_before_is_cleared() -> None:
     harness = Harness()
     suspects = [harness.submit([n + 1] * 20, 8, trial_tokens=TRIAL) for n in range(3)]
     innocent = harness.submit([9] * 20, 8)
     harness.plan()
     assert on_trial(suspects) == suspects[:1]
     assert innocent.status is Status.RUNNING
-    assert harness.scheduler.trial.begun() is suspects[0]
-    assert harness.scheduler.trial.begun() is None
+    assert harness.scheduler.quarantine.begun() is suspects[0]
+    assert harness.scheduler.quarantine.begun() is None
     while suspects[1].status is not Status.RUNNING:
         assert harness.step()
     assert suspects[0].n_generated >= TRIAL
     assert suspects[0].status is Status.RUNNING, "it goes on beside the next one"
-    assert harness.scheduler.trial.begun() is suspects[1]
+    assert harness.scheduler.quarantine.begun() is suspects[1]
     harness.drain()
     assert all(len(harness.answers[request]) == 8 for request in (*suspects, innocent))
 
