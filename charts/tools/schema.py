@@ -36,7 +36,6 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list:
 _PYTHONS = ("discriminator", "default", "title")  # what helps only Python
 _ENV: Schema = {
     "type": "object",
-    "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
     "additionalProperties": {"type": ["string", "number", "boolean", "object", "null"]},
 }
 _PDB: Schema = {

@@ -2,7 +2,7 @@
 
 {{- define "ryzanstein.validate" -}}
 {{- $lines := list -}}
-{{- range $part := list "names" "owned" "pools" "redis" "exposure" "scaling" "monitoring" -}}
+{{- range $part := list "forms" "names" "owned" "pools" "redis" "exposure" "scaling" "monitoring" -}}
 {{- $lines = concat $lines (include (printf "ryzanstein.validate.%s" $part) $ | splitList "\n") -}}
 {{- end -}}
 {{- $lines = without $lines "" -}}

@@ -1,0 +1,40 @@
+{{/* Texts that must have a certain form. A schema's error shows the regular expression, and the value, which may hold a password. */}}
+
+{{/* Lists of a value's path, the value, its regular expression, and its form in words; as JSON. */}}
+{{- define "ryzanstein.forms" -}}
+{{- $forms := list
+  (list "fullnameOverride" .Values.fullnameOverride "^([a-z]([-a-z0-9]*[a-z0-9])?)?$" "a letter, then a-z, 0-9 and -, no - at the end")
+  (list "redis.maxMemory" .Values.redis.maxMemory "^[1-9][0-9]*(Ki|Mi|Gi)$" "a whole number and Ki, Mi or Gi, such as 200Mi")
+  (list "redis.external.url" .Values.redis.external.url "^((rediss?)://[^@]+)?$" "redis://host:port/number or rediss://host:port/number, without a user or password")
+  (list "tracing.endpoint" .Values.tracing.endpoint "^(https?://[^/:]+:[0-9]+)?$" "http://host:port or https://host:port")
+  (list "monitoring.prometheus.retention" .Values.monitoring.prometheus.retention "^[0-9]+(h|d|w|y)$" "a whole number and h, d, w or y, such as 24h")
+  (list "monitoring.prometheus.retentionSize" .Values.monitoring.prometheus.retentionSize "^[1-9][0-9]*(MB|GB|TB)$" "a whole number and MB, GB or TB, such as 1500MB")
+  (list "monitoring.loki.retention" .Values.monitoring.loki.retention "^[1-9][0-9]*(h|d|w)$" "a whole number and h, d or w, such as 24h") -}}
+{{- range $i, $address := .Values.monitoring.prometheus.alertmanagers -}}
+{{- $forms = append $forms (list (printf "monitoring.prometheus.alertmanagers[%d]" $i) $address "^[^:/]+:[0-9]+$" "host:port") -}}
+{{- end -}}
+{{- range $alert, $override := .Values.monitoring.rules.overrides -}}
+{{- with $override.for -}}
+{{- $forms = append $forms (list (printf "monitoring.rules.overrides.%s.for" $alert) . "^[0-9]+(s|m|h|d)$" "a whole number and s, m, h or d, such as 10m") -}}
+{{- end -}}
+{{- end -}}
+{{- range $target, $digest := .Values.image.digests -}}
+{{- $forms = append $forms (list (printf "image.digests.%s" $target) $digest "^(sha256:[0-9a-f]{64})?$" "sha256: and 64 digits of 0-9 and a-f") -}}
+{{- end -}}
+{{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
+{{- $forms = append $forms (list (printf "workers.pools.%s.model" $name) $pool.model (include "ryzanstein.model.forms" .) "empty (the bundled model), hf://org/name[@revision], pvc://claim[/path], oci://image[/path], hostpath:///folder or file:///folder") -}}
+{{- end -}}
+{{- toJson $forms -}}
+{{- end }}
+
+{{- define "ryzanstein.model.forms" -}}
+^$|^(hf://[^/@]+/[^/@]+(@[^/@]+)?|pvc://[^/]+(/.*)?|oci://[^/]+/.+|hostpath:///.+|file:///.+)$
+{{- end }}
+
+{{- define "ryzanstein.validate.forms" -}}
+{{- range include "ryzanstein.forms" . | fromJsonArray -}}
+{{- if not (regexMatch (index . 2) (toString (index . 1))) }}
+{{ index . 0 }}: it should be {{ index . 3 }}
+{{- end -}}
+{{- end -}}
+{{- end }}
