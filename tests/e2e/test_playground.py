@@ -1,4 +1,4 @@
-"""The page at /, in a real browser: a key, a stream, a schema, a call, and a worker killed while it answers."""
+"""The pages in a real browser without internet: a key, a stream, a schema, a call, a worker killed while it answers."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def browser() -> Iterator[webdriver.Chrome]:
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--window-size=1200,900",
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # no internet
     ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
@@ -129,6 +130,19 @@ def page(browser: webdriver.Chrome, stack: RunningStack) -> Iterator[Page]:
     # The network's are the models that were asked for while there was no key.
     logged = [entry for entry in browser.get_log("browser") if entry["source"] != "network"]
     assert not logged, "no script failed, and no policy was broken"
+
+
+@pytest.mark.parametrize(("path", "shown"), [("/", "#welcome"), ("/docs", ".opblock"), ("/docs/", ".opblock")])
+def test_every_page_is_whole_without_internet(
+    browser: webdriver.Chrome, stack: RunningStack, path: str, shown: str
+) -> None:
+    browser.get(f"{stack.url}{path}")
+    WebDriverWait(browser, 60, poll_frequency=0.02).until(lambda _: browser.find_elements(By.CSS_SELECTOR, shown))
+    loaded = browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert loaded
+    assert all(address.startswith(stack.url) for address in loaded), loaded
+    missing = [entry for entry in browser.get_log("browser") if "/v1/models" not in entry["message"]]
+    assert not missing, "nothing was refused by the page's policy or not found; models need a key"
 
 
 def test_a_wrong_key_shows_what_the_api_says(browser: webdriver.Chrome, stack: RunningStack) -> None:
@@ -210,7 +224,8 @@ def test_it_works_below_a_path_and_only_its_own_files_are_served(stack: RunningS
         page = client.get("/")
         assert "script-src 'self'" in page.headers["content-security-policy"]
         assert "'unsafe" not in page.headers["content-security-policy"]
-        assert not [link for link in page.text.split('"') if link.startswith(("/", "http:", "https:"))]
+        for linked in (page, client.get("/docs")):
+            assert not [link for link in linked.text.split('"') if link.startswith(("/", "http:", "https:"))]
         assert (
             client.get("/playground/page.js").headers["content-type"].startswith(("text/javascript", "application/j"))
         )

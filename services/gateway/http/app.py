@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from services.gateway.errors import ApiError, internal_error, invalid, storage_away
+from services.gateway.http.docs import add_docs
 from services.gateway.http.documentation import HEALTH, Documentation
 from services.gateway.http.exchange import ApiDialect
 from services.gateway.http.identified import CallingTenant
@@ -75,7 +76,7 @@ def new_app(
     """Build the app; `documented` are the routes beside it, `parts` add the routes of what may be off."""
     # FastAPI's own spans would be of probes and scrapes, mostly; requests have theirs from the routes.
     app = FastAPI(
-        title="Ryzanstein", docs_url="/docs", redoc_url=None, openapi_url="/openapi.json", telemetry=_NO_TELEMETRY
+        title="Ryzanstein", docs_url=None, redoc_url=None, openapi_url="/openapi.json", telemetry=_NO_TELEMETRY
     )
     app.state.gate = gate
     app.add_exception_handler(ApiError, _api_error)
@@ -84,6 +85,7 @@ def new_app(
     app.add_exception_handler(RedisAwayError, _storage_away)
     app.add_exception_handler(Exception, _own_mistake)
     add_models(app, catalog)
+    add_docs(app)
 
     @app.get("/admin/workers", summary="The workers as the routers see them", tags=["administration"])
     async def workers(tenant: CallingTenant) -> dict[str, Any]:
