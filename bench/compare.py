@@ -155,7 +155,7 @@ def main(
         list[str] | None, typer.Option(help="How a load's name begins, again for each; all if left out.")
     ] = None,
     settle: Annotated[float, typer.Option(help="Seconds that the machine has to itself after each server.")] = SETTLE_S,
-    out: Annotated[Path | None, typer.Option(help="Write all runs as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all runs as JSON; other shapes in the file stay.")] = None,
 ) -> None:
     """Compare servers on a random checkpoint of SHAPE."""
     homes = dict(entry.split("=", 1) for entry in peer)
@@ -175,7 +175,8 @@ def main(
     results |= {"shape": shape, "ranks": ranks, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     show(results, Console())
     if out:
-        out.write_text(json.dumps(results, indent=1))
+        kept = json.loads(out.read_text()) if out.exists() else {}
+        out.write_text(json.dumps(kept | {shape: results}, indent=1) + "\n")
     raise typer.Exit(bool(results["failed"]))
 
 

@@ -1,6 +1,6 @@
-"""What bench.compare measured, as Markdown and a picture.
+"""What bench.compare measured, as Markdown.
 
-python -m bench.compare_report bench/results/amx/peers-*.json --picture docs/pictures/peers-amx.svg
+python -m bench.compare_report bench/results/peers-amx.json
 """
 
 from __future__ import annotations
@@ -9,18 +9,11 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib as mpl
 import typer
 
 from bench.stats import median
 
-mpl.use("svg")
-from matplotlib import pyplot as plt  # the backend is chosen before
-
 OURS = "ryzanstein"
-_HEIGHT_INCHES, _PANEL_INCHES = 3.4, 4.2
-_COLOURS = {OURS: "#08519c"}
-_OTHER_COLOURS = ("#9ecae1", "#c7c7c7", "#fdd0a2")
 
 
 def rates(results: dict, scenario: str) -> dict[str, float]:
@@ -64,7 +57,6 @@ def _cell(runs: list[dict], rate: float) -> str:
 
 def summary(files: list[dict]) -> str:
     """One table of a machine: a column per model, a row per load with every server's tokens/s and our ratio."""
-    files = sorted(files, key=lambda results: _parameters(results["shape"]))
     peers = [OURS, *sorted({peer for results in files for peer in results["start_s"]} - {OURS})]
     scenarios = list(dict.fromkeys(scenario for results in files for scenario in results["scenarios"]))
     rows = [[scenario, *(_rates_cell(results, scenario, peers) for results in files)] for scenario in scenarios]
@@ -102,48 +94,17 @@ def _each(values: dict[str, float], peers: list[str], form: str) -> str:
     return " / ".join(format(values[peer], form) if peer in values else "–" for peer in peers)
 
 
-def draw(files: list[dict], path: Path) -> None:
-    """Bars of tokens/s per load, a panel per model, each load relative to the best of the others."""
-    with mpl.rc_context({"svg.hashsalt": "peers", "svg.fonttype": "none", "font.size": 8}):
-        size = (_PANEL_INCHES * len(files), _HEIGHT_INCHES)
-        figure, panels = plt.subplots(1, len(files), figsize=size, squeeze=False, sharey=True)
-        for panel, results in zip(panels[0], files, strict=True):
-            _draw_panel(panel, results)
-        panels[0, 0].set_ylabel("output tokens/s over the best other's")
-        panels[0, 0].legend(loc="upper right")
-        figure.tight_layout()
-        figure.savefig(path, metadata={"Date": None})
-        plt.close(figure)
-
-
-def _draw_panel(panel: plt.Axes, results: dict) -> None:
-    scenarios, peers = list(results["scenarios"]), list(results["start_s"])
-    width = 0.8 / len(peers)
-    others = iter(_OTHER_COLOURS)
-    for index, peer in enumerate(peers):
-        heights = []
-        for scenario in scenarios:
-            found = rates(results, scenario)
-            heights.append(found[peer] / max(rate for other, rate in found.items() if other != OURS))
-        places = [place + (index - (len(peers) - 1) / 2) * width for place in range(len(scenarios))]
-        panel.bar(places, heights, width, label=peer, color=_COLOURS.get(peer) or next(others))
-    panel.axhline(1, color="#444444", linewidth=0.6)
-    panel.set_xticks(
-        range(len(scenarios)), [scenario.replace(", ", ",\n").replace(" (", "\n(") for scenario in scenarios]
-    )
-    panel.set_title(f"{results['shape']} parameters")
+def read_results(file: Path) -> list[dict]:
+    """The results of one machine, smallest model first."""
+    return sorted(json.loads(file.read_text()).values(), key=lambda results: _parameters(results["shape"]))
 
 
 def main(
-    files: Annotated[list[Path], typer.Argument(help="What bench.compare wrote with --out.")],
-    picture: Annotated[Path | None, typer.Option(help="Write an SVG there.")] = None,
+    file: Annotated[Path, typer.Argument(help="What bench.compare wrote with --out on one machine.")],
 ) -> None:
-    """Print a table of all FILES, then one of each."""
-    results = [json.loads(file.read_text()) for file in files]
+    """Print a table of all models in FILE, then one of each."""
+    results = read_results(file)
     print("\n\n".join([summary(results), *(markdown(each) for each in results)]))
-    if picture is not None:
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        draw(results, picture)
 
 
 if __name__ == "__main__":

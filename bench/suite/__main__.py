@@ -4,7 +4,7 @@
     python -m bench.suite --only scheduler --only router --out /tmp/results
 
 Each round runs every bench once, each in a process of its own: a metric has one sample per round, spread over the whole
-run. Writes DATE.json, DATE.md and pictures. It needs the machine for itself.
+run. Writes DATE.json and DATE.md. It needs the machine for itself.
 """
 
 from __future__ import annotations
