@@ -333,7 +333,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     wrap = _cache_of(settings, guard, keys, metrics)
     pipeline = Pipeline(catalog, upstream, metrics, wrap, log_prompts=settings.log_prompts)
     gate, tracer, drain = _new_gate(settings, guard, keys, metrics, peers), RequestTracer(enabled=traced), Drain()
-    grammars = GrammarCompiler(settings.grammar_timeout_s)
+    grammars = GrammarCompiler(settings.grammar_timeout_s, closed=not settings.additional_properties)
     kept_redis = open_redis(settings.redis, _STORE_S)
     store = _new_store(settings, kept_redis, keys, metrics)
     batches = Batches(settings, keys, metrics) if settings.batch_storage_bytes else None

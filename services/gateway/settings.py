@@ -82,6 +82,11 @@ class GatewaySettings(ExpectingSettings):
     grammar_timeout_s: float = Field(
         default=2.0, gt=0, description="A schema or grammar for structured output must be compiled within this time"
     )
+    additional_properties: bool = Field(
+        default=False,
+        description="Whether objects that answers and tool calls hold may have properties that their schema does not "
+        "name, where it names some and has no `additionalProperties`",
+    )
 
     control_tokens_in_messages: bool = Field(
         default=False,

@@ -104,7 +104,7 @@ def test_regex_choice_grammar_and_objects_by_all_their_names(client: httpx.Clien
         assert re.fullmatch(CODE, complete(client, **ask))
     for ask in ({"guided_choice": ['a "b"', "é\n"]}, {"structured_outputs": {"choice": ['a "b"', "é\n"]}}):
         assert complete(client, **ask) in ('a "b"', "é\n")
-    lark, gbnf = 'start: "a" b\nb: /[xy]{2}/', 'root ::= "a" b\nb ::= [xy] [xy]'
+    lark, gbnf = 'start: "a" b\nb: /[xy]{2}/', 'root ::= "\\u0061" b\nb ::= [\\u0078-\\U00000079] [xy]'
     for grammar in (lark, gbnf):
         assert re.fullmatch("a[xy]{2}", complete(client, guided_grammar=grammar))
     assert re.fullmatch("a[xy]{2}", complete(client, structured_outputs={"grammar": lark}))
@@ -135,6 +135,28 @@ def test_tagged_structures_follow_their_schemas_in_free_text(client: httpx.Clien
         (choice,) = choices(client, max_tokens=60, **ask)
         assert " " in choice["text"]
         assert " <f>7</f>".startswith(found := re.findall(r" [^ ]*", choice["text"])[0][:9]), found
+
+
+def test_what_no_grammar_enforces_is_checked_when_the_text_has_ended(client: httpx.Client) -> None:
+    digits = {"type": "array", "items": {"type": "integer", "minimum": 10, "maximum": 99}, "uniqueItems": True}
+    ask = {"prompt": "x = ", "max_tokens": 100, "temperature": 1.5, "seed": 1}
+    pairs = {**ask, "guided_json": {**digits, "maxItems": 2, "minItems": 2}}
+    answers = [client.post("/v1/completions", json={**pairs, "seed": seed}) for seed in range(12)]
+    texts = [answer.json()["choices"][0]["text"] for answer in answers if answer.status_code == 200]
+    assert texts
+    assert all(len(set(json.loads(text))) == 2 for text in texts)
+    values = {"enum": [0, 1, 2, 3, 4]}
+    impossible = {**ask, "guided_json": {**digits, "items": values, "minItems": 6}}
+    answer = client.post("/v1/completions", json=impossible)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "schema_failed", "guided_json")
+    assert "at `/`" in error["message"]
+    lines = client.post("/v1/completions", json={**impossible, "stream": True}).text.splitlines()
+    last = [json.loads(line[6:]) for line in lines if line.startswith("data: {")][-1]
+    assert last["error"]["code"] == "schema_failed"
+    assert not any('"finish_reason":"stop"' in line for line in lines)
+    for cut in ({"max_tokens": 3}, {"stop": ","}):
+        assert client.post("/v1/completions", json={**impossible, **cut}).status_code == 200
 
 
 def test_it_goes_together_with_n_seeds_stops_logprobs_and_limits(client: httpx.Client) -> None:
@@ -183,7 +205,16 @@ def test_the_official_client_parses(stack: RunningStack) -> None:
 @pytest.mark.parametrize(
     ("ask", "param", "words"),
     [
-        ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "`uniqueItems`"),
+        ({"response_format": {"type": "json_schema", "json_schema": {
+            "schema": {"properties": {"s": {"type": "array", "uniqueItems": True}}}, "strict": True}}},
+         "response_format.json_schema.schema", "`uniqueItems` at `/properties/s`"),
+        ({"guided_json": {"enum": [1234567890123456789]}}, "guided_json", "1234567890123456789"),
+        ({"guided_json": {"$ref": "http://127.0.0.1/x"}}, "guided_json", "`$ref` to `http://127.0.0.1/x`"),
+        ({"guided_json": {"$ref": "#/$defs/x"}}, "guided_json", "`/$defs/x`, which does not exist"),
+        ({"guided_regex": r"[^\s\S]"}, "guided_regex", "no text follows it"),
+        ({"guided_grammar": 'start: "\\u42"'}, "guided_grammar", "line 1, column 13"),
+        ({"guided_grammar": 'start: %json {"oneOf": [{"type": "number"}, {"type": "integer"}]}'}, "guided_grammar",
+         "`oneOf` is not supported where"),
         ({"guided_json": {"type": "strin"}}, "guided_json", "strin"),
         ({"guided_json": "{"}, "guided_json", "cannot be followed"),
         ({"guided_json": {"type": "integer", "multipleOf": 999983}}, "guided_json", "longer than"),

@@ -26,7 +26,8 @@ TOOLS: Any = [
 ]
 ASK: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How warm is it?"}]
 COMMON: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_tokens": 400, "seed": 4}
-UNSUPPORTED: Any = [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]
+NO_ANSWER = {"properties": {"a": {"not": {}}}, "required": ["a"]}  # which no grammar says
+UNSUPPORTED: Any = [{"type": "function", "function": {"name": "f", "parameters": NO_ANSWER, "strict": True}}]
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 
@@ -74,6 +75,28 @@ def test_a_named_function_is_called_and_its_result_goes_on(client: openai.OpenAI
     assert answer.choices[0].finish_reason in ("stop", "length", "tool_calls")
     bare = client.chat.completions.create(**{**COMMON, "messages": history[:2]})
     assert answer.usage.prompt_tokens > bare.usage.prompt_tokens + 60  # tools, call and result are in the prompt
+
+
+def test_arguments_have_no_other_properties_than_those_that_are_named(client: openai.OpenAI) -> None:
+    lax = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+    for parameters, found in ((None, [{}]), ({}, [{}]), (lax, [{"on": False}, {"on": True}])):
+        function = {"name": "f"} if parameters is None else {"name": "f", "parameters": parameters}
+        tools: Any = [{"type": "function", "function": function}]
+        for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+            for seed in range(3):
+                ask = {**COMMON, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False, "seed": seed}
+                (call,) = client.chat.completions.create(**ask, temperature=1.5).choices[0].message.tool_calls or []
+                assert json.loads(call.function.arguments) in found
+
+
+def test_calls_that_do_not_follow_what_no_grammar_enforces_are_an_error(client: openai.OpenAI) -> None:
+    checked = [{"type": "function", "function": {**UNSUPPORTED[0]["function"], "strict": False}}]
+    ask = {**COMMON, "tools": checked, "tool_choice": "required", "parallel_tool_calls": False}
+    with pytest.raises(openai.BadRequestError, match="`parameters` of `f`") as refused:
+        client.chat.completions.create(**ask)
+    assert (refused.value.param, refused.value.code) == ("tools", "schema_failed")
+    with pytest.raises(openai.APIError, match="`parameters` of `f`"):
+        list(client.chat.completions.create(**ask, stream=True))
 
 
 def test_several_choices_and_older_functions(client: openai.OpenAI) -> None:

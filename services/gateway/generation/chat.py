@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -124,7 +125,11 @@ class ChatPreparer:
         """The prompt of a body; raises :class:`ApiError` (400)."""
         allowed = self._settings.control_tokens_in_messages
         template = model.template.source if model.template else ""
-        tools = tool_use(body, parser_for(template, self._settings.tool_parser))
+        tools = tool_use(
+            body,
+            parser_for(template, self._settings.tool_parser),
+            closed=not self._settings.additional_properties,
+        )
         conversation = conversation_of(body, tools, control_tokens=allowed)
         ids = await encode_conversation(model, conversation, add_special_tokens=add_special_tokens)
         return ChatPrompt(ids, tools)
@@ -148,12 +153,12 @@ class ChatPreparer:
         prompt = prompt or await self.prompt(body, model)
         ids, tools = prompt.ids, prompt.tools
         asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        asked_grammar, new_calls = await self._grammars.asked(body), None
-        if tools is not None:
-            asked_grammar, new_calls = tools.plan(asked_grammar)
-        grammar = await self._grammars.admit(asked_grammar, model) if asked_grammar else ""
+        constraint = await self._grammars.asked(body)
+        if tools is not None and (tools.constrained or constraint is not None):
+            constraint = await asyncio.to_thread(tools.plan, constraint)
+        grammar = await self._grammars.admit(constraint, model) if constraint else ""
         reasons = self._settings.reasoning == "auto"
-        reads = reading_of(model, ids, tools, new_calls, constrained=bool(grammar), reasoning=reasons)
+        reads = reading_of(model, ids, tools, constrained=bool(grammar), reasoning=reasons)
         options = sampling_options(
             body,
             model.sampling_defaults,
@@ -168,8 +173,10 @@ class ChatPreparer:
         group = SequenceGroup() if n > 1 else None
         request = await self._pipeline.prepare(request_id, model, ids, options, caller, group=group)
         readers = [reads.new() if reads else None for _ in range(n)]
+        checks = constraint.checks if constraint else None
+        choices = [(request.choice(i), reader) for i, reader in enumerate(readers)]
         return Sequences(
-            generations=[self._pipeline.generate(request.choice(i), reader) for i, reader in enumerate(readers)],
+            generations=[self._pipeline.generate(choice, reader, checks) for choice, reader in choices],
             serializer=(serializer or self._serializer)(request_id, model, body),
             stream=bool(body.stream),
             include_workers=body.stream_options is not None and bool(body.stream_options.include_workers),

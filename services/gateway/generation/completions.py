@@ -59,14 +59,16 @@ class CompletionPreparer:
             )
             raise invalid(message, "n" if n > 1 else "prompt", "invalid_value")
         prompts = await encode_prompts(model, pieces, "prompt", add_special_tokens=body.add_special_tokens is not False)
-        grammar = await self._grammars.grammar_of(body, model)
+        constraint = await self._grammars.asked(body)
+        grammar = await self._grammars.admit(constraint, model) if constraint else ""
+        checks = constraint.checks if constraint else None
         request_id = new_id("cmpl")
         generations, group = [], SequenceGroup() if n * len(prompts) > 1 else None
         for position, prompt in enumerate(prompts):
             options = self._options(body, model, prompt, grammar)
             own_id = request_id if len(prompts) == 1 else f"{request_id}-p{position}"
             request = await self._pipeline.prepare(own_id, model, prompt.ids, options, caller, group=group)
-            generations += [self._pipeline.generate(request.choice(index)) for index in range(n)]
+            generations += [self._pipeline.generate(request.choice(index), checks=checks) for index in range(n)]
         return Sequences(
             generations=generations,
             serializer=self._serializer(request_id, model, body, prompts, n),

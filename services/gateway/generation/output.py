@@ -8,6 +8,7 @@ from time import perf_counter
 from ryzanstein.v1 import worker_pb2
 
 from services.gateway.errors import ApiError
+from services.gateway.generation.held import HeldAnswer
 from services.gateway.generation.message import MessageReader
 from services.gateway.generation.request import LAST_PRIORITY, GenerationRequest
 from services.gateway.generation.tokens import FinishReason, Takeover, TokenBatch, TokenSource
@@ -49,10 +50,12 @@ class Generation:
         source: TokenSource,
         metrics: GatewayMetrics,
         reader: MessageReader | None = None,
+        held: HeldAnswer | None = None,
     ) -> None:
-        """`reader` takes reasoning and calls out of the text."""
+        """`reader` takes reasoning and calls out of the text; the whole is `held` to a schema."""
         options = request.options
         self._reader = reader
+        self._held = held
         self.request = request
         self.completion_tokens = 0
         self.prompt_logprobs: list[worker_pb2.TokenLogprobs] = []
@@ -95,6 +98,8 @@ class Generation:
             part = self._reader.read(chunk.text, final=chunk.finish is not None)
             chunk.text, chunk.reasoning, chunk.calls = part.content, part.reasoning, part.calls
             chunk.finish = chunk.finish and self._reader.finish_of(chunk.finish)
+        if self._held is not None:
+            await self._hold(self._held, chunk)
         return chunk
 
     def close(self) -> None:
@@ -112,6 +117,16 @@ class Generation:
             request.caller.tenant,
             (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
         )
+
+    async def _hold(self, held: HeldAnswer, chunk: OutputChunk) -> None:
+        held.add(chunk.text, chunk.calls)
+        if chunk.finish in (None, FinishReason.LENGTH) or self.stopped is not None:
+            return  # it goes on, or was cut off
+        try:
+            await held.check()
+        except ApiError as error:
+            error.usage = usage_json(self.usage)
+            raise
 
     def _measure(self) -> None:
         now = perf_counter()

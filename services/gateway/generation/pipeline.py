@@ -9,11 +9,13 @@ from collections.abc import Callable
 from services.common.blockhash import wire_chain
 from services.gateway.errors import invalid, too_long
 from services.gateway.generation.group import SequenceGroup
+from services.gateway.generation.held import HeldAnswer
 from services.gateway.generation.message import MessageReader
 from services.gateway.generation.output import Generation
 from services.gateway.generation.request import Caller, GenerationRequest, SamplingOptions
 from services.gateway.generation.resume import ResumableStream, Upstream
 from services.gateway.generation.tokens import TokenSource
+from services.gateway.grammar.formats import Checks
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.text.codec import ServedModel
 from services.gateway.upstream.catalog import Catalog
@@ -67,10 +69,12 @@ class Pipeline:
             hashes = await asyncio.to_thread(wire_chain, model.card.hash_root, caller.tenant, prompt_ids)
         return GenerationRequest(request_id, model, prompt_ids, options, caller, hashes, embed, group)
 
-    def generate(self, request: GenerationRequest, reader: MessageReader | None = None) -> Generation:
-        """Start a sequence, read by `reader`; nothing runs before its first `next`."""
+    def generate(
+        self, request: GenerationRequest, reader: MessageReader | None = None, checks: Checks | None = None
+    ) -> Generation:
+        """Start a sequence, read by `reader` and held to `checks`; nothing runs before its first `next`."""
         source = self._wrap(request, ResumableStream(request, self._upstream))
-        return Generation(request, source, self._metrics, reader)
+        return Generation(request, source, self._metrics, reader, HeldAnswer(checks) if checks else None)
 
 
 def check_prompt(model: ServedModel, prompt_ids: list[int], param: str) -> None:

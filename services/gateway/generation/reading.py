@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from services.gateway.generation.message import MessageReader
 from services.gateway.generation.tokens import FinishReason
@@ -35,7 +36,6 @@ def reading_of(
     model: ServedModel,
     prompt_ids: Sequence[int],
     tools: ToolUse | None,
-    new_calls: Callable[[], CallReader] | None,
     *,
     constrained: bool,
     reasoning: bool,
@@ -43,8 +43,9 @@ def reading_of(
     """How to read answers to a prompt; None when their text is all there is. A grammar leaves no room for reasoning."""
     template = model.template.source if model.template else ""
     tags = tags_of(template) if reasoning and not constrained else None
-    if tags is None and new_calls is None:
+    if tags is None and tools is None:
         return None
+    new_calls = None if tools is None else partial(tools.reader, constrained=constrained)
     inside = False
     if tags is not None:
         end = model.decode(list(prompt_ids[-_PROMPT_END:]), skip_special_tokens=False)

@@ -36,24 +36,18 @@ class _Verdict:
 class GrammarCompiler:
     """Knows whether grammars can be followed. One at a time; who waits longer than `timeout_s` is refused."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, *, closed: bool) -> None:
+        """`closed`: objects of schemas that do not say have no other properties than those that they name."""
         self._timeout_s = timeout_s
+        self._closed = closed
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._told: dict[str, ServedModel] = {}  # by name, as the process knows them
         self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
 
-    async def grammar_of(self, body: SamplingBody, model: ServedModel) -> str:
-        """The grammar that a body asks for, which workers can follow, or "".
-
-        Raises :class:`ApiError` (400) naming the field and, in a schema, the keyword that is not supported.
-        """
-        asked = await self.asked(body)
-        return "" if asked is None else await self.admit(asked, model)
-
     async def asked(self, body: SamplingBody) -> Asked | None:
         """What a body asks for; raises :class:`ApiError` (400)."""
-        return await asyncio.to_thread(asked_for, body) if wants_grammar(body) else None
+        return await asyncio.to_thread(asked_for, body, closed=self._closed) if wants_grammar(body) else None
 
     async def admit(self, asked: Asked, model: ServedModel) -> str:
         """The grammar, when workers can follow it; raises :class:`ApiError` (400) saying why not."""

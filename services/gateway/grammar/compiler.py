@@ -12,17 +12,20 @@ or null, "grammar": as Lark writes it if it was foreign}.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from typing import Any, BinaryIO
 
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
-from services.common.grammar import MAX_GRAMMAR_BYTES, parser_limits
+from services.common.grammar import MAX_GRAMMAR_BYTES, explain, parser_limits
 
 # A quarter of what the ranks' threads have: what fits here does not overflow theirs.
 _STACK_BYTES = 2 << 20
+
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
 
 def main() -> None:
@@ -69,12 +72,26 @@ def _answer(tokenizer: LLTokenizer, request: dict[str, Any]) -> dict[str, str | 
 
 def as_lark(text: str) -> str:
     """A grammar in GBNF's form (`root ::= ...`), or in Lark's, in Lark's. Raises ValueError."""
+    if is_lark_syntax(text):
+        return text
     try:
-        return str(any_to_lark(text))
+        return str(gbnf_to_lark(_ESCAPE.sub(_character, text)))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except Exception as error:  # the converter's own error is a bare Exception
         raise ValueError(str(error)) from error
+
+
+def _character(escape: re.Match[str]) -> str:
+    r"""A `\u` or `\U` escape of GBNF as Lark reads it: the converter would drop its leading zeros."""
+    digits = escape[1] or escape[2]
+    if digits is None:
+        return escape[0]
+    point = int(digits, 16)
+    if point > 0x10FFFF or 0xD800 <= point < 0xE000:
+        raise ValueError(f"`{escape[0]}` is no character")
+    # ASCII stays an escape: as it is it could end a text or a range, or mean something in it.
+    return f"\\x{point:02x}" if point < 0x80 else chr(point)
 
 
 def compile_error(tokenizer: LLTokenizer, grammar: str) -> str | None:
@@ -82,7 +99,7 @@ def compile_error(tokenizer: LLTokenizer, grammar: str) -> str | None:
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
     if not matcher.is_error():
         matcher.compute_bitmask()
-    return matcher.get_error() or None
+    return explain(matcher.get_error()) or None
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -12,13 +12,24 @@ from llguidance import LLMatcher, StructTag
 
 from services.gateway.api.schema import ResponseFormat, SamplingBody, StructuredOutputs
 from services.gateway.errors import ApiError, invalid
+from services.gateway.grammar.schemas import Check, Schema, SchemaRules, ready
 
 # Compact, on one line or indented, as models write it; never blanks without end.
 _WHITESPACE = r"(?:\n {0,24}| )?"
 _NO_WHITESPACE = ""
-_VALUES = frozenset({"const", "default", "enum", "examples"})  # keywords that hold JSON and no schema
 
-Schema = dict[str, Any] | bool | str
+_JSON_OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What a finished answer is held to beside its grammar: its text, and the arguments of calls by function."""
+
+    text: Check | None = None
+    arguments: Mapping[str, Check] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.text is not None or bool(self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +39,7 @@ class Asked:
     field: str
     grammar: str
     foreign: bool = False  # perhaps in GBNF's form: it is converted where it is compiled
+    checks: Checks = Checks()
 
 
 def wants_grammar(body: SamplingBody) -> bool:
@@ -42,9 +54,12 @@ def wants_grammar(body: SamplingBody) -> bool:
     )
 
 
-def asked_for(body: SamplingBody) -> Asked | None:
-    """The one grammar of a body; raises :class:`ApiError` (400) naming the field when it asks for several."""
-    found = [*_response_format(body), *_structured_outputs(body), *_guided(body)]
+def asked_for(body: SamplingBody, *, closed: bool = True) -> Asked | None:
+    """The one grammar of a body; raises :class:`ApiError` (400) naming the field when it asks for several.
+
+    `closed`: objects of schemas that do not say have no other properties than those that they name.
+    """
+    found = [*_response_format(body, closed), *_structured_outputs(body, closed), *_guided(body, closed)]
     if not found:
         return None
     fields = [field for field, _ in found]
@@ -53,51 +68,52 @@ def asked_for(body: SamplingBody) -> Asked | None:
         raise invalid(message, fields[1], "invalid_value")
     field, build = found[0]
     try:
-        grammar = build()
+        grammar, check = build()
     except ApiError:
         raise
     except RecursionError as error:
         raise invalid(f"`{field}` is nested too deeply.", field, "invalid_grammar") from error
     except (ValueError, OverflowError) as error:
         raise invalid(f"`{field}` cannot be followed: {error}", field, "invalid_grammar") from error
-    return Asked(field, grammar, foreign=field.endswith("grammar") and "::=" in grammar)
+    return Asked(field, grammar, foreign=field.endswith("grammar") and "::=" in grammar, checks=Checks(check))
 
 
-Build = tuple[str, Callable[[], str]]
+Build = tuple[str, Callable[[], tuple[str, Check | None]]]
 
 
-def _response_format(body: SamplingBody) -> list[Build]:
+def _response_format(body: SamplingBody, closed: bool) -> list[Build]:
     asked = body.response_format
     if asked is None or asked.type == "text":
         return []
     if asked.type == "json_object" and asked.value is None:
-        return [("response_format", lambda: of_schema({"type": "object"}))]
+        return [("response_format", lambda: (of_schema(_JSON_OBJECT), None))]
     if asked.type == "structural_tag":
-        return [("response_format.structures", lambda: of_structural_tag(asked))]
+        return [("response_format.structures", lambda: (of_structural_tag(asked, closed=closed), None))]
     if asked.type == "json_schema" and asked.json_schema is not None:
-        schema = asked.json_schema.schema
-        return [("response_format.json_schema.schema", lambda: of_schema({} if schema is None else schema))]
+        schema, strict = asked.json_schema.schema, asked.json_schema.strict is True
+        rules = SchemaRules("response_format.json_schema.schema", closed, strict)
+        return [(rules.field, lambda: of_client_schema({} if schema is None else schema, rules))]
     if asked.value is None:
         field = "response_format.json_schema" if asked.type == "json_schema" else "response_format.value"
         raise invalid(f"Missing required field `{field}`.", field, "missing_field")
     value = asked.value
     if asked.type == "regex":
-        return [("response_format.value", lambda: of_regex(value))]
-    return [("response_format.value", lambda: of_schema(value))]
+        return [("response_format.value", lambda: (of_regex(value), None))]
+    return [("response_format.value", lambda: of_client_schema(value, SchemaRules("response_format.value", closed)))]
 
 
-def _structured_outputs(body: SamplingBody) -> list[Build]:
+def _structured_outputs(body: SamplingBody, closed: bool) -> list[Build]:
     asked = body.structured_outputs
     if asked is None:
         return []
-    schema, whitespace = asked.json, _whitespace(asked)
-    found = _kinds("structured_outputs.", schema, asked.regex, asked.choice, asked.grammar, whitespace)
-    if schema is not None and asked.disable_additional_properties:
-        found[0] = (found[0][0], lambda: of_schema(closed(_decoded(schema)), whitespace))
-    if asked.structural_tag is not None:
-        found.append(("structured_outputs.structural_tag", lambda: _of_tag_text(asked.structural_tag or "")))
+    found = _kinds("structured_outputs.", asked.regex, asked.choice, asked.grammar)
+    if (schema := asked.json) is not None:
+        rules = SchemaRules("structured_outputs.json", closed or asked.disable_additional_properties is True)
+        found.append((rules.field, lambda: of_client_schema(schema, rules, _whitespace(asked))))
+    if (tag := asked.structural_tag) is not None:
+        found.append(("structured_outputs.structural_tag", lambda: (_of_tag_text(tag, closed=closed), None)))
     if asked.json_object:
-        found.append(("structured_outputs.json_object", lambda: of_schema({"type": "object"}, whitespace)))
+        found.append(("structured_outputs.json_object", lambda: (of_schema(_JSON_OBJECT, _whitespace(asked)), None)))
     if not found:
         message = "`structured_outputs` needs one of json, regex, choice, grammar, json_object, structural_tag."
         raise invalid(message, "structured_outputs", "missing_field")
@@ -110,45 +126,37 @@ def _whitespace(asked: StructuredOutputs) -> str:
     return _WHITESPACE if asked.whitespace_pattern is None else asked.whitespace_pattern
 
 
-def _guided(body: SamplingBody) -> list[Build]:
-    whitespace = _WHITESPACE if body.guided_whitespace_pattern is None else body.guided_whitespace_pattern
-    return _kinds("guided_", body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar, whitespace)
-
-
-def _kinds(
-    prefix: str,
-    schema: Schema | None,
-    regex: str | None,
-    choice: Sequence[str] | None,
-    grammar: str | None,
-    whitespace: str,
-) -> list[Build]:
-    found: list[Build] = []
-    if schema is not None:
-        found.append((f"{prefix}json", lambda: of_schema(schema, whitespace)))
-    if regex is not None:
-        found.append((f"{prefix}regex", lambda: of_regex(regex)))
-    if choice is not None:
-        found.append((f"{prefix}choice", lambda: of_choice(choice)))
-    if grammar is not None:
-        found.append((f"{prefix}grammar", lambda: grammar))
+def _guided(body: SamplingBody, closed: bool) -> list[Build]:
+    found = _kinds("guided_", body.guided_regex, body.guided_choice, body.guided_grammar)
+    if (schema := body.guided_json) is not None:
+        whitespace = _WHITESPACE if body.guided_whitespace_pattern is None else body.guided_whitespace_pattern
+        rules = SchemaRules("guided_json", closed)
+        found.append((rules.field, lambda: of_client_schema(schema, rules, whitespace)))
     return found
 
 
-def of_schema(schema: Schema, whitespace: str = _WHITESPACE) -> str:
-    """JSON that a JSON Schema describes; the schema may be JSON text. Raises ValueError."""
-    schema = _decoded(schema)
-    if schema is True:
-        schema = {}
-    if not isinstance(schema, dict):
-        raise ValueError("a schema must be an object")
+def _kinds(prefix: str, regex: str | None, choice: Sequence[str] | None, grammar: str | None) -> list[Build]:
+    found: list[Build] = []
+    if regex is not None:
+        found.append((f"{prefix}regex", lambda: (of_regex(regex), None)))
+    if choice is not None:
+        found.append((f"{prefix}choice", lambda: (of_choice(choice), None)))
+    if grammar is not None:
+        found.append((f"{prefix}grammar", lambda: (grammar, None)))
+    return found
+
+
+def of_client_schema(schema: Schema, rules: SchemaRules, whitespace: str = _WHITESPACE) -> tuple[str, Check | None]:
+    """JSON that a client's schema describes, and the check that it needs. Raises ValueError, :class:`ApiError`."""
+    made_ready = ready(schema, rules)
+    return of_schema(made_ready.schema, whitespace), made_ready.check
+
+
+def of_schema(schema: dict[str, Any], whitespace: str = _WHITESPACE) -> str:
+    """JSON that a schema without surprises describes. Raises ValueError."""
     if whitespace == _NO_WHITESPACE:
         return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_flexible": False})
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": whitespace})
-
-
-def _decoded(schema: Schema) -> Any:
-    return msgspec.json.decode(schema) if isinstance(schema, str) else schema
 
 
 def of_regex(pattern: object) -> str:
@@ -158,31 +166,23 @@ def of_regex(pattern: object) -> str:
     return LLMatcher.grammar_from_regex(pattern)
 
 
-def closed(schema: Any) -> Any:
-    """The schema with `additionalProperties: false` in every object that does not say it itself."""
-    if isinstance(schema, list):
-        return [closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {key: value if key in _VALUES else closed(value) for key, value in schema.items()}
-    return {"additionalProperties": False, **found} if schema.get("type") == "object" else found
-
-
-def _of_tag_text(text: str) -> str:
+def _of_tag_text(text: str, *, closed: bool) -> str:
     asked = msgspec.json.decode(text, type=ResponseFormat)
     if asked.type != "structural_tag":
         raise ValueError("its `type` must be `structural_tag`")
-    return of_structural_tag(asked)
+    return of_structural_tag(asked, closed=closed)
 
 
-def of_structural_tag(asked: ResponseFormat) -> str:
+def of_structural_tag(asked: ResponseFormat, *, closed: bool) -> str:
     """Free text in which each `begin` is followed by JSON by its schema and by `end`. Raises ValueError."""
     triggers, tags = asked.triggers or (), []
     for structure in asked.structures or ():
         trigger = next((trigger for trigger in triggers if structure.begin.startswith(trigger)), None)
         if trigger is None:
             raise ValueError(f"`{structure.begin}` begins with none of `triggers`")
-        schema = json.loads(of_schema(structure.schema))["grammars"][0]["json_schema"]
+        rules = SchemaRules("structures", closed, checkable=False)
+        grammar, _ = of_client_schema(structure.schema, rules)
+        schema = json.loads(grammar)["grammars"][0]["json_schema"]
         tags.append(StructTag(trigger=trigger, begin=structure.begin, grammar=schema, end=structure.end))
     if not tags:
         raise ValueError("`structures` must hold at least one")

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from ryzanstein.v1 import inference_pb2
 
+from services.common.floats import as_written
 from services.gateway.api.decode import explain
 from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.errors import invalid
@@ -107,6 +108,8 @@ def _fields(message: Message) -> dict[str, Any]:
 
 def _value(field: FieldDescriptor, value: Any) -> Any:
     if field.message_type is None:
+        if field.type == FieldDescriptor.TYPE_FLOAT:
+            return as_written(value)
         return list(value) if field.is_repeated else value
     return dict(value) if field.message_type.GetOptions().map_entry else _fields(value)
 

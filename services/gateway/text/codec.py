@@ -12,6 +12,7 @@ from typing import TypeVar
 from ryzanstein.v1 import worker_pb2
 from tokenizers import Encoding, Tokenizer
 
+from services.common.floats import as_written
 from services.gateway.errors import too_long
 from services.gateway.text.detokenizer import Detokenizer, Vocabulary
 from services.gateway.text.guard import ControlTokens, PromptPart
@@ -72,7 +73,8 @@ class ServedModel:
     @cached_property
     def sampling_defaults(self) -> dict[str, float]:
         """What its publisher recommends, by field."""
-        return {field.name: value for field, value in self.card.sampling_defaults.ListFields()}
+        given = self.card.sampling_defaults.ListFields()
+        return {field.name: as_written(value) if isinstance(value, float) else value for field, value in given}
 
     @cached_property
     def _bos_text(self) -> str:

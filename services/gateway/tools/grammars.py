@@ -4,64 +4,87 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from llguidance import StructTag
 
 from services.gateway.api.schema import FunctionDefinition
 from services.gateway.grammar.formats import of_schema
+from services.gateway.grammar.schemas import Check, SchemaRules, ready
 
 _ANY_OBJECT = {"type": "object"}
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def of_named(tool: FunctionDefinition) -> str:
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """A function's name and what its arguments look like in a call."""
+
+    name: str
+    schema: dict[str, Any]
+    check: Check | None = None
+
+
+def form_of(tool: FunctionDefinition, field: str, *, closed: bool) -> CallForm:
+    """The form of calls of a tool by its schema. Raises ValueError, :class:`ApiError`."""
+    rules = SchemaRules(field, closed, tool.strict is True, tool.name)
+    arguments = ready({} if tool.parameters is None else tool.parameters, rules)
+    return CallForm(tool.name, arguments.schema, arguments.check)
+
+
+def free_form_of(tool: FunctionDefinition) -> CallForm:
+    """The form of calls with any object as arguments, or none where the tool has no parameters."""
+    return CallForm(tool.name, _ANY_OBJECT if tool.parameters else _NO_ARGUMENTS)
+
+
+def of_named(form: CallForm) -> str:
     """The arguments of one function."""
-    return of_schema(tool.parameters or _ANY_OBJECT)
+    return of_schema(form.schema)
 
 
-def of_required(tools: Sequence[FunctionDefinition], *, parallel: bool) -> str:
+def of_required(forms: Sequence[CallForm], *, parallel: bool) -> str:
     """An array of at least one call, and not more unless `parallel`."""
     more = '(", " call)*' if parallel else ""
-    rules = [f'start: "[" call {more} "]"', f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
-    return "\n".join([*rules, *_calls(tools)])
+    rules = [f'start: "[" call {more} "]"', f"call: {' | '.join(f'call_{i}' for i in range(len(forms)))}"]
+    return "\n".join([*rules, *_calls(forms)])
 
 
-def of_strict(tools: Sequence[FunctionDefinition]) -> str:
-    """Free text, and calls in Hermes' form that follow their schemas."""
+def of_strict(forms: Sequence[CallForm]) -> str:
+    """Free text, and calls in Hermes' form."""
     tags = [
         StructTag(
             trigger="<tool_call>",
-            begin=f'<tool_call>\n{{"name": {json.dumps(tool.name)}, "arguments": ',
-            grammar=_schema(tool if tool.strict else None),
+            begin=f'<tool_call>\n{{"name": {json.dumps(form.name)}, "arguments": ',
+            grammar=_schema(form),
             end="}\n</tool_call>",
         )
-        for tool in tools
+        for form in forms
     ]
     return StructTag.to_grammar(tags, assume_special=False)
 
 
-def of_answer_or_calls(tools: Sequence[FunctionDefinition], answer: dict[str, Any]) -> str:
+def of_answer_or_calls(forms: Sequence[CallForm], answer: dict[str, Any]) -> str:
     """JSON by the schema `answer`, or calls in Hermes' form."""
-    calls = " | ".join(f"call_{i}" for i in range(len(tools)))
+    calls = " | ".join(f"call_{i}" for i in range(len(forms)))
     head = [
         "start: answer | call+",
         f"answer: %json {json.dumps(answer)}",
         f'call: "<tool_call>\\n" ({calls}) "\\n</tool_call>" "\\n"?',
     ]
-    return "\n".join([*head, *_calls(tools)])
+    return "\n".join([*head, *_calls(forms)])
 
 
-def _calls(tools: Sequence[FunctionDefinition]) -> list[str]:
+def _calls(forms: Sequence[CallForm]) -> list[str]:
     """A rule `call_i` for every tool. Each schema is a grammar of its own: its `$ref`s are about itself."""
     rules = []
-    for i, tool in enumerate(tools):
-        opening = json.dumps(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
-        rules += [f'call_{i}: {opening} arguments_{i} "}}"', f"arguments_{i}: %json {json.dumps(_schema(tool))}"]
+    for i, form in enumerate(forms):
+        opening = json.dumps(f'{{"name": {json.dumps(form.name)}, "arguments": ')
+        rules += [f'call_{i}: {opening} arguments_{i} "}}"', f"arguments_{i}: %json {json.dumps(_schema(form))}"]
     return rules
 
 
-def _schema(tool: FunctionDefinition | None) -> dict[str, Any]:
+def _schema(form: CallForm) -> dict[str, Any]:
     """The arguments' schema, with blanks as in every other one."""
-    built = json.loads(of_schema((tool.parameters if tool else None) or _ANY_OBJECT))
-    schema: dict[str, Any] = built["grammars"][0]["json_schema"]
+    schema: dict[str, Any] = json.loads(of_schema(form.schema))["grammars"][0]["json_schema"]
     return schema

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from services.gateway.api.schema import ChatBody, ChosenFunction, ChosenTool, FunctionDefinition
 from services.gateway.errors import ApiError, invalid
-from services.gateway.grammar.formats import Asked
+from services.gateway.grammar.formats import Asked, Checks
 from services.gateway.tools import grammars
 from services.gateway.tools.forced import NamedParser, RequiredParser
 from services.gateway.tools.hermes import HermesParser
@@ -26,6 +26,7 @@ class ToolUse:
     parallel: bool
     legacy: bool  # `functions`: answers have a `function_call`
     native: type[ToolParser]
+    closed: bool = True  # arguments have no properties that a schema does not name, where it does not say
 
     @property
     def names(self) -> frozenset[str]:
@@ -40,35 +41,51 @@ class ToolUse:
             found.append({"type": "function", "function": {**about, "parameters": function.parameters or {}}})
         return found
 
-    def plan(self, asked: Asked | None) -> tuple[Asked | None, Callable[[], CallReader]]:
-        """The grammar of the answer, given the one that was asked for, and a maker of readers of its calls.
+    @property
+    def constrained(self) -> bool:
+        """Whether calls follow a grammar whatever else is asked for."""
+        return self.choice != "auto" or any(function.strict for function in self.functions)
 
-        Raises :class:`ApiError` (400).
-        """
+    def reader(self, *, constrained: bool) -> CallReader:
+        """A reader of the calls in a text that follows a grammar, or not."""
         if self.choice == "required":
-            grammar = self._grammar(lambda: grammars.of_required(self.functions, parallel=self.parallel))
-            return grammar, lambda: RequiredParser(self.names)
+            return RequiredParser(self.names)
         if self.choice != "auto":
-            named = next(function for function in self.functions if function.name == self.choice)
-            return self._grammar(lambda: grammars.of_named(named)), lambda: NamedParser(self.choice)
-        if asked is not None:
-            return self._beside(asked), lambda: HermesParser(self.names)
-        if any(function.strict for function in self.functions):
-            return self._grammar(lambda: grammars.of_strict(self.functions)), lambda: HermesParser(self.names)
-        return None, lambda: self.native(self.names)
+            return NamedParser(self.choice)
+        return HermesParser(self.names) if constrained else self.native(self.names)
 
-    def _grammar(self, build: Callable[[], str]) -> Asked:
+    def plan(self, asked: Asked | None) -> Asked:
+        """The grammar of the answer, given the one that was asked for; raises :class:`ApiError` (400)."""
+        if self.choice == "required":
+            forms = self._forms(self.functions)
+            return self._asked(grammars.of_required(forms, parallel=self.parallel), forms)
+        if self.choice != "auto":
+            forms = self._forms([function for function in self.functions if function.name == self.choice])
+            return self._asked(grammars.of_named(forms[0]), forms)
+        if asked is not None:
+            return self._beside(asked)
+        forms = self._forms([function for function in self.functions if function.strict])
+        free = [grammars.free_form_of(function) for function in self.functions if not function.strict]
+        return self._asked(grammars.of_strict([*forms, *free]), forms)
+
+    def _forms(self, functions: Sequence[FunctionDefinition]) -> list[grammars.CallForm]:
         try:
-            return Asked(self.field, build())
+            return [grammars.form_of(function, self.field, closed=self.closed) for function in functions]
         except (ValueError, RecursionError) as error:
             raise invalid(f"`{self.field}` cannot be followed: {error}", self.field, "invalid_grammar") from error
+
+    def _asked(self, grammar: str, forms: Sequence[grammars.CallForm]) -> Asked:
+        arguments = {form.name: form.check for form in forms if form.check is not None}
+        return Asked(self.field, grammar, checks=Checks(arguments=arguments))
 
     def _beside(self, asked: Asked) -> Asked:
         schema = _schema_of(asked) if asked.field.startswith("response_format") else None
         if schema is None:
             message = f"`{asked.field}` leaves no room for calls: set `tool_choice`, or ask by `response_format`."
             raise invalid(message, asked.field, "invalid_value")
-        return self._grammar(lambda: grammars.of_answer_or_calls(self.functions, schema))
+        forms = self._forms(self.functions)
+        found = self._asked(grammars.of_answer_or_calls(forms, schema), forms)
+        return replace(found, checks=replace(found.checks, text=asked.checks.text))
 
 
 def _schema_of(asked: Asked) -> dict[str, Any] | None:
@@ -79,7 +96,7 @@ def _schema_of(asked: Asked) -> dict[str, Any] | None:
     return schema
 
 
-def tool_use(body: ChatBody, native: type[ToolParser]) -> ToolUse | None:
+def tool_use(body: ChatBody, native: type[ToolParser], *, closed: bool) -> ToolUse | None:
     """The tools that a body lets the model call; raises :class:`ApiError` (400) when they contradict each other."""
     if body.tools and body.functions:
         raise invalid("Only one of `tools` and `functions` may be given.", "functions", "invalid_value")
@@ -99,7 +116,7 @@ def tool_use(body: ChatBody, native: type[ToolParser]) -> ToolUse | None:
         raise invalid(f"`{by}` names `{name}`, which is not among `{field}`.", by, "invalid_value")
     if name == "none":
         return None
-    return ToolUse(field, list(functions), name, body.parallel_tool_calls is not False, legacy, native)
+    return ToolUse(field, list(functions), name, body.parallel_tool_calls is not False, legacy, native, closed)
 
 
 def _allowed(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ryzanstein.v1.worker_pb2 import Sampling
 from torch import Tensor
 
-from services.common.grammar import parser_limits
+from services.common.grammar import explain, parser_limits
 
 _KEPT_GRAMMARS = 64  # compiled, of the requests last seen
 _MESSAGE_CHARS = 300
@@ -74,7 +74,7 @@ class Grammars:
 
 def message_of(matcher: LLMatcher) -> str:
     """Why a matcher has failed, on one line."""
-    return " ".join(matcher.get_error().split())[:_MESSAGE_CHARS]
+    return explain(matcher.get_error())[:_MESSAGE_CHARS]
 
 
 def _check(matcher: LLMatcher) -> None:

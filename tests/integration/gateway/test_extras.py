@@ -65,12 +65,15 @@ async def test_temperature_zero_and_defaults(stack: Stack) -> None:
 
 
 async def test_what_the_publisher_recommends_is_the_default() -> None:
-    recommended = worker_pb2.SamplingDefaults(temperature=0.5, top_p=0.25, top_k=7, repetition_penalty=1.5)
+    recommended = worker_pb2.SamplingDefaults(temperature=0.7, top_p=0.25, top_k=7, repetition_penalty=1.5)
     async with running_stack([Worker("w0", sampling=recommended)]) as stack:
         messages = [{"role": "user", "content": "hi"}]
         await stack.client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
         got = last_submit(stack).sampling
-        assert (got.temperature, got.top_p, got.top_k, got.min_p, got.repetition_penalty) == (0.5, 0.25, 7, 0, 1.5)
+        assert (got.top_p, got.top_k, got.min_p, got.repetition_penalty) == (0.25, 7, 0, 1.5)
+        told = await stack.client.responses.create(model=MODEL, input="hi", max_output_tokens=1, store=False)
+        assert (told.temperature, told.top_p) == (0.7, 0.25), "as it was written, though it travels as float32"
+        assert got.temperature == last_submit(stack).sampling.temperature == pytest.approx(0.7)
         await stack.complete(prompt=PROMPT, temperature=0, top_p=1, top_k=0, repetition_penalty=1)
         got = last_submit(stack).sampling
         assert (got.temperature, got.top_p, got.top_k, got.repetition_penalty) == (0, 1, 0, 1)

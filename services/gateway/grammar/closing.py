@@ -1,0 +1,120 @@
+"""Closes objects: a schema that does not say whether an object may have other properties than it names forbids them.
+
+A weak model writes such properties until its limit. Where several schemas describe one object (`allOf`, or properties
+beside `anyOf` or `$ref`), each alone would forbid what the others name: there the whole is closed, at its top, for
+the names that any of them has. An object whose schema names no property is left open: it is a map of anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.gateway.grammar.subschemas import Node, target_of, walk
+
+_OF_OBJECTS = frozenset(
+    {
+        *("properties", "patternProperties", "required", "minProperties", "maxProperties", "propertyNames"),
+        *("additionalProperties", "unevaluatedProperties"),
+    }
+)
+_SAYS = ("additionalProperties", "unevaluatedProperties")
+
+
+@dataclass(slots=True)
+class _Names:
+    """What the schemas of one object name; `said`: one of them says what else it may have."""
+
+    properties: dict[str, Any] = field(default_factory=dict)
+    patterns: dict[str, Any] = field(default_factory=dict)
+    least: int = 0
+    said: bool = False
+
+    def add(self, node: Node) -> None:
+        self.properties |= dict.fromkeys([*node.get("properties", ()), *node.get("required", ())], True)
+        self.patterns |= dict.fromkeys(node.get("patternProperties", ()), True)
+        self.least = max(self.least, node.get("minProperties", 0))
+        said = "propertyNames" in node and "patternProperties" not in node
+        self.said = self.said or said or any(keyword in node for keyword in _SAYS)
+
+    @property
+    def closable(self) -> bool:
+        return bool(self.properties or self.patterns) and (bool(self.patterns) or self.least <= len(self.properties))
+
+
+def close_objects(root: Node, *, by_default: bool) -> frozenset[int]:
+    """Close objects in place, unless `by_default` is false only those with `unevaluatedProperties: false`.
+
+    Returns the ids of schemas that describe an object together with others.
+    """
+    nodes = [node for _, node in walk(root)]
+    parts = _parts(root, nodes)
+    for node in nodes:
+        alone = node.pop("unevaluatedProperties") is False if _says_unevaluated(node) else False
+        named = "properties" in node or "patternProperties" in node or _is_composed(root, node)
+        if alone or (by_default and named and id(node) not in parts):
+            _close(root, node, alone=alone)
+    return frozenset(parts)
+
+
+def close_arguments(root: Node) -> None:
+    """Arguments are an object, in place; without a property that the schema names there are none."""
+    if not any(True for _ in _applied(root, root)):
+        root.setdefault("type", "object")
+        if root["type"] == "object" and not root.keys() & _OF_OBJECTS:
+            root["properties"], root["additionalProperties"] = {}, False
+
+
+def _says_unevaluated(node: Node) -> bool:
+    return isinstance(node.get("unevaluatedProperties"), bool)
+
+
+def _applied(root: Node, node: Node) -> Iterator[tuple[str, Node]]:
+    """The schemas that describe the same object, with the keywords that bring them."""
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        yield from ((keyword, part) for part in node.get(keyword, ()) if isinstance(part, dict))
+    for keyword in ("then", "else"):
+        if isinstance(node.get(keyword), dict):
+            yield keyword, node[keyword]
+    yield from (
+        ("dependentSchemas", part) for part in node.get("dependentSchemas", {}).values() if isinstance(part, dict)
+    )
+    if (target := target_of(root, node)) is not None:
+        yield "$ref", target
+
+
+def _is_composed(root: Node, node: Node) -> bool:
+    """Whether several schemas together describe an object; alternatives alone each describe one of their own."""
+    applied = list(_applied(root, node))
+    if node.keys() & _OF_OBJECTS:
+        return bool(applied)
+    return len(applied) > 1 and {keyword for keyword, _ in applied} not in ({"anyOf"}, {"oneOf"})
+
+
+def _parts(root: Node, nodes: list[Node]) -> set[int]:
+    parts: set[int] = set()
+    waiting = [part for node in nodes if _is_composed(root, node) for _, part in _applied(root, node)]
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in parts:
+            parts.add(id(part))
+            waiting += [further for _, further in _applied(root, part)]
+    return parts
+
+
+def _close(root: Node, node: Node, *, alone: bool) -> None:
+    names, seen, waiting = _Names(), set[int](), [node]
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            names.add(part)
+            waiting += [further for _, further in _applied(root, part)]
+    empty = alone or "properties" in node
+    if names.said or not (names.closable or (empty and not names.least)):
+        return
+    node["properties"] = names.properties | node.get("properties", {})
+    if names.patterns:
+        node["patternProperties"] = names.patterns | node.get("patternProperties", {})
+    node["additionalProperties"] = False

@@ -1,0 +1,78 @@
+"""Regular expressions of schemas without look-ahead: llguidance's automata know none, zod and pydantic write some.
+
+A look-ahead at the beginning of a pattern describes the whole text once more, so it is a pattern of its own beside
+the rest: `^(?=X)Y` is `^X` and `^Y`. A negative one needs its complement, which is written for the forms that
+libraries use. The result may describe less than the original, never more.
+"""
+
+from __future__ import annotations
+
+import re
+
+# zod's `iso.duration()`, in which look-aheads stand inside
+_DURATION = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$"
+_TIME = r"T(?:\d+H(?:\d+M)?(?:\d+(?:[.,]\d+)?S)?|\d+M(?:\d+(?:[.,]\d+)?S)?|\d+(?:[.,]\d+)?S)"
+_DATE = r"(?:\d+Y(?:\d+M)?(?:\d+D)?|\d+M(?:\d+D)?|\d+D)"
+_KNOWN = {_DURATION: [rf"^P(?:\d+W|{_DATE}(?:{_TIME})?|{_TIME})$"]}
+
+_CLASS = r"\[(?:\\.|[^\]\\])*\]"
+_AHEAD = re.compile(rf"\(\?([=!])((?:\\.|{_CLASS}|[^()\[\\|])*)\)")
+_ATOM = rf"{_CLASS}|\\[^A-CE-RT-VX-Za-ce-rt-vx-z0-9]|[^\\\[\](){{}}.*+?^$|]"  # one character: a class or a literal
+_FIRST = re.compile(rf"\^?({_ATOM})")
+_ANYWHERE = re.compile(rf"\.\*({_ATOM})")
+_TWICE = re.compile(rf"\.\*({_ATOM})\1")
+_ONLY = re.compile(rf"\^?({_ATOM})\*\$")
+_UNSUPPORTED = re.compile(r"\(\?(?:[=!]|<[=!])|\\[bB1-9]|\\k<")
+_ESCAPE_OR_CLASS = re.compile(rf"\\[^bB1-9k]|{_CLASS}")
+
+
+def followable(pattern: str) -> list[str] | None:
+    """Patterns without look-ahead which together describe what the pattern does, or None."""
+    if pattern in _KNOWN:
+        return list(_KNOWN[pattern])
+    found = []
+    rest = pattern.removeprefix("^")
+    while pattern.startswith("^") and (ahead := _AHEAD.match(rest)):
+        part = f"^{ahead[2].removeprefix('^')}" if ahead[1] == "=" else _complement(ahead[2])
+        if part is None:
+            return None
+        found.append(part)
+        rest = rest[ahead.end() :]
+    found.append(f"^{rest}" if found else pattern)
+    if found[1:] and _has_alternatives(rest):
+        return None  # `^` is about the first alternative only
+    return None if any(map(_is_unsupported, found)) else found
+
+
+def _complement(ahead: str) -> str | None:
+    """A pattern of the texts that do not begin with what the look-ahead describes."""
+    if only := _ONLY.fullmatch(ahead):
+        return _negated(only[1])
+    if twice := _TWICE.fullmatch(ahead):
+        atom, other = twice[1], _negated(twice[1])
+        return rf"^{other}*(?:{atom}{other}+)*(?:{atom})?$"
+    if anywhere := _ANYWHERE.fullmatch(ahead):
+        return rf"^{_negated(anywhere[1])}*$"
+    if first := _FIRST.fullmatch(ahead):
+        return rf"^(?:{_negated(first[1])}[\s\S]*)?$"
+    return None
+
+
+def _negated(atom: str) -> str:
+    if not atom.startswith("["):
+        return f"[^{atom}]"
+    return f"[{atom[2:]}" if atom.startswith("[^") else f"[^{atom[1:]}"
+
+
+def _has_alternatives(pattern: str) -> bool:
+    """Whether a `|` stands outside of all groups."""
+    depth = 0
+    for char in _ESCAPE_OR_CLASS.sub("", pattern):
+        depth += (char == "(") - (char == ")")
+        if char == "|" and depth == 0:
+            return True
+    return False
+
+
+def _is_unsupported(pattern: str) -> bool:
+    return _UNSUPPORTED.search(_ESCAPE_OR_CLASS.sub("", pattern)) is not None

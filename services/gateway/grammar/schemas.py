@@ -1,0 +1,115 @@
+"""JSON Schemas that clients send, made ready for a grammar."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from jsonschema_rs import FancyRegexOptions, ValidationError, Validator, validator_for
+
+from services.common.grammar import MAX_GRAMMAR_BYTES
+from services.gateway.errors import ApiError, invalid
+from services.gateway.grammar.closing import close_arguments
+from services.gateway.grammar.enforcing import Unenforced, enforce, forget_dialects
+from services.gateway.grammar.shapes import check_shapes
+
+Schema = dict[str, Any] | bool | str
+
+_BACKTRACKS = 100_000  # of a pattern, about 1 ms: it is then taken for one that does not match
+_NAMED = 4  # keywords that a message lists
+_MESSAGE_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Holds a finished JSON text to a schema that its grammar does not enforce as a whole."""
+
+    rules: SchemaRules
+    validator: Validator
+
+    def hold(self, text: str) -> None:
+        """Raises :class:`ApiError` (400) for a text that is not valid; one that was cut off is not looked at."""
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            return
+        try:
+            self.validator.validate(answer)
+        except ValidationError as error:
+            where = "".join(f"/{token}" for token in error.instance_path) or "/"
+            message = (
+                f"The text does not follow {self.rules.subject}, which no grammar enforces as a whole: at `{where}`, "
+                f"{error.message[:_MESSAGE_CHARS]}."
+            )
+            raise invalid(message, self.rules.field, "schema_failed") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ReadySchema:
+    """What the grammar enforces, and the check that is needed beside it."""
+
+    schema: dict[str, Any]
+    check: Check | None
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRules:
+    """How the schemas of a field are read."""
+
+    field: str
+    closed: bool = True  # objects that do not say have no other properties than those that they name
+    strict: bool = False  # what a grammar can't enforce is refused
+    function: str = ""  # whose arguments it describes
+    checkable: bool = True  # the finished text is JSON by this schema alone
+
+    @property
+    def subject(self) -> str:
+        """What messages call the schema."""
+        return f"`parameters` of `{self.function}`" if self.function else f"`{self.field}`"
+
+
+def ready(schema: Schema, rules: SchemaRules) -> ReadySchema:
+    """A schema, which may be JSON text, for a grammar. Raises ValueError, or :class:`ApiError` (400)."""
+    if isinstance(schema, str):
+        schema = msgspec.json.decode(schema)
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise ValueError("a schema must be an object")
+    text = json.dumps(schema)
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise ValueError(f"a schema may have at most {MAX_GRAMMAR_BYTES} bytes, got {len(text)}")
+    root: dict[str, Any] = json.loads(text)
+    check_shapes(root)
+    forget_dialects(root)
+    original = json.dumps(root)
+    if rules.function:
+        close_arguments(root)
+    unenforced = enforce(root, closed=rules.closed)
+    if not unenforced:
+        return ReadySchema(root, None)
+    if rules.strict or not rules.checkable:
+        raise _refused(rules, unenforced)
+    return ReadySchema(root, Check(rules, _validator(json.loads(original))))
+
+
+def _refused(rules: SchemaRules, unenforced: tuple[Unenforced, ...]) -> ApiError:
+    found = ", ".join(map(str, unenforced[:_NAMED])) + (", ..." if len(unenforced) > _NAMED else "")
+    checked = ", or leave `strict` out to have the finished text checked" if rules.checkable else ""
+    message = f"{rules.subject} uses {found}, which no grammar enforces: change the schema{checked}."
+    return invalid(message, rules.field, "unsupported_keyword")
+
+
+def _validator(schema: dict[str, Any]) -> Validator:
+    """Raises ValueError for what is no schema."""
+    options = FancyRegexOptions(backtrack_limit=_BACKTRACKS)
+    try:
+        return validator_for(schema, validate_formats=False, pattern_options=options, retriever=_fetch_nothing)
+    except ValidationError as error:
+        raise ValueError(error.message) from error
+
+
+def _fetch_nothing(uri: str) -> Any:
+    raise ValueError(f"`{uri}` is another document; `$ref` may only point into this one")

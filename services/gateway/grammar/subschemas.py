@@ -1,0 +1,84 @@
+"""Where schemas stand in a JSON Schema: below which keywords, and behind which references."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Node = dict[str, Any]
+
+_ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "not", "propertyNames", "then")
+_ONE_MORE = ("items", "unevaluatedItems", "unevaluatedProperties")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+
+ANNOTATIONS = frozenset(
+    {
+        *("$comment", "$defs", "$id", "$schema", "contentEncoding", "contentMediaType", "contentSchema", "default"),
+        *("definitions", "deprecated", "description", "discriminator", "example", "examples", "readOnly", "title"),
+        "writeOnly",
+    }
+)
+
+
+def children(node: Node) -> Iterator[tuple[str, Node]]:
+    """The schemas directly below a schema, each with its way there."""
+    for keyword in (*_ONE, *_ONE_MORE):
+        if isinstance(node.get(keyword), dict):
+            yield keyword, node[keyword]
+    for keyword in _LISTS:
+        if isinstance(node.get(keyword), list):
+            yield from ((f"{keyword}/{i}", part) for i, part in enumerate(node[keyword]) if isinstance(part, dict))
+    for keyword in _MAPS:
+        if isinstance(node.get(keyword), dict):
+            yield from ((f"{keyword}/{_escaped(k)}", v) for k, v in node[keyword].items() if isinstance(v, dict))
+
+
+def walk(root: Node) -> Iterator[tuple[str, Node]]:
+    """Every schema with its JSON pointer, once, parents first; also what only a `$ref` reaches.
+
+    What is below a schema is read after the caller has had it: it may be changed meanwhile.
+    """
+    seen: set[int] = set()
+    waiting = [("", root)]
+    while waiting:
+        pointer, node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield pointer, node
+        if (target := target_of(root, node)) is not None:
+            waiting.append((node["$ref"].removeprefix("#"), target))
+        waiting += reversed([(f"{pointer}/{way}", child) for way, child in children(node)])
+
+
+def target_of(root: Node, node: Node) -> Node | None:
+    """The schema that a `$ref` into the same document means, if it means one."""
+    reference = node.get("$ref")
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    found: Any = root
+    for token in reference.split("/")[1:]:
+        key = token.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found.get(key)
+        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            return None
+    return found if isinstance(found, dict) and (reference == "#" or "/" in reference) else None
+
+
+def resolved(root: Node, node: object) -> Node:
+    """A schema behind references that stand alone; {} for what is no object."""
+    for _ in range(16):  # references may go in circles
+        if not isinstance(node, dict):
+            return {}
+        if node.keys() - ANNOTATIONS != {"$ref"} or (target := target_of(root, node)) is None:
+            return node
+        node = target
+    return {}
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")
