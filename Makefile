@@ -63,8 +63,9 @@ format: $(STAMPS)/dev ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-reference: $(STAMPS)/dev ## Write the generated pages of docs/reference anew
+reference: $(STAMPS)/dev ## Write what is generated anew: docs/reference, the chart's schema, table, dashboards and rules
 	$(BIN)/python docs/reference/build.py
+	$(BIN)/python -m charts.tools.build
 
 bench: $(STAMPS)/dev ## Every bench that fits a quarter of an hour, in rounds; results in bench/results/ (ARGS="--only router")
 	$(BIN)/python -m bench.suite $(ARGS)

@@ -26,7 +26,7 @@ workers:
 
 @pytest.mark.parametrize("path", build.made(), ids=lambda path: path.name)
 def test_made_files_are_current(path: Path) -> None:
-    """Otherwise: python -m charts.tools.build."""
+    """Otherwise: make reference."""
     assert path.read_text() == build.made()[path]
 
 
