@@ -7,6 +7,7 @@ File and environment hold the same JSON: a list of objects with ``key_sha256`` (
 from __future__ import annotations
 
 import time
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -38,7 +39,9 @@ def read_keys(path: str, inline: str) -> dict[str, Tenant]:
     """Tenants by key digest from a file and from a JSON text; raises :class:`StartupError`."""
     found: dict[str, Tenant] = {}
     try:
-        texts = ([Path(path).read_bytes()] if path else []) + ([inline.encode()] if inline else [])
+        texts = ([Path(path).read_bytes().removeprefix(BOM_UTF8)] if path else []) + (
+            [inline.encode()] if inline else []
+        )
         for text in texts:
             entries = msgspec.json.decode(text, type=list[_KeyEntry])
             found |= {entry.key_sha256: entry for entry in entries}

@@ -108,7 +108,7 @@ async def test_anthropics_client_has_a_key_and_limits(server: RedisServer) -> No
 
 async def test_keys_may_come_from_a_file_and_from_redis(server: RedisServer, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    path.write_text(json.dumps([entry("from-file", admin=True)]))
+    path.write_text(json.dumps([entry("from-file", admin=True)]), encoding="utf-8-sig")  # with a byte-order mark
     server.client.set(f"rz:default:key:{digest_of('from-redis')}", json.dumps({"name": "other"}))
     async with tenancy(server, api_keys_file=str(path)) as stack:
         assert (await ask(stack, "from-file")).status_code == 200
