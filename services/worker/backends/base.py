@@ -19,7 +19,7 @@ from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import Communicator, GroupSeat, StepCommunicator
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.names import Activation
-from services.worker.backends.weights import Dense
+from services.worker.backends.weights import Stacked
 
 PlanT = TypeVar("PlanT")
 
@@ -87,15 +87,15 @@ class Ops(Protocol):
 
     min_rows: int  # fewer are padded by every linear layer; a caller with many layers pads once instead
 
-    def linear(self, weight: Dense, bias: Tensor | None) -> Linear:
+    def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
         """Return the product with `weight` [n_out, n_in], in the layout of the device; `bias`: [n_out]."""
         ...
 
-    def embedding(self, weight: Dense) -> Lookup:
+    def embedding(self, weight: Stacked) -> Lookup:
         """Return the lookup of rows of `weight`."""
         ...
 
-    def tied(self, weight: Dense, bias: Tensor | None) -> tuple[Lookup, Linear]:
+    def tied(self, weight: Stacked, bias: Tensor | None) -> tuple[Lookup, Linear]:
         """Return the lookup of rows of `weight` and the product with it: of one tensor, where the device can."""
         ...
 

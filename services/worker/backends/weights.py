@@ -1,4 +1,8 @@
-"""A weight as a value: its rows as a checkpoint stores them, until a device packs them."""
+"""A weight as a value, in the form in which its numbers are stored, until a device packs it.
+
+There are three forms. A device that multiplies with one of them as it is packs it in that form; for the others it asks
+for the numbers by name: `rows` of one weight, `dense` or `dense_blocks` of several.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +12,132 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_BAND = 1024  # rows that are copied at a time: what that takes beside the result stays small
+_FP8 = torch.float8_e4m3fn
+
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A weight [n_out, n_in] in parts that lie below each other, each a view of what is stored, of any float dtype.
+    """Numbers of any float dtype; a view of the mapped file where they are read from one."""
 
-    The views are memory-mapped. A device copies them as it packs them, so that loading holds a block of rows besides
-    the result, not a second weight.
-    """
-
-    parts: tuple[Tensor, ...]  # [n, n_in] each
+    values: Tensor  # [n_out, n_in]
 
     @property
     def shape(self) -> tuple[int, int]:
         """Return (n_out, n_in)."""
-        return sum(len(part) for part in self.parts), self.parts[0].shape[1]
+        return self.values.shape[0], self.values.shape[1]
 
-    def copy(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return all rows as a tensor of its own."""
-        weight = torch.empty(self.shape, dtype=dtype, device=device)
-        start = 0
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return the numbers of rows [start, stop), as they are stored."""
+        return self.values[start:stop]
+
+    def take(self, rows: Tensor) -> Dense:
+        """Return the weight of the rows with the numbers `rows` [n]."""
+        return Dense(self.values.index_select(0, rows))
+
+    def ends(self) -> tuple[float, float]:
+        """Return the smallest and the largest number, NaN where there is one."""
+        return _ends(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Numbers (code - zero) * scale, with a scale and a zero for each group of inputs of an output."""
+
+    codes: Tensor  # [n_out, n_in] uint8; or float8, without zeros
+    scale: Tensor  # [n_out, n_groups], of any float dtype
+    zero: Tensor | None  # [n_out, n_groups] uint8
+    groups: Tensor  # [n_in] int64, the group of each input
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (n_out, n_in)."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return the numbers of rows [start, stop) in float32."""
+        numbers = self.codes[start:stop].float()
+        if self.zero is not None:
+            numbers -= self._of_inputs(self.zero[start:stop])
+        numbers *= self._of_inputs(self.scale[start:stop])
+        return numbers
+
+    def take(self, rows: Tensor) -> Grouped:
+        """Return the weight of the rows with the numbers `rows` [n]."""
+        zero = None if self.zero is None else self.zero.index_select(0, rows)
+        return Grouped(self.codes.index_select(0, rows), self.scale.index_select(0, rows), zero, self.groups)
+
+    def ends(self) -> tuple[float, float]:
+        """Return bounds of the numbers, NaN where there is one: each code may be anywhere."""
+        if not self.codes.numel():
+            return 0.0, 0.0
+        zero = 0.0 if self.zero is None else self.zero.float()
+        return _ends((_code_ends(self.codes).view(2, 1, 1) - zero) * self.scale.float())
+
+    def _of_inputs(self, per_group: Tensor) -> Tensor:
+        """Return [n, n_in], or [n, 1] where there is one group, of [n, n_groups]."""
+        return per_group if per_group.shape[1] == 1 else per_group.index_select(1, self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class PerChannel:
+    """Numbers code * scale, with a scale for each output."""
+
+    codes: Tensor  # [n_out, n_in] int8 or float8
+    scale: Tensor  # [n_out, 1], of any float dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (n_out, n_in)."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return the numbers of rows [start, stop) in float32."""
+        numbers = self.codes[start:stop].float()
+        numbers *= self.scale[start:stop]
+        return numbers
+
+    def take(self, rows: Tensor) -> PerChannel:
+        """Return the weight of the rows with the numbers `rows` [n]."""
+        return PerChannel(self.codes.index_select(0, rows), self.scale.index_select(0, rows))
+
+    def ends(self) -> tuple[float, float]:
+        """Return bounds of the numbers, NaN where there is one."""
+        if not self.codes.numel():
+            return 0.0, 0.0
+        return _ends(_code_ends(self.codes).view(2, 1, 1) * self.scale.float())
+
+
+Weight = Dense | Grouped | PerChannel
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Weights that lie below each other, each in its form: what one product multiplies."""
+
+    parts: tuple[Weight, ...]  # of one n_in
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (n_out, n_in)."""
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return all numbers, each rounded once, as a tensor of its own."""
+        weight, start = torch.empty(self.shape, dtype=dtype, device=device), 0
         for part in self.parts:
-            weight[start : start + len(part)].copy_(part)
-            start += len(part)
+            for low in range(0, part.shape[0], _BAND):
+                band = part.rows(low, low + _BAND)
+                weight[start : start + len(band)].copy_(band)
+                start += len(band)
         return weight
 
-    def blocks(self, height: int, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Yield `height` rows after the other, the last time fewer; each contiguous, and a view where it can be."""
+    def dense_blocks(self, height: int, dtype: torch.dtype) -> Iterator[Tensor]:
+        """Yield the numbers of `height` rows after the other, the last time fewer.
+
+        Each block is contiguous, and a view where it can be: loading holds a block besides what a device packs, not a
+        second weight.
+        """
         n_out = self.shape[0]
         for start in range(0, n_out, height):
             yield self._rows(start, min(start + height, n_out)).to(dtype).contiguous()
@@ -42,8 +145,24 @@ class Dense:
     def _rows(self, start: int, stop: int) -> Tensor:
         found, first = [], 0
         for part in self.parts:
-            low, high = max(start - first, 0), min(stop - first, len(part))
+            n_out = part.shape[0]
+            low, high = max(start - first, 0), min(stop - first, n_out)
             if low < high:
-                found.append(part[low:high])
-            first += len(part)
+                found.append(part.rows(low, high))
+            first += n_out
         return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _ends(numbers: Tensor) -> tuple[float, float]:
+    if not numbers.numel():
+        return 0.0, 0.0
+    low, high = torch.aminmax(numbers)
+    return float(low), float(high)
+
+
+def _code_ends(codes: Tensor) -> Tensor:
+    """Return the smallest and the largest code, or bounds of them: [2] float32."""
+    if codes.dtype is not _FP8:
+        return torch.stack(torch.aminmax(codes)).float()
+    largest = (codes.view(torch.uint8) & 0x7F).max().view(_FP8).float()  # without their signs, codes are in order
+    return torch.stack((-largest, largest))

@@ -27,7 +27,7 @@ from services.worker.model.layers.norm import load_norm
 from services.worker.model.layers.rope import check_tables, explain_rope, rope_tables
 from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.registry import interpret
-from services.worker.model.shard import Span
+from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import LayerSpec, ModelError, ModelSpec, RopeSpec
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,8 @@ def build_decoder(spec: ModelSpec, load: LinearLoader, max_positions: int) -> De
     positions = None
     if spec.learned_positions:
         shape = (spec.max_positions, spec.hidden_size)
-        positions = load.source.matrix("positions", shape, Span(0, max_positions)).to(backend.device, backend.dtype)
+        served = Shard("positions", shape, Span(0, max_positions), Span(0, spec.hidden_size))
+        positions = load.weight([served]).dense(backend.dtype, backend.device)
     tables = (rope_tables(rope, max_positions) for rope in ropes)
     rotary = tuple(backend.ops.rope(cos.to(backend.device), sin.to(backend.device)) for cos, sin in tables)
     for rope in ropes:

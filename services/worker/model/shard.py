@@ -1,4 +1,4 @@
-"""A range of one dimension."""
+"""Parts of matrices: what a rank reads of a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,3 +14,18 @@ class Span:
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The `rows` and `cols` of a stored matrix."""
+
+    key: str  # of the matrix
+    shape: tuple[int, int]  # [out, in] of all of it
+    rows: Span
+    cols: Span
+
+    @classmethod
+    def whole(cls, key: str, shape: tuple[int, int]) -> Shard:
+        """Return all of a matrix."""
+        return cls(key, shape, Span(0, shape[0]), Span(0, shape[1]))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from services.worker import cpu
 from services.worker.backends.cpu.ops import OneDnnOps
-from services.worker.backends.weights import Dense
+from services.worker.backends.weights import Dense, Stacked
 from services.worker.native.model_files import read_model_files
 from services.worker.native.startup import group_config
 from services.worker.settings import WorkerSettings
@@ -71,5 +71,5 @@ def test_what_this_cpu_is_said_to_do_is_what_onednn_says() -> None:
 def test_every_dtype_is_multiplied_on_this_cpu(dtype: torch.dtype) -> None:
     """Without our kernels, in the formats that are left; a product of small integers is exact."""
     weight, x = (torch.randint(-3, 4, shape).to(dtype) for shape in ((40, 32), (5, 32)))
-    product = OneDnnOps(dtype).linear(Dense((weight,)), None)
+    product = OneDnnOps(dtype).linear(Stacked((Dense(weight),)), None)
     assert torch.equal(product(x), F.linear(x.double(), weight.double()).to(dtype))

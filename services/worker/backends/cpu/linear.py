@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from services.worker.backends.weights import Dense
+from services.worker.backends.weights import Stacked
 from services.worker.kernels.bfloat16 import PACKED_ROWS, TILE_K, Bfloat16Kernels
 
 _BLOCK = 16 * PACKED_ROWS  # rows of a weight that are packed at once
@@ -22,9 +22,9 @@ class PackedLinear:
 
     min_rows = 2
 
-    def __init__(self, weight: Dense, bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(self, weight: Stacked, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._bias = bias
-        (whole,) = weight.blocks(weight.shape[0], dtype)
+        (whole,) = weight.dense_blocks(weight.shape[0], dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(whole, None)
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
 
@@ -43,12 +43,12 @@ class PackedLinear:
 class KernelLinear:
     """A bfloat16 weight, packed for our own kernel."""
 
-    def __init__(self, kernels: Bfloat16Kernels, weight: Dense, bias: Tensor | None) -> None:
+    def __init__(self, kernels: Bfloat16Kernels, weight: Stacked, bias: Tensor | None) -> None:
         self._kernels = kernels
         self._n_out, self._n_in = weight.shape
         self._missing = -self._n_in % TILE_K
         width = self._n_in + self._missing
-        blocks = (self._padded(block) for block in weight.blocks(_BLOCK, torch.bfloat16))
+        blocks = (self._padded(block) for block in weight.dense_blocks(_BLOCK, torch.bfloat16))
         self._weight = kernels.pack_blocks(blocks, self._n_out, width)
         self._bias = None if bias is None else bias.float()
         self._spare = kernels.spare(width)

@@ -16,7 +16,7 @@ from services.worker.backends.cpu.linear import KernelLinear, PackedLinear
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.names import Activation
 from services.worker.backends.torch.ops import TorchOps
-from services.worker.backends.weights import Dense
+from services.worker.backends.weights import Dense, Stacked
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 
 _PARALLEL_FROM = 16384  # elements; torch computes fewer in one thread (gelu; 32768 for others)
@@ -32,19 +32,19 @@ class OneDnnOps(TorchOps):
         self._packs = there and (dtype is torch.float32 or halves)
         self.min_rows = PackedLinear.min_rows if self._packs else 1
 
-    def linear(self, weight: Dense, bias: Tensor | None) -> Linear:
+    def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
         """Return the product with `weight`."""
         return PackedLinear(weight, bias, self._dtype) if self._packs else super().linear(weight, bias)
 
-    def tied(self, weight: Dense, bias: Tensor | None) -> tuple[Lookup, Linear]:
+    def tied(self, weight: Stacked, bias: Tensor | None) -> tuple[Lookup, Linear]:
         """Return the lookup of rows of `weight` and the product with it.
 
         Two tensors where oneDNN packs: it does not say where a row lies in its layout.
         """
         if not self._packs:
             return super().tied(weight, bias)
-        table = weight.copy(self._dtype, self._device)
-        return partial(table.index_select, 0), self.linear(Dense((table,)), bias)
+        table = weight.dense(self._dtype, self._device)
+        return partial(table.index_select, 0), self.linear(Stacked((Dense(table),)), bias)
 
     def activation(self, name: Activation) -> Elementwise:
         """Return the function of an activation."""
@@ -95,11 +95,11 @@ class KernelOps(OneDnnOps):
         self._kernels = kernels
         self.min_rows = 1
 
-    def linear(self, weight: Dense, bias: Tensor | None) -> Linear:
+    def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
         """Return the product with `weight`."""
         return KernelLinear(self._kernels, weight, bias)
 
-    def tied(self, weight: Dense, bias: Tensor | None) -> tuple[Lookup, Linear]:
+    def tied(self, weight: Stacked, bias: Tensor | None) -> tuple[Lookup, Linear]:
         """Return the product with the packed `weight`, and the lookup that unpacks rows of it."""
         product = KernelLinear(self._kernels, weight, bias)
         return product.rows, product

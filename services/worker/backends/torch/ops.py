@@ -13,7 +13,7 @@ from services.worker.backends.base import Columns, Elementwise, Linear, Lookup, 
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.names import Activation
 from services.worker.backends.torch.columns import TorchColumns
-from services.worker.backends.weights import Dense
+from services.worker.backends.weights import Stacked
 
 _ACTIVATIONS: dict[Activation, Elementwise] = {
     "silu": F.silu,
@@ -67,17 +67,17 @@ class TorchOps:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
 
-    def linear(self, weight: Dense, bias: Tensor | None) -> Linear:
+    def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
         """Return the product with `weight`."""
-        return TorchLinear(weight.copy(self._dtype, self._device), bias)
+        return TorchLinear(weight.dense(self._dtype, self._device), bias)
 
-    def embedding(self, weight: Dense) -> Lookup:
+    def embedding(self, weight: Stacked) -> Lookup:
         """Return the lookup of rows of `weight`."""
-        return partial(weight.copy(self._dtype, self._device).index_select, 0)
+        return partial(weight.dense(self._dtype, self._device).index_select, 0)
 
-    def tied(self, weight: Dense, bias: Tensor | None) -> tuple[Lookup, Linear]:
+    def tied(self, weight: Stacked, bias: Tensor | None) -> tuple[Lookup, Linear]:
         """Return the lookup of rows of `weight` and the product with it, of one tensor."""
-        table = weight.copy(self._dtype, self._device)
+        table = weight.dense(self._dtype, self._device)
         return partial(table.index_select, 0), TorchLinear(table, bias)
 
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from services.worker.backends.weights import Grouped, PerChannel
 from services.worker.model.formats.layout import Grid, Layout, Packing
 from services.worker.model.formats.safetensors import TensorFiles
-from services.worker.model.shard import Span
+from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import ModelError
 
 _BAND = 1024  # rows that are unpacked at a time: what that takes beside the weight itself stays small
@@ -42,63 +44,67 @@ class GridReader:
         codes = self._layout.codes
         return self._name(codes, module), codes.transposed, codes.stored(shape)
 
-    def matrix(self, module: str, shape: tuple[int, int], rows: Span, cols: Span) -> Tensor:
-        """Return float32 [rows, cols] of a weight of `shape`. Raises ModelError."""
-        layout, found = self._layout, torch.empty(len(rows), len(cols))
-        groups = self._groups(module, shape, cols)
-        for start in range(rows.start, rows.stop, _BAND):
-            band = Span(start, min(start + _BAND, rows.stop))
-            part = self._read(layout.codes, module, shape, band, cols).float()
-            if layout.zeros is not None and self._name(layout.zeros, module) in self._files.names:
-                part -= self._read(layout.zeros, module, shape, band, cols, groups)
-            part *= self._read(layout.scales, module, shape, band, cols, groups)
-            found[band.start - rows.start : band.stop - rows.start] = part
-        return found
+    def weight(self, shard: Shard) -> Grouped | PerChannel:
+        """Return the part of a module's weight, in the form in which it is stored. Raises ModelError."""
+        layout, (groups, of_inputs) = self._layout, self._groups(shard)
+        codes, zero = self._codes(shard), None
+        if layout.zeros is not None and self._name(layout.zeros, shard.key) in self._files.names:
+            zero = self._per_group(layout.zeros, shard, groups) + layout.zeros.offset
+        scale = self._per_group(layout.scales, shard, groups)
+        symmetric = layout.codes.offset == 0 and (zero is None or not zero.any())
+        if codes.dtype is not torch.uint8 and symmetric and len(groups) == 1:
+            return PerChannel(codes, scale)
+        if codes.is_floating_point():
+            return Grouped(codes, scale, None, of_inputs)
+        # Codes from 0 on mean the same beside zeros that are moved with them.
+        middle = -layout.codes.offset
+        if codes.dtype is torch.int8:
+            codes, middle = codes.view(torch.uint8) ^ 128, middle + 128
+        zero = torch.full(scale.shape, middle) if zero is None else zero + middle
+        return Grouped(codes, scale, zero.to(torch.uint8), of_inputs)
 
     def _name(self, grid: Grid, module: str) -> str:
         names = [f"{module}.{suffix}" for suffix in grid.suffixes]
         return next((name for name in names if name in self._files.names), names[0])
 
-    def _groups(self, module: str, shape: tuple[int, int], cols: Span) -> Tensor | None:
-        """Return the group of each of `cols`, where that is stored."""
-        name = f"{module}.{self._layout.groups}"
+    def _groups(self, shard: Shard) -> tuple[Span, Tensor]:
+        """Return which groups of inputs the part needs, and the place of each input's group among them."""
+        block, n_groups = self._layout.scales.block[1], self._layout.scales.cells(shard.shape)[1]
+        name, cols = f"{shard.key}.{self._layout.groups}", shard.cols
         if not self._layout.groups or name not in self._files.names:
-            return None
-        groups: Tensor = self._files.slice(name, (shape[1],), ("I32", "I64"))[cols.start : cols.stop]
-        n_groups = self._layout.scales.cells(shape)[1]
+            return _covering(cols, block), _places(cols, block)
+        groups: Tensor = self._files.slice(name, (shard.shape[1],), ("I32", "I64"))[cols.start : cols.stop]
         if ((groups < 0) | (groups >= n_groups)).any():
             raise ModelError(f"{self._files.file(name)}: {name}: expected groups from 0 to {n_groups - 1}")
-        return groups.long()
+        return Span(0, n_groups), groups.long()
 
-    def _read(
-        self, grid: Grid, module: str, shape: tuple[int, int], rows: Span, cols: Span, groups: Tensor | None = None
-    ) -> Tensor:
-        """Return the number of every element of [rows, cols]; dimensions that share one number have size 1.
+    def _per_group(self, grid: Grid, shard: Shard, groups: Span) -> Tensor:
+        """Return the number of each row in each of `groups`."""
+        block = grid.block[0]
+        found = self._cells(grid, replace(shard, rows=_covering(shard.rows, block), cols=groups))
+        return found if block == 1 else found.index_select(0, _places(shard.rows, block))
 
-        `groups`: the block of each column, which is its place in their order where they are None.
-        """
-        n_rows, n_cols = grid.cells(shape)
-        wanted_rows = _covering(rows, grid.block[0])
-        wanted_cols = Span(0, n_cols) if groups is not None else _covering(cols, grid.block[1])
-        found = self._cells(grid, module, shape, wanted_rows, wanted_cols) + grid.offset
-        if grid.block[0] != 1 and n_rows > 1:
-            found = found.index_select(0, _places(rows, grid.block[0]))
-        if groups is not None and n_cols > 1:
-            return found.index_select(1, groups)
-        if grid.block[1] != 1 and n_cols > 1:
-            return found.index_select(1, _places(cols, grid.block[1]))
-        return found
+    def _codes(self, shard: Shard) -> Tensor:
+        """Return the codes as they are stored, packed ones as bytes."""
+        grid, rows = self._layout.codes, shard.rows
+        if grid.packing is None:
+            return self._cells(grid, shard)
+        codes = torch.empty(len(rows), len(shard.cols), dtype=torch.uint8)
+        for start in range(rows.start, rows.stop, _BAND):
+            band = Span(start, min(start + _BAND, rows.stop))
+            codes[band.start - rows.start : band.stop - rows.start] = self._cells(grid, replace(shard, rows=band))
+        return codes
 
-    def _cells(self, grid: Grid, module: str, shape: tuple[int, int], rows: Span, cols: Span) -> Tensor:
-        """Return [rows, cols] of the grid's numbers about a weight of `shape`."""
-        spans, packing = [rows, cols], grid.packing
+    def _cells(self, grid: Grid, shard: Shard) -> Tensor:
+        """Return the numbers of a grid about the weight `shard.shape`, whose `rows` and `cols` count its blocks."""
+        spans, packing = [shard.rows, shard.cols], grid.packing
         if packing is not None:
             spans[packing.dim] = _covering(spans[packing.dim], packing.per_word)
-        words = self._words(grid, self._name(grid, module), grid.stored(shape), spans)
+        words = self._words(grid, self._name(grid, shard.key), grid.stored(shard.shape), spans)
         if packing is None:
-            return words if words.dtype.is_floating_point and words.dtype.itemsize > 1 else words.float()
-        first = (rows, cols)[packing.dim].start % packing.per_word
-        return _unpack(words, packing).narrow(packing.dim, first, len((rows, cols)[packing.dim]))
+            return words
+        wanted = (shard.rows, shard.cols)[packing.dim]
+        return _unpack(words, packing).narrow(packing.dim, wanted.start % packing.per_word, len(wanted))
 
     def _words(self, grid: Grid, name: str, sizes: tuple[int, int], spans: list[Span]) -> Tensor:
         """`sizes`: of the stored tensor."""
@@ -121,7 +127,9 @@ def _covering(span: Span, block: int) -> Span:
 
 
 def _places(span: Span, block: int) -> Tensor:
-    """Return in which of the blocks that it touches each element of `span` lies."""
+    """Return in which of the blocks that it touches each element of `span` lies; 0: there is one."""
+    if not block:
+        return torch.zeros(len(span), dtype=torch.int64)
     return torch.arange(span.start, span.stop) // block - span.start // block
 
 

@@ -10,8 +10,8 @@ import torch
 from services.worker.backends.base import Attention, Linear, Ops, RmsNorm, Step
 from services.worker.backends.collectives import Communicator
 from services.worker.model.layers.embedding import pad_rows
-from services.worker.model.layers.linear import LinearLoader, Shard
-from services.worker.model.shard import Span
+from services.worker.model.layers.linear import LinearLoader
+from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import ModelSpec
 
 

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from services.worker.backends.base import Linear, Lookup
 from services.worker.backends.collectives import Communicator
-from services.worker.model.layers.linear import LinearLoader, Shard
-from services.worker.model.shard import Span
+from services.worker.model.layers.linear import LinearLoader
+from services.worker.model.shard import Shard, Span
 
 _ALIGNMENT = 16  # vector registers of float32; also keeps every rank's slice equally long
 

@@ -9,19 +9,9 @@ import torch
 
 from services.worker.backends.base import Linear, ModelBackend
 from services.worker.backends.collectives import Communicator
-from services.worker.backends.weights import Dense
+from services.worker.backends.weights import Dense, Stacked
 from services.worker.model.loading.checkpoint import Checkpoint
-from services.worker.model.shard import Span
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One projection's share in a merged linear layer: `rows` and `cols` of the stored [shape] matrix `key`."""
-
-    key: str
-    shape: tuple[int, int]  # [out, in] of the whole matrix
-    rows: Span
-    cols: Span
+from services.worker.model.shard import Shard, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +38,18 @@ class LinearLoader:
 
     def replicated(self, key: str, n_out: int, n_in: int) -> Linear:
         """Load a projection that every rank computes in full."""
-        return self.build([Shard(key, (n_out, n_in), Span(0, n_out), Span(0, n_in))])
+        return self.build([Shard.whole(key, (n_out, n_in))])
 
     def build(self, shards: Sequence[Shard], *, bias: bool = True) -> Linear:
         """Merge `shards` by rows."""
         return self.backend.ops.linear(self.weight(shards), self.bias(shards) if bias else None)
 
-    def weight(self, shards: Sequence[Shard], *, n_padding: int = 0) -> Dense:
-        """Return the weight of `shards` by rows, below them `n_padding` rows of zeros."""
-        parts = [self.source.matrix(shard.key, shard.shape, shard.rows, shard.cols) for shard in shards]
+    def weight(self, shards: Sequence[Shard], *, n_padding: int = 0) -> Stacked:
+        """Return the weights of `shards` below each other, and below them `n_padding` rows of zeros."""
+        parts = [self.source.weight(shard) for shard in shards]
         if n_padding:
-            parts.append(parts[0].new_zeros(n_padding, len(shards[0].cols)))
-        return Dense(tuple(parts))
+            parts.append(Dense(torch.zeros(n_padding, len(shards[0].cols), dtype=self.backend.dtype)))
+        return Stacked(tuple(parts))
 
     def bias(self, shards: Sequence[Shard]) -> torch.Tensor | None:
         """Return the biases of `shards` one after the other, None where none are stored."""

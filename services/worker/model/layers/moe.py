@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from services.worker.backends.base import Linear
-from services.worker.model.layers.linear import LinearLoader, Shard
+from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.layers.mlp import Mlp
-from services.worker.model.shard import Span
+from services.worker.model.shard import Shard
 from services.worker.model.spec import ModelError, ModelSpec, MoeSpec
 
 
@@ -55,8 +55,8 @@ def load_moe(spec: ModelSpec, moe: MoeSpec, load: LinearLoader, prefix: str) -> 
     gate, experts = load.backend.ops.gate(spec.activation), []
     for number in range(mine.start, mine.stop):
         key = f"{prefix}experts.{number}."
-        gate_up = [Shard(key + part, (ffn, hidden), Span(0, ffn), Span(0, hidden)) for part in ("gate", "up")]
-        down = Shard(f"{key}down", (hidden, ffn), Span(0, hidden), Span(0, ffn))
+        gate_up = [Shard.whole(key + part, (ffn, hidden)) for part in ("gate", "up")]
+        down = Shard.whole(f"{key}down", (hidden, ffn))
         experts.append(Mlp(load.build(gate_up), gate, load.build([down])))
     router = load.replicated(f"{prefix}router", moe.n_experts, hidden)
     return MoeMlp(moe, router, experts, mine.start)

@@ -7,15 +7,19 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 
+from services.worker.backends.weights import Dense, Weight
 from services.worker.model.families.naming import TensorRef
 from services.worker.model.formats.grids import GridReader
 from services.worker.model.formats.layout import Layout
 from services.worker.model.formats.safetensors import TensorFiles
-from services.worker.model.shard import Span
+from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import ModelError
+
+WeightT = TypeVar("WeightT", bound=Weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,39 +104,35 @@ class Checkpoint:
     def vector(self, key: str, size: int, span: Span | None = None) -> torch.Tensor:
         """Return elements `span` of the vector `key` of `size` elements. Raises ModelError."""
         ref = self._refs[key]
-        rows, take = _stored_rows(ref, span or Span(0, size))
-        stored = self._files.slice(ref.name, (_stored_size(ref, size),))
-        return self._finite(_take_part(stored[rows.start : rows.stop], ref, take), ref)
+        rows, interleaved = _stored_rows(ref, span or Span(0, size))
+        found = self._files.slice(ref.name, (_stored_size(ref, size),))[rows.start : rows.stop]
+        found = found if interleaved is None else found[interleaved]
+        return self._finite(Dense(found.unsqueeze(0)), ref).values[0]
 
-    def matrix(
-        self, key: str, shape: tuple[int, int], rows: Span | None = None, cols: Span | None = None
-    ) -> torch.Tensor:
-        """Return [rows, cols] of the matrix `key` of `shape` [out, in], all of it by default. Raises ModelError."""
-        ref = self._refs[key]
-        cols = cols or Span(0, shape[1])
-        stored_rows, take = _stored_rows(ref, rows or Span(0, shape[0]))
-        depth = _stored_size(ref, shape[0])
-        if (quantized := self._reader_of(ref)) is not None:
-            found = quantized.matrix(_module(ref), (depth, shape[1]), stored_rows, cols)
-        elif ref.transposed:
-            stored = self._files.slice(ref.name, (shape[1], depth))
-            found = stored[cols.start : cols.stop, stored_rows.start : stored_rows.stop].t()
-        elif ref.place is not None:
-            stored = self._files.slice(ref.name, (ref.n_stacked, depth, shape[1]))
-            found = stored[ref.place, stored_rows.start : stored_rows.stop, cols.start : cols.stop]
-        else:
-            stored = self._files.slice(ref.name, (depth, shape[1]))
-            found = stored[stored_rows.start : stored_rows.stop, cols.start : cols.stop]
-        return self._finite(_take_part(found, ref, take), ref)
+    def weight(self, shard: Shard) -> Weight:
+        """Return the part of a matrix, in the form in which it is stored. Raises ModelError."""
+        ref = self._refs[shard.key]
+        rows, interleaved = _stored_rows(ref, shard.rows)
+        stored = Shard(_module(ref), (_stored_size(ref, shard.shape[0]), shard.shape[1]), rows, shard.cols)
+        quantized = self._reader_of(ref)
+        found = self._dense(ref, stored) if quantized is None else quantized.weight(stored)
+        return self._finite(found if interleaved is None else found.take(interleaved), ref)
 
-    def _finite(self, found: torch.Tensor, ref: TensorRef) -> torch.Tensor:
+    def _dense(self, ref: TensorRef, stored: Shard) -> Dense:
+        rows, cols = (slice(span.start, span.stop) for span in (stored.rows, stored.cols))
+        if ref.transposed:
+            return Dense(self._files.slice(ref.name, stored.shape[::-1])[cols, rows].t())
+        if ref.place is not None:
+            return Dense(self._files.slice(ref.name, (ref.n_stacked, *stored.shape))[ref.place, rows, cols])
+        return Dense(self._files.slice(ref.name, stored.shape)[rows, cols])
+
+    def _finite(self, found: WeightT, ref: TensorRef) -> WeightT:
         """Return `found`. Raises ModelError where the served dtype has no number for one of its elements."""
-        if found.numel():
-            low, high = (end.item() for end in torch.aminmax(found))
-            largest = torch.finfo(self._dtype).max
-            if not -largest <= low <= high <= largest:  # NaN is neither
-                name, end = _module(ref), high if abs(low) <= largest else low
-                raise ModelError(f"{self._file(ref)}: {name}: holds {end}, which is not finite in {self._dtype}")
+        low, high = found.ends()
+        largest = torch.finfo(self._dtype).max
+        if not -largest <= low <= high <= largest:  # NaN is neither
+            name, end = _module(ref), high if abs(low) <= largest else low
+            raise ModelError(f"{self._file(ref)}: {name}: holds {end}, which is not finite in {self._dtype}")
         return found
 
     def _file(self, ref: TensorRef) -> Path:
@@ -191,16 +191,10 @@ def _stored_size(ref: TensorRef, size: int) -> int:
     return size * ref.n_parts if ref.n_stored is None else ref.n_stored
 
 
-def _stored_rows(ref: TensorRef, rows: Span) -> tuple[Span, int]:
-    """Return the stored rows to read for logical `rows`, and the unit of interleaved parts (0: rows as they are)."""
+def _stored_rows(ref: TensorRef, rows: Span) -> tuple[Span, torch.Tensor | None]:
+    """Return the stored rows to read for logical `rows`, and which of them those are where parts are interleaved."""
     if not ref.unit:
-        return Span(ref.start + rows.start, ref.start + rows.stop), 0
+        return Span(ref.start + rows.start, ref.start + rows.stop), None
     assert rows.start % ref.unit == len(rows) % ref.unit == 0, "interleaved parts are read in whole units"
-    return Span(rows.start * ref.n_parts, rows.stop * ref.n_parts), ref.unit
-
-
-def _take_part(stored: torch.Tensor, ref: TensorRef, unit: int) -> torch.Tensor:
-    if not unit:
-        return stored
-    rest = stored.shape[1:]
-    return stored.reshape(-1, ref.n_parts, unit, *rest)[:, ref.part].reshape(-1, *rest)
+    stored = Span(rows.start * ref.n_parts, rows.stop * ref.n_parts)
+    return stored, torch.arange(len(stored)).view(-1, ref.n_parts, ref.unit)[:, ref.part].flatten()

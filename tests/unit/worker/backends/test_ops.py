@@ -13,7 +13,7 @@ from services.worker.backends.cpu.backend import OneDnnBackend
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.opening import open_backend
 from services.worker.backends.torch.ops import TorchOps
-from services.worker.backends.weights import Dense
+from services.worker.backends.weights import Dense, Stacked
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 N_ROWS, SIZE, HEAD_DIM, BLOCK_SIZE = 61, 512, 64, 16
@@ -56,7 +56,7 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
         return cache.gather(1, positions + BLOCK_SIZE)
 
     # Of so many terms that oneDNN sums them by the number of rows, were it allowed to.
-    weight = Dense((normal(96, 3 * SIZE)[:30], normal(96, 3 * SIZE)[30:]))
+    weight = Stacked((Dense(normal(30, 3 * SIZE)), Dense(normal(66, 3 * SIZE))))
     product, biased = (ops.linear(weight, bias) for bias in (None, normal(96)))
     lookup, (tied_lookup, tied_product) = ops.embedding(weight), ops.tied(weight, None)
     norm, head_norm = ops.rms_norm(normal(SIZE).float(), 1e-5), ops.rms_norm(normal(8, HEAD_DIM).float(), 1e-5)

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.worker.backends.cpu.linear import KernelLinear
-from services.worker.backends.weights import Dense
+from services.worker.backends.weights import Dense, Stacked
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.kernels.numbers import FLOAT32, assert_rounded, normal
@@ -106,7 +106,7 @@ def test_subnormal_numbers_count_as_zero_where_pairs_are_multiplied(kernels: Bfl
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_layer_pads_what_the_kernel_cannot_divide(kernels: Bfloat16Kernels, n_in: int, bias: bool) -> None:
     weight, x, added = normal(1, 50, n_in), normal(2, 19, n_in), normal(3, 50)
-    layer = KernelLinear(kernels, Dense((weight[:20], weight[20:])), added if bias else None)
+    layer = KernelLinear(kernels, Stacked((Dense(weight[:20]), Dense(weight[20:]))), added if bias else None)
     exact = x.double() @ weight.double().T + (added.double() if bias else 0)
     assert_rounded(layer(x), exact, x.double().abs() @ weight.double().abs().T * FLOAT32 * 4)
     ids = torch.tensor([49, 0, 20, 19, 0])

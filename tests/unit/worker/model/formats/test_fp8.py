@@ -15,6 +15,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from services.worker.model.families.naming import TensorRef
 from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.registry import read_spec
+from services.worker.model.shard import Shard
 from services.worker.model.spec import ModelError
 from tests.unit.worker.model.conftest import Sample
 from tests.unit.worker.model.formats.checkpoints import (
@@ -80,7 +81,8 @@ def test_transformers_computes_the_same_weights(made: Sample) -> None:
     tensors, refs = load_file(made.folder / "model.safetensors"), {"x": TensorRef(f"{_Q}.weight")}
     parts = {suffix: tensors[f"{_Q}.{suffix}"] for suffix in ("weight", "weight_scale_inv")}
     with Checkpoint(made.folder, refs, ("*",), layout=read_spec(made.folder).quantization) as source:
-        assert torch.equal(source.matrix("x", (48, 48)), Fp8Dequantize(None).convert(parts)["weight"])
+        weight = source.weight(Shard.whole("x", (48, 48)))
+    assert torch.equal(weight.rows(0, 48), Fp8Dequantize(None).convert(parts)["weight"])
 
 
 def test_a_module_that_is_stored_as_it_is(made: Sample) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 
 from services.worker.model.families.naming import TensorRef
 from services.worker.model.loading.checkpoint import Checkpoint
-from services.worker.model.shard import Span
+from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import ModelError
 
 A = torch.arange(48.0).view(12, 4)
@@ -23,8 +24,17 @@ def _one_file(folder: Path, **tensors: torch.Tensor) -> Path:
 
 
 def _read(folder: Path, ref: TensorRef, rows: Span | None = None, cols: Span | None = None) -> torch.Tensor:
+    shape = (4, 4) if ref.n_stored or ref.n_parts > 1 else (12, 4)
     with Checkpoint(folder, {"x": ref}) as source:
-        return source.matrix("x", (4, 4) if ref.n_stored or ref.n_parts > 1 else (12, 4), rows, cols)
+        return _matrix(source, "x", shape, rows, cols)
+
+
+def _matrix(
+    source: Checkpoint, key: str, shape: tuple[int, int] = (12, 4), rows: Span | None = None, cols: Span | None = None
+) -> torch.Tensor:
+    whole = Shard.whole(key, shape)
+    weight = source.weight(replace(whole, rows=rows or whole.rows, cols=cols or whole.cols))
+    return weight.rows(0, weight.shape[0])
 
 
 def test_rows_and_columns(tmp_path: Path) -> None:
@@ -65,7 +75,7 @@ def test_shards_are_found_by_their_index(tmp_path: Path) -> None:
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with Checkpoint(tmp_path, {"x": TensorRef("a"), "y": TensorRef("b")}) as source:
-        assert torch.equal(source.matrix("y", (12, 4), Span(1, 2)), A[1:2] + 1)
+        assert torch.equal(_matrix(source, "y", rows=Span(1, 2)), A[1:2] + 1)
 
 
 def test_the_index_decides_which_of_several_files_holds_a_tensor(tmp_path: Path) -> None:
@@ -78,7 +88,7 @@ def test_the_index_decides_which_of_several_files_holds_a_tensor(tmp_path: Path)
         index = {"weight_map": {name: file for name, file in (places | changes).items() if file}}
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
         with Checkpoint(tmp_path, refs) as source:
-            return source.matrix("x", (12, 4))
+            return _matrix(source, "x")
 
     assert torch.equal(read(), A)
     assert torch.equal(read(a="2.safetensors"), A + 1)
@@ -95,27 +105,27 @@ def test_weights_that_are_not_finite_are_refused_by_name(wrong: float, tmp_path:
     folder = _one_file(tmp_path, a=a, b=a[:, 2])
     refs = {"x": TensorRef("a"), "y": TensorRef("b")}
     with Checkpoint(folder, refs) as source:
-        for read in (lambda: source.matrix("x", (12, 4)), lambda: source.vector("y", 12)):
+        for read in (lambda: _matrix(source, "x"), lambda: source.vector("y", 12)):
             with pytest.raises(ModelError, match=rf"model\.safetensors: [ab]: holds {wrong}, which is not finite"):
                 read()
-        assert torch.equal(source.matrix("x", (12, 4), Span(0, 5)), A[:5])  # of another rank
+        assert torch.equal(_matrix(source, "x", rows=Span(0, 5)), A[:5])  # of another rank
 
 
 def test_weights_that_the_served_dtype_cannot_hold_are_refused_by_name(tmp_path: Path) -> None:
     folder = _one_file(tmp_path, a=A * 2048)
     with Checkpoint(folder, {"x": TensorRef("a")}, dtype=torch.bfloat16) as source:
-        source.matrix("x", (12, 4))
+        _matrix(source, "x")
     with (
         Checkpoint(folder, {"x": TensorRef("a")}, dtype=torch.float16) as source,
         pytest.raises(ModelError, match=r"a: holds 96256\.0, which is not finite in torch\.float16"),
     ):
-        source.matrix("x", (12, 4))
+        _matrix(source, "x")
 
 
 def test_a_prefix_that_some_checkpoints_leave_out(tmp_path: Path) -> None:
     folder = _one_file(tmp_path, **{"h.0.w": A})
     with Checkpoint(folder, {"x": TensorRef("transformer.h.0.w")}, (), "transformer.") as source:
-        assert torch.equal(source.matrix("x", (12, 4)), A)
+        assert torch.equal(_matrix(source, "x"), A)
 
 
 def test_errors_name_file_and_key(tmp_path: Path) -> None:
@@ -131,7 +141,7 @@ def test_errors_name_file_and_key(tmp_path: Path) -> None:
         Checkpoint(folder, {"x": TensorRef("a")}, ("ext*",)) as source,
         pytest.raises(ModelError, match=r"model\.safetensors: a: expected shape \[6, 4\], found \[12, 4\]"),
     ):
-        source.matrix("x", (6, 4))
+        _matrix(source, "x", (6, 4))
 
 
 def test_pickles_are_refused_with_the_reason(tmp_path: Path) -> None:
