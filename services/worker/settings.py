@@ -22,7 +22,7 @@ class WorkerSettings(ServiceSettings):
     tensor_parallel: int = Field(1, ge=1, le=64)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    kv_tokens: int = Field(0, ge=0, description="KV cache size in tokens; 0: DEFAULT_KV_TOKENS or one full context")
+    kv_tokens: int = Field(0, ge=0, description="KV cache size in tokens; 0: 32,768, or what memory is left for")
     kv_block_tokens: int = Field(16, ge=16, multiple_of=16, description="Positions in a KV block")
     max_model_len: int = Field(0, ge=0, description="Longest sequence; 0: what the model was made for")
     sampling_defaults: bool = Field(

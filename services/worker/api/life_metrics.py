@@ -31,7 +31,9 @@ class LifeMetrics:
         self._handoffs = counter("handoffs", "Requests left to other workers, by reason", "reason")
         self._startup = gauge("startup_seconds", "What the last start of the slowest rank spent its time on", "phase")
         self._memory = gauge(
-            "memory_bytes", "Memory of the fullest rank after its last start; free is what it may still take", "kind"
+            "memory_bytes",
+            "Memory of the fullest rank after its last start; free: what is left; computed: the sum, before it",
+            "kind",
         )
         self._drain_began = 0.0
         gauge("drain_seconds", "Since the drain began; 0 before").set_function(self._drain_seconds)

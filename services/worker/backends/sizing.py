@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.cgroup import memory_limits
 
 _MIB = 1 << 20
+_LEAST_KV_TOKENS = 2048
 
 
 class NotEnoughMemoryError(RuntimeError):
@@ -36,22 +38,38 @@ def blocks_for(
     return n_blocks
 
 
+def least_kv_tokens(kv_tokens: int, max_model_len: int) -> int:
+    """Return how small a KV cache of `kv_tokens` may become where memory is short: some prompts must still fit."""
+    return min(kv_tokens, max_model_len, _LEAST_KV_TOKENS)
+
+
 def require_memory(needed: int, available: int, *, what: str) -> None:
     """Raise NotEnoughMemoryError unless `needed` bytes are available."""
     if needed > available:
         raise NotEnoughMemoryError(
             f"{what} needs {needed / _MIB:,.0f} MiB but {available / _MIB:,.0f} MiB are available; "
-            "lower --kv-tokens, use a smaller dtype, or give the worker more memory"
+            "lower RYZANSTEIN_KV_TOKENS, use a smaller dtype, or give the worker more memory"
         )
 
 
-def available_host_memory(root: Path = Path("/")) -> int:
-    """Bytes this process may still allocate: what the machine has free, or less if a container limits us.
+@dataclass(frozen=True, slots=True)
+class HostRoom:
+    """What this process may still allocate of the machine's memory. Page cache is free: the kernel drops it first."""
 
-    Page cache counts as free in both: the kernel drops it first.
-    """
-    machine = _mem_available(root / "proc/meminfo")
-    return min((machine, *(max(0, group.limit - group.used) for group in memory_limits(root))))
+    available: int
+    limit: int | None  # of the control group that decides; None: the machine itself does
+
+
+def host_room(root: Path = Path("/")) -> HostRoom:
+    """Return what the machine has free, or less where a container limits us."""
+    rooms = [HostRoom(max(0, group.limit - group.used), group.limit) for group in memory_limits(root)]
+    rooms.append(HostRoom(_mem_available(root / "proc/meminfo"), None))
+    return min(rooms, key=lambda room: room.available)
+
+
+def available_host_memory(root: Path = Path("/")) -> int:
+    """Bytes that this process may still allocate."""
+    return host_room(root).available
 
 
 def _mem_available(meminfo: Path) -> int:

@@ -81,5 +81,5 @@ class EngineFacts:
     hidden_size: int
     max_request_tokens: int
     startup_s: Mapping[str, float]  # by phase, in order
-    memory_bytes: Mapping[str, int]  # of the fullest rank: weights, workspace, kv
+    memory_bytes: Mapping[str, int]  # of the fullest rank, by what takes it; computed: the sum, before the start
     memory_free: int  # that this rank may still take

@@ -70,7 +70,13 @@ class EngineConfig:
             hidden_size=started.model.hidden_size,
             max_request_tokens=Capacity(self.ranks.max_model_len, positions).max_request_tokens,
             startup_s=started.phases,
-            memory_bytes={"weights": ledger.weights, "workspace": ledger.workspace, "kv": ledger.kv_cache},
+            memory_bytes={
+                "process": ledger.process,
+                "weights": ledger.weights,
+                "workspace": ledger.workspace,
+                "kv": ledger.kv_cache,
+                "computed": ledger.computed,
+            },
             memory_free=ledger.available,
         )
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from services.worker.backends.sizing import host_room
 from services.worker.engine.base import LifeObserver, StepObserver
 from services.worker.engine.state import EngineModel
 from services.worker.native.engine import EngineConfig, NativeEngine
 from services.worker.native.model_files import ModelFiles, read_model_files
 from services.worker.native.ranks import Ranks
-from services.worker.native.startup import group_config
+from services.worker.native.startup import group_config, require_room
 from services.worker.process.rank_group import RankGroup, RankGroupConfig
 from services.worker.settings import WorkerSettings
 
@@ -27,6 +28,7 @@ async def open_native(
     """Read what is no weight; `run` starts the ranks. Raises StartupError for what cannot work."""
     files = await asyncio.to_thread(read_model_files, folder)
     ranks = group_config(settings, folder, files)
+    require_room(settings, files.spec, ranks, host_room())
     config = EngineConfig(
         ranks,
         settings.max_waiting,

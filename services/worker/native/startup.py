@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from services.common import denied
 from services.common.lifecycle import StartupError
+from services.worker.backends.sizing import HostRoom, least_kv_tokens
 from services.worker.cpu import has_avx2, has_bfloat16
+from services.worker.model.footprint import footprint, in_mib
 from services.worker.model.loading.hub import Download, local_folder
 from services.worker.model.spec import ModelError, ModelSpec
 from services.worker.native.model_files import ModelFiles
@@ -19,6 +22,8 @@ from services.worker.settings import WorkerSettings
 
 DEFAULT_KV_TOKENS = 32_768
 _NVIDIA_CONTROL = Path("/dev/nvidiactl")
+
+log = logging.getLogger(__name__)
 
 
 async def model_folder(model: str, revision: str, begins: Callable[[Download], None] = lambda _: None) -> Path:
@@ -64,7 +69,9 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             device=device,
             block_size=settings.kv_block_tokens,
             kv_tokens=settings.kv_tokens or DEFAULT_KV_TOKENS,
+            kv_fits=not settings.kv_tokens,
             max_running=settings.max_running,
+            max_batched_tokens=settings.max_batched_tokens,
             max_model_len=settings.max_model_len or spec.max_positions,
             pooling=files.pooling.kind,
             normalise_embeddings=files.pooling.normalise,
@@ -86,6 +93,28 @@ def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: 
         max_running=ranks.max_running,
         max_batched_tokens=max(max_batched_tokens, ranks.max_running),
         max_in_flight=ranks.max_in_flight,
+    )
+
+
+def require_room(settings: WorkerSettings, spec: ModelSpec, config: RankGroupConfig, room: HostRoom) -> None:
+    """Raise StartupError, before anything is read, where the ranks cannot fit into `room`, and say what to set."""
+    if config.device != "cpu" or config.kv_tokens is None:
+        return  # a rank sees how much memory its GPU has
+    tokens = least_kv_tokens(config.kv_tokens, config.max_model_len) if config.kv_fits else config.kv_tokens
+    found = footprint(spec, config)
+    needed = found.total(tokens)
+    whole = in_mib(found.total(config.kv_tokens))
+    log.info("memory: server and ranks need %s MiB (%s)", whole, found.explain(config.kv_tokens))
+    if needed <= room.available:
+        return
+    do = "give the machine more memory"
+    if room.limit is not None:
+        limit = room.limit - room.available + needed  # with what the server itself and its neighbours take
+        do = f"set the container's memory limit to {in_mib(limit)} MiB or more (it is {in_mib(room.limit)} MiB)"
+    raise StartupError(
+        f"RYZANSTEIN_MODEL {settings.model}: server and ranks need {in_mib(needed)} MiB of memory "
+        f"({found.explain(tokens)}) but {in_mib(room.available)} MiB are available: {do}, or lower "
+        "RYZANSTEIN_KV_TOKENS, RYZANSTEIN_MAX_MODEL_LEN or RYZANSTEIN_MAX_BATCHED_TOKENS"
     )
 
 

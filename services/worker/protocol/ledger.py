@@ -13,8 +13,10 @@ class MemoryLedger:
     workspace: int  # peak growth during the warm-up step
     kv_cache: int
     available: int  # free to this rank after all of the above
+    process: int  # before anything was loaded
+    computed: int  # all but what is available, before the start
 
     @property
     def total(self) -> int:
         """Bytes that the rank holds."""
-        return self.weights + self.workspace + self.kv_cache
+        return self.process + self.weights + self.workspace + self.kv_cache

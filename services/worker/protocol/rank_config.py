@@ -32,7 +32,9 @@ class RankGroupConfig:
     n_blocks: int | None = None
     kv_tokens: int | None = None
     kv_bytes: int | None = None  # per rank
+    kv_fits: bool = False  # fewer blocks where memory is short, instead of none
     max_running: int = 64
+    max_batched_tokens: int = 2048  # rows of a step
     max_model_len: int = 4096
     pooling: PoolingKind = "mean"
     normalise_embeddings: bool = True
@@ -53,7 +55,7 @@ class RankGroupConfig:
             raise ValueError(f"device {self.device!r} is not one of cpu, cuda")
         if sum(size is not None for size in (self.n_blocks, self.kv_tokens, self.kv_bytes)) != 1:
             raise ValueError("size the KV cache by exactly one of n_blocks, kv_tokens, kv_bytes")
-        for name in ("ranks", "block_size", "max_running", "max_model_len", "max_in_flight"):
+        for name in ("ranks", "block_size", "max_running", "max_batched_tokens", "max_model_len", "max_in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 

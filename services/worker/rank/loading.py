@@ -8,6 +8,7 @@ from pathlib import Path
 from services.worker.backends.base import ModelBackend
 from services.worker.backends.collectives import Communicator
 from services.worker.model.build import load_model
+from services.worker.model.footprint import footprint
 from services.worker.model.loading.vocabulary import read_vocabulary
 from services.worker.protocol.event_codec import ModelFacts
 from services.worker.protocol.rank_config import RankGroupConfig
@@ -23,5 +24,6 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
         facts=ModelFacts(spec.vocab_size, spec.hidden_size, spec.n_layers, config.max_model_len),
         kv_bytes_per_token=decoder.kv_bytes_per_token,
         make_cache=partial(decoder.make_cache, block_size=config.block_size),
+        footprint=footprint(spec, config),
         vocabulary=partial(read_vocabulary, Path(config.model_path), spec.vocab_size, config.eos_token_ids),
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from services.worker.backends.base import Memory
 from services.worker.backends.collectives import Communicator
-from services.worker.backends.sizing import blocks_for, require_memory
+from services.worker.backends.sizing import blocks_for, least_kv_tokens, require_memory
 from services.worker.protocol.ledger import MemoryLedger
 from services.worker.protocol.rank_config import RankGroupConfig
+
+logger = logging.getLogger(__name__)
 
 
 class MemoryMeter:
@@ -16,7 +20,7 @@ class MemoryMeter:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._last = memory.held()
+        self._process = self._last = memory.held()
 
     def growth(self) -> int:
         """Return how many bytes were allocated since the last call."""
@@ -25,11 +29,11 @@ class MemoryMeter:
         return grown
 
     def size_kv_cache(
-        self, config: RankGroupConfig, bytes_per_token: int, comm: Communicator, device: torch.device
+        self, config: RankGroupConfig, bytes_per_token: int, workspace: int, comm: Communicator, device: torch.device
     ) -> int:
-        """Return n_blocks, the same on every rank. Raises NotEnoughMemoryError."""
+        """Return n_blocks, the same on every rank; `workspace` bytes are left over. Raises NotEnoughMemoryError."""
         block_bytes = bytes_per_token * config.block_size
-        n_blocks = config.n_blocks or blocks_for(
+        asked = config.n_blocks or blocks_for(
             kv_tokens=config.kv_tokens,
             kv_bytes=config.kv_bytes,
             block_size=config.block_size,
@@ -39,10 +43,20 @@ class MemoryMeter:
         # Every rank has loaded its weights once all have answered; the scarcest one decides.
         mine = torch.tensor([self._memory.available(config.ranks)], device=device)
         scarcest = int(comm.all_gather(mine).min())
-        what = f"a KV cache of {n_blocks} blocks of {config.block_size} tokens ({block_bytes:,} bytes each, per rank)"
-        require_memory((n_blocks + 1) * block_bytes, scarcest, what=what)
+        n_blocks = asked
+        if config.kv_fits:
+            least = least_kv_tokens(asked * config.block_size, config.max_model_len) // config.block_size
+            n_blocks = min(asked, max(least, (scarcest - workspace) // block_bytes - 1))
+        what = (
+            f"a KV cache of {n_blocks} blocks of {config.block_size} tokens ({block_bytes:,} bytes each, per rank) "
+            "and the workspace of a step"
+        )
+        require_memory((n_blocks + 1) * block_bytes + workspace, scarcest, what=what)
+        if n_blocks < asked:
+            tokens, wanted = n_blocks * config.block_size, asked * config.block_size
+            logger.warning("the KV cache has %d tokens instead of %d: there is no memory for more", tokens, wanted)
         return n_blocks
 
-    def ledger(self, *, weights: int, workspace: int, kv_cache: int, ranks: int) -> MemoryLedger:
-        """Return the ledger of what was measured."""
-        return MemoryLedger(weights, workspace, kv_cache, self._memory.available(ranks))
+    def ledger(self, weights: int, workspace: int, kv_cache: int, computed: int, ranks: int) -> MemoryLedger:
+        """Return the ledger of what was measured, and of what was computed before."""
+        return MemoryLedger(weights, workspace, kv_cache, self._memory.available(ranks), self._process, computed)

@@ -15,6 +15,7 @@ from services.common.heap import freeze_started
 from services.worker.backends.base import ModelBackend
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.opening import open_backend
+from services.worker.model.footprint import Footprint
 from services.worker.model.loading.pooling import Pooling
 from services.worker.protocol.copy_codec import CopyOrder, encode_copied
 from services.worker.protocol.event_codec import ModelFacts, RankStarted, encode_event
@@ -38,6 +39,7 @@ class LoadedModel:
     facts: ModelFacts
     kv_bytes_per_token: int  # on one rank
     make_cache: Callable[[int], Any]  # n_blocks -> cache
+    footprint: Footprint  # as computed
     vocabulary: Vocabulary = no_vocabulary  # that grammars are about
 
 
@@ -75,7 +77,7 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
         model = load(config, comm, backend)
     weights = meter.growth()
     with phases.measure("kv_cache"):
-        n_blocks = meter.size_kv_cache(config, model.kv_bytes_per_token, comm, device)
+        n_blocks = meter.size_kv_cache(config, model.kv_bytes_per_token, model.footprint.workspace, comm, device)
         cache = model.make_cache(n_blocks)
     runner = Runner(
         model.decoder,
@@ -95,7 +97,8 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
         fits = min(n_blocks * config.block_size, config.max_model_len) - 1
         runner.warm_up(max(1, min(_WARM_UP_TOKENS, fits)))
     kv_bytes = (n_blocks + 1) * config.block_size * model.kv_bytes_per_token
-    ledger = meter.ledger(weights=weights, workspace=meter.growth(), kv_cache=kv_bytes, ranks=config.ranks)
+    computed = model.footprint.rank_total(n_blocks * config.block_size)
+    ledger = meter.ledger(weights, meter.growth(), kv_bytes, computed, config.ranks)
     block_bytes = config.block_size * model.kv_bytes_per_token
     started = RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
     freeze_started()  # a full collection took 0.1 s in the middle of every stream

@@ -22,6 +22,7 @@ from services.worker.backends.base import ModelBackend
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.torch.columns import TorchColumns
+from services.worker.model.footprint import Footprint
 from services.worker.protocol.event_codec import ModelFacts
 from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.rank.entry import run_rank
@@ -127,6 +128,7 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
         ModelFacts(VOCAB, HIDDEN, 1, config.max_model_len),
         HIDDEN * 4,
         lambda n_blocks: standin_cache(n_blocks, config.block_size),
+        Footprint(ranks=1, process=0, weights=0, workspace=0, kv_token=0),
     )
 
 

@@ -38,7 +38,7 @@ class FakeGroup:
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._failed: asyncio.Future[RankFailure] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._compute())
-        ledger = MemoryLedger(weights=1, workspace=2, kv_cache=3, available=4)
+        ledger = MemoryLedger(weights=1, workspace=2, kv_cache=3, available=4, process=5, computed=6)
         block_bytes = 8 * self.config.block_size
         phases = {"load": 0.5, "warm-up": 0.25}
         rank = RankStarted(0, 1, phases, ledger, self.n_blocks, FACTS, block_bytes)

@@ -176,7 +176,7 @@ async def test_the_card_says_what_a_gateway_needs(worker: RunningWorker) -> None
         assert card.eos_token_ids
         assert card.max_model_len == 256
         assert [(phase.name, phase.ms) for phase in card.startup] == [("load", 500.0), ("warm-up", 250.0)]
-        assert dict(card.memory_bytes) == {"weights": 1, "workspace": 2, "kv": 3}
+        assert dict(card.memory_bytes) == {"process": 5, "weights": 1, "workspace": 2, "kv": 3, "computed": 6}
         assert card.hash_root.endswith(card.dtype)
 
 
@@ -333,10 +333,12 @@ async def test_the_metrics_tell_a_workers_life(redis_url: str) -> None:
         assert {name: value for name, value in told.items() if name.startswith(("startup", "memory"))} == {
             'startup_seconds{phase="load"}': 0.5,
             'startup_seconds{phase="warm-up"}': 0.25,
+            'memory_bytes{kind="process"}': 5,
             'memory_bytes{kind="weights"}': 1,
             'memory_bytes{kind="workspace"}': 2,
             'memory_bytes{kind="kv"}': 3,
             'memory_bytes{kind="free"}': 4,
+            'memory_bytes{kind="computed"}': 6,
         }
         assert abs(told["last_step_timestamp_seconds"] - time.time()) < 5
         assert told["drain_seconds"] == 0

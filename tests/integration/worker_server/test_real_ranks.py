@@ -58,6 +58,9 @@ async def test_greedy_tokens_are_those_of_transformers(
         await gateway.wait_serving()
         for ids, expected in greedy.values():
             assert (await gateway.complete(ids, max_tokens=40)).ids == expected
+        memory = dict((await gateway.stub.GetModelCard(pb.GetModelCardRequest())).memory_bytes)
+    computed = memory.pop("computed")
+    assert 0.5 * computed < sum(memory.values()) <= computed
 
 
 async def test_company_chunks_hits_and_resumes_change_no_token(

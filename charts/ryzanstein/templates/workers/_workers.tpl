@@ -16,6 +16,17 @@
 {{- end -}}
 {{- end }}
 
+{{/* MiB that a CPU pool's pod takes besides weights and KV cache: the server, and each rank with the workspace of a step.
+     services/worker/model/footprint.py has the arithmetic; here the vocabulary and the widths are those of a large model. */}}
+{{- define "ryzanstein.worker.overhead" -}}
+{{- add 150 (mul 416 (int64 .tensorParallel)) (ternary 176 0 (gt (int64 .tensorParallel) 1)) -}}
+{{- end }}
+
+{{/* MiB of its memory limit that are left for weights and KV cache; may be negative. */}}
+{{- define "ryzanstein.worker.weights" -}}
+{{- sub (div (include "ryzanstein.bytes" .resources.limits.memory | int64) 1048576) (include "ryzanstein.worker.overhead" . | int64) -}}
+{{- end }}
+
 {{- define "ryzanstein.worker.env" -}}
 RYZANSTEIN_WORKER_ID: {valueFrom: {fieldRef: {fieldPath: metadata.name}}}
 RYZANSTEIN_WORKER_PORT: "50054"

@@ -14,6 +14,7 @@ from services.cli.kube.diagnosis.snapshot import COMPONENT, ClusterSnapshot, Obj
 _PULL = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
 _STEADY_S = 300.0  # the longest that Kubernetes waits between two restarts
 _OOM, _KILLED = "OOMKilled", 137
+_MEMORY_LIMIT = re.compile(r"set the container's memory limit to ([\d,]+) MiB")  # a worker that ends before it loads
 # What each service waits for before it is ready.
 _READY_WHEN = {
     "gateway": "a router has answered, and a worker of those that serve",
@@ -172,7 +173,7 @@ def _restarting(snapshot: ClusterSnapshot, pod: Object, container: Object) -> Fi
     ]
     if last.get("reason") == _OOM:
         limit = _limit(pod, container["name"])
-        why, do = f"killed for memory at its limit of {limit}", _raise_memory(snapshot, pod)
+        why, do = f"killed for memory at its limit of {limit}", _raise_memory(snapshot, pod, "SIZE")
         return Finding(which, "restarting", f"{why} ({times} times)", (do, logs))
     if killed and "startup" in killed[-1]:
         do = _value(pod, "startupBudgetSeconds=SECONDS") if labels(pod).get(COMPONENT) == "worker" else logs
@@ -185,7 +186,9 @@ def _restarting(snapshot: ClusterSnapshot, pod: Object, container: Object) -> Fi
     code = last.get("exitCode", "unknown")
     why = f"its process ends with status {code}" + (", killed from outside" if code == _KILLED else "")
     said = _last_words(last.get("message") or "")
-    return Finding(which, "restarting", f"{why} ({times} times)" + (f": {said}" if said else ""), (logs,))
+    needed = _MEMORY_LIMIT.search(said)
+    raised = (_raise_memory(snapshot, pod, f"{needed[1].replace(',', '')}Mi"),) if needed else ()
+    return Finding(which, "restarting", f"{why} ({times} times)" + (f": {said}" if said else ""), (*raised, logs))
 
 
 def _last_words(log: str) -> str:
@@ -202,8 +205,8 @@ def _limit(pod: Object, container: str) -> str:
     return str(found.get("resources", {}).get("limits", {}).get("memory", "the node"))
 
 
-def _raise_memory(snapshot: ClusterSnapshot, pod: Object) -> str:
-    return snapshot.upgrade(f"--set {_value(pod, 'resources.limits.memory=SIZE')}")
+def _raise_memory(snapshot: ClusterSnapshot, pod: Object, size: str) -> str:
+    return snapshot.upgrade(f"--set {_value(pod, f'resources.limits.memory={size}')}")
 
 
 def _value(pod: Object, value: str) -> str:

@@ -9,10 +9,9 @@ from torch.nn import functional as F
 
 from services.worker.backends.base import Linear, Lookup
 from services.worker.backends.collectives import Communicator
+from services.worker.model.footprint import local_vocabulary
 from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.shard import Shard, Span
-
-_ALIGNMENT = 16  # vector registers of float32; also keeps every rank's slice equally long
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class VocabShard:
 
 def divide_vocabulary(vocab_size: int, comm: Communicator) -> VocabShard:
     """Return this rank's slice: equally long on all ranks, the last ones padded."""
-    local = -(-vocab_size // (comm.size * _ALIGNMENT)) * _ALIGNMENT
+    local = local_vocabulary(vocab_size, comm.size)
     start = comm.rank * local
     return VocabShard(start, local, max(0, min(local, vocab_size - start)))
 

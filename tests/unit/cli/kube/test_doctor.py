@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 from services.cli.kube.diagnosis import diagnose
 from services.cli.kube.diagnosis.finding import Finding
 from services.cli.kube.doctor import report
+from services.common.lifecycle import StartupError
+from services.worker.backends.sizing import HostRoom
+from services.worker.model.footprint import footprint
+from services.worker.native.model_files import read_model_files
+from services.worker.native.startup import group_config, require_room
+from services.worker.settings import WorkerSettings
 from tests.unit.cli.kube.objects import Broken, event, healthy, labels, pod, snapshot
+
+BUNDLED_MODEL = Path(__file__).resolve().parents[4] / "models" / "ryzanstein-tiny"
 
 
 def one(broken: Broken) -> Finding:
@@ -173,6 +183,25 @@ def test_a_container_that_runs_well_since_its_restarts(capsys: pytest.CaptureFix
     assert report(replace(broken.snapshot, now=started + 60), as_json=False)
     worker["ready"] = False
     assert report(replace(broken.snapshot, now=started + 360), as_json=False)
+
+
+def test_a_worker_that_computed_what_it_needs() -> None:
+    """The number is what the worker itself says, in its own words."""
+    files, settings = read_model_files(BUNDLED_MODEL), WorkerSettings(model="/models/m")
+    config = replace(group_config(settings, BUNDLED_MODEL, files), device="cpu")
+    with pytest.raises(StartupError) as refused:
+        require_room(settings, files.spec, config, HostRoom(100 << 20, 2048 << 20))
+    broken = Broken()
+    waits = broken.waiting("worker", "CrashLoopBackOff", "back-off 5m0s restarting failed container")
+    waits["status"]["containerStatuses"][0] |= {
+        "restartCount": 2,
+        "lastState": {
+            "terminated": {"reason": "Error", "exitCode": 1, "message": json.dumps({"message": str(refused.value)})}
+        },
+    }
+    found = one(broken)
+    needed = footprint(files.spec, config).total(2048) / 2**20
+    assert f"workers.pools.default.resources.limits.memory={math.ceil(needed + 2048 - 100)}Mi" in found.do[0]
 
 
 @pytest.mark.parametrize(

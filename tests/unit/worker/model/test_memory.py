@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,13 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 
 from services.worker.backends.base import ModelBackend
 from services.worker.backends.collectives import SingleRank
 from services.worker.backends.cpu.backend import HostMemory, KernelBackend, OneDnnBackend
 from services.worker.kernels.bfloat16 import open_kernels, why_not
 from services.worker.model.build import load_model
+from services.worker.model.footprint import footprint, local_vocabulary, matrix_elements
+from services.worker.model.registry import read_spec
+from services.worker.protocol.rank_config import RankGroupConfig
+from tests.unit.worker.model import zoo
+from tests.unit.worker.model.conftest import Sample
 
+BUNDLED_MODEL = Path(__file__).resolve().parents[4] / "models" / "ryzanstein-tiny"
 TABLE = 131_072 * 256 * 2  # bytes of the embedding in bfloat16: nearly all of the model
 
 
@@ -79,3 +87,26 @@ def test_a_model_is_loaded_without_a_second_copy(
         model = load_model(checkpoint, SingleRank(), opened)
     assert model.vocab_local == 131_072
     assert tables * 0.95 * TABLE < most[0] < (tables + 0.5) * TABLE
+
+
+@pytest.mark.parametrize("variant", zoo.VARIANTS)
+def test_what_weights_take_is_known_before_they_are_read(sample: Callable[[str], Sample], variant: str) -> None:
+    """Of each matrix that transformers stores; the vocabulary is padded to whole registers."""
+    folder = sample(variant).folder
+    spec = read_spec(folder)
+    table = local_vocabulary(spec.vocab_size, 1) * spec.hidden_size
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        names = file.keys()
+        shapes = [file.get_slice(name).get_shape() for name in names if not name.endswith("wpe.weight")]
+    matrices = [table if shape[0] == spec.vocab_size else math.prod(shape) for shape in shapes if len(shape) > 1]
+    assert matrix_elements(spec, 1, two_tables=False) == sum(matrices)
+    assert matrix_elements(spec, 1, two_tables=True) == sum(matrices) + table * spec.tied
+
+
+def test_several_ranks_take_a_share_each_and_kv_heads_that_they_share_whole() -> None:
+    spec = read_spec(BUNDLED_MODEL)
+    whole, half = (footprint(spec, RankGroupConfig("", ranks=n, kv_tokens=1, device="cuda")) for n in (1, 2))
+    assert half.kv_token * 2 == whole.kv_token == 2048
+    tables = 4096 * spec.head_dim * 4  # of the positions that are served by default
+    assert half.weights - tables == (whole.weights - tables) / 2
+    assert half.total(0) - 2 * half.rank_total(0) == whole.total(0) - whole.rank_total(0) + (176 << 20)  # torchrun

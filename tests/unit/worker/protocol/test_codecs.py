@@ -131,7 +131,9 @@ def test_minus_infinity_survives() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        RankStarted(1, 77, {"launch": 1.5, "warm_up": 0.25}, MemoryLedger(1, 2, 3, 4), 9, ModelFacts(96, 16, 2, 64)),
+        RankStarted(
+            1, 77, {"launch": 1.5, "warm_up": 0.25}, MemoryLedger(1, 2, 3, 4, 5, 6), 9, ModelFacts(96, 16, 2, 64)
+        ),
         RankError(0, 78, "ValueError: é", 'Traceback:\n  "x"', (1,)),
     ],
 )
