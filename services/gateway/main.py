@@ -21,6 +21,7 @@ from services.common.metrics import serve_metrics
 from services.common.redis_client import open_redis
 from services.common.tasks import end_tasks
 from services.common.tracing import tracing
+from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.asgi import ASGIApp
 from services.gateway.batches.gate import BatchGate
 from services.gateway.batches.parts import Batches
@@ -32,6 +33,7 @@ from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.completions import CompletionPreparer
 from services.gateway.generation.embedding import Embedder
 from services.gateway.generation.entrance import Entrance
+from services.gateway.generation.logprobs import LogprobWriter
 from services.gateway.generation.models import Models
 from services.gateway.generation.pipeline import Pipeline, Wrapper
 from services.gateway.generation.resume import ResumePolicy, Upstream
@@ -39,8 +41,6 @@ from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.grpc.inference import InferenceService
 from services.gateway.grpc.server import GrpcServer, serving_grpc
 from services.gateway.http.app import new_app
-from services.gateway.http.chat import ChatSerializer
-from services.gateway.http.completions import CompletionSerializer
 from services.gateway.http.dispatcher import Dispatcher
 from services.gateway.http.endpoint import Endpoint
 from services.gateway.http.exchange import ApiDialect, BodyLimits
@@ -197,7 +197,10 @@ class _Services:
             documented |= batches.documented
         socket = StreamSocket(
             entrance,
-            {"chat": SingleSequence(self.chat), "completion": SingleSequence(self.completions)},
+            {
+                "chat": SingleSequence(ChatBody, self.chat, LogprobWriter.chat),
+                "completion": SingleSequence(CompletionBody, self.completions, LogprobWriter.completion),
+            },
             self.buffers,
             Observer("websocket", self.metrics, self.tracer),
             self.metrics,
@@ -285,8 +288,8 @@ def _new_services(
     batches: Batches | None,
 ) -> _Services:
     catalog, embedder = pipeline.catalog, Embedder(pipeline)
-    chat = ChatPreparer(pipeline, grammars, settings, ChatSerializer)
-    completions = CompletionPreparer(pipeline, grammars, settings, CompletionSerializer)
+    chat = ChatPreparer(pipeline, grammars, settings)
+    completions = CompletionPreparer(pipeline, grammars, settings)
     return _Services(
         settings,
         catalog,

@@ -15,7 +15,7 @@ from services.gateway.batches.file_routes import as_json, listed
 from services.gateway.batches.jobs import JobStore
 from services.gateway.batches.objects import Plan, new_object_id
 from services.gateway.errors import invalid, storage_away
-from services.gateway.generation.entrance import AdmittedRequest
+from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.http.documentation import Documentation
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.identified import CallingTenant

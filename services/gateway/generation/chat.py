@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
-from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import ChatBody, Message, ToolCall
 from services.gateway.errors import invalid
 from services.gateway.generation.group import SequenceGroup
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
+from services.gateway.generation.prepared import Prepared
 from services.gateway.generation.reading import reading_of
 from services.gateway.generation.request import Caller
 from services.gateway.generation.sampling import check_token_ids, sampling_options
-from services.gateway.generation.sequences import Sequences, Serializer
 from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.ids import new_id
 from services.gateway.settings import GatewaySettings
@@ -95,25 +94,13 @@ class ChatPrompt:
     tools: ToolUse | None
 
 
-NewSerializer = Callable[[str, ServedModel, ChatBody], Serializer]  # of a request's id
-
-
 class ChatPreparer:
     """Turns bodies into sequences."""
 
-    def __init__(
-        self, pipeline: Pipeline, grammars: GrammarCompiler, settings: GatewaySettings, serializer: NewSerializer
-    ) -> None:
-        """`serializer` writes the answers that ask for no other one."""
-        self._serializer = serializer
+    def __init__(self, pipeline: Pipeline, grammars: GrammarCompiler, settings: GatewaySettings) -> None:
         self._pipeline = pipeline
         self._grammars = grammars
         self._settings = settings
-        self._decoder = BodyDecoder(ChatBody)
-
-    async def decode(self, data: bytes) -> ChatBody:
-        """Validate a body."""
-        return await self._decoder.decode(data)
 
     async def prompt(self, body: ChatBody, model: ServedModel) -> ChatPrompt:
         """The prompt of a body, which fits the model; raises :class:`ApiError` (400)."""
@@ -139,11 +126,10 @@ class ChatPreparer:
         body: ChatBody,
         model: ServedModel,
         caller: Caller,
-        serializer: NewSerializer | None = None,
         request_id: str | None = None,
         prompt: ChatPrompt | None = None,
-    ) -> Sequences:
-        """The sequences of a body, written by `serializer`; raises :class:`ApiError`, which names fields of chat."""
+    ) -> Prepared:
+        """The sequences of a body; raises :class:`ApiError`, which names fields of chat."""
         if body.top_logprobs and not body.logprobs:
             raise invalid("`top_logprobs` needs `logprobs` to be true.", "top_logprobs", "invalid_value")
         check_token_ids(body, model.card.vocab_size)
@@ -175,10 +161,10 @@ class ChatPreparer:
         readers = [reads.new() if reads else None for _ in range(n)]
         checks = constraint.checks if constraint else None
         choices = [(request.choice(i), reader) for i, reader in enumerate(readers)]
-        return Sequences(
+        return Prepared(
+            request_id,
+            model,
             generations=[self._pipeline.generate(choice, reader, checks) for choice, reader in choices],
-            serializer=(serializer or self._serializer)(request_id, model, body),
-            stream=bool(body.stream),
             include_workers=body.stream_options is not None and bool(body.stream_options.include_workers),
             billed=lambda generation: generation.usage,
             per_prompt=n,

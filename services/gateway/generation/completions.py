@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import CompletionBody
 from services.gateway.errors import invalid
 from services.gateway.generation.group import SequenceGroup
 from services.gateway.generation.output import Generation
 from services.gateway.generation.pipeline import Pipeline, fit_max_tokens
+from services.gateway.generation.prepared import Prepared
 from services.gateway.generation.prompts import Prompt, encode_prompts, split_prompts
 from services.gateway.generation.request import Caller, SamplingOptions
 from services.gateway.generation.sampling import check_token_ids, sampling_options
-from services.gateway.generation.sequences import Sequences, Serializer
 from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.ids import new_id
 from services.gateway.settings import GatewaySettings
@@ -21,9 +18,6 @@ from services.gateway.text.codec import ServedModel
 from services.gateway.usage import Usage
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
-
-# Of a request's id, its model, body and prompts, and the number of choices of each prompt.
-NewSerializer = Callable[[str, ServedModel, CompletionBody, Sequence[Prompt], int], Serializer]
 
 
 def billed_prompt(generation: Generation) -> Usage:
@@ -34,20 +28,12 @@ def billed_prompt(generation: Generation) -> Usage:
 class CompletionPreparer:
     """Turns bodies into sequences."""
 
-    def __init__(
-        self, pipeline: Pipeline, grammars: GrammarCompiler, settings: GatewaySettings, serializer: NewSerializer
-    ) -> None:
-        self._serializer = serializer
+    def __init__(self, pipeline: Pipeline, grammars: GrammarCompiler, settings: GatewaySettings) -> None:
         self._pipeline = pipeline
         self._grammars = grammars
         self._settings = settings
-        self._decoder = BodyDecoder(CompletionBody)
 
-    async def decode(self, data: bytes) -> CompletionBody:
-        """Validate a body."""
-        return await self._decoder.decode(data)
-
-    async def prepare(self, body: CompletionBody, model: ServedModel, caller: Caller) -> Sequences:
+    async def prepare(self, body: CompletionBody, model: ServedModel, caller: Caller) -> Prepared:
         """The sequences of a body; raises :class:`ApiError`."""
         n = body.n or 1
         _check(body, n)
@@ -69,10 +55,10 @@ class CompletionPreparer:
             own_id = request_id if len(prompts) == 1 else f"{request_id}-p{position}"
             request = await self._pipeline.prepare(own_id, model, prompt.ids, options, caller, group=group)
             generations += [self._pipeline.generate(request.choice(index), checks=checks) for index in range(n)]
-        return Sequences(
+        return Prepared(
+            request_id,
+            model,
             generations=generations,
-            serializer=self._serializer(request_id, model, body, prompts, n),
-            stream=bool(body.stream),
             include_workers=body.stream_options is not None and bool(body.stream_options.include_workers),
             billed=billed_prompt if body.max_tokens == 0 else lambda generation: generation.usage,
             per_prompt=n,

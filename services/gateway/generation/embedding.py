@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from services.gateway.api.schema import MAX_TEXTS
 from services.gateway.errors import interrupted, invalid, too_long
-from services.gateway.generation.entrance import AdmittedRequest
+from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.group import SequenceGroup
 from services.gateway.generation.output import Generation
 from services.gateway.generation.pipeline import Pipeline

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ryzanstein.v1 import inference_pb2
 
-from services.gateway.api.schema import CompletionBody
-from services.gateway.generation.job import GenerationTask
+from services.gateway.api.schema import ChatBody, CompletionBody
+from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.output import OutputChunk
 from services.gateway.generation.tokens import FinishReason
 from services.gateway.tools.calls import CallDelta
@@ -17,24 +15,23 @@ from services.gateway.usage import Usage
 class ResponseWriter:
     """Writes the messages of a generation whose model is certain: it has a first chunk."""
 
-    def __init__(self, task: GenerationTask[Any]) -> None:
-        body = task.body
-        self._sequences = task.sequences
+    def __init__(self, request: AdmittedRequest, body: ChatBody | CompletionBody) -> None:
+        self._prepared = request.prepared
         self._echo = isinstance(body, CompletionBody) and bool(body.echo)
         self._prompt = ""
         if isinstance(body, CompletionBody) and self._echo:
             given = body.prompt
-            ids = self._sequences.generations[0].request.prompt_ids
-            self._prompt = given if isinstance(given, str) else task.model.decode(ids)
+            ids = self._prepared.generations[0].request.prompt_ids
+            self._prompt = given if isinstance(given, str) else request.model.decode(ids)
         # Only the prompt is scored: what was generated is not shown.
         self._silent = isinstance(body, CompletionBody) and body.max_tokens == 0
-        self._next_index = [0] * len(self._sequences.generations)
-        self._unopened = set(range(len(self._sequences.generations)))
-        self._running = len(self._sequences.generations)
+        self._next_index = [0] * len(self._prepared.generations)
+        self._unopened = set(range(len(self._prepared.generations)))
+        self._running = len(self._prepared.generations)
 
     def response(self, choice: int, chunk: OutputChunk) -> inference_pb2.GenerateResponse:
         """The message of a chunk."""
-        generation = self._sequences.generations[choice]
+        generation = self._prepared.generations[choice]
         response = inference_pb2.GenerateResponse(
             request_id=generation.request.request_id, first_index=self._next_index[choice], choice=choice
         )
@@ -51,7 +48,7 @@ class ResponseWriter:
             response.finish_reason = FinishReason.LENGTH if self._silent else chunk.finish
             self._running -= 1
             if not self._running:
-                response.usage.CopyFrom(usage_message(self._sequences.usage()))
+                response.usage.CopyFrom(usage_message(self._prepared.usage()))
         return response
 
     def _add(self, response: inference_pb2.GenerateResponse, chunk: OutputChunk) -> None:
@@ -63,7 +60,7 @@ class ResponseWriter:
             response.reasoning = chunk.reasoning
         if chunk.calls:
             response.tool_calls.extend(map(_call_delta, chunk.calls))
-        if chunk.takeover is not None and self._sequences.include_workers:
+        if chunk.takeover is not None and self._prepared.include_workers:
             response.worker.id, response.worker.attempt = chunk.takeover.worker, chunk.takeover.attempt
             response.worker.after = chunk.takeover.after
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,11 @@ from services.common.logs import request_id_var
 from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid
+from services.gateway.generation.admitted import FALLBACK_HEADER, AdmittedRequest
 from services.gateway.generation.embedding import Embedder
-from services.gateway.generation.entrance import AdmittedRequest, Entrance
-from services.gateway.generation.job import FALLBACK_HEADER, GenerationTask, Preparer
+from services.gateway.generation.entrance import Entrance
 from services.gateway.generation.pipeline import check_prompt
+from services.gateway.generation.prepared import Preparer
 from services.gateway.grpc.answers import ResponseWriter, usage_message
 from services.gateway.grpc.bodies import chat_body, check_known, completion_body
 from services.gateway.observation import CLIENT_GONE, Observer, request_id_of
@@ -62,16 +63,24 @@ class _Call:
     model: str = ""
     answering: bool = False  # from the first response on
 
-    async def begin_answer(self, task: GenerationTask[Any]) -> None:
+    def follow(self, request: AdmittedRequest) -> None:
+        """Count the call for the model that answers it."""
+
+        def started(request: AdmittedRequest) -> None:
+            self.model = request.model.name
+
+        request.on_start = started
+
+    async def begin_answer(self, request: AdmittedRequest) -> None:
         """Say which model answers, if it is not the one asked for."""
-        if task.fell_back:
-            await self.context.send_initial_metadata(((FALLBACK_HEADER, task.model.name),))
+        if request.fell_back:
+            await self.context.send_initial_metadata(((FALLBACK_HEADER, request.model.name),))
         self.answering = True
 
     async def find(self, admitted: AdmittedRequest, request: _Naming) -> ServedModel:
         """The model of a call, which is counted for it; raises :class:`ApiError`."""
         check_known(request)
-        model = await admitted.model(request.model)
+        model = await admitted.find_model(request.model)
         self.model = model.name
         return model
 
@@ -94,18 +103,20 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """Continue a text or token ids."""
         async with self._call("Generate", request, context) as call, self._admitted(context) as admitted:
             body = completion_body(request, await _prompt(request, admitted))
-            task = GenerationTask(admitted, self.completions, body, request.options.session_id, call.traceparent)
-            await _answer(task, call)
+            call.follow(admitted)
+            await admitted.start(self.completions, body, request.options.session_id, call.traceparent)
+            await _answer(admitted, body, call)
 
     async def Chat(  # type: ignore[override]  # noqa: N802
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> None:
         """Continue a conversation."""
         async with self._call("Chat", request, context) as call, self._admitted(context) as admitted:
-            _check_count(await admitted.model(request.model), len(request.messages), "messages")
+            _check_count(await admitted.find_model(request.model), len(request.messages), "messages")
             body = chat_body(request)
-            task = GenerationTask(admitted, self.chat, body, request.options.session_id, call.traceparent)
-            await _answer(task, call)
+            call.follow(admitted)
+            await admitted.start(self.chat, body, request.options.session_id, call.traceparent)
+            await _answer(admitted, body, call)
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:  # noqa: N802
         """Vectors of texts."""
@@ -203,25 +214,18 @@ def _check_count(model: ServedModel, count: int, param: str) -> None:
 async def _prompt(request: inference_pb2.GenerateRequest, admitted: AdmittedRequest) -> str | list[int]:
     if not request.HasField("prompt_ids"):
         return request.prompt
-    _check_count(await admitted.model(request.model), len(request.prompt_ids.ids), "prompt")
+    _check_count(await admitted.find_model(request.model), len(request.prompt_ids.ids), "prompt")
     return list(request.prompt_ids.ids)
 
 
-async def _answer(task: GenerationTask[Any], call: _Call) -> None:
+async def _answer(request: AdmittedRequest, body: ChatBody | CompletionBody, call: _Call) -> None:
     """Write the responses in this frame, where the drain's end is heard also while gRPC writes one."""
-
-    def started(task: GenerationTask[Any]) -> None:
-        call.model = task.model.name
-
-    task.on_start = started
-    with closing(task):
-        await task.start()
-        async with aclosing(task.chunks()) as chunks:
-            async for choice, chunk in chunks:
-                if not call.answering:
-                    await call.begin_answer(task)
-                    writer = ResponseWriter(task)
-                await call.context.write(writer.response(choice, chunk))
+    async with aclosing(request.chunks()) as chunks:
+        async for choice, chunk in chunks:
+            if not call.answering:
+                await call.begin_answer(request)
+                writer = ResponseWriter(request, body)
+            await call.context.write(writer.response(choice, chunk))
 
 
 def _metadata(context: Context, name: str) -> str:

@@ -8,13 +8,17 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import ChatBody
 from services.gateway.errors import ApiError
+from services.gateway.generation.chat import ChatPreparer
+from services.gateway.generation.choice import Choice
 from services.gateway.generation.logprobs import LogprobWriter
 from services.gateway.generation.output import Generation, OutputChunk, ScoredToken
-from services.gateway.generation.sequences import Choice
+from services.gateway.generation.request import Caller
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import DONE, OPENAI_ERRORS
+from services.gateway.http.serializer import Answer
 from services.gateway.text.codec import ServedModel
 from services.gateway.tools.calls import CallDelta, call_deltas, function_json, join_calls
 from services.gateway.usage import Usage, usage_json
@@ -52,6 +56,19 @@ DOCUMENTED = Documentation(
 )
 
 
+class ChatEndpoint:
+    """Chats, written as chat completions."""
+
+    def __init__(self, preparer: ChatPreparer) -> None:
+        self._preparer = preparer
+        self.decode = BodyDecoder(ChatBody).decode
+
+    async def answer(self, body: ChatBody, model: ServedModel, caller: Caller) -> Answer:
+        """See :class:`GeneratingEndpoint`."""
+        prepared = await self._preparer.prepare(body, model, caller)
+        return Answer(prepared, ChatSerializer(prepared.request_id, model, body))
+
+
 class ChatSerializer:
     """Writes chat completions. The frames of plain text are built once, around the text."""
 
@@ -77,8 +94,11 @@ class ChatSerializer:
         """See :class:`Serializer`."""
         return self._frame(index, {"role": "assistant", "content": ""}, None, None, {}, generation)
 
-    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
+    def new_choice(self) -> Choice:
         """See :class:`Serializer`."""
+        return Choice()
+
+    def _logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
         return self._writer.chat(tokens) if self._writer else None
 
     def frame(self, index: int, chunk: OutputChunk, generation: Generation) -> bytes:
@@ -93,7 +113,7 @@ class ChatSerializer:
         extra: dict[str, Any] = {"token_ids": chunk.ids} if self._with_ids else {}
         if takeover is not None:
             extra["worker"] = takeover.json()
-        logprobs = self.logprobs(index, chunk.tokens) if chunk.tokens else None
+        logprobs = self._logprobs(chunk.tokens) if chunk.tokens else None
         delta: dict[str, Any] = {"content": chunk.text} if chunk.text or (plain and chunk.finish is None) else {}
         if chunk.reasoning:
             delta["reasoning_content"] = chunk.reasoning
@@ -151,7 +171,7 @@ class ChatSerializer:
         return {
             "index": index,
             "message": self._message(choice),
-            "logprobs": self.logprobs(index, choice.tokens),
+            "logprobs": self._logprobs(choice.tokens),
             "finish_reason": choice.finish,
         } | ({"token_ids": choice.ids} if self._with_ids else {})
 

@@ -14,8 +14,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import ComparisonBody, RerankBody, ScoreBody
 from services.gateway.errors import invalid
+from services.gateway.generation.admitted import AdmittedRequest, named_session
 from services.gateway.generation.embedding import Embedder
-from services.gateway.generation.entrance import AdmittedRequest, named_session
 from services.gateway.generation.pipeline import check_prompt
 from services.gateway.generation.prompts import truncation_limit
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
@@ -150,7 +150,7 @@ class ComparisonHandler(Generic[Body]):
 
     async def answer(self, exchange: Exchange, body: Body, request: AdmittedRequest) -> None:
         """See :class:`Handler`."""
-        model = await request.model(body.model)
+        model = await request.find_model(body.model)
         exchange.model = model.name
         asked = self._form.comparison(body, model.max_len)
         inputs = await _encoded(model, asked.texts)

@@ -8,15 +8,19 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import CompletionBody
 from services.gateway.errors import ApiError
-from services.gateway.generation.completions import billed_prompt
+from services.gateway.generation.choice import Choice
+from services.gateway.generation.completions import CompletionPreparer, billed_prompt
 from services.gateway.generation.logprobs import LogprobWriter
 from services.gateway.generation.output import Generation, OutputChunk, ScoredToken
-from services.gateway.generation.prompts import Prompt
-from services.gateway.generation.sequences import Choice
+from services.gateway.generation.prepared import Prepared
+from services.gateway.generation.prompts import split_prompts
+from services.gateway.generation.request import Caller
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import DONE, OPENAI_ERRORS
+from services.gateway.http.serializer import Answer
 from services.gateway.text.codec import ServedModel
 from services.gateway.usage import Usage, usage_json
 
@@ -37,19 +41,30 @@ DOCUMENTED = Documentation(
 )
 
 
+class CompletionEndpoint:
+    """Texts that go on, written as text completions."""
+
+    def __init__(self, preparer: CompletionPreparer) -> None:
+        self._preparer = preparer
+        self.decode = BodyDecoder(CompletionBody).decode
+
+    async def answer(self, body: CompletionBody, model: ServedModel, caller: Caller) -> Answer:
+        """See :class:`GeneratingEndpoint`."""
+        prepared = await self._preparer.prepare(body, model, caller)
+        return Answer(prepared, CompletionSerializer(prepared, body))
+
+
 class CompletionSerializer:
     """Writes text completions."""
 
-    def __init__(
-        self, request_id: str, model: ServedModel, body: CompletionBody, prompts: Sequence[Prompt], per_prompt: int
-    ) -> None:
-        options = body.stream_options
+    def __init__(self, prepared: Prepared, body: CompletionBody) -> None:
+        options, model = body.stream_options, prepared.model
         self._common = {
-            "id": request_id, "object": "text_completion", "created": int(time.time()), "model": model.name,
+            "id": prepared.request_id, "object": "text_completion", "created": int(time.time()), "model": model.name,
         }  # fmt: skip
         self._model = model
-        self._prompts = prompts
-        self._per_prompt = per_prompt
+        self._prompts = split_prompts(body.prompt, "prompt")
+        self._prepared = prepared
         self._echo = bool(body.echo)
         self._silent = body.max_tokens == 0  # only the prompt is scored: what was generated is not shown
         self._with_ids = bool(body.return_token_ids)
@@ -71,11 +86,14 @@ class CompletionSerializer:
         text = self._prompt_text(index) if self._echo else ""
         extra: dict[str, Any] = {}
         if self._with_ids:
-            extra = {"token_ids": [], "prompt_token_ids": self._prompts[index // self._per_prompt].ids}
+            extra = {"token_ids": [], "prompt_token_ids": self._prompt_ids(index)}
         return self._frame(index, text, logprobs, None, extra, generation)
 
-    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
+    def new_choice(self) -> Choice:
         """See :class:`Serializer`."""
+        return Choice()
+
+    def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
         return self._writer.completion(tokens, self._shift(index)) if self._scored else None
 
     def frame(self, index: int, chunk: OutputChunk, generation: Generation) -> bytes:
@@ -91,7 +109,7 @@ class CompletionSerializer:
         extra: dict[str, Any] = {"token_ids": chunk.ids} if self._with_ids else {}
         if takeover is not None:
             extra["worker"] = takeover.json()
-        logprobs = self.logprobs(index, chunk.tokens) if chunk.tokens else None
+        logprobs = self._logprobs(index, chunk.tokens) if chunk.tokens else None
         return self._frame(index, chunk.text, logprobs, chunk.finish, extra, generation)
 
     def _frame(
@@ -129,7 +147,7 @@ class CompletionSerializer:
 
     def _choice(self, index: int, choice: Choice, generation: Generation) -> dict[str, Any]:
         text = "" if self._silent else choice.text
-        logprobs = self.logprobs(index, [] if self._silent else choice.tokens)
+        logprobs = self._logprobs(index, [] if self._silent else choice.tokens)
         if self._echo:
             text = self._prompt_text(index) + text
             if logprobs is not None:
@@ -143,15 +161,18 @@ class CompletionSerializer:
             written["prompt_logprobs"] = self._writer.prompt(generation.prompt_logprobs)
         if self._with_ids:
             written["token_ids"] = [] if self._silent else choice.ids
-            written["prompt_token_ids"] = self._prompts[index // self._per_prompt].ids
+            written["prompt_token_ids"] = self._prompt_ids(index)
         return written
 
+    def _prompt_ids(self, index: int) -> list[int]:
+        return self._prepared.generations[index].request.prompt_ids
+
     def _prompt_text(self, index: int) -> str:
-        prompt = self._prompts[index // self._per_prompt]
-        return self._model.decode(prompt.ids) if prompt.text is None else prompt.text
+        prompt = self._prompts[index // self._prepared.per_prompt]
+        return prompt if isinstance(prompt, str) else self._model.decode(prompt)
 
     def _shift(self, index: int) -> int:
         return len(self._prompt_text(index)) if self._echo else 0
 
     def _echo_logprobs(self, index: int, generation: Generation) -> dict[str, Any]:
-        return self._writer.echo(self._prompts[index // self._per_prompt].ids, generation.prompt_logprobs)
+        return self._writer.echo(self._prompt_ids(index), generation.prompt_logprobs)

@@ -12,8 +12,8 @@ from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import EmbeddingBody
 from services.gateway.asgi import JSON
 from services.gateway.errors import invalid
+from services.gateway.generation.admitted import AdmittedRequest, named_session
 from services.gateway.generation.embedding import Embedder
-from services.gateway.generation.entrance import AdmittedRequest, named_session
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import Exchange, UntilDisconnect
 from services.gateway.text.codec import ServedModel
@@ -42,7 +42,7 @@ class EmbeddingHandler:
 
     async def answer(self, exchange: Exchange, body: EmbeddingBody, request: AdmittedRequest) -> None:
         """See :class:`Handler`."""
-        model = await request.model(body.model)
+        model = await request.find_model(body.model)
         exchange.model = model.name
         if body.dimensions not in (None, model.card.hidden_size):
             message = f"`dimensions` must be the model's own size, {model.card.hidden_size}."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
-from services.gateway.generation.entrance import AdmittedRequest, Entrance
+from services.gateway.generation.admitted import AdmittedRequest
+from services.gateway.generation.entrance import Entrance
 from services.gateway.http.exchange import BodyLimits, Exchange
 
 Body = TypeVar("Body")

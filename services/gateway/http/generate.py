@@ -2,66 +2,88 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic
 
-from services.gateway.generation.entrance import AdmittedRequest
-from services.gateway.generation.job import FALLBACK_HEADER, GeneratingBody, GenerationTask, Preparer
+from services.gateway.generation.admitted import FALLBACK_HEADER, AdmittedRequest
+from services.gateway.generation.choice import Choice
+from services.gateway.generation.prepared import Prepared
+from services.gateway.generation.request import Caller
 from services.gateway.http.exchange import Exchange, UntilDisconnect, ignored_tools_header
 from services.gateway.http.heartbeat import Heartbeat
-
-Body = TypeVar("Body", bound=GeneratingBody)
+from services.gateway.http.serializer import Body, GeneratingEndpoint, Serializer
+from services.gateway.text.codec import ServedModel
 
 
 class GenerateHandler(Generic[Body]):
     """Serves one generating route."""
 
-    def __init__(self, preparer: Preparer[Body], heartbeat_s: float) -> None:
-        self._preparer = preparer
+    def __init__(self, endpoint: GeneratingEndpoint[Body], heartbeat_s: float) -> None:
+        self._endpoint = endpoint
         self._heartbeat_s = heartbeat_s
-        self.decode = preparer.decode
+        self.decode = endpoint.decode
 
     async def answer(self, exchange: Exchange, body: Body, request: AdmittedRequest) -> None:
         """See :class:`Handler`; raises :class:`ApiError`, also after a stream has begun."""
         session = exchange.header(b"x-session-id")
-        with closing(GenerationTask(request, self._preparer, body, session, exchange.traceparent)) as task:
-            task.on_start = partial(_begin, exchange)
-            if body.stream:
-                async with Heartbeat(exchange, self._heartbeat_s):
-                    await task.start()
-                    async with UntilDisconnect(exchange):
-                        await _stream(exchange, task)
-            else:
-                await task.start()
+        writing = _Writing(self._endpoint, exchange, streamed=bool(body.stream))
+        request.on_start = writing.begin
+        if body.stream:
+            async with Heartbeat(exchange, self._heartbeat_s):
+                await request.start(writing, body, session, exchange.traceparent)
                 async with UntilDisconnect(exchange):
-                    choices, sequences = await task.collect(), task.sequences
-                    answer = await sequences.serializer.body(choices, sequences.generations, sequences.usage())
-                    await exchange.send_json(200, answer)
+                    await _stream(exchange, request, writing)
+        else:
+            await request.start(writing, body, session, exchange.traceparent)
+            async with UntilDisconnect(exchange):
+                choices, prepared = await request.collect(writing.new_choice), request.prepared
+                answer = await writing.serializer.body(choices, prepared.generations, prepared.usage())
+                await exchange.send_json(200, answer)
 
 
-def _begin(exchange: Exchange, task: GenerationTask[Any]) -> None:
-    """What the answer says of itself, now that its model is known."""
-    exchange.model = task.model.name
-    exchange.answer_headers = [*task.request.admission.headers, *ignored_tools_header(task.sequences.ignored_tools)]
-    if task.fell_back:
-        exchange.answer_headers.append((FALLBACK_HEADER.encode(), task.model.name.encode()))
-    if task.body.stream:
-        exchange.errors = replace(exchange.errors, frames=task.sequences.serializer.failure)
+class _Writing(Generic[Body]):
+    """One answer: its serializer changes with the model that answers."""
+
+    serializer: Serializer
+
+    def __init__(self, endpoint: GeneratingEndpoint[Body], exchange: Exchange, *, streamed: bool) -> None:
+        self._endpoint = endpoint
+        self._exchange = exchange
+        self._streamed = streamed
+
+    async def prepare(self, body: Body, model: ServedModel, caller: Caller) -> Prepared:
+        """See :class:`Preparer`."""
+        answer = await self._endpoint.answer(body, model, caller)
+        self.serializer = answer.serializer
+        return answer.prepared
+
+    def new_choice(self) -> Choice:
+        """See :class:`Serializer`."""
+        return self.serializer.new_choice()
+
+    def begin(self, request: AdmittedRequest) -> None:
+        """What the answer says of itself, now that its model is known."""
+        exchange, prepared = self._exchange, request.prepared
+        exchange.model = request.model.name
+        exchange.answer_headers = [*request.admission.headers, *ignored_tools_header(prepared.ignored_tools)]
+        if request.fell_back:
+            exchange.answer_headers.append((FALLBACK_HEADER.encode(), request.model.name.encode()))
+        if self._streamed:
+            exchange.errors = replace(exchange.errors, frames=self.serializer.failure)
 
 
-async def _stream(exchange: Exchange, task: GenerationTask[Any]) -> None:
-    running, tail = len(task.sequences.generations), b""
+async def _stream(exchange: Exchange, request: AdmittedRequest, writing: _Writing[Body]) -> None:
+    running, tail = len(request.prepared.generations), b""
     unopened = set(range(running))
-    async with aclosing(task.chunks()) as chunks:
+    async with aclosing(request.chunks()) as chunks:
         async for index, chunk in chunks:
-            sequences = task.sequences
-            generation, begun = sequences.generations[index], b""
+            serializer = writing.serializer
+            generation, begun = request.prepared.generations[index], b""
             if index in unopened:
                 unopened.discard(index)
-                begun = sequences.serializer.opening(index, generation)
-            frame = begun + sequences.serializer.frame(index, chunk, generation)
+                begun = serializer.opening(index, generation)
+            frame = begun + serializer.frame(index, chunk, generation)
             if not exchange.status:
                 await exchange.start_events()
             exchange.answering = True
@@ -70,4 +92,4 @@ async def _stream(exchange: Exchange, task: GenerationTask[Any]) -> None:
                 tail = frame  # goes out with the end of the stream: one write less
             elif frame:
                 await exchange.send_events(frame)
-    await exchange.send_events(tail + await task.sequences.serializer.ending(task.sequences.usage()), last=True)
+    await exchange.send_events(tail + await writing.serializer.ending(request.prepared.usage()), last=True)

@@ -48,10 +48,10 @@ def hot_routes(
     beat_s = settings.sse_heartbeat_s
     score, rerank = comparison.ScoreForm(), comparison.RerankForm()
     return [
-        Route("/v1/chat/completions", GenerateHandler(chats, beat_s), chat.DOCUMENTED),
+        Route("/v1/chat/completions", GenerateHandler(chat.ChatEndpoint(chats), beat_s), chat.DOCUMENTED),
         Route(
             "/v1/responses",
-            GenerateHandler(responses.ResponsesPreparer(chats, store), beat_s),
+            GenerateHandler(responses.ResponsesEndpoint(chats, store), beat_s),
             responses.DOCUMENTED,
             RESPONSES_DIALECT,
         ),
@@ -61,10 +61,14 @@ def hot_routes(
             counting.DOCUMENTED,
             RESPONSES_DIALECT,
         ),
-        Route("/v1/completions", GenerateHandler(completing, beat_s), completions.DOCUMENTED),
+        Route(
+            "/v1/completions",
+            GenerateHandler(completions.CompletionEndpoint(completing), beat_s),
+            completions.DOCUMENTED,
+        ),
         Route(
             "/v1/messages",
-            GenerateHandler(messages.MessagesPreparer(chats), beat_s),
+            GenerateHandler(messages.MessagesEndpoint(chats), beat_s),
             messages.MESSAGES,
             messages.DIALECT,
         ),

@@ -10,8 +10,8 @@ from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.fields import neutral
 from services.gateway.api.schema import ChatBody, Message, TokenId, Tool
 from services.gateway.errors import invalid
+from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.chat import ChatPreparer
-from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.generation.pipeline import check_prompt
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import Exchange
@@ -71,7 +71,7 @@ class TokenizeHandler:
 
     async def answer(self, exchange: Exchange, body: TokenizeBody, request: AdmittedRequest) -> None:
         """See :class:`Handler`."""
-        model = await request.model(body.model)
+        model = await request.find_model(body.model)
         ids = await self._encode(body, model)
         answer = {"count": len(ids), "max_model_len": model.max_len, "tokens": ids, "token_strs": None}
         if body.return_token_strs:
@@ -98,7 +98,7 @@ class DetokenizeHandler:
 
     async def answer(self, exchange: Exchange, body: DetokenizeBody, request: AdmittedRequest) -> None:
         """See :class:`Handler`."""
-        model = await request.model(body.model)
+        model = await request.find_model(body.model)
         if body.tokens:
             check_prompt(model, body.tokens, "tokens")
         await exchange.send_json(200, {"prompt": await model.text_of(body.tokens, skip_special_tokens=False)})

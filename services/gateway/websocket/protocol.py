@@ -34,17 +34,19 @@ a message began that time: what the client already has, it knows by the index.
 
 from __future__ import annotations
 
-from typing import Annotated, Generic, Literal, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct, field
 
-from services.gateway.api.decode import described, lone_surrogate
+from services.gateway.api.decode import BodyDecoder, described, lone_surrogate
 from services.gateway.api.schema import SamplingBody
 from services.gateway.errors import ApiError, invalid
-from services.gateway.generation.job import Preparer
+from services.gateway.generation.logprobs import LogprobWriter
+from services.gateway.generation.output import ScoredToken
+from services.gateway.generation.prepared import Prepared, Preparer
 from services.gateway.generation.request import Caller
-from services.gateway.generation.sequences import Sequences
 from services.gateway.text.codec import ServedModel
 from services.gateway.usage import Usage, usage_json
 
@@ -115,24 +117,34 @@ def _check_body(body: SamplingBody) -> None:
             raise invalid(f"`{name}` is not supported on a WebSocket.", name, "unsupported_field")
 
 
-class SingleSequence(Generic[Body]):
-    """A preparer of what one generation on a connection may be."""
+WriteLogprobs = Callable[[LogprobWriter, Sequence[ScoredToken]], dict[str, Any]]
 
-    def __init__(self, preparer: Preparer[Body]) -> None:
+
+class SingleSequence(Generic[Body]):
+    """A kind of generation: its body, its one sequence, and the shape of its logprobs."""
+
+    def __init__(self, body: type[Body], preparer: Preparer[Body], write_logprobs: WriteLogprobs) -> None:
+        self._decoder = BodyDecoder(body)
         self._preparer = preparer
+        self._write_logprobs = write_logprobs
 
     async def decode(self, data: bytes) -> Body:
-        """See :class:`Preparer`."""
-        body = await self._preparer.decode(data)
+        """Validate a body; raises :class:`ApiError` (400)."""
+        body = await self._decoder.decode(data)
         _check_body(body)
         return body
 
-    async def prepare(self, body: Body, model: ServedModel, caller: Caller) -> Sequences:
+    async def prepare(self, body: Body, model: ServedModel, caller: Caller) -> Prepared:
         """See :class:`Preparer`."""
-        sequences = await self._preparer.prepare(body, model, caller)
-        if len(sequences.generations) != 1:
+        prepared = await self._preparer.prepare(body, model, caller)
+        if len(prepared.generations) != 1:
             raise invalid("A generation is one sequence: one prompt, and `n` of 1.", "n", "invalid_value")
-        return sequences
+        return prepared
+
+    def logprobs(self, prepared: Prepared, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        """The logprobs of some tokens, in the shape that REST has for this kind."""
+        writer = LogprobWriter(prepared.model, prepared.generations[0].request.options.logprobs or 0)
+        return self._write_logprobs(writer, tokens)
 
 
 def failure(name: str, error: ApiError) -> dict[str, object]:

@@ -13,13 +13,13 @@ from typing import Any
 from services.common.tasks import end_tasks
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error
-from services.gateway.generation.job import GenerationTask
+from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.output import OutputChunk
 from services.gateway.observation import CLIENT_GONE, ObservedRequest
 from services.gateway.tenants.tenant import Tenant
 from services.gateway.tools.calls import call_deltas
 from services.gateway.usage import usage_json
-from services.gateway.websocket.protocol import CANCELLED
+from services.gateway.websocket.protocol import CANCELLED, SingleSequence
 
 log = logging.getLogger(__name__)
 
@@ -28,28 +28,34 @@ class ReplayBuffer:
     """Runs one sequence to its end. What it keeps is bounded by the model's context."""
 
     def __init__(
-        self, generation: GenerationTask[Any], held: AsyncExitStack, observed: ObservedRequest, drain: Drain
+        self,
+        request: AdmittedRequest,
+        kind: SingleSequence[Any],
+        held: AsyncExitStack,
+        observed: ObservedRequest,
+        drain: Drain,
     ) -> None:
-        """Runs in a task of its own, which closes what is `held`: the generation, and the request that was let in."""
+        """Runs in a task of its own, which ends what is `held`: the request, that has started."""
         self.token = secrets.token_urlsafe(16)
-        self.tenant = generation.request.tenant.name
+        self.tenant = request.tenant.name
         self.chunks: list[OutputChunk] = []
         self.error: ApiError | None = None
         self.finish: str | None = None
         self._starts: list[int] = []  # token index at which each chunk begins
         self._tokens = 0
-        self._generation = generation
+        self._request = request
+        self._kind = kind
         self._held = held
         self._observed = observed
         self._drain = drain
         self._on_news: Callable[[], None] = lambda: None
-        generation.on_start = lambda _: self._on_news()
+        request.on_start = lambda _: self._on_news()
         self._task = asyncio.create_task(self._run())
 
     @property
     def model(self) -> str:
         """The model that answers."""
-        return self._generation.model.name
+        return self._request.model.name
 
     @property
     def ended(self) -> bool:
@@ -64,16 +70,16 @@ class ReplayBuffer:
 
     def message(self, name: str, position: int) -> dict[str, Any]:
         """All chunks from `position` on as one token message."""
-        chunks, sequences = self.chunks[position:], self._generation.sequences
+        chunks, prepared = self.chunks[position:], self._request.prepared
         ids = [token_id for chunk in chunks for token_id in chunk.ids]
         text = "".join(chunk.text for chunk in chunks)
         tokens = [token for chunk in chunks for token in chunk.tokens]
         message = {"type": "token", "id": name, "index": self._starts[position], "text": text, "ids": ids}
         takeovers = [chunk.takeover for chunk in chunks if chunk.takeover is not None]
-        if takeovers and sequences.include_workers:
+        if takeovers and prepared.include_workers:
             message["worker"] = takeovers[-1].json()
         if tokens:
-            message["logprobs"] = sequences.serializer.logprobs(0, tokens)
+            message["logprobs"] = self._kind.logprobs(prepared, tokens)
         if reasoning := "".join(chunk.reasoning for chunk in chunks):
             message["reasoning_content"] = reasoning
         if calls := call_deltas(call for chunk in chunks for call in chunk.calls):
@@ -82,7 +88,7 @@ class ReplayBuffer:
 
     def beginning(self, name: str) -> dict[str, Any]:
         """The message before the first token."""
-        prompt_tokens = len(self._generation.sequences.generations[0].request.prompt_ids)
+        prompt_tokens = len(self._request.prepared.generations[0].request.prompt_ids)
         return {
             "type": "started", "id": name, "token": self.token, "model": self.model, "prompt_tokens": prompt_tokens,
         }  # fmt: skip
@@ -91,7 +97,7 @@ class ReplayBuffer:
         """The message after the last token."""
         if self.error is not None:
             return {"type": "error", "id": name, **self.error.body()}
-        usage = usage_json(self._generation.sequences.usage())
+        usage = usage_json(self._request.prepared.usage())
         return {"type": "done", "id": name, "finish_reason": self.finish, "usage": usage}
 
     def follow(self, on_news: Callable[[], None]) -> None:
@@ -116,7 +122,7 @@ class ReplayBuffer:
         finally:
             if not self.ended:
                 self.finish = CANCELLED
-            self._generation.close()
+            self._request.close()
             if self.error is not None and self.chunks:
                 self._observed.broken(self.error)
             self._observed.end(self._status(), self.model)
@@ -124,7 +130,7 @@ class ReplayBuffer:
             await self._held.aclose()
 
     async def _fill(self) -> None:
-        async with aclosing(self._generation.chunks()) as chunks:
+        async with aclosing(self._request.chunks()) as chunks:
             async for _, chunk in chunks:
                 self._starts.append(self._tokens)
                 self.chunks.append(chunk)

@@ -18,7 +18,6 @@ from services.gateway.asgi import Receive, Scope, Send
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid, shutting_down
 from services.gateway.generation.entrance import Entrance
-from services.gateway.generation.job import GenerationTask, Preparer
 from services.gateway.observation import CLIENT_GONE, ObservedRequest, Observer, request_id_of
 from services.gateway.origins import OriginPolicy
 from services.gateway.telemetry import GatewayMetrics
@@ -29,6 +28,7 @@ from services.gateway.websocket.protocol import (
     ClientMessage,
     Ping,
     Resume,
+    SingleSequence,
     Start,
     cancelled,
     failure,
@@ -56,7 +56,7 @@ class StreamSocket:
     """The ASGI callable of /v1/stream; see :mod:`services.gateway.websocket.protocol`."""
 
     entrance: Entrance
-    preparers: Mapping[str, Preparer[Any]]  # by kind
+    kinds: Mapping[str, SingleSequence[Any]]
     buffers: ReplayBuffers
     observer: Observer
     metrics: GatewayMetrics
@@ -198,15 +198,13 @@ class _Connection:
 
     async def _buffer(self, message: Start, observed: ObservedRequest) -> ReplayBuffer:
         socket = self._socket
-        entrance, preparer = socket.entrance, socket.preparers[message.kind]
+        entrance, kind = socket.entrance, socket.kinds[message.kind]
         tenant = await entrance.gate.identify(self._authorization)
         async with AsyncExitStack() as held:
             request = await held.enter_async_context(entrance.admit(tenant))
-            body = await preparer.decode(bytes(message.request))
-            generation = GenerationTask(request, preparer, body, self._session, observed.traceparent)
-            held.callback(generation.close)
-            await generation.start()
-            buffer = ReplayBuffer(generation, held.pop_all(), observed, socket.drain)
+            body = await kind.decode(bytes(message.request))
+            await request.start(kind, body, self._session, observed.traceparent)
+            buffer = ReplayBuffer(request, kind, held.pop_all(), observed, socket.drain)
         socket.buffers.add(buffer)
         return buffer
 

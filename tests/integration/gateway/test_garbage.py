@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ryzanstein.v1 import inference_pb2 as pb
 
-from services.gateway.generation.job import GenerationTask
+from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.output import Generation
 from services.gateway.http.exchange import Exchange, UntilDisconnect
 from tests.integration.gateway.fleet import Worker
@@ -26,7 +26,7 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/score", {"text_1": "a", "text_2": "b"}),
     ("/v1/completions", {"prompt": "hi", "n": 0}),  # refused
 )
-OF_REQUESTS = (Exchange, UntilDisconnect, GenerationTask, Generation)
+OF_REQUESTS = (Exchange, UntilDisconnect, AdmittedRequest, Generation)
 
 
 @pytest.fixture

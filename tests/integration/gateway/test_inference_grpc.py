@@ -168,7 +168,7 @@ ELSEWHERE = {
     "guided_choice": "structured_outputs", "guided_grammar": "structured_outputs",
     "guided_whitespace_pattern": "structured_outputs", "max_completion_tokens": "max_tokens",
     "top_logprobs": "logprobs", "functions": "tools", "function_call": "tool_choice", "best_of": "n",
-    "reasoning_content": "reasoning",
+    "reasoning_content": "reasoning", "reasoning_details": "reasoning",
 }  # fmt: skip
 
 

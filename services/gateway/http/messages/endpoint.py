@@ -11,10 +11,9 @@ from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import ChatBody
 from services.gateway.asgi import Scope, header
 from services.gateway.errors import ApiError, invalid
+from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.chat import ChatPreparer
-from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.generation.request import Caller
-from services.gateway.generation.sequences import Sequences
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import ApiDialect, ErrorShape, Exchange, ignored_tools_header
 from services.gateway.http.messages.errors import error_body, error_frames
@@ -22,6 +21,7 @@ from services.gateway.http.messages.schema import CountBody, MessagesBody, Think
 from services.gateway.http.messages.serializer import PING, MessagesSerializer, Thoughts
 from services.gateway.http.messages.tools import read_tools
 from services.gateway.http.messages.translation import chat_of, in_our_words, sampled_chat_of
+from services.gateway.http.serializer import Answer
 from services.gateway.ids import new_id
 from services.gateway.text.codec import ServedModel
 
@@ -65,8 +65,8 @@ def is_messages_client(scope: Scope) -> bool:
     return bool(header(scope, _VERSION))
 
 
-class MessagesPreparer:
-    """Turns bodies into sequences, by way of chats."""
+class MessagesEndpoint:
+    """Chats, written as Anthropic's messages."""
 
     def __init__(self, chat: ChatPreparer) -> None:
         self._chat = chat
@@ -81,8 +81,8 @@ class MessagesPreparer:
                 error.code = NO_THREADS
             raise
 
-    async def prepare(self, body: MessagesBody, model: ServedModel, caller: Caller) -> Sequences:
-        """The sequences of a body; raises :class:`ApiError`."""
+    async def answer(self, body: MessagesBody, model: ServedModel, caller: Caller) -> Answer:
+        """See :class:`GeneratingEndpoint`."""
         thoughts = _thoughts(body)
         try:
             chat = await _translated(sampled_chat_of, body, model)
@@ -91,14 +91,11 @@ class MessagesPreparer:
             full = 0 < room < body.max_tokens
             if full:
                 chat.max_tokens = room
-
-            def serializer(request_id: str, model: ServedModel, _chat: ChatBody) -> MessagesSerializer:
-                return MessagesSerializer(request_id, model.name, thoughts, full=full)
-
-            sequences = await self._chat.prepare(chat, model, caller, serializer, new_id("msg"), prompt)
-            return replace(sequences, ignored_tools=tuple(read_tools(body).hosted))
+            prepared = await self._chat.prepare(chat, model, caller, new_id("msg"), prompt)
         except ApiError as error:
             raise in_our_words(error) from error
+        serializer = MessagesSerializer(prepared.request_id, model.name, thoughts, full=full)
+        return Answer(replace(prepared, ignored_tools=tuple(read_tools(body).hosted)), serializer)
 
 
 class CountHandler:
@@ -110,7 +107,7 @@ class CountHandler:
 
     async def answer(self, exchange: Exchange, body: CountBody, request: AdmittedRequest) -> None:
         """See :class:`Handler`."""
-        model = await request.model(body.model)
+        model = await request.find_model(body.model)
         exchange.model = model.name
         try:
             chat = await _translated(chat_of, body, model)

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from services.gateway.errors import ApiError
-from services.gateway.generation.output import Generation, OutputChunk, ScoredToken
-from services.gateway.generation.sequences import Choice
+from services.gateway.generation.choice import Choice
+from services.gateway.generation.output import Generation, OutputChunk
 from services.gateway.generation.tokens import FinishReason
 from services.gateway.http.messages.errors import error_frames
 from services.gateway.tools.calls import CallDelta
@@ -45,9 +45,9 @@ class MessagesSerializer:
         message = self._message([], None, None, Usage(generation.usage.prompt_tokens))
         return _event({"type": "message_start", "message": message})
 
-    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
+    def new_choice(self) -> Choice:
         """See :class:`Serializer`."""
-        return None
+        return Choice()
 
     def frame(self, index: int, chunk: OutputChunk, generation: Generation) -> bytes:
         """See :class:`Serializer`."""

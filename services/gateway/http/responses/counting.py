@@ -9,8 +9,8 @@ from msgspec import Meta, Struct
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.fields import ADVISORY, neutral
 from services.gateway.errors import ApiError
+from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.chat import ChatPreparer
-from services.gateway.generation.entrance import AdmittedRequest
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import Exchange, ignored_tools_header
 from services.gateway.http.responses.chat import chat_of, in_own_words
@@ -65,7 +65,7 @@ class InputTokensHandler:
 
     async def answer(self, exchange: Exchange, body: InputTokensBody, request: AdmittedRequest) -> None:
         """See :class:`Handler`."""
-        model = await request.model(body.model)
+        model = await request.find_model(body.model)
         exchange.model = model.name
         asked = ResponsesBody(**{name: getattr(body, name) for name in _OF_RESPONSES})
         offer = read_tools(asked)

@@ -15,13 +15,13 @@ from services.gateway.api.schema import ChatBody
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.logprobs import LogprobWriter
+from services.gateway.generation.prepared import Prepared
 from services.gateway.generation.request import Caller
-from services.gateway.generation.sequences import Sequences
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.responses.chat import chat_of, in_own_words
 from services.gateway.http.responses.output import OutputItems
 from services.gateway.http.responses.schema import ResponsesBody
-from services.gateway.http.responses.serializer import ResponseChoice, ResponseSerializer
+from services.gateway.http.responses.serializer import ResponseSerializer
 from services.gateway.http.responses.store import (
     ResponseStore,
     StoredResponse,
@@ -29,6 +29,7 @@ from services.gateway.http.responses.store import (
 )
 from services.gateway.http.responses.tools import ToolOffer, read_tools
 from services.gateway.http.responses.turns import INLINE_ITEMS, ResponseTurn, Turns, as_much_as_fits, not_kept_here
+from services.gateway.http.serializer import Answer
 from services.gateway.text.codec import ServedModel
 
 DOCUMENTED = Documentation(
@@ -57,8 +58,8 @@ DOCUMENTED = Documentation(
 )
 
 
-class ResponsesPreparer:
-    """Turns bodies into sequences."""
+class ResponsesEndpoint:
+    """Chats that go on from kept ones, written as responses."""
 
     def __init__(self, chat: ChatPreparer, store: ResponseStore) -> None:
         self._chat = chat
@@ -70,8 +71,8 @@ class ResponsesPreparer:
         """Validate a body."""
         return await self._decoder.decode(data)
 
-    async def prepare(self, body: ResponsesBody, model: ServedModel, caller: Caller) -> Sequences:
-        """The sequences of a body; raises :class:`ApiError`."""
+    async def answer(self, body: ResponsesBody, model: ServedModel, caller: Caller) -> Answer:
+        """See :class:`GeneratingEndpoint`."""
         await self._check_store(body)
         offer = read_tools(body)
         turn = await self._turns.read(body, model, caller.tenant)
@@ -79,9 +80,8 @@ class ResponsesPreparer:
             caller = replace(caller, session=turn.session)
         output = OutputItems(stem_of(turn.response_id), self._writer(body, model), offer)
         serializer = ResponseSerializer(self._facts(turn, model, offer), output, partial(self._keep, turn))
-        sequences = await self._sequences(turn, model, caller, serializer, offer)
-        new_choice = partial(ResponseChoice, output)
-        return replace(sequences, new_choice=new_choice, ignored_tools=tuple(offer.hosted))
+        prepared = await self._prepared(turn, model, caller, offer)
+        return Answer(replace(prepared, ignored_tools=tuple(offer.hosted)), serializer)
 
     async def _check_store(self, body: ResponsesBody) -> None:
         """Refuse now what could not be kept later; raises :class:`ApiError` 400 or 503."""
@@ -92,19 +92,17 @@ class ResponsesPreparer:
         if body.store:
             raise not_kept_here("store")
 
-    async def _sequences(
-        self, turn: ResponseTurn, model: ServedModel, caller: Caller, serializer: ResponseSerializer, offer: ToolOffer
-    ) -> Sequences:
+    async def _prepared(self, turn: ResponseTurn, model: ServedModel, caller: Caller, offer: ToolOffer) -> Prepared:
         """The sequences for as much of the conversation as the model takes, where the body lets turns be dropped."""
 
-        async def attempt(start: int) -> Sequences:
+        async def attempt(start: int) -> Prepared:
             chat: ChatBody = chat_of(turn.body, turn.items[start:], offer)
             try:
-                return await self._chat.prepare(chat, model, caller, lambda *_: serializer, turn.response_id)
+                return await self._chat.prepare(chat, model, caller, turn.response_id)
             except ApiError as error:
                 raise in_own_words(error) from error
 
-        return await as_much_as_fits(turn, attempt, Sequences.close)
+        return await as_much_as_fits(turn, attempt, Prepared.close)
 
     @staticmethod
     def _writer(body: ResponsesBody, model: ServedModel) -> LogprobWriter | None:

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from services.gateway.errors import ApiError
-from services.gateway.generation.output import Generation, OutputChunk, ScoredToken
-from services.gateway.generation.sequences import Choice
+from services.gateway.generation.choice import Choice
+from services.gateway.generation.output import Generation, OutputChunk
 from services.gateway.http.exchange import ApiDialect, ErrorShape
 from services.gateway.http.responses.output import Event, OutputItems
 from services.gateway.usage import Usage
@@ -31,7 +31,7 @@ def _error_frame(error: ApiError) -> bytes:
 DIALECT = ApiDialect(errors=ErrorShape(frames=_error_frame))
 
 
-class ResponseChoice(Choice):
+class _ItemsChoice(Choice):
     """A whole answer, as items."""
 
     def __init__(self, output: OutputItems) -> None:
@@ -63,9 +63,9 @@ class ResponseSerializer:
         """See :class:`Serializer`."""
         return self._frames(self._output.add(chunk))
 
-    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
-        """See :class:`Serializer`: items have them."""
-        return None
+    def new_choice(self) -> Choice:
+        """See :class:`Serializer`."""
+        return _ItemsChoice(self._output)
 
     async def ending(self, usage: Usage) -> bytes:
         """See :class:`Serializer`."""

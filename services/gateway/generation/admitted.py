@@ -1,0 +1,166 @@
+"""A request from its admission to what it has used; the same for REST, gRPC and WebSocket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from services.gateway.api.schema import MAX_SESSION_CHARS
+from services.gateway.errors import ApiError, invalid
+from services.gateway.generation.choice import Choice, merged
+from services.gateway.generation.models import Models
+from services.gateway.generation.output import OutputChunk
+from services.gateway.generation.prepared import Body, GeneratingBody, Prepared, Preparer
+from services.gateway.generation.request import Caller
+from services.gateway.tenants.tenant import Gate, Permit, Tenant
+from services.gateway.text.codec import ServedModel
+from services.gateway.usage import Usage
+
+FALLBACK_HEADER = "x-ryzanstein-fallback-model"  # names the model that answers, where it is not the one asked for
+_NOTHING = Usage()
+
+
+def named_session(value: str) -> str:
+    """The session of a header `x-session-id`; raises :class:`ApiError` (400)."""
+    if len(value) > MAX_SESSION_CHARS:
+        message = f"`x-session-id` may have at most {MAX_SESSION_CHARS} characters, got {len(value)}."
+        raise invalid(message, "x-session-id")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a request generates from."""
+
+    preparer: Preparer[Any]
+    body: GeneratingBody
+    session: str
+    traceparent: str
+    asked: str  # the model
+
+
+class AdmittedRequest:
+    """Let in when its block begins, before anything is done that grows with its size; settled when the block ends.
+
+    Entering the block raises :class:`ApiError` (429). A request that generates is started in it, and its chunks are
+    taken there, or all of it. Until its first chunk it may start again, on the fallback model; an answer that is
+    collected, until it is whole.
+    """
+
+    __slots__ = (
+        "__weakref__", "_gate", "_work", "admission", "answering", "model", "models", "on_start", "prepared", "tenant",
+        "used",
+    )  # fmt: skip
+
+    admission: Permit
+    model: ServedModel  # the one that answers
+    prepared: Prepared
+
+    def __init__(self, gate: Gate, models: Models, tenant: Tenant) -> None:
+        self._gate = gate
+        self._work: _Work | None = None
+        self.models = models
+        self.tenant = tenant
+        self.used = _NOTHING
+        self.answering = False  # from the first chunk on
+        # Called whenever it has started on a model. A function that keeps the request makes a cycle, for the collector.
+        self.on_start: Callable[[AdmittedRequest], None] = lambda request: None
+
+    async def __aenter__(self) -> AdmittedRequest:
+        self.admission = await self._gate.enter(self.tenant)
+        return self
+
+    async def __aexit__(self, *_failure: object) -> None:
+        self.close()
+        await self.admission.settle(self.used)
+
+    async def find_model(self, name: str | None) -> ServedModel:
+        """The model that a body names; raises :class:`ApiError` when there is none that the tenant may use."""
+        return await self.models.find(name or "", self.tenant)
+
+    def caller(self, session: str, priority: int | None, traceparent: str) -> Caller:
+        """On whose behalf it runs; a request gets no better priority than its tenant's own."""
+        tenant = self.tenant
+        effective = tenant.priority if priority is None else max(priority, tenant.priority)
+        return Caller(tenant.name, effective, tenant.weight, session, traceparent)
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether another model answers than the one asked for."""
+        return self._work is not None and self.model.name != self._work.asked
+
+    async def start(self, preparer: Preparer[Body], body: Body, session: str = "", traceparent: str = "") -> None:
+        """Prepare it on the model asked for, or on the fallback model if that has no worker; raises ApiError."""
+        session = named_session(session) or body.session
+        asked, model = await self.models.choose(body.model or "", self.tenant)
+        await self._start_on(model, _Work(preparer, body, session, traceparent, asked))
+
+    async def chunks(self) -> AsyncGenerator[tuple[int, OutputChunk], None]:
+        """Chunks of all sequences as they come, with the index of their sequence; raises :class:`ApiError`."""
+        while True:
+            generations = self.prepared.generations
+            try:
+                if len(generations) == 1:
+                    chunk, generation = None, generations[0]
+                    while chunk is None or chunk.finish is None:
+                        chunk = await generation.next()
+                        self.answering = True
+                        yield 0, chunk
+                else:
+                    async with aclosing(merged(generations)) as items:
+                        async for item in items:
+                            self.answering = True
+                            yield item
+            except ApiError as error:
+                if self.answering:
+                    raise
+                await self._fall_back(error)
+            else:
+                return
+
+    async def collect(self, new_choice: Callable[[], Choice] = Choice) -> Sequence[Choice]:
+        """All choices, whole; raises :class:`ApiError`."""
+        try:
+            return await self._collect(new_choice)
+        except ApiError as error:
+            await self._fall_back(error)
+            return await self._collect(new_choice)
+
+    def close(self) -> None:
+        """Stop whatever still runs, and say what was used."""
+        if self._work is not None:
+            self.prepared.close()
+            self.used = self.prepared.usage()
+
+    async def _collect(self, new_choice: Callable[[], Choice]) -> Sequence[Choice]:
+        generations = self.prepared.generations
+        choices = [new_choice() for _ in generations]
+        if len(choices) == 1:
+            generation, choice = generations[0], choices[0]
+            finished = False
+            while not finished:
+                chunk = await generation.next()
+                choice.add(chunk)
+                finished = chunk.finish is not None
+        else:
+            async with aclosing(merged(generations)) as chunks:
+                async for index, chunk in chunks:
+                    choices[index].add(chunk)
+        return choices
+
+    async def _fall_back(self, error: ApiError) -> None:
+        """Start again on the fallback model; raises the error when that would not help."""
+        self.close()
+        assert self._work is not None
+        await self._start_on(self.models.after(self.model, error, self.tenant), self._work)
+
+    async def _start_on(self, model: ServedModel, work: _Work) -> None:
+        caller = self.caller(work.session, work.body.priority, work.traceparent)
+        prepared = await work.preparer.prepare(work.body, model, caller)
+        if model.name != work.asked:
+            self.models.count_fallback(work.asked)
+        await self.admission.reserve(prepared.reserved_tokens())
+        self.model, self.prepared, self._work = model, prepared, work
+        self.on_start(self)

@@ -1,0 +1,71 @@
+"""The sequences that a body asks for, before they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from services.gateway.generation.output import Generation
+from services.gateway.generation.request import Caller
+from services.gateway.text.codec import ServedModel
+from services.gateway.usage import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All sequences of a request; none runs before its first chunk is asked for."""
+
+    request_id: str
+    model: ServedModel
+    generations: list[Generation]
+    billed: Callable[[Generation], Usage]
+    per_prompt: int = 1  # choices that share a prompt: it is counted once
+    include_workers: bool = False
+    ignored_tools: tuple[str, ...] = ()  # hosted tools that the body offers, which there are none of here
+
+    def usage(self) -> Usage:
+        """What the sequences have used so far."""
+        total = Usage()
+        for index, generation in enumerate(self.generations):
+            usage = self.billed(generation)
+            total += usage if index % self.per_prompt == 0 else Usage(0, usage.completion_tokens, 0)
+        return total
+
+    def reserved_tokens(self) -> int:
+        """The most that the sequences can use."""
+        prompts = self.generations[:: self.per_prompt]
+        return sum(len(generation.request.prompt_ids) for generation in prompts) + sum(
+            generation.request.options.max_tokens for generation in self.generations
+        )
+
+    def close(self) -> None:
+        """Stop whatever still runs."""
+        for generation in self.generations:
+            generation.close()
+
+
+class GeneratingBody(Protocol):
+    """What every generating endpoint's body says."""
+
+    @property
+    def model(self) -> str | None:
+        """The model asked for."""
+
+    @property
+    def priority(self) -> int | None:
+        """The priority asked for."""
+
+    @property
+    def session(self) -> str:
+        """What keeps requests on one worker; empty when the body names nothing."""
+
+
+Body = TypeVar("Body", bound=GeneratingBody, contravariant=True)
+
+
+class Preparer(Protocol[Body]):
+    """What differs between the endpoints."""
+
+    async def prepare(self, body: Body, model: ServedModel, caller: Caller) -> Prepared:
+        """The sequences of a body; raises :class:`ApiError`."""
