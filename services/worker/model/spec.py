@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.worker.backends.names import Activation
-from services.worker.model.formats.layout import Layout
+from services.worker.model.layout import Layout
 
 
 class ModelError(ValueError):

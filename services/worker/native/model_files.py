@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from services.common.lifecycle import StartupError
+from services.worker.model.files import check_safetensors, read_json, token_ids, weight_files
 from services.worker.model.loading.chat_template import read_chat_template
-from services.worker.model.loading.files import check_safetensors, read_json, token_ids, weight_files
 from services.worker.model.loading.pooling import Pooling, read_pooling
 from services.worker.model.loading.sampling import SamplingDefaults, read_sampling
 from services.worker.model.loading.tokenizer import read_tokenizer

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
-from services.worker.model.loading.files import refuse_pointer
+from services.worker.model.files import refuse_pointer
 from services.worker.model.spec import ModelError
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from services.worker.backends.names import Activation
 from services.worker.model.families.config import MAX_INTEGER, MAX_LAYERS, Config
 from services.worker.model.families.naming import Family, Refs, standard_refs
 from services.worker.model.families.rope import read_ropes
-from services.worker.model.loading.files import token_ids
+from services.worker.model.files import token_ids
 from services.worker.model.spec import LayerSpec, ModelSpec, MoeSpec, RopeSpec
 
 ACTIVATIONS: Mapping[str, Activation] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.worker.model.families.config import Config
-from services.worker.model.formats.layout import Layout
+from services.worker.model.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)

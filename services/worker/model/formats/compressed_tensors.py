@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.worker.model.families.config import Config
-from services.worker.model.formats.layout import SCALES, Grid
+from services.worker.model.layout import SCALES, Grid
 
 # Of activations, and of shapes that packed tensors do not show.
 UNREAD = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "weight_shape")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from services.worker.backends.weights import Grouped, PerChannel
-from services.worker.model.formats.layout import Grid, Layout, Packing
 from services.worker.model.formats.safetensors import TensorFiles
+from services.worker.model.layout import Grid, Layout, Packing
 from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import ModelError
 

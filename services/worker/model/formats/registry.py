@@ -8,7 +8,7 @@ from pkgutil import iter_modules
 from services.worker.model.families.config import Config
 from services.worker.model.formats import quantized
 from services.worker.model.formats.base import Format
-from services.worker.model.formats.layout import Layout
+from services.worker.model.layout import Layout
 
 _KEYS = ("quantization_config", "compression_config")  # the second one in older checkpoints
 

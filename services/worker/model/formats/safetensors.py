@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from services.worker.model.loading.files import INDEX, WeightFiles, refuse_pointer, weight_files
+from services.worker.model.files import INDEX, WeightFiles, refuse_pointer, weight_files
 from services.worker.model.spec import ModelError
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors calls them: what weights are that nothing has to explain

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.templates import compile_template
-from services.worker.model.loading.files import refuse_pointer
+from services.worker.model.files import refuse_pointer
 from services.worker.model.spec import ModelError
 
 _FILE, _FOLDER = "chat_template.jinja", "additional_chat_templates"

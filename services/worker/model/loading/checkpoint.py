@@ -14,8 +14,8 @@ import torch
 from services.worker.backends.weights import Dense, Weight
 from services.worker.model.families.naming import TensorRef
 from services.worker.model.formats.grids import GridReader
-from services.worker.model.formats.layout import Layout
 from services.worker.model.formats.safetensors import TensorFiles
+from services.worker.model.layout import Layout
 from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import ModelError
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.worker.model.loading.files import read_json
+from services.worker.model.files import read_json
 from services.worker.model.spec import ModelError
 from services.worker.protocol.rank_config import PoolingKind
 

@@ -9,7 +9,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec  # typ
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, Unigram
 
-from services.worker.model.loading.files import refuse_pointer
+from services.worker.model.files import refuse_pointer
 from services.worker.model.spec import ModelError
 
 _SPACE = "▁"

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from services.worker.model.loading.files import read_json, refuse_pointer
+from services.worker.model.files import read_json, refuse_pointer
 from services.worker.model.loading.sentencepiece import read_sentencepiece
 from services.worker.model.spec import ModelError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
-from services.worker.model.loading.files import read_json
+from services.worker.model.files import read_json
 from services.worker.model.loading.tokenizer import read_tokenizer
 from services.worker.model.spec import ModelError
 

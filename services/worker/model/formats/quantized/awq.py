@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from services.worker.model.families.config import Config
 from services.worker.model.formats.base import Format
-from services.worker.model.formats.layout import SCALES, Grid, Layout, Packing
 from services.worker.model.formats.producers import pass_over_producers
+from services.worker.model.layout import SCALES, Grid, Layout, Packing
 
 _PACKING = Packing(bits=4, dim=0, places=(0, 4, 1, 5, 2, 6, 3, 7))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.worker.model.families.config import Config
 from services.worker.model.formats.base import Format
 from services.worker.model.formats.compressed_tensors import UNREAD, read_weights
-from services.worker.model.formats.layout import Grid, Layout
+from services.worker.model.layout import Grid, Layout
 
 _ZEROS, _GROUPS = "weight_zero_point", "weight_g_idx"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.worker.model.families.config import Config
 from services.worker.model.formats.base import Format
-from services.worker.model.formats.layout import SCALES, Grid, Layout
+from services.worker.model.layout import SCALES, Grid, Layout
 
 
 def read(config: Config) -> Layout:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from services.worker.model.families.config import Config
 from services.worker.model.formats.base import Format
-from services.worker.model.formats.layout import SCALES, Grid, Layout, Packing
 from services.worker.model.formats.producers import pass_over_producers
+from services.worker.model.layout import SCALES, Grid, Layout, Packing
 
 _GROUPS = "g_idx"
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from services.worker.model.families.config import Config
-from services.worker.model.formats.layout import Layout
 from services.worker.model.formats.registry import FORMATS, read_layout
+from services.worker.model.layout import Layout
 from services.worker.model.spec import ModelError
 
 _DATA = Path(__file__).parent / "published"  # values as published, one checkpoint a line
