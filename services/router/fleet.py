@@ -90,7 +90,7 @@ class Fleet:
                     cause = f"worker {state.worker_id} answers there"
                     break
                 if state.unchanged:  # never the first
-                    self._homes[lease.worker_id].heard(lease.worker_id)
+                    self._homes[lease.worker_id].on_heartbeat(lease.worker_id)
                     continue
                 heard = True
                 self._homes[lease.worker_id].update(lease.worker_id, state, self._router_id)

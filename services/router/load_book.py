@@ -63,8 +63,8 @@ class LoadBook:
         self._acknowledge(member, 1 << 64)
         self._accounts[member].computed = computed
 
-    def told(self, member: Member, state: worker_pb2.WorkerState, now: float) -> None:
-        """It has told what is queued there, and how much it has computed."""
+    def on_state(self, member: Member, state: worker_pb2.WorkerState, now: float) -> None:
+        """Take what is queued there, and how much it has computed."""
         account, index = self._accounts[member], member.index
         self._table[_QUEUED, index] = state.queued_prefill_tokens + account.unacked_tokens
         self._table[_REQUESTS, index] = state.running + state.waiting + len(account.dispatches)

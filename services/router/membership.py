@@ -75,8 +75,8 @@ class Membership:
         member = self.members.get(worker_id)
         return member if member is not None and member.incarnation == incarnation else None
 
-    def told(self, member: Member, state: worker_pb2.WorkerState, now: float) -> None:
-        """It has told its state. A new process need not drain."""
+    def on_state(self, member: Member, state: worker_pb2.WorkerState, now: float) -> None:
+        """Take its newest state. A new process need not drain."""
         if state.incarnation != member.incarnation:
             member.draining = False
         member.state, member.incarnation, member.connected = state, state.incarnation, True
@@ -85,8 +85,8 @@ class Membership:
             self._nobody_silent_until = 0.0
         self._table[:, member.index] = now, silent_s
 
-    def heard(self, member: Member, now: float) -> None:
-        """It has told that its state is what it was."""
+    def on_heartbeat(self, member: Member, now: float) -> None:
+        """A heartbeat: its state is unchanged."""
         self._table[_LAST_SEEN, member.index] = now
 
     def last_seen(self, member: Member) -> float:

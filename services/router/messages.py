@@ -9,7 +9,7 @@ from services.router.breaker import BreakerState
 from services.router.membership import Member
 from services.router.policies.policy import Policy
 from services.router.pool import Pool
-from services.router.routing import Considered, Placement
+from services.router.routing import Evaluation, Placement
 from services.router.snapshot import Estimates, Floats, IneligibleReason
 
 _BREAKERS = {
@@ -27,25 +27,25 @@ def placement_message(placed: Placement, policy: str) -> routing_pb2.Decision:
         worker_id=placed.member.worker_id,
         reason=choice.reason,
         queue_ms=int(placed.queued_s * 1000),
-        candidates=[_candidate(placed.considered, choice.estimates, choice.costs, choice.index)],
+        candidates=[_candidate(placed.evaluation, choice.estimates, choice.costs, choice.index)],
     )
 
 
-def explanation_message(considered: Considered, policy: Policy) -> routing_pb2.Decision:
+def explanation_message(evaluation: Evaluation, policy: Policy) -> routing_pb2.Decision:
     """The decision as it would be and the terms of everyone, the cheapest first."""
-    chosen = considered.choice
-    estimates, costs = policy.weigh(considered.snapshot, considered.query)
-    order = np.lexsort((costs, considered.why_not != 0)).tolist()
+    chosen = evaluation.choice
+    estimates, costs = policy.weigh(evaluation.snapshot, evaluation.query)
+    order = np.lexsort((costs, evaluation.why_not != 0)).tolist()
     return routing_pb2.Decision(
         policy=policy.name,
-        worker_id=considered.snapshot.worker_ids[chosen.index] if chosen else "",
+        worker_id=evaluation.snapshot.worker_ids[chosen.index] if chosen else "",
         reason=chosen.reason if chosen else "nobody is eligible",
-        candidates=[_candidate(considered, estimates, costs, i) for i in order],
+        candidates=[_candidate(evaluation, estimates, costs, i) for i in order],
     )
 
 
-def _candidate(considered: Considered, estimates: Estimates, costs: Floats, i: int) -> routing_pb2.Candidate:
-    snapshot, why_not = considered.snapshot, considered.why_not[i]
+def _candidate(evaluation: Evaluation, estimates: Estimates, costs: Floats, i: int) -> routing_pb2.Candidate:
+    snapshot, why_not = evaluation.snapshot, evaluation.why_not[i]
     return routing_pb2.Candidate(
         worker_id=snapshot.worker_ids[i],
         eligible=not why_not,
@@ -55,7 +55,7 @@ def _candidate(considered: Considered, estimates: Estimates, costs: Floats, i: i
         ttft_ms=estimates.ttft_ms[i],
         itl_ms=estimates.itl_ms[i],
         cost_ms=costs[i],
-        session_bound=i == considered.query.bound,
+        session_bound=i == evaluation.query.bound,
         pulled_tokens=int(estimates.pulled_tokens[i]),
     )
 

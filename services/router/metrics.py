@@ -110,7 +110,7 @@ class RouterMetrics:
 
     def placed(self, placed: Placement, seconds: float) -> None:
         """Count a decision that took `seconds`, queue included."""
-        model, query = placed.considered.pool.model, placed.considered.query
+        model, query = placed.evaluation.pool.model, placed.evaluation.query
         labels = model, placed.choice.reason
         if (count := self._placed.get(labels)) is None:
             count = self._placed[labels] = self.decisions.labels(*labels)

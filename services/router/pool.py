@@ -58,21 +58,21 @@ class Pool:
         self._even = np.ones(n), np.zeros(n), np.ones(n)
 
     def update(self, worker_id: str, state: worker_pb2.WorkerState, router_id: str) -> None:
-        """A worker has told its state."""
+        """Take the newest state of a worker."""
         member, now = self.members[worker_id], self._clock()
         if state.incarnation != member.incarnation:
             self.load.restarted(member, state.computed_tokens)
             self.breakers.restarted(member)
             self._speeds.restarted(member)
-        self._speeds.told(member, state, self._membership.last_seen(member), now)
-        self._membership.told(member, state, now)
-        self.load.told(member, state, now)
+        self._speeds.on_state(member, state, self._membership.last_seen(member), now)
+        self._membership.on_state(member, state, now)
+        self.load.on_state(member, state, now)
         self._judge(member)
         self.load.acknowledged(member, state, router_id)
 
-    def heard(self, worker_id: str) -> None:
-        """A worker has told that its state is what it was."""
-        self._membership.heard(self.members[worker_id], self._clock())
+    def on_heartbeat(self, worker_id: str) -> None:
+        """A heartbeat: the state of the worker is unchanged."""
+        self._membership.on_heartbeat(self.members[worker_id], self._clock())
 
     def disconnected(self, worker_id: str) -> None:
         """Its state stream is broken: whatever it is doing, new requests go elsewhere."""

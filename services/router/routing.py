@@ -49,7 +49,7 @@ class OverloadedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Considered:
+class Evaluation:
     """A request in its pool, with everything a decision is made from. `choice` is None when nobody is eligible."""
 
     pool: Pool
@@ -63,7 +63,7 @@ class Considered:
 class Placement:
     """A decision that is booked."""
 
-    considered: Considered
+    evaluation: Evaluation
     choice: Decision
     member: Member
     binding: Binding  # of the chosen worker
@@ -113,10 +113,10 @@ class Routing:
             return replace(placed, session="unknown")
         return await self._bind(request, placed, known.held)
 
-    async def explain(self, request: routing_pb2.RouteRequest) -> Considered:
+    async def explain(self, request: routing_pb2.RouteRequest) -> Evaluation:
         """The decision as it would be taken now, without any effect."""
         pool = self.fleet.pool(request.model)
-        return self._consider(pool, request, await self._learn(request, touch=False))
+        return self._evaluate(pool, request, await self._learn(request, touch=False))
 
     @property
     def anybody_waits(self) -> bool:
@@ -188,7 +188,7 @@ class Routing:
             raise _refusal(pool, queue_full=isinstance(error, QueueFullError)) from error
         return replace(placed, queued_s=time.monotonic() - began)
 
-    def _consider(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Considered:
+    def _evaluate(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Evaluation:
         snapshot = pool.snapshot()
         query = Query(
             prompt_tokens=request.prompt_tokens,
@@ -202,20 +202,20 @@ class Routing:
             turn=self._turn,
         )
         why_not = why_not_for(snapshot, query)
-        return Considered(pool, snapshot, query, why_not, self.policy.choose(snapshot, query, why_not))
+        return Evaluation(pool, snapshot, query, why_not, self.policy.choose(snapshot, query, why_not))
 
     def _book(self, pool: Pool, request: routing_pb2.RouteRequest, known: _Known) -> Placement | None:
-        considered = self._consider(pool, request, known)
-        return self._book_at(considered, considered.choice) if considered.choice else None
+        evaluation = self._evaluate(pool, request, known)
+        return self._book_at(evaluation, evaluation.choice) if evaluation.choice else None
 
-    def _book_at(self, considered: Considered, choice: Decision) -> Placement:
-        pool, query = considered.pool, considered.query
-        member = pool.members[considered.snapshot.worker_ids[choice.index]]
+    def _book_at(self, evaluation: Evaluation, choice: Decision) -> Placement:
+        pool, query = evaluation.pool, evaluation.query
+        member = pool.members[evaluation.snapshot.worker_ids[choice.index]]
         tokens = query.prompt_tokens - int(matched_at(query, choice.index))
         seq = next(self._seqs)
         self._turn += 1
         pool.book(member.worker_id, seq, max(tokens, 0))
-        return Placement(considered, choice, member, Binding(member.worker_id, member.incarnation), seq)
+        return Placement(evaluation, choice, member, Binding(member.worker_id, member.incarnation), seq)
 
     async def _bind(self, request: routing_pb2.RouteRequest, placed: Placement, held: Held | None) -> Placement:
         """Make the choice known to all routers, or follow the one that was first."""
@@ -236,17 +236,17 @@ class Routing:
 
     def _follow_binding(self, placed: Placement, binding: Binding) -> Placement | None:
         """The same request on the worker another router has bound; None when that worker is not eligible."""
-        considered = placed.considered
-        pool = considered.pool
+        evaluation = placed.evaluation
+        pool = evaluation.pool
         index = _index_of(pool, binding)
         if index < 0:
             return None
         snapshot = pool.snapshot()
-        if snapshot.worker_ids != considered.snapshot.worker_ids or why_not_for(snapshot, considered.query)[index]:
+        if snapshot.worker_ids != evaluation.snapshot.worker_ids or why_not_for(snapshot, evaluation.query)[index]:
             return None
         pool.unbook(placed.binding.worker_id, placed.seq)
         choice = replace(placed.choice, index=index, reason="session bound by another router")
-        return self._book_at(considered, choice)
+        return self._book_at(evaluation, choice)
 
 
 def _same(one: Binding, other: Binding) -> bool:

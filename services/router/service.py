@@ -123,13 +123,13 @@ class RouterService(routing_pb2_grpc.RouterServicer):
             address=placed.member.address,
             ticket=worker_pb2.DispatchTicket(router_id=self._settings.router_id, seq=placed.seq),
             decision=decision,
-            pull=pull_hint(placed.considered.pool, placed.considered.snapshot, placed.choice),
+            pull=pull_hint(placed.evaluation.pool, placed.evaluation.snapshot, placed.choice),
         )
 
     async def Explain(self, request: routing_pb2.RouteRequest, context: Context) -> routing_pb2.Decision:  # noqa: N802
         """Every candidate's terms, without an effect."""
-        considered = await self._or_abort(context, self._routing.explain(request))
-        return explanation_message(considered, self._routing.policy)
+        evaluation = await self._or_abort(context, self._routing.explain(request))
+        return explanation_message(evaluation, self._routing.policy)
 
     async def Report(  # noqa: N802
         self, messages: AsyncIterator[routing_pb2.Outcomes], context: Context

@@ -1,4 +1,4 @@
-"""What a pool's members have told of their speeds."""
+"""The speeds that a pool's members have reported."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class SpeedBook:
         """A new process is measured anew."""
         self._table[_MEASURED, member.index] = 0.0
 
-    def told(self, member: Member, state: worker_pb2.WorkerState, last_seen: float, now: float) -> None:
-        """It has told what it has measured of itself; before that it was heard at `last_seen`."""
+    def on_state(self, member: Member, state: worker_pb2.WorkerState, last_seen: float, now: float) -> None:
+        """Take what it has measured of itself; its message before came at `last_seen`."""
         column, running = self._table[:, member.index], state.running
         if not column[_RATE]:  # its first word: until now it was taken to be like the others
             self._known = None

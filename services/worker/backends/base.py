@@ -57,8 +57,8 @@ class RmsNorm(Protocol):
         ...
 
 
-class Columns(Protocol):
-    """What a rank finds out by itself about its columns of the logits, the tokens from `first_id` on.
+class LogitShard(Protocol):
+    """A rank's part of the logits: the tokens from `first_id` on.
 
     Logits are [n, n_columns] float32. A request is always served by the same implementation: their noise and their
     sums differ in the last bits.
@@ -127,7 +127,7 @@ class Ops(Protocol):
         """Return x + scale * added, of one shape; `x` may be overwritten."""
         ...
 
-    def columns(self, first_id: int, n_columns: int) -> Columns:
+    def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:
         """Return what samples of `n_columns` columns of the logits, a multiple of 16, from token `first_id` on."""
         ...
 

@@ -12,7 +12,7 @@ from services.worker.backends.base import Attention, Computations, ModelBackend,
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.kv_cache import KvCache
-from services.worker.model.layers.attention import AttentionLayer, Kept
+from services.worker.model.layers.attention import AttentionLayer, LastRows
 from services.worker.model.layers.embedding import VocabEmbedding, VocabHead, VocabShard, pad_rows
 from services.worker.model.spec import ModelSpec
 
@@ -41,15 +41,15 @@ class DecoderLayer:
         self._attention, self._mlp, self._norms, self._ops = attention, mlp, norms, ops
         self._parallel, self._scale = spec.parallel_residual, spec.residual_scale
 
-    def __call__(self, x: torch.Tensor, step: Step, kept: Kept | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, step: Step, last: LastRows | None = None) -> torch.Tensor:
         """Return the residual stream after this layer, [n_rows, hidden_size], or of the rows that are `kept`.
 
         `x` [n_rows, hidden_size] may be overwritten.
         """
         norms = self._norms
         q = self._attention.project(norms.attn(x) if norms.attn else x, step)
-        if kept is not None:
-            x, q, step = kept.of(x), kept.of(q), kept.step
+        if last is not None:
+            x, q, step = last.of(x), last.of(q), last.step
         attended = self._attention.attend(q, step)
         if self._parallel:
             added = attended + self._mlp(norms.mlp(x) if norms.mlp else x)
@@ -90,7 +90,7 @@ class Decoder:
     ) -> None:
         self.spec = spec
         self.vocab_start, self.vocab_local = vocabulary.start, vocabulary.local
-        self.columns = backend.ops.columns(vocabulary.start, vocabulary.local)
+        self.logit_shard = backend.ops.logit_shard(vocabulary.start, vocabulary.local)
         self._embed, self._layers, self._norm, self._head = embed, layers, norm, head
         self._comm, self._backend, self._tables, self._attention = comm, backend, tables, attention
         self._graphs: dict[KvCache, StepGraphs] = {}  # of the last cache
@@ -131,7 +131,7 @@ class Decoder:
         if last_of is None:
             return self._finish(x, step)[:n_tokens]
         rows, last = batch.last_rows(last_of or [0])  # no attention is made for no rows
-        return self._finish(x, step, Kept(rows, *self._lay_out(last, cache)))[: len(last_of)]
+        return self._finish(x, step, LastRows(rows, *self._lay_out(last, cache)))[: len(last_of)]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -152,8 +152,8 @@ class Decoder:
             x = layer(x, step)
         return x
 
-    def _finish(self, x: torch.Tensor, step: Step, kept: Kept | None = None) -> torch.Tensor:
-        return self._norm(self._layers[-1](x, step, kept))
+    def _finish(self, x: torch.Tensor, step: Step, last: LastRows | None = None) -> torch.Tensor:
+        return self._norm(self._layers[-1](x, step, last))
 
     def _decode(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         return self._finish(self._through_layers(x, step), step)

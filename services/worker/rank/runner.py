@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ryzanstein.v1.worker_pb2 import Sampling
 from torch import Tensor
 
-from services.worker.backends.base import Columns
+from services.worker.backends.base import LogitShard
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import StepCommunicator
 from services.worker.engine.output import TokenLogprobs
@@ -41,7 +41,7 @@ _SCORED_ROWS = 64  # prompt rows whose logits exist at one time
 class Model(Protocol[CacheIn]):
     """What the runner needs of a decoder."""
 
-    columns: Columns  # of the logits, of this rank
+    logit_shard: LogitShard  # this rank's
     vocab_local: int  # how many they are
 
     def forward(self, batch: StepBatch, cache: CacheIn, last_of: Sequence[int] | None = None) -> Tensor:
@@ -80,7 +80,7 @@ class Runner(Generic[Cache]):
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many top tokens
         self._sampler = Sampler(
             comm,
-            decoder.columns,
+            decoder.logit_shard,
             vocab_local=decoder.vocab_local,
             max_running=max_running,
             device=device,

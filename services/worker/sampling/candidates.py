@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from services.worker.backends import keys
-from services.worker.backends.base import Columns
+from services.worker.backends.base import LogitShard
 from services.worker.backends.collectives import Communicator
 
 
@@ -27,7 +27,7 @@ class TokenCandidates:
 
 
 def gather_candidates(
-    comm: Communicator, columns: Columns, logits: Tensor, width: int, extra: Tensor
+    comm: Communicator, shard: LogitShard, logits: Tensor, width: int, extra: Tensor
 ) -> TokenCandidates:
     """Merge the ranks' best tokens of `logits` [n, vocab_local].
 
@@ -35,7 +35,7 @@ def gather_candidates(
     """
     vocab_local = logits.shape[1]
     width = min(width, vocab_local)
-    mine, horizon = columns.best(logits, width)  # [n, width], [n, 1]
+    mine, horizon = shard.best(logits, width)  # [n, width], [n, 1]
     gathered = comm.all_gather(torch.cat((mine, keys.pack_bits(horizon), extra), dim=-1))
     merged = gathered[:, :, :width].transpose(0, 1).flatten(1).sort(dim=-1, descending=True).values
     if width == vocab_local:

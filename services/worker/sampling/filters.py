@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.backends import keys
-from services.worker.backends.base import Columns
+from services.worker.backends.base import LogitShard
 from services.worker.backends.collectives import Communicator
 from services.worker.sampling.candidates import TokenCandidates, gather_candidates
 
@@ -52,13 +52,13 @@ class Filtered:
     kept: Tensor  # [n, m] bool, a prefix of each row
 
 
-def filter_rows(comm: Communicator, columns: Columns, scaled: Tensor, limits: Limits) -> Iterator[Filtered]:
+def filter_rows(comm: Communicator, shard: LogitShard, scaled: Tensor, limits: Limits) -> Iterator[Filtered]:
     """Filter rows of scaled logits [n, vocab_local]; yields each row once."""
-    mass = keys.pack_bits(columns.mass(scaled))  # [n, 1]
+    mass = keys.pack_bits(shard.mass(scaled))  # [n, 1]
     rows = np.arange(len(scaled))
     width = max(_FIRST_WIDTH, int(limits.top_k.max()) + _SLACK)
     while len(rows):
-        candidates = gather_candidates(comm, columns, scaled, width, mass)
+        candidates = gather_candidates(comm, shard, scaled, width, mass)
         total = torch.logsumexp(keys.unpack_bits(candidates.extra[:, :, 0]).double(), dim=0)  # [n]
         values = keys.values_of(candidates.keys)
         kept = _keep(values, total, limits)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from services.worker.backends import keys
-from services.worker.backends.base import Columns
+from services.worker.backends.base import LogitShard
 from services.worker.backends.collectives import Communicator
 from services.worker.engine.output import TokenLogprobs
 from services.worker.sampling.candidates import TokenCandidates, gather_candidates
@@ -16,19 +16,19 @@ _WIDEN = 8
 
 
 def token_logprobs(
-    comm: Communicator, columns: Columns, logits: Tensor, token_ids: Tensor, n_top: list[int]
+    comm: Communicator, shard: LogitShard, logits: Tensor, token_ids: Tensor, n_top: list[int]
 ) -> list[TokenLogprobs]:
     """Return the log-probabilities at n rows of `logits` [n, vocab_local].
 
     `token_ids` [n] are the tokens in question, `n_top[i]` how many of the most likely tokens row i wants. Rank and top
     tokens use one order (ties to the lowest id).
     """
-    mass = columns.mass(logits)  # [n, 1]
-    own = _own_values(logits, token_ids, columns.first_id)  # [n, 1]
-    candidates = _wide_enough(comm, columns, logits, n_top, keys.pack_bits(torch.cat((mass, own), dim=-1)))
+    mass = shard.mass(logits)  # [n, 1]
+    own = _own_values(logits, token_ids, shard.first_id)  # [n, 1]
+    candidates = _wide_enough(comm, shard, logits, n_top, keys.pack_bits(torch.cat((mass, own), dim=-1)))
     masses, owns = keys.unpack_bits(candidates.extra).double().unbind(dim=-1)  # [tp, n]
     total, drawn = torch.logsumexp(masses, dim=0), owns.amax(dim=0)  # [n]
-    better = comm.all_gather(_n_better(logits, drawn.float(), token_ids, columns.first_id)).sum(dim=0)  # [n]
+    better = comm.all_gather(_n_better(logits, drawn.float(), token_ids, shard.first_id)).sum(dim=0)  # [n]
     drawn_logprobs = (drawn - total).tolist()
     most = max(n_top)
     best = candidates.keys[:, :most]
@@ -63,12 +63,12 @@ def _n_better(logits: Tensor, values: Tensor, token_ids: Tensor, first_id: int) 
 
 
 def _wide_enough(
-    comm: Communicator, columns: Columns, logits: Tensor, n_top: list[int], extra: Tensor
+    comm: Communicator, shard: LogitShard, logits: Tensor, n_top: list[int], extra: Tensor
 ) -> TokenCandidates:
     wanted = torch.tensor(n_top, device=logits.device)
     width = max(n_top) + _SLACK
     while True:
-        candidates = gather_candidates(comm, columns, logits, width, extra)
+        candidates = gather_candidates(comm, shard, logits, width, extra)
         if candidates.complete or bool((candidates.n_certain >= wanted).all()):
             return candidates
         width *= _WIDEN

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.backends import keys
-from services.worker.backends.base import Columns
+from services.worker.backends.base import LogitShard
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.noise import gumbel, row_keys, scale
 from services.worker.engine.output import TokenLogprobs
@@ -45,7 +45,7 @@ class Sampler:
     def __init__(
         self,
         comm: Communicator,
-        columns: Columns,
+        shard: LogitShard,
         *,
         vocab_local: int,
         max_running: int,
@@ -54,8 +54,8 @@ class Sampler:
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         """`vocabulary` is what grammars are about; it is asked for with the first one."""
-        self._comm, self._columns, self._device = comm, columns, device
-        vocab_start = columns.first_id
+        self._comm, self._shard, self._device = comm, shard, device
+        vocab_start = shard.first_id
         self._params = SlotParams(max_running)
         self._counts = TokenCounts(vocab_start, vocab_local)
         self._biases = Biases(vocab_start, vocab_local)
@@ -107,13 +107,13 @@ class Sampler:
     def score_prompt(self, logits: Tensor, next_ids: NDArray[np.int64], n_top: int) -> list[TokenLogprobs]:
         """Return the log-probabilities of known tokens `next_ids` [n] under `logits` [n, vocab_local]."""
         tokens = torch.from_numpy(next_ids).to(self._device)
-        return token_logprobs(self._comm, self._columns, logits, tokens, [n_top] * len(next_ids))
+        return token_logprobs(self._comm, self._shard, logits, tokens, [n_top] * len(next_ids))
 
     def _logprobs(
         self, raw: Tensor, slots: list[int], token_ids: NDArray[np.int64], n_top: list[int]
     ) -> dict[int, TokenLogprobs]:
         tokens = torch.from_numpy(token_ids).to(self._device)
-        found = token_logprobs(self._comm, self._columns, raw, tokens, n_top)
+        found = token_logprobs(self._comm, self._shard, raw, tokens, n_top)
         return dict(zip(slots, found, strict=True))
 
     def _adjust(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> Tensor:
@@ -133,7 +133,7 @@ class Sampler:
 
     def _win(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Greedy rows and rows that sample the whole vocabulary: the best score wins."""
-        mine = self._columns.sample(logits, self._params.temperature[slots], self._params.seed[slots], positions)
+        mine = self._shard.sample(logits, self._params.temperature[slots], self._params.seed[slots], positions)
         best = mine if self._comm.size == 1 else self._comm.all_gather(mine).amax(dim=0)
         return _to_host(keys.token_ids_of(best))
 
@@ -143,7 +143,7 @@ class Sampler:
         limits = Limits(params.top_k[slots], params.top_p[slots], params.min_p[slots])
         noise_keys = row_keys(params.seed[slots], positions)
         token_ids = np.empty(len(slots), np.int64)
-        for found in filter_rows(self._comm, self._columns, scale(logits, params.temperature[slots]), limits):
+        for found in filter_rows(self._comm, self._shard, scale(logits, params.temperature[slots]), limits):
             scores = found.values + gumbel(noise_keys[found.rows], found.token_ids)  # [n, m]
             scores.masked_fill_(~found.kept, -torch.inf)
             token_ids[found.rows] = _to_host(keys.token_ids_of(keys.pack(scores, found.token_ids).amax(dim=-1)))

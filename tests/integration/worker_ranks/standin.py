@@ -21,7 +21,7 @@ import torch
 from services.worker.backends.base import ModelBackend
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import Communicator
-from services.worker.backends.torch.columns import TorchColumns
+from services.worker.backends.torch.logit_shard import TorchLogitShard
 from services.worker.model.footprint import Footprint
 from services.worker.protocol.event_codec import ModelFacts
 from services.worker.protocol.rank_config import RankGroupConfig
@@ -52,7 +52,7 @@ class StandinDecoder:
         self._comm, self._misbehave = comm, misbehave
         self.vocab_local = VOCAB // comm.size
         self.vocab_start = comm.rank * self.vocab_local
-        self.columns = TorchColumns(self.vocab_start, self.vocab_local, torch.device("cpu"))
+        self.logit_shard = TorchLogitShard(self.vocab_start, self.vocab_local, torch.device("cpu"))
         self.embedding = torch.randn(VOCAB, HIDDEN, generator=generator)
         self._head = torch.randn(VOCAB, HIDDEN, generator=generator)[self.vocab_start :][: self.vocab_local]
 

@@ -60,7 +60,7 @@ def test_a_worker_that_speaks_more_often_is_missed_sooner(lab: Lab) -> None:
 def test_a_worker_that_has_nothing_new_to_say_is_heard_and_what_it_said_stands(lab: Lab) -> None:
     lab.tell("a", queued_prefill_tokens=100)
     lab.clock.now += SILENT_S - 0.1
-    lab.pool.heard("a")
+    lab.pool.on_heartbeat("a")
     lab.clock.now += 0.2
     assert lab.why_not("a") is IneligibleReason.ELIGIBLE
     assert lab.why_not("b") is IneligibleReason.SILENT

@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from services.worker.backends.base import Columns, Elementwise, Linear, Lookup, RmsNorm, Rope
-from services.worker.backends.cpu.columns import KernelColumns
+from services.worker.backends.base import Elementwise, Linear, LogitShard, Lookup, RmsNorm, Rope
 from services.worker.backends.cpu.linear import KernelLinear, PackedLinear
+from services.worker.backends.cpu.logit_shard import KernelLogitShard
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.names import Activation
 from services.worker.backends.torch.ops import TorchOps
@@ -135,6 +135,6 @@ class KernelOps(OneDnnOps):
         self._kernels.add_(x, added, scale)
         return x
 
-    def columns(self, first_id: int, n_columns: int) -> Columns:
+    def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:
         """Return what samples of the columns from token `first_id` on."""
-        return KernelColumns(first_id, self._kernels)
+        return KernelLogitShard(first_id, self._kernels)

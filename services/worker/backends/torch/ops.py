@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from services.worker.backends.base import Columns, Elementwise, Linear, Lookup, Norm, RmsNorm, Rope, Rotation
+from services.worker.backends.base import Elementwise, Linear, LogitShard, Lookup, Norm, RmsNorm, Rope, Rotation
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.names import Activation
-from services.worker.backends.torch.columns import TorchColumns
+from services.worker.backends.torch.logit_shard import TorchLogitShard
 from services.worker.backends.weights import Stacked
 
 _ACTIVATIONS: dict[Activation, Elementwise] = {
@@ -128,6 +128,6 @@ class TorchOps:
         """Return x + scale * added."""
         return torch.add(x, added, alpha=scale)
 
-    def columns(self, first_id: int, n_columns: int) -> Columns:
+    def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:
         """Return what samples of the columns from token `first_id` on."""
-        return TorchColumns(first_id, n_columns, self._device)
+        return TorchLogitShard(first_id, n_columns, self._device)

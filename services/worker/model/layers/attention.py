@@ -16,7 +16,7 @@ from services.worker.model.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class LastRows:
     """The rows that go on to the end of the last layer; of the others it computes keys and values."""
 
     rows: torch.Tensor  # [n_kept] int64, of the step that all layers share

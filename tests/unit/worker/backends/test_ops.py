@@ -62,7 +62,7 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
     norm, head_norm = ops.rms_norm(normal(SIZE).float(), 1e-5), ops.rms_norm(normal(8, HEAD_DIM).float(), 1e-5)
     layer_norm = ops.layer_norm(normal(SIZE), normal(SIZE), 1e-5)
     angles = torch.arange(N_ROWS, device=device).unsqueeze(1) / torch.arange(1, 25, device=device)
-    rope, columns = ops.rope(angles.cos(), angles.sin()), ops.columns(0, SIZE)
+    rope, shard = ops.rope(angles.cos(), angles.sin()), ops.logit_shard(0, SIZE)
     found: dict[str, Function] = {
         "linear": lambda x, _: product(x.repeat(1, 3)),
         "linear with a bias": lambda x, _: biased(x.repeat(1, 3)),
@@ -76,8 +76,8 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
         "rope": rotated,
         "kv": written,
         "add": lambda x, _: ops.add(x.clone(), x.flip(-1).contiguous(), 0.75),
-        "best columns": lambda x, _: columns.best(x.float(), 5)[0].sort(dim=-1).values,
-        "mass of columns": lambda x, _: columns.mass(x.float()),
+        "best columns": lambda x, _: shard.best(x.float(), 5)[0].sort(dim=-1).values,
+        "mass of columns": lambda x, _: shard.mass(x.float()),
     }
     for name in ("silu", "gelu", "gelu_tanh", "relu"):
         activation, gate = ops.activation(name), ops.gate(name)

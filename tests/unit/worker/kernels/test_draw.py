@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends import keys
-from services.worker.backends.base import Columns
-from services.worker.backends.cpu.columns import KernelColumns
+from services.worker.backends.base import LogitShard
+from services.worker.backends.cpu.logit_shard import KernelLogitShard
 from services.worker.backends.cpu.ops import KernelOps
 from services.worker.backends.noise import gumbel, row_keys
-from services.worker.backends.torch.columns import TorchColumns
+from services.worker.backends.torch.logit_shard import TorchLogitShard
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.sampling.drawing import draw
@@ -27,11 +27,11 @@ def _logits(seed: int, n: int, columns: int) -> torch.Tensor:
     return torch.randn(n, columns, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def _run(columns: Columns, logits: torch.Tensor, temperature: float, seed: int) -> torch.Tensor:
+def _run(shard: LogitShard, logits: torch.Tensor, temperature: float, seed: int) -> torch.Tensor:
     """Rows by turns greedy and at `temperature`, each with a seed and a position of its own."""
     n = len(logits)
     heat = np.where(np.arange(n) % 3 == 0, 0, temperature).astype(np.float32)
-    return columns.sample(
+    return shard.sample(
         logits.clone(), heat, np.arange(n, dtype=np.uint64) + np.uint64(seed), np.arange(n) * 7 + seed % 1000
     )
 
@@ -48,8 +48,8 @@ def test_the_winner_is_the_one_torch_finds(
     kernels: Bfloat16Kernels, n: int, sixteens: int, first_id: int, temperature: float, seed: int
 ) -> None:
     logits = _logits(seed % 97, n, 16 * sixteens)
-    found = _run(KernelColumns(first_id, kernels), logits, temperature, seed)
-    expected = _run(TorchColumns(first_id, 16 * sixteens, CPU), logits, temperature, seed)
+    found = _run(KernelLogitShard(first_id, kernels), logits, temperature, seed)
+    expected = _run(TorchLogitShard(first_id, 16 * sixteens, CPU), logits, temperature, seed)
     assert (keys.values_of(found) - keys.values_of(expected)).abs().max() <= ROUNDING
     other = keys.token_ids_of(found) != keys.token_ids_of(expected)
     assert not other[::3].any()  # without noise nothing is rounded
@@ -94,8 +94,8 @@ def test_samples_follow_the_softmax(kernels: Bfloat16Kernels) -> None:
 
 def test_a_row_does_not_depend_on_others_or_on_threads(on_threads: OnThreads) -> None:
     logits = _logits(4, 33, 512)
-    together = _run(KernelColumns(64, on_threads(3)), logits, 0.8, 9)
-    assert torch.equal(_run(KernelColumns(64, on_threads(1)), logits, 0.8, 9), together)
+    together = _run(KernelLogitShard(64, on_threads(3)), logits, 0.8, 9)
+    assert torch.equal(_run(KernelLogitShard(64, on_threads(1)), logits, 0.8, 9), together)
     heat, seeds, positions = np.full(1, 0.8, np.float32), np.array([10], np.uint64), np.array([16])
     assert torch.equal(on_threads(3).draw(logits[1:2], 64, heat, seeds, positions), together[1:2])
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends import keys
-from services.worker.backends.cpu.columns import KernelColumns
+from services.worker.backends.cpu.logit_shard import KernelLogitShard
 from services.worker.backends.cpu.ops import KernelOps
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from tests.unit.worker.kernels.conftest import OnThreads
@@ -29,7 +29,7 @@ def test_the_best_are_those_of_the_highest_keys(
 ) -> None:
     logits = _logits(seed, n, 16 * sixteens, quantum)
     width = max(1, round(share * logits.shape[1]))
-    found, bound = KernelColumns(1000, kernels).best(logits, width)
+    found, bound = KernelLogitShard(1000, kernels).best(logits, width)
     every = keys.pack(logits, torch.arange(1000, 1000 + logits.shape[1]))
     assert torch.equal(found.sort(dim=-1, descending=True).values, every.topk(width, dim=-1).values)
     assert torch.equal(bound, keys.values_of(found.amin(dim=-1, keepdim=True)))
@@ -51,13 +51,13 @@ def _logits(seed: int, n: int, columns: int, quantum: float) -> torch.Tensor:
 def test_the_mass_is_the_exact_one(kernels: Bfloat16Kernels, n: int, sixteens: int, spread: float, seed: int) -> None:
     logits = _logits(seed, n, 16 * sixteens, 0.0) * spread - 100
     exact = torch.logsumexp(logits.double(), dim=-1, keepdim=True)
-    found = KernelColumns(0, kernels).mass(logits).double()
+    found = KernelLogitShard(0, kernels).mass(logits).double()
     assert torch.allclose(found, exact, rtol=3e-7, atol=2e-6)
 
 
 def test_a_row_does_not_depend_on_others_or_on_threads(on_threads: OnThreads) -> None:
     logits = _logits(4, 33, 512, 0.0)
-    one, three = KernelColumns(64, on_threads(1)), KernelColumns(64, on_threads(3))
+    one, three = KernelLogitShard(64, on_threads(1)), KernelLogitShard(64, on_threads(3))
     for row, mass in zip(logits, three.mass(logits), strict=True):
         assert torch.equal(one.mass(row.unsqueeze(0))[0], mass)
     for row, best in zip(logits, three.best(logits, 20)[0], strict=True):

@@ -33,7 +33,7 @@ def make_sampler(
     width = vocab // comm.size
     return Sampler(
         comm,
-        ops.columns(comm.rank * width, width),
+        ops.logit_shard(comm.rank * width, width),
         vocab_local=width,
         max_running=max_running,
         device=device,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from services.worker.backends.collectives import Communicator
-from services.worker.backends.torch import columns as columns_of_rank
-from services.worker.backends.torch.columns import TorchColumns
+from services.worker.backends.torch import logit_shard
+from services.worker.backends.torch.logit_shard import TorchLogitShard
 from services.worker.sampling import filters
 from services.worker.sampling.filters import Limits, filter_rows
 from tests.unit.worker.sampling.drawing import part_of
@@ -40,8 +40,8 @@ def kept_tokens(logits: torch.Tensor, limits: Limits, ranks: int) -> list[set[in
     def body(comm: Communicator) -> list[set[int]]:
         part = part_of(logits, comm)
         tokens: dict[int, set[int]] = {}
-        columns = TorchColumns(comm.rank * part.shape[1], part.shape[1], torch.device("cpu"))
-        for found in filter_rows(comm, columns, part, limits):
+        shard = TorchLogitShard(comm.rank * part.shape[1], part.shape[1], torch.device("cpu"))
+        for found in filter_rows(comm, shard, part, limits):
             for row, ids, kept in zip(found.rows.tolist(), found.token_ids, found.kept, strict=True):
                 assert row not in tokens
                 tokens[row] = set(ids[kept].tolist())
@@ -80,9 +80,7 @@ def test_kept_tokens_are_the_references(ranks: int, wanted: list, first_width: i
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(filters, "_FIRST_WIDTH", first_width)  # narrow offers must widen to the same answer
         patch.setattr(filters, "_SLACK", 0)
-        patch.setattr(
-            columns_of_rank, "_FOLD", 3
-        )  # stacks of columns, and columns left over, also in a small vocabulary
+        patch.setattr(logit_shard, "_FOLD", 3)  # stacks of columns, and columns left over, also in a small vocabulary
         assert kept_tokens(logits, limits, ranks) == expected
 
 

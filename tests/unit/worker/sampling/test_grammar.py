@@ -51,7 +51,7 @@ def generate(
     def body(comm: Communicator) -> tuple[list[list[int]], dict[int, str]]:
         width = PADDED // comm.size
         sampler = Sampler(
-            comm, TORCH.columns(comm.rank * width, width), vocab_local=width, max_running=len(rows),
+            comm, TORCH.logit_shard(comm.rank * width, width), vocab_local=width, max_running=len(rows),
             device=torch.device("cpu"), vocabulary=vocabulary, eos_token_ids=EOS,
         )  # fmt: skip
         mine, failures = [list(part) for part in tokens], dict(failed)
@@ -131,7 +131,7 @@ def test_who_cannot_be_followed_fails_alone() -> None:
 def test_a_model_without_a_usable_tokenizer_fails_such_requests_only() -> None:
     sampler = Sampler(
         on_ranks(1, lambda comm: comm)[0],
-        TORCH.columns(0, VOCAB),
+        TORCH.logit_shard(0, VOCAB),
         vocab_local=VOCAB,
         max_running=1,
         device=torch.device("cpu"),

@@ -1,4 +1,4 @@
-"""What a rank finds out by itself about its columns of the logits, by our kernels."""
+"""This rank's part of the logits, by our kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.worker.backends.base import Positions, Seeds, Temperatures
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 
 
-class KernelColumns:
+class KernelLogitShard:
     """By our kernels, each in one pass or two; there are a multiple of 16 columns."""
 
     def __init__(self, first_id: int, kernels: Bfloat16Kernels) -> None:

@@ -1,4 +1,4 @@
-"""What a rank finds out by itself about its columns of the logits, by torch on any device."""
+"""This rank's part of the logits, by torch on any device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.worker.backends.noise import gumbel, row_keys, scale
 _FOLD = 16
 
 
-class TorchColumns:
+class TorchLogitShard:
     """By torch, on any device."""
 
     def __init__(self, first_id: int, vocab_local: int, device: torch.device) -> None:
