@@ -261,8 +261,7 @@ class Backend(ModelBackend, Protocol):
     """A device that ranks serve on."""
 
     memory: Memory
-    process_group: str  # torch.distributed's name of what the ranks meet by
-    keeps_process_group: bool  # after they have met
+    process_group: str | None  # torch.distributed's, for several ranks; None: shared memory is enough
 
     def join(self, seat: GroupSeat) -> StepCommunicator:
         """Return the group's collectives as one of its ranks sees them."""

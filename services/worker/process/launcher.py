@@ -1,4 +1,4 @@
-"""Runs the launcher of the ranks as a child process and keeps the end of what it and they print."""
+"""Starts the ranks as children, several of them below torchrun, and keeps the end of what they print."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from services.worker.protocol.rank_config import SETTINGS_VARIABLE, RankSettings
 
 _LINE_BYTES = 1 << 20
 _MIB = 1 << 20
+_ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}  # as torchrun says it
 
 
 def rank_environment(settings: RankSettings, cores: int) -> dict[str, str]:
-    """Return the environment of the launcher and the ranks."""
+    """Return the environment of the ranks, and of torchrun above several."""
     threads = max(1, cores // settings.config.ranks)
     defaults = {
         "OMP_NUM_THREADS": str(threads),
@@ -42,37 +43,46 @@ def rank_environment(settings: RankSettings, cores: int) -> dict[str, str]:
 
 
 def launch_command(ranks: int, module: str) -> list[str]:
-    """Return the command line of the launcher, in torchrun's words."""
-    # The server sees a rank's end first, and reads its exit status before the launcher looks and reaps it.
+    """Return the command line: the only rank itself, or torchrun for several.
+
+    A single rank meets nobody, and torchrun brings torch: 145 MiB of a process that only waits, and its import before
+    the rank's own.
+    """
+    if ranks == 1:
+        return [sys.executable, "-m", module]
+    # The server sees a rank's end first, and reads its exit status before torchrun looks and reaps it.
     options = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=1"]
     return [sys.executable, "-m", "services.worker.process.launch", *options, "-m", module]
 
 
 class Launcher:
-    """A running launcher: torchrun for several ranks."""
+    """The server's child: the only rank, or torchrun for several."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, ranks: int) -> None:
         self._process = process
+        self.is_rank = ranks == 1
+        self.name = "rank 0" if self.is_rank else "torchrun"
         self._output = RankOutput()
         self._reader = asyncio.create_task(self._read(), name="rank-output")
 
     @classmethod
     async def spawn(cls, settings: RankSettings) -> Launcher:
-        """Start the launcher for the group."""
+        """Start the ranks of the group."""
+        ranks = settings.config.ranks
         process = await asyncio.create_subprocess_exec(
-            *launch_command(settings.config.ranks, settings.config.rank_module),
-            env=rank_environment(settings, usable_cores()),
+            *launch_command(ranks, settings.config.rank_module),
+            env=rank_environment(settings, usable_cores()) | (_ONLY_RANK if ranks == 1 else {}),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in a terminal is for the server, which then stops the ranks
             limit=_LINE_BYTES,
         )
-        return cls(process)
+        return cls(process, ranks)
 
     @property
     def output_tail(self) -> str:
-        """The last lines that the launcher or a rank printed."""
+        """The last lines that it or a rank printed."""
         return self._output.tail
 
     def kill(self) -> None:

@@ -36,11 +36,14 @@ def describe_exit(pid: int) -> tuple[str, int | None, int | None]:
     info = ProcessInfo.read(pid)
     if info is None or info.state != "Z":
         return f"process {pid} is gone, exit status unknown", None, None
-    if os.WIFSIGNALED(info.wait_status):
-        number = os.WTERMSIG(info.wait_status)
-        return f"process {pid} was killed by {signal.Signals(number).name}", None, number
-    code = os.WEXITSTATUS(info.wait_status)
-    return f"process {pid} exited with status {code}", code, None
+    return describe_status(pid, os.waitstatus_to_exitcode(info.wait_status))
+
+
+def describe_status(pid: int, status: int) -> tuple[str, int | None, int | None]:
+    """Return the same of an exit status; negative: a signal."""
+    if status < 0:
+        return f"process {pid} was killed by {signal.Signals(-status).name}", None, -status
+    return f"process {pid} exited with status {status}", status, None
 
 
 def reap_adopted(pids: list[int]) -> None:

@@ -16,7 +16,7 @@ from services.worker.process.failure import FailureKind, RankFailure, RanksFaile
 from services.worker.process.launcher import Launcher
 from services.worker.process.link import GroupLink
 from services.worker.process.memory_kills import MemoryKills
-from services.worker.process.process_info import describe_exit, reap_adopted
+from services.worker.process.process_info import describe_exit, describe_status, reap_adopted
 from services.worker.process.stall import StallDetector, StallLimits, is_stopped
 from services.worker.protocol.event_codec import RankError, RankStarted, decode_event, encode_stop
 from services.worker.protocol.plan import StepPlan, StepResult
@@ -186,8 +186,12 @@ class RankGroupRun:
                 signal.pidfd_send_signal(self._pidfds[rank], signal.SIGKILL)
 
     def _on_exit(self, rank: int) -> None:
-        text, code, number = describe_exit(self._link.lines[rank].pid)
+        exited = describe_exit(self._link.lines[rank].pid)
         self._forget(rank)
+        if self._launcher is None or not self._launcher.is_rank:  # a child's status comes with its end
+            self._exited(rank, *exited)
+
+    def _exited(self, rank: int, text: str, code: int | None, number: int | None) -> None:
         if not self._ending:
             self._read_messages()  # the rank's own words, if it left any, say more
             why = self._memory_kills.explain() if number == signal.SIGKILL else ""
@@ -226,12 +230,14 @@ class RankGroupRun:
 
     async def _watch_launcher(self, launcher: Launcher) -> None:
         status = await launcher.wait()
+        if launcher.is_rank and (pid := self._link.lines[0].pid):
+            self._exited(0, *describe_status(pid, status))
         why = self._memory_kills.explain()
         self._fail(
             RankFailure(
                 None,
                 FailureKind.LAUNCH,
-                f"the launcher ended with status {status}{why}; it printed:\n{launcher.output_tail}",
+                f"{launcher.name} ended with status {status}{why}; it printed:\n{launcher.output_tail}",
                 exit_code=status,
             )
         )

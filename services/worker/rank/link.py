@@ -91,4 +91,4 @@ class ServerLink:
 
     def _require_parent(self) -> None:
         if os.getppid() != self._parent:
-            raise ServerGoneError("the launcher is gone")
+            raise ServerGoneError("the parent is gone")

@@ -1,9 +1,12 @@
-"""How the ranks of a group find each other: torchrun's environment, gloo, then their backend's collectives."""
+"""How the ranks of a group find each other: in the server's segment, or over their backend's process group.
+
+Every rank has attached the segment through the server's /proc by then, so all run under the server's kernel.
+"""
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
-from pathlib import Path
 
 import torch.distributed as dist
 
@@ -14,14 +17,11 @@ from services.worker.rank.link import ServerLink
 
 
 def join_group(link: ServerLink, config: RankGroupConfig, rank: int, backend: Backend) -> StepCommunicator:
-    """Meet the other ranks and return the group's collectives. Raises RuntimeError when they are not what we need."""
-    if config.ranks > 1:
+    """Return the group's collectives. Raises RuntimeError when the ranks are not those that are configured."""
+    if (size := int(os.environ["WORLD_SIZE"])) != config.ranks:
+        raise RuntimeError(f"torchrun started {size} ranks, {config.ranks} are configured")
+    if config.ranks > 1 and backend.process_group is not None:
         dist.init_process_group(backend.process_group, timeout=timedelta(seconds=config.start_timeout_s))
-        if dist.get_world_size() != config.ranks:
-            raise RuntimeError(f"torchrun started {dist.get_world_size()} ranks, {config.ranks} are configured")
-        _require_one_machine()
-        if not backend.keeps_process_group:
-            dist.destroy_process_group()
     seat = GroupSeat(
         rank,
         config.ranks,
@@ -33,12 +33,3 @@ def join_group(link: ServerLink, config: RankGroupConfig, rank: int, backend: Ba
         config.collective_timeout_s,
     )
     return backend.join(seat)
-
-
-def _require_one_machine() -> None:
-    """Ranks share memory with the server, so they must run under the same kernel."""
-    mine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    everyone: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    if set(everyone) != {mine}:
-        raise RuntimeError(f"the ranks of a group must run on one machine; boot ids are {everyone}")

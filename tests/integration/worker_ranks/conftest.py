@@ -32,7 +32,7 @@ async def make_group() -> AsyncIterator[MakeGroup]:
 
 
 def pids_of(started: GroupStarted) -> list[int]:
-    """The ranks, then their launcher."""
+    """The ranks, then their parent: torchrun, or this process for a single one."""
     pids = [rank.pid for rank in started.ranks]
     stat = Path(f"/proc/{pids[0]}/stat").read_text()
     return [*pids, int(stat[stat.rindex(")") + 2 :].split()[1])]

@@ -10,9 +10,9 @@ from services.worker.process.rank_group import RankGroup, RankGroupConfig
 from tests.integration.worker_ranks.conftest import STANDIN, Conversation, pids_of
 
 
-async def main(pid_file: Path) -> None:
+async def main(pid_file: Path, ranks: int) -> None:
     config = RankGroupConfig(
-        "well-behaved", ranks=2, kv_tokens=4096, max_model_len=2048, dtype="float32", rank_module=STANDIN
+        "well-behaved", ranks=ranks, kv_tokens=4096, max_model_len=2048, dtype="float32", rank_module=STANDIN
     )
     group = RankGroup(config)
     pids = pids_of(await group.start())
@@ -27,4 +27,4 @@ async def main(pid_file: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))

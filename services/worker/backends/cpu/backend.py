@@ -64,8 +64,7 @@ class HostMemory:
 class OneDnnBackend:
     """A CPU by torch and oneDNN; attention by our kernels where they apply to the dtype and the heads."""
 
-    process_group = "gloo"
-    keeps_process_group = False  # shared memory does everything
+    process_group: str | None = None  # shared memory does everything
     device = CPU
 
     def __init__(self, dtype: torch.dtype) -> None:

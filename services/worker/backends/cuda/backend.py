@@ -36,8 +36,7 @@ class CudaMemory:
 class CudaBackend(TorchBackend):
     """One GPU. Steps with one row per sequence are replayed on a lone one, others are computed as they come."""
 
-    process_group = "cpu:gloo,cuda:nccl"
-    keeps_process_group = True
+    process_group: str | None = "cpu:gloo,cuda:nccl"
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(dtype, device)
