@@ -69,6 +69,8 @@ def _check_model(model: str) -> None:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise CommandError(f"--model {model}: the folder has no config.json")
+    elif path == BUNDLED_MODEL:
+        raise CommandError("the bundled model comes with a clone, not with the package: name a MODEL")
     elif path.exists() or not _HUB_ID.match(model) or model.startswith((".", "/")):
         raise CommandError(f"--model {model}: no such folder, and not a hub id like owner/name")
 
