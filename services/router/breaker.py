@@ -1,6 +1,6 @@
-"""Circuit breaker: stops calling what fails, and finds out with one probe when it works again.
+"""A circuit breaker: it stops calls to a target that fails, and probes with one call whether the target works again.
 
-A state machine over given times; it never looks at a clock.
+A state machine: callers pass the time in, it never reads a clock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class BreakerState(Enum):
-    """Closed lets everything through, open nothing, half-open one probe at a time."""
+    """Closed allows every call, open allows none, half-open allows one probe at a time."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -21,20 +21,20 @@ class BreakerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerLimits:
-    """When to open, and for how long. Each opening without a success in between doubles the time."""
+    """When a breaker opens, and for how long. The time doubles with each opening that follows no success."""
 
     faults: int = 3
     window_s: float = 10.0
     open_min_s: float = 5.0
     open_max_s: float = 60.0
-    probe_timeout_s: float = 30.0  # a probe nobody reports on is given up
-    # For what is called hundreds of times a second: the faults must have come without any success for this long, or a
-    # pause of some milliseconds would pass for an outage. 0: successes do not count.
+    probe_timeout_s: float = 30.0  # a probe without a report expires after this time
+    # The breaker opens only if no call has succeeded for this long. For a target that gets hundreds of calls a second:
+    # without it, a pause of a few milliseconds would look like an outage. 0: successes between faults do not count.
     lasting_s: float = 0.0
 
 
-# For a dependency without which a decision is only less well informed: its failures cost a time-out each, so it is left
-# alone quickly and looked at again soon.
+# For the coordinator and Redis: a decision is possible without them, but each failed call costs a time-out. So the
+# breaker opens quickly and probes again soon.
 DEPENDENCY = BreakerLimits(faults=3, window_s=10.0, open_min_s=0.5, open_max_s=5.0, probe_timeout_s=1.0, lasting_s=0.05)
 
 
@@ -71,7 +71,7 @@ class Breaker:
             self._probe_since = now
 
     def fault(self, now: float) -> None:
-        """A call failed. While open that is old news."""
+        """A call failed. An open breaker ignores it."""
         match self.state(now):
             case BreakerState.CLOSED:
                 self._faults.append(now)
@@ -93,7 +93,7 @@ class Breaker:
             self._openings = 0
 
     def no_verdict(self, now: float) -> None:
-        """A call ended without telling anything about the other side; another probe may be made."""
+        """A call ended without evidence about the target; another probe may be made."""
         if self.state(now) is BreakerState.HALF_OPEN:
             self._probe_since = None
 
@@ -107,9 +107,9 @@ class Breaker:
 
 
 def ejected(tripped: Iterable[tuple[int, Breaker]], n_workers: int, now: float) -> list[int]:
-    """Which of the workers with tripped breakers get nothing now: never more than half of the fleet.
+    """The workers that get no requests because of their breakers: at most half of the fleet.
 
-    When the faults are everywhere they are hardly the workers'. Those that opened last stay out.
+    If more than half have faults, the cause is probably not the workers. The breakers that opened last then count.
     """
     refused = [(breaker.opened_at, index) for index, breaker in tripped if not breaker.allows(now)]
     refused.sort(reverse=True)

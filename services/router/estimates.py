@@ -1,4 +1,4 @@
-"""What a request would take at every worker. Pure functions over a snapshot."""
+"""How long a request would take at every worker. Pure functions over a snapshot."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import numpy as np
 from services.router.pulls import worthwhile_pulls
 from services.router.snapshot import Estimates, Floats, Query, Snapshot
 
-# Most answers are shorter than their limit; beyond this the limit says nothing.
+# Most answers are shorter than `max_tokens`, so that a larger limit does not predict a longer answer.
 MAX_COUNTED_OUTPUT = 256
 
 
 def estimate(snapshot: Snapshot, query: Query) -> Estimates:
-    """Time to first token and between tokens, if the request went to each worker."""
+    """Time to first token and time between tokens of the request at each worker."""
     matched = pulled = np.zeros(len(snapshot.worker_ids))
-    own: Floats | float = max(query.prompt_tokens, 1.0)  # at least one token is computed, however much is cached
+    own: Floats | float = max(query.prompt_tokens, 1.0)  # a worker computes at least one token, even if all are cached
     if query.matched_tokens is not None:
         matched = query.matched_tokens
         own = np.maximum(query.prompt_tokens - matched, 1.0)
@@ -26,5 +26,5 @@ def estimate(snapshot: Snapshot, query: Query) -> Estimates:
 
 
 def expected_output(query: Query) -> int:
-    """How many tokens an answer is taken to have."""
+    """The assumed length of an answer, in tokens."""
     return min(query.max_tokens or MAX_COUNTED_OUTPUT, MAX_COUNTED_OUTPUT)

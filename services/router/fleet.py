@@ -1,4 +1,4 @@
-"""All workers this router knows: one pool per model, kept up to date by a state stream from each worker."""
+"""All workers that this router knows: one pool per model, which a state stream from each worker keeps up to date."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from services.router.membership import Member
 from services.router.pool import Pool
 
 RECONNECT_MIN_S, RECONNECT_MAX_S = 0.05, 1.0
-# A thousand workers that have nothing else to say cost a router 4 % of a core.
+# The heartbeats of a thousand workers cost a router 4 % of a core.
 HEARTBEAT_MS = 1000
 
 log = logging.getLogger(__name__)
 
 
 class UnknownModelError(Exception):
-    """No worker has served the model lately and none is expected to; or there are several and none was named."""
+    """No worker serves or is expected to serve the model; or the request names no model and there are several."""
 
 
 class UnavailableError(Exception):
-    """The model is known but none of its workers can take requests now."""
+    """The model is known, but none of its workers can take requests now."""
 
 
 class Fleet:
-    """Pools by model. `changed` is called whenever a waiting request may have become placeable.
+    """Pools by model. The fleet calls `changed` whenever a waiting request may have become placeable.
 
-    Models that are expected are known before they have any worker, and when they have none any more.
+    An expected model is known even while it has no worker.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class Fleet:
         self._homes: dict[str, Pool] = {}  # by worker id
         self._expected: frozenset[str] = frozenset()
         self._empty_since: dict[str, float] = {}  # by model
-        self._somebody = asyncio.Event()  # has joined, and may come back
+        self._somebody = asyncio.Event()  # set while any pool exists
         self._router_id = router_id
         self._saturation_s = saturation_s
         self._limits = limits
         self._changed = changed
 
     def expect(self, models: frozenset[str]) -> None:
-        """Expect these models from now on, and no others."""
+        """Replace the set of expected models."""
         for model in models - self.pools.keys():
             self._new_pool(model)
         for model in self._expected - models:
@@ -73,7 +73,7 @@ class Fleet:
                 heard, cause = await self._watch(lease, channel)
                 if heard:
                     pause = RECONNECT_MIN_S
-                if heard or not broken:  # once for each time that it breaks
+                if heard or not broken:  # one line per outage
                     log.warning("state stream of %s at %s broken: %s", name, lease.address, cause, extra=extra)
                     broken = True
                 self._homes[lease.worker_id].disconnected(lease.worker_id)
@@ -81,7 +81,7 @@ class Fleet:
                 pause = min(2 * pause, RECONNECT_MAX_S)
 
     async def _watch(self, lease: Lease, channel: grpc.aio.Channel) -> tuple[bool, str]:
-        """Apply states until the stream breaks; whether there were any, and what broke it."""
+        """Apply states until the stream breaks; return whether any arrived, and the cause of the break."""
         heard, cause = False, "the worker has ended it"
         request = worker_pb2.WatchStateRequest(watcher_id=self._router_id, heartbeat_ms=HEARTBEAT_MS)
         try:
@@ -89,7 +89,7 @@ class Fleet:
                 if state.worker_id != lease.worker_id:
                     cause = f"worker {state.worker_id} answers there"
                     break
-                if state.unchanged:  # never the first
+                if state.unchanged:  # a heartbeat; the first message of a stream is never one
                     self._homes[lease.worker_id].on_heartbeat(lease.worker_id)
                     continue
                 heard = True
@@ -100,7 +100,7 @@ class Fleet:
         return heard, cause
 
     def join(self, lease: Lease) -> None:
-        """The worker of a lease belongs to its model's pool, not connected yet."""
+        """Add the worker of a lease to its model's pool, not connected yet."""
         pool = self.pools.get(lease.model) or self._new_pool(lease.model)
         pool.add(lease.worker_id, lease.address, self._limits)
         self._homes[lease.worker_id] = pool
@@ -112,14 +112,14 @@ class Fleet:
         return pool
 
     def lost(self, worker_id: str) -> None:
-        """The worker is gone: lease and stream."""
+        """Remove a worker whose lease and stream have both ended."""
         if pool := self._homes.pop(worker_id, None):
             pool.remove(worker_id)
             if not pool.members:
                 self._empty_since[pool.model] = time.monotonic()
 
     def forget(self) -> list[str]:
-        """Drop the pools that have been empty for `FORGET_S` and are not expected to have workers; their models."""
+        """Drop pools of unexpected models that have been empty for `FORGET_S`; return their models."""
         long_ago = time.monotonic() - FORGET_S
         gone = [model for model, since in self._empty_since.items() if since < long_ago and model not in self._expected]
         for model in gone:
@@ -133,12 +133,12 @@ class Fleet:
         await self._somebody.wait()
 
     def connected(self, worker_id: str) -> bool:
-        """Whether the worker is known to be alive without Redis."""
+        """Whether the worker's state stream shows that it is alive, whatever Redis says."""
         pool = self._homes.get(worker_id)
         return pool is not None and pool.is_live(worker_id)
 
     def find(self, worker_id: str) -> tuple[Pool, Member] | None:
-        """A worker and its pool."""
+        """A worker and its pool, by worker id."""
         pool = self._homes.get(worker_id)
         return (pool, pool.members[worker_id]) if pool else None
 
@@ -147,9 +147,9 @@ class Fleet:
         return any(pool.is_live(worker_id) for worker_id, pool in self._homes.items())
 
     def pool(self, model: str) -> Pool:
-        """The pool of `model` ('' when there is only one); it may be empty: its workers may come, or come back.
+        """The pool of `model`; '' selects the only one. The pool may be empty, while its workers start or restart.
 
-        Raises UnknownModelError, or UnavailableError when nobody has ever told which models there are.
+        Raises UnknownModelError, or UnavailableError while this router knows no model at all.
         """
         if model in self.pools:
             return self.pools[model]
@@ -163,7 +163,7 @@ class Fleet:
         return self.pools[known[0]]
 
     def report(self, outcome: routing_pb2.Outcome) -> None:
-        """What became of a request. Only faults count against a worker."""
+        """Count a gateway's report of a request's outcome. Only faults count against a worker."""
         pool = self._homes.get(outcome.worker_id)
         if pool is None:
             return

@@ -1,4 +1,4 @@
-"""Wires the router together."""
+"""Starts the router: builds its parts from the settings and runs them until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from services.router.sessions import Sessions
 from services.router.settings import RouterSettings
 
 SERVICE = routing_pb2.DESCRIPTOR.services_by_name["Router"].full_name
-# Waiting requests are tried again on any change, but not for each of a burst, and now and then for what only time
-# changes (breakers).
+# Waiting requests are tried again after a change, with a pause so that a burst of changes causes one try; and at a
+# fixed interval, since breakers change with time alone.
 DRAIN_PAUSE_S, DRAIN_EVERY_S = 0.005, 0.1
 REFRESH_S = 0.5
-# Running decisions end within the queue's time-out; streams are cancelled at once.
+# Grace for running decisions when the server stops; streams are cancelled at once.
 STOP_GRACE_S = 2.0
-# Gateways decide alone as long as no router answers, and they may know workers when Redis does not say.
+# The router starts to answer after this time, even if it could not read Redis. Until then gateways choose workers.
 FIRST_READ_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         )
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in endless]
-            # A router that answered before it knows the workers would turn requests away that others could serve.
+            # A router that answered before it knows the workers would refuse requests that they could serve.
             await workers.wait_read(FIRST_READ_S)
             await server.start()
             stack.push_async_callback(server.stop, STOP_GRACE_S)

@@ -1,4 +1,4 @@
-"""Who belongs to a pool, and whether its state allows it requests."""
+"""The members of a pool, and whether their states allow requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ryzanstein.v1 import worker_pb2
 
 from services.router.snapshot import Hashes, IneligibleReason, hash64
 
-# One that has missed two moments at which it had to speak is stopped or cut off; by default that is every two seconds.
+# A worker that has missed two heartbeats counts as silent: it is stopped or cut off. SILENT_S is the limit for a worker
+# that does not report its interval.
 SILENT_BEATS, SILENT_S = 2.5, 5.0
 
 _PHASES = {
@@ -18,7 +19,7 @@ _PHASES = {
     worker_pb2.PHASE_RECOVERING: IneligibleReason.RECOVERING,
     worker_pb2.PHASE_DRAINING: IneligibleReason.DRAINING,
 }
-_LAST_SEEN, _SILENT_S = range(2)  # rows of the table; the last: silent for longer, it is taken to be stopped
+_LAST_SEEN, _SILENT_S = range(2)  # rows of the table; _SILENT_S: the pause after which the worker counts as silent
 
 
 @dataclass(slots=True, eq=False)
@@ -29,15 +30,15 @@ class Member:
     address: str
     index: int
     identity: int  # hash64 of the worker id
-    verdict: IneligibleReason = IneligibleReason.DISCONNECTED  # as far as its state tells
+    verdict: IneligibleReason = IneligibleReason.DISCONNECTED  # from its state alone
     state: worker_pb2.WorkerState = field(default_factory=worker_pb2.WorkerState)
     incarnation: str = ""
     connected: bool = False
-    draining: bool = False  # asked to by this router: do not wait until the worker says so
+    draining: bool = False  # this router asked it to; perhaps not reported yet
 
 
 class Membership:
-    """The members of a pool in the order of its arrays. Times come from the pool's clock, in seconds."""
+    """The members of a pool in the order of its arrays. Times are seconds of the pool's clock."""
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
@@ -45,10 +46,10 @@ class Membership:
         self.identities: Hashes = np.zeros(0, dtype=np.uint64)
         self._table = np.zeros((2, 0))  # [rows, n_workers]
         self._verdicts = np.zeros(0, dtype=np.uint8)
-        self._nobody_silent_until = 0.0  # nobody can be silent before this moment
+        self._nobody_silent_until = 0.0  # before this moment no worker can be silent
 
     def join(self, worker_id: str, address: str) -> Member:
-        """A worker comes, not connected yet."""
+        """A worker joins, not connected yet."""
         member = self.members[worker_id] = Member(worker_id, address, len(self.ids), hash64(worker_id))
         self._table = np.concatenate([self._table, np.array([[0.0], [SILENT_S]])], axis=1)
         self._verdicts = np.append(self._verdicts, np.uint8(IneligibleReason.DISCONNECTED))
@@ -56,7 +57,7 @@ class Membership:
         return member
 
     def leave(self, worker_id: str) -> Member:
-        """A worker goes; those behind it move up."""
+        """A worker leaves; later columns move up by one."""
         member = self.members.pop(worker_id)
         self._table = np.delete(self._table, member.index, axis=1)
         self._verdicts = np.delete(self._verdicts, member.index)
@@ -71,12 +72,12 @@ class Membership:
             member.index = index
 
     def incarnate(self, worker_id: str, incarnation: str) -> Member | None:
-        """The worker, if that is its process now."""
+        """The worker, if `incarnation` is its current process."""
         member = self.members.get(worker_id)
         return member if member is not None and member.incarnation == incarnation else None
 
     def on_state(self, member: Member, state: worker_pb2.WorkerState, now: float) -> None:
-        """Take its newest state. A new process need not drain."""
+        """Store a reported state. A new process is not draining."""
         if state.incarnation != member.incarnation:
             member.draining = False
         member.state, member.incarnation, member.connected = state, state.incarnation, True
@@ -86,19 +87,19 @@ class Membership:
         self._table[:, member.index] = now, silent_s
 
     def on_heartbeat(self, member: Member, now: float) -> None:
-        """A heartbeat: its state is unchanged."""
+        """A heartbeat: the state is unchanged."""
         self._table[_LAST_SEEN, member.index] = now
 
     def last_seen(self, member: Member) -> float:
-        """When it last told anything; 0: never."""
+        """When the last state or heartbeat arrived; 0: never."""
         return float(self._table[_LAST_SEEN, member.index])
 
     def is_live(self, member: Member, now: float) -> bool:
-        """Whether its state stream is open and speaking."""
+        """Whether the state stream is open and not silent."""
         return member.connected and self.last_seen(member) >= now - SILENT_S
 
     def judge(self, member: Member) -> bool:
-        """Work out what its state allows; whether it has become eligible by that."""
+        """Recompute the worker's verdict; return whether it has become eligible."""
         verdict = _PHASES.get(member.state.phase, IneligibleReason.LOADING)
         if member.draining:
             verdict = IneligibleReason.DRAINING
@@ -111,13 +112,14 @@ class Membership:
         return verdict is IneligibleReason.ELIGIBLE
 
     def why_not(self) -> NDArray[np.uint8]:
-        """What the states allow, [n_workers], as a new array."""
+        """The verdicts, [n_workers]; a new array."""
         return self._verdicts.copy()
 
     def silent(self, now: float) -> NDArray[np.bool_] | None:
-        """Who has said nothing for too long; None: nobody.
+        """The silent workers as a mask; None if there are none.
 
-        A worker that speaks may only be silent later, so that most decisions need not look at the workers.
+        A message from a worker only postpones the moment at which it counts as silent. So the earliest such moment is
+        stored, and most decisions need not scan the table.
         """
         if now <= self._nobody_silent_until:
             return None

@@ -20,7 +20,7 @@ _BREAKERS = {
 
 
 def placement_message(placed: Placement, policy: str) -> routing_pb2.Decision:
-    """The decision and the terms of the chosen worker."""
+    """The decision, with the estimates of the chosen worker."""
     choice = placed.choice
     return routing_pb2.Decision(
         policy=policy,
@@ -32,7 +32,7 @@ def placement_message(placed: Placement, policy: str) -> routing_pb2.Decision:
 
 
 def explanation_message(evaluation: Evaluation, policy: Policy) -> routing_pb2.Decision:
-    """The decision as it would be and the terms of everyone, the cheapest first."""
+    """The decision as it would be, with the estimates of every worker, the cheapest first."""
     chosen = evaluation.choice
     estimates, costs = policy.weigh(evaluation.snapshot, evaluation.query)
     order = np.lexsort((costs, evaluation.why_not != 0)).tolist()

@@ -18,13 +18,13 @@ from services.router.snapshot import IneligibleReason, matched_at
 
 _REDIS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5)
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1, 5, 10)
-_TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)  # as of the gateway's
+_TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)  # the gateway's buckets
 _RESULTS = {value: name.removeprefix("RESULT_").lower() for name, value in routing_pb2.Outcome.Result.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _ModelSeries:
-    """The series of one model. A look-up by labels takes longer than the count, and a decision counts five times."""
+    """The series of one model, kept since a look-up by labels takes longer than counting."""
 
     expected_ttft: Histogram
     prompt_tokens: Counter
@@ -32,7 +32,7 @@ class _ModelSeries:
 
 
 class RouterMetrics:
-    """All of them, in one registry."""
+    """All metrics of the router, in one registry."""
 
     def __init__(self, registry: CollectorRegistry, prefixes: Prefixes | None) -> None:
         self.decisions = Counter(
@@ -132,11 +132,11 @@ class RouterMetrics:
         return series
 
     def reported(self, outcome: routing_pb2.Outcome) -> None:
-        """Count a report."""
+        """Count a gateway's report."""
         self.outcomes.labels(_RESULTS.get(outcome.result, "unspecified")).inc()
 
     def refresh(self, fleet: Fleet, routing: Routing) -> None:
-        """Bring the gauges up to date; models that are gone have none any more."""
+        """Update the gauges, and remove those of forgotten models."""
         for model in self._shown - fleet.pools.keys():
             for why in IneligibleReason:
                 self.workers.remove(model, why.text or "eligible")

@@ -1,4 +1,4 @@
-"""The workers that serve one model, as this router knows them now: membership, load, speeds and breakers, joined."""
+"""The workers of one model as this router knows them: membership, load, speeds and breakers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.router.speed_book import SpeedBook
 
 
 class Pool:
-    """Members of one model. `clock` is monotonic, in seconds."""
+    """The pool of one model. `clock` is monotonic, in seconds."""
 
     def __init__(self, model: str, saturation_s: float, clock: Callable[[], float]) -> None:
         self.model = model
@@ -31,7 +31,7 @@ class Pool:
 
     @property
     def members(self) -> Mapping[str, Member]:
-        """By worker id, in the order of the snapshots."""
+        """Members by worker id, in the order of the snapshots' arrays."""
         return self._membership.members
 
     def add(self, worker_id: str, address: str, limits: BreakerLimits) -> None:
@@ -58,7 +58,7 @@ class Pool:
         self._even = np.ones(n), np.zeros(n), np.ones(n)
 
     def update(self, worker_id: str, state: worker_pb2.WorkerState, router_id: str) -> None:
-        """Take the newest state of a worker."""
+        """Apply a reported state."""
         member, now = self.members[worker_id], self._clock()
         if state.incarnation != member.incarnation:
             self.load.restarted(member, state.computed_tokens)
@@ -71,17 +71,17 @@ class Pool:
         self.load.acknowledged(member, state, router_id)
 
     def on_heartbeat(self, worker_id: str) -> None:
-        """A heartbeat: the state of the worker is unchanged."""
+        """A heartbeat: the state is unchanged."""
         self._membership.on_heartbeat(self.members[worker_id], self._clock())
 
     def disconnected(self, worker_id: str) -> None:
-        """Its state stream is broken: whatever it is doing, new requests go elsewhere."""
+        """The worker's state stream is broken: it gets no new requests."""
         member = self.members[worker_id]
         member.connected = False
         self._judge(member)
 
     def set_draining(self, worker_id: str, draining: bool) -> None:
-        """Whether this router has asked it to drain; ends by itself when the worker restarts."""
+        """Note that this router has asked the worker to drain, or no longer does. A restart of the worker clears it."""
         member = self.members[worker_id]
         member.draining = draining
         self._judge(member)
@@ -93,38 +93,38 @@ class Pool:
             self.load.catch_up(member, others)
 
     def book(self, worker_id: str, seq: int, tokens: int) -> None:
-        """A request is on its way there, with `tokens` to prefill. `seq` grows from dispatch to dispatch."""
+        """Book a request with `tokens` to prefill. `seq` grows from dispatch to dispatch."""
         member, now = self.members[worker_id], self._clock()
         self.breakers.called(member, now)
         self.load.book(member, seq, tokens, now)
 
     def unbook(self, worker_id: str, seq: int) -> None:
-        """A dispatch that was booked went elsewhere after all."""
+        """Take back a booked dispatch that went to another worker."""
         member = self.members.get(worker_id)
         if member is not None and self.load.unbook(member, seq):
             self.breakers.no_verdict(member, self._clock())
 
     def fault(self, worker_id: str, incarnation: str) -> None:
-        """A request failed there; reports about an earlier incarnation are ignored."""
+        """A request failed at the worker. A report about an earlier incarnation is ignored, here and below."""
         if member := self._membership.incarnate(worker_id, incarnation):
             self.breakers.fault(member, self._clock())
 
     def success(self, worker_id: str, incarnation: str) -> None:
-        """A request ended well there."""
+        """A request succeeded at the worker."""
         if member := self._membership.incarnate(worker_id, incarnation):
             self.breakers.success(member, self._clock())
 
     def no_verdict(self, worker_id: str, incarnation: str) -> None:
-        """A request ended there for reasons that are not the worker's."""
+        """A request ended for a reason outside the worker."""
         if member := self._membership.incarnate(worker_id, incarnation):
             self.breakers.no_verdict(member, self._clock())
 
     def is_live(self, worker_id: str) -> bool:
-        """Whether its state stream is open and speaking."""
+        """Whether the worker's state stream is open and not silent."""
         return self._membership.is_live(self.members[worker_id], self._clock())
 
     def snapshot(self) -> Snapshot:
-        """The pool at this moment."""
+        """The pool as it is now."""
         now = self._clock()
         self.load.expire(now)
         speeds = self._speeds.speeds(now)
@@ -152,7 +152,7 @@ class Pool:
             (IneligibleReason.SILENT, self._membership.silent(now)),
             (IneligibleReason.SATURATED, saturated),
         ):
-            if found is not None and np.count_nonzero(found):  # seldom; a masked assignment takes ten times as long
+            if found is not None and np.count_nonzero(found):  # rare; the masked assignment takes ten times as long
                 why_not[found & (why_not == 0)] = verdict
         for index in self.breakers.ejected(now):
             why_not[index] = why_not[index] or IneligibleReason.BREAKER

@@ -1,4 +1,4 @@
-"""How much of a prompt each worker has cached, by the KV-cache coordinator's word."""
+"""Asks the KV-cache coordinator how much of a prompt each worker has cached."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Depths = Sequence[kv_pb2.WorkerDepth]
 
 
 class Prefixes:
-    """Asks the coordinator. A slow or absent one costs its time-out, and then what is known of prefixes."""
+    """Look-ups at the coordinator. If it is slow or away, decisions are made without prefixes."""
 
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
         self._stub = kv_pb2_grpc.KvCoordinatorStub(channel)
@@ -29,13 +29,13 @@ class Prefixes:
         self.failed = 0
 
     def connect(self) -> Lookups:
-        """The call, opened unless it is open. Best before a request: opening may take longer than a lookup may."""
+        """The open call; opens it if needed. Call it ahead of requests: opening may take longer than a look-up may."""
         if self._lookups is None or self._lookups.broken:
             self._lookups = share_lookups(self._stub)
         return self._lookups
 
     def look_up(self, hashes: Sequence[int]) -> asyncio.Future[Depths | None]:
-        """Ask how many blocks of the chain workers hold; None when the coordinator does not answer in time."""
+        """Ask how many blocks of the chain each worker holds; None if the coordinator does not answer in time."""
         depths: asyncio.Future[Depths | None] = asyncio.get_running_loop().create_future()
         now = time.monotonic()
         if not self._breaker.allows(now):
@@ -59,6 +59,6 @@ class Prefixes:
             depths.set_result(answer.result().depths if known else None)
 
     async def close(self) -> None:
-        """End the call."""
+        """Close the call to the coordinator."""
         if self._lookups is not None:
             await self._lookups.close()

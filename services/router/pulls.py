@@ -1,11 +1,11 @@
-"""When a worker should fetch a prefix from another one instead of computing it. Pure functions over a snapshot.
+"""When a worker should pull a prefix from another worker instead of computing it. Pure functions over a snapshot.
 
     compute  = tokens / prefill rate of the worker
     transfer = latency + a step of either worker + tokens * bytes of KV per token / bytes per second of its pulls
     a pull pays when transfer * PAYS <= compute
 
-The prefill rate is measured by the worker on its own steps, the bytes per second on its latest pulls, all the way into
-its ranks; before the first one they are what the worker was configured with.
+The worker measures its prefill rate on its own steps, and the bytes per second on its latest pulls, until the blocks
+are in its ranks. Before the first pull, the configured value counts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ryzanstein.v1 import worker_pb2
 from services.router.pool import Pool
 from services.router.snapshot import Decision, Floats, IneligibleReason, Query, Snapshot
 
-# Both estimates are rough, and the source has other things to do: only a clear gain is taken.
+# Both estimates are rough, and a pull takes time from the source's own requests: pull only for a clear gain.
 PAYS = 2.0
-LATENCY_MS = 5.0  # a connection, the way there and back
+LATENCY_MS = 5.0  # connecting, and one round trip
 
-# Workers that get no new requests can still hand out their cache; those that do not answer cannot.
+# Pulls from these workers would fail. Other ineligible workers can still serve pulls from their cache.
 _SILENT = {
     IneligibleReason.DISCONNECTED,
     IneligibleReason.LOADING,
@@ -34,15 +34,15 @@ _READABLE = np.array([why not in _SILENT for why in IneligibleReason])
 
 
 class Pulls(NamedTuple):
-    """What each worker would fetch from the one that holds most. Arrays are [n_workers]."""
+    """What each worker would pull from the worker that holds most. Arrays are [n_workers]."""
 
     source: int
-    tokens: Floats  # 0: nothing, it does not pay
-    saved_ms: Floats  # compared with computing
+    tokens: Floats  # 0: a pull does not pay
+    saved_ms: Floats  # compared with computing them
 
 
 def worthwhile_pulls(snapshot: Snapshot, query: Query) -> Pulls | None:
-    """The pulls that pay for this request; None when there are none."""
+    """The pulls that pay for this request; None if none does."""
     matched, speeds = query.matched_tokens, snapshot.speeds
     if matched is None:
         return None
@@ -63,7 +63,7 @@ def worthwhile_pulls(snapshot: Snapshot, query: Query) -> Pulls | None:
 
 
 def pull_hint(pool: Pool, snapshot: Snapshot, choice: Decision) -> worker_pb2.PullHint | None:
-    """Where the chosen worker should fetch the prompt's beginning from; None when it should compute it."""
+    """The source of the prompt's prefix for the chosen worker; None if it should compute the prefix."""
     estimates = choice.estimates
     if not estimates.pulled_tokens[choice.index]:
         return None

@@ -1,4 +1,4 @@
-"""Requests that wait until a worker is eligible: bounded, fair by tenant inside priority."""
+"""Requests that wait for an eligible worker: a bounded queue, fair between tenants within a priority."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class QueueFullError(Exception):
-    """The queue is full, or was needed by a tenant with fewer waiting requests."""
+    """The queue is full, or a tenant with fewer waiting requests took the place."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,12 +24,12 @@ class _Waiter(Generic[T]):
 
 
 class RouteQueue(Generic[T]):
-    """Each waiter brings an attempt: a synchronous function that answers None as long as it cannot succeed."""
+    """Each waiter has an attempt: a synchronous function that returns None as long as it cannot succeed."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._count = 0
-        # priority -> tenant -> waiters; the first tenant of a priority is the next to be served.
+        # priority -> tenant -> waiters; the first tenant of a priority is served next.
         self._lines: dict[int, OrderedDict[str, deque[_Waiter[T]]]] = {}
 
     def __len__(self) -> int:
@@ -52,12 +52,12 @@ class RouteQueue(Generic[T]):
                 self._remove(waiter)
 
     def drain(self) -> None:
-        """Let everybody try, in order, until one attempt fails."""
+        """Try the waiters in order, until an attempt fails."""
         while self._count:
             lines = self._lines[min(self._lines)]
             tenant, line = next(iter(lines.items()))
             waiter = line[0]
-            if waiter.done.done():  # its caller has gone; it takes itself out
+            if waiter.done.done():  # its caller is gone
                 self._remove(waiter)
                 continue
             result = waiter.attempt()
@@ -69,7 +69,10 @@ class RouteQueue(Generic[T]):
                 lines.move_to_end(tenant)
 
     def _make_room(self, newcomer: _Waiter[T]) -> None:
-        """Give the youngest place of the longest line of no better priority to a tenant with a shorter one."""
+        """Evict the last waiter of the longest line, among lines of the newcomer's priority or a worse one.
+
+        Raises QueueFullError if the newcomer's own line would become as long.
+        """
         tenants = self._lines.get(newcomer.priority, OrderedDict())
         own = len(tenants[newcomer.tenant]) if newcomer.tenant in tenants else 0
         candidates = [

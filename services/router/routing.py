@@ -1,4 +1,4 @@
-"""The way of a decision: ask coordinator and Redis, choose, book, bind the session."""
+"""Makes a decision: asks the coordinator and Redis, chooses a worker, books the request, binds the session."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from services.router.snapshot import (
     why_not_for,
 )
 
-# A caller hears that there is no place before it gives up: it would take this router for dead.
+# Part of the caller's time-out that a request may wait. A caller without an answer would take this router for dead.
 PATIENCE_USED = 0.9
-# A session that two routers fight over is settled after a try or two: the winner is live.
+# Two routers that bind one session agree after one or two attempts.
 BIND_ATTEMPTS = 3
 
 
 class OverloadedError(Exception):
-    """Nobody could take the request in time."""
+    """No worker could take the request in time."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class OverloadedError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluation:
-    """A request in its pool, with everything a decision is made from. `choice` is None when nobody is eligible."""
+    """A request in its pool, and the data of its decision. `choice` is None if no worker is eligible."""
 
     pool: Pool
     snapshot: Snapshot
@@ -61,7 +61,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """A decision that is booked."""
+    """A booked decision."""
 
     evaluation: Evaluation
     choice: Decision
@@ -69,26 +69,26 @@ class Placement:
     binding: Binding  # of the chosen worker
     seq: int
     queued_s: float = 0.0
-    session: str | None = None  # what became of the session's binding; None without a session
+    session: str | None = None  # result of binding the session; None without a session
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was learnt about a request before choosing."""
+    """What the coordinator and Redis have said about a request."""
 
-    depths: Depths | None  # None: nobody could say
+    depths: Depths | None  # None: the coordinator was not asked, or did not answer
     held: Held | None
     bindings_known: bool
 
 
 def _sequence() -> Iterator[int]:
-    # Starts at the clock: a router that restarts under its old id continues above what workers have acknowledged.
+    # Starts at the clock: a router that restarts under its old id continues above all acknowledged numbers.
     return itertools.count(time.time_ns() // 1000)
 
 
 @dataclass(slots=True)
 class Routing:
-    """Decisions of one router process."""
+    """Makes the decisions of one router process."""
 
     fleet: Fleet
     policy: Policy
@@ -99,7 +99,7 @@ class Routing:
     queues: dict[str, RouteQueue[Placement]] = field(default_factory=dict)
     _seqs: Iterator[int] = field(default_factory=_sequence)
     _waiting_for_anybody: int = 0
-    _turn: int = field(default_factory=lambda: secrets.randbelow(1 << 20))  # routers do not march in step
+    _turn: int = field(default_factory=lambda: secrets.randbelow(1 << 20))  # random, or routers would run in step
 
     async def route(self, request: routing_pb2.RouteRequest) -> Placement:
         """Place a request and book it. Raises UnknownModelError, UnavailableError or OverloadedError."""
@@ -114,7 +114,7 @@ class Routing:
         return await self._bind(request, placed, known.held)
 
     async def explain(self, request: routing_pb2.RouteRequest) -> Evaluation:
-        """The decision as it would be taken now, without any effect."""
+        """The decision as it would be now, without any effect."""
         pool = self.fleet.pool(request.model)
         return self._evaluate(pool, request, await self._learn(request, touch=False))
 
@@ -124,7 +124,7 @@ class Routing:
         return any(self.queues.values())
 
     def forget(self, models: Iterable[str]) -> None:
-        """Models are gone; whoever still waits for one waits in vain."""
+        """Drop the queues of models that no longer exist."""
         for model in models:
             self.queues.pop(model, None)
 
@@ -134,11 +134,11 @@ class Routing:
             queue.drain()
 
     def _patience_s(self, request: routing_pb2.RouteRequest) -> float:
-        """How long the request may wait; its caller must not give up before."""
+        """How long the request may wait: less than its caller does."""
         return min(self.queue_timeout_s, request.timeout_ms / 1000 * PATIENCE_USED or self.queue_timeout_s)
 
     async def _pool(self, model: str, until: float) -> Pool:
-        """The request's pool; while nobody knows any model, wait for the first worker."""
+        """The request's pool. While no model is known, wait for the first worker."""
         try:
             return self.fleet.pool(model)
         except UnavailableError:
@@ -149,7 +149,7 @@ class Routing:
             async with asyncio.timeout(until - time.monotonic()):
                 await self.fleet.wait_for_anybody()
         except TimeoutError:
-            pass  # the pool, or the lack of one, says it
+            pass  # fleet.pool() raises the right error
         finally:
             self._waiting_for_anybody -= 1
         return self.fleet.pool(model)
@@ -173,7 +173,7 @@ class Routing:
         queue = self.queues.get(pool.model)
         if queue is None:
             queue = self.queues[pool.model] = RouteQueue(self.queue_size)
-        # Nobody overtakes those who wait.
+        # A new request must not overtake waiting ones.
         if not queue and (placed := self._book(pool, request, known)):
             return placed
         began = time.monotonic()
@@ -218,7 +218,7 @@ class Routing:
         return Placement(evaluation, choice, member, Binding(member.worker_id, member.incarnation), seq)
 
     async def _bind(self, request: routing_pb2.RouteRequest, placed: Placement, held: Held | None) -> Placement:
-        """Make the choice known to all routers, or follow the one that was first."""
+        """Bind the session to the chosen worker, or follow the binding that another router wrote first."""
         result = "moved" if held and held.binding else "new"
         for attempt in range(BIND_ATTEMPTS):
             old = held.binding if held else None
@@ -235,7 +235,7 @@ class Routing:
         return replace(placed, session=result)
 
     def _follow_binding(self, placed: Placement, binding: Binding) -> Placement | None:
-        """The same request on the worker another router has bound; None when that worker is not eligible."""
+        """Place the request at the worker that another router has bound; None if that worker is not eligible."""
         evaluation = placed.evaluation
         pool = evaluation.pool
         index = _index_of(pool, binding)
@@ -254,7 +254,7 @@ def _same(one: Binding, other: Binding) -> bool:
 
 
 def _index_of(pool: Pool, binding: Binding | None) -> int:
-    """Where the bound worker is in the pool's snapshots; -1 when it is gone or has restarted."""
+    """The bound worker's index in the pool's snapshots; -1 if it has left or restarted."""
     member = pool.members.get(binding.worker_id) if binding else None
     if member is None or binding is None or member.incarnation != binding.incarnation:
         return -1
@@ -272,13 +272,13 @@ def _matched_tokens(pool: Pool, depths: Depths | None) -> Floats | None:
             blocks.append(depth.blocks)
     matched = np.zeros(len(members))
     if holders:
-        matched[holders] = blocks  # one by one takes several times as long
+        matched[holders] = blocks  # one assignment; a loop takes several times as long
         matched *= HASH_BLOCK_TOKENS
     return matched
 
 
 def _refusal(pool: Pool, *, queue_full: bool) -> UnavailableError | OverloadedError:
-    """Why a request that has waited, or could not even wait, is not placed: nobody serves, or all have too much."""
+    """Why a request cannot be placed: no worker serves the model, or all are saturated."""
     snapshot = pool.snapshot()
     verdicts = Counter(snapshot.why_not.tolist())
     if verdicts[IneligibleReason.ELIGIBLE] or verdicts[IneligibleReason.SATURATED]:
@@ -289,6 +289,6 @@ def _refusal(pool: Pool, *, queue_full: bool) -> UnavailableError | OverloadedEr
 
 
 def _retry_after_s(pool: Pool, snapshot: Snapshot) -> int:
-    """When the first worker will have worked off what saturates it; at least a second."""
+    """Seconds until the first worker is no longer saturated; at least 1."""
     backlog = float((snapshot.queued_tokens / snapshot.speeds.prefill_rate).min()) - pool.saturation_s
     return max(1, math.ceil(backlog))

@@ -1,4 +1,4 @@
-"""The gRPC service: requests in, decisions out, domain errors as status codes."""
+"""The gRPC service: decodes requests, encodes decisions, turns domain errors into status codes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from services.router.pulls import pull_hint
 from services.router.routing import OverloadedError, Routing
 from services.router.settings import RouterSettings
 
-# Beyond its own grace, a drain takes as long as the handoffs need to be written.
+# A drain lasts longer than its grace: the worker then hands its requests off.
 DRAIN_EXTRA_S = 30.0
-# A list of 1,000 workers takes tens of milliseconds to write; decisions run in between.
+# A list of 1,000 workers takes tens of milliseconds to build; decisions run between its slices.
 LIST_SLICE = 20
-# While requests wait, their gateway is told that this process is alive.
+# While requests wait, their gateway gets a heartbeat at this interval.
 HEARTBEAT_S = 0.25
 _HEARTBEAT = routing_pb2.RouteAnswer()
-# Sessions counted for ListWorkers: those seen most lately.
+# ListWorkers counts this many sessions, the most recent ones.
 COUNTED_SESSIONS = 10_000
 
 _REFUSALS = (UnknownModelError, UnavailableError, OverloadedError)
@@ -54,19 +54,19 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         self._routing = routing
         self._metrics = metrics
         self._tracer = trace.get_tracer("ryzanstein.router")
-        self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()  # the incarnations that had their last
+        self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()  # the incarnation that served each last
 
     async def Route(self, request: routing_pb2.RouteRequest, context: Context) -> routing_pb2.RouteResponse:  # noqa: N802
-        """Where the request runs."""
+        """Place one request."""
         parent = remote_context(context.invocation_metadata())
         return await self._or_abort(context, self._route(request, parent))
 
     async def RouteMany(  # noqa: N802
         self, messages: AsyncIterator[routing_pb2.RouteFrames], context: Context
     ) -> AsyncIterator[routing_pb2.RouteAnswers]:
-        """Where all the requests of the call run; the end of the call cancels those that still wait."""
+        """Place all requests of the call. The end of the call cancels the waiting ones."""
         answers: asyncio.Queue[routing_pb2.RouteAnswer | None] = asyncio.Queue()
-        answers.put_nowait(_HEARTBEAT)  # the gateway learns that it will hear them
+        answers.put_nowait(_HEARTBEAT)  # shows the gateway that this router sends heartbeats
         reader = asyncio.create_task(self._decide(messages, answers))
         try:
             async for some in batches(answers):
@@ -77,7 +77,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
     async def _decide(
         self, messages: AsyncIterator[routing_pb2.RouteFrames], answers: asyncio.Queue[routing_pb2.RouteAnswer | None]
     ) -> None:
-        """Until the gateway ends its side and has all its answers."""
+        """Read frames and answer them, until the gateway has ended its side and has all answers."""
         deciding: dict[int, asyncio.Task[None]] = {}
         heart = asyncio.create_task(_beat(deciding, answers))
 
@@ -103,7 +103,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
             return routing_pb2.RouteAnswer(tag=frame.tag, placed=await self._route(frame.route, parent))
         except _REFUSALS as error:
             return _refused(frame.tag, str(error), *self._refuse(error))
-        except Exception as error:  # one request's trouble must not end its neighbours' call
+        except Exception as error:  # an error of one request must not end the call for the others
             log.exception("decision failed", extra={"request_id": frame.route.request_id})
             return _refused(frame.tag, repr(error), grpc.StatusCode.INTERNAL)
 
@@ -127,14 +127,14 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         )
 
     async def Explain(self, request: routing_pb2.RouteRequest, context: Context) -> routing_pb2.Decision:  # noqa: N802
-        """Every candidate's terms, without an effect."""
+        """Estimates of every candidate, without any effect."""
         evaluation = await self._or_abort(context, self._routing.explain(request))
         return explanation_message(evaluation, self._routing.policy)
 
     async def Report(  # noqa: N802
         self, messages: AsyncIterator[routing_pb2.Outcomes], context: Context
     ) -> routing_pb2.ReportResponse:
-        """Outcomes for the circuit breakers."""
+        """Take outcomes of requests, for the circuit breakers."""
         async for message in messages:
             for outcome in message.outcomes:
                 self._metrics.reported(outcome)
@@ -144,7 +144,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
     async def ListWorkers(  # noqa: N802
         self, request: routing_pb2.ListWorkersRequest, context: Context
     ) -> routing_pb2.ListWorkersResponse:
-        """All workers of a model, or of every model."""
+        """List all workers of a model, or of every model."""
         response = routing_pb2.ListWorkersResponse(router_id=self._settings.router_id, policy=self._routing.policy.name)
         sessions, now = Tally(self._sessions.values()), time.monotonic()
         for pool in [pool for model, pool in self._fleet.pools.items() if request.model in ("", model)]:
@@ -153,7 +153,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
                 if i % LIST_SLICE == LIST_SLICE - 1:
                     await asyncio.sleep(0)
                 if pool.members.get(member.worker_id) is not member:
-                    continue  # it has left meanwhile
+                    continue  # the worker left during a sleep
                 view = worker_view(pool, member, why_not, sessions[member.incarnation], now)
                 response.workers.append(view)
         return response
@@ -161,7 +161,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
     async def DrainWorker(  # noqa: N802
         self, request: routing_pb2.DrainWorkerRequest, context: Context
     ) -> worker_pb2.DrainResponse:
-        """Send nothing more to a worker and ask it to hand its requests off."""
+        """Send no more requests to a worker, and ask it to hand its requests off."""
         found = self._fleet.find(request.worker_id)
         if found is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"worker_id: {request.worker_id!r} is not known")
@@ -188,7 +188,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
             await context.abort(code, str(error), trailing_metadata=metadata)
 
     def _refuse(self, error: Exception) -> tuple[grpc.StatusCode, int]:
-        """Count a refusal; its status and after how many seconds to try again (0: not known)."""
+        """Count a refusal; return its status, and after how many seconds to retry (0: unknown)."""
         match error:
             case OverloadedError():
                 code, retry_after_s = grpc.StatusCode.RESOURCE_EXHAUSTED, error.retry_after_s
@@ -221,7 +221,7 @@ def _refused(tag: int, message: str, code: grpc.StatusCode, retry_after_s: int =
 
 
 def _attributes(request: routing_pb2.RouteRequest, decision: routing_pb2.Decision) -> dict[str, str | int | float]:
-    """The chosen worker's terms, for the trace."""
+    """The chosen worker's estimates, as attributes of the span."""
     attributes: dict[str, str | int | float] = {
         "ryzanstein.generation_id": request.request_id,
         "request.attempt": request.attempt,

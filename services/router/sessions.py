@@ -1,4 +1,4 @@
-"""Which worker holds a session: one key per session in Redis, bound by compare-and-set."""
+"""Bindings of sessions to workers: one key per session in Redis, written by compare-and-set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from services.router.breaker import DEPENDENCY, Breaker
 SESSION_TTL_S = 30 * 60
 log = logging.getLogger(__name__)
 
-# Sets KEYS[1] to ARGV[2] if it still holds ARGV[1] ('' for nothing); answers what it holds then.
+# Sets KEYS[1] to ARGV[2] if it holds ARGV[1] or nothing; returns the value that it holds afterwards.
 _COMPARE_AND_SET = """
 local held = redis.call('GET', KEYS[1])
 if held and held ~= ARGV[1] then return held end
@@ -28,26 +28,26 @@ return ARGV[2]
 """
 
 
-class SessionsAway(Exception):  # noqa: N818  # a state of affairs, not a bug
-    """Redis does not answer (in time): bindings are unknown."""
+class SessionsAway(Exception):  # noqa: N818  # a state, not a bug
+    """Redis does not answer in time: bindings are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A session's worker. The incarnation fences it: after a restart the cache is gone and so is the binding."""
+    """A session's worker. It names the incarnation, since a restart loses the cache and thus voids the binding."""
 
     worker_id: str
     incarnation: str
     version: int = 1
 
     def encode(self) -> bytes:
-        """The stored value."""
+        """The value to store."""
         return json.dumps([self.worker_id, self.incarnation, self.version]).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What Redis holds for a session; `binding` is None when another release wrote something unreadable."""
+    """What Redis holds for a session; `binding` is None if the value is unreadable, as by another release."""
 
     raw: bytes
     binding: Binding | None
@@ -64,9 +64,9 @@ def decode(raw: bytes) -> Held:
 
 
 class Sessions:
-    """Bindings of all sessions. Raises :class:`SessionsAway` within the time-out, or at once while it is known.
+    """Bindings of all sessions. Raises :class:`SessionsAway` after the time-out, or at once during a known outage.
 
-    `observe` is told the seconds of each operation.
+    `observe` gets the duration of each operation in seconds.
     """
 
     def __init__(
@@ -84,21 +84,21 @@ class Sessions:
         self._outage = RedisOutage(log, access, "sessions go by rendezvous hashing")
 
     def connect(self) -> None:
-        """Have the connection to Redis made, if there is none, before a request needs it."""
+        """Connect to Redis ahead of the first request, unless connected."""
         self._redis.connect()
 
     def available(self) -> bool:
-        """Whether Redis would be asked now."""
+        """Whether the breaker allows a call to Redis now."""
         return self._breaker.allows(time.monotonic())
 
     async def read(self, tenant: str, session: str, *, touch: bool) -> Held | None:
-        """What is held for the session; `touch` lets it live `SESSION_TTL_S` longer."""
+        """What Redis holds for the session; `touch` resets its time to live to `SESSION_TTL_S`."""
         key = self._keys.session(tenant, session)
         raw = await self._ask(*(("GETEX", key, "EX", SESSION_TTL_S) if touch else ("GET", key)))
         return decode(raw) if raw is not None else None
 
     async def bind(self, tenant: str, session: str, expected: Held | None, wanted: Binding) -> Held:
-        """Hold `wanted` if the session still holds `expected` (or nothing); answers what it holds now."""
+        """Write `wanted` if the session holds `expected` or nothing; return what it holds afterwards."""
         key, old = self._keys.session(tenant, session), expected.raw if expected else b""
         raw = await self._ask("EVAL", _COMPARE_AND_SET, 1, key, old, wanted.encode(), SESSION_TTL_S)
         return decode(raw) if raw is not None else Held(wanted.encode(), wanted)
@@ -112,7 +112,7 @@ class Sessions:
             raw: bytes | None = await self._redis.run(*command)
         except (RedisError, OSError) as error:
             self._breaker.fault(time.monotonic())
-            if not self.available():  # one slow answer is no outage
+            if not self.available():  # one slow answer is not an outage
                 self._outage.failed(error)
             raise SessionsAway(f"Redis: {error}") from error
         finally:

@@ -13,12 +13,12 @@ from services.router.policies.configuration import PolicySetting
 
 
 def _default_router_id() -> str:
-    # Two routers must never share an id: workers acknowledge dispatches by it.
+    # Two routers must never share an id: workers acknowledge dispatches by router id.
     return f"{socket.gethostname()}-{secrets.token_hex(3)}"
 
 
 class RouterSettings(ExpectingSettings):
-    """Environment variables ``RYZANSTEIN_*`` of the router; time-outs and limits carry their reason."""
+    """Environment variables ``RYZANSTEIN_*`` of the router."""
 
     router_port: int = Field(default=50052, ge=0, le=65535, description="gRPC port; 0 picks a free one")
     router_id: str = Field(default_factory=_default_router_id, min_length=1, description="Unique among live routers")

@@ -1,6 +1,6 @@
-"""What a placement decision sees: one pool of workers at one moment, and one request.
+"""The inputs of a placement decision: one pool of workers at one moment, and one request.
 
-Workers are columns of arrays and not objects: a decision over 1,000 of them is a dozen vector operations.
+Workers are columns of arrays, not objects: a decision over 1,000 workers takes a dozen vector operations.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Hashes = NDArray[np.uint64]
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SHIFT = np.uint64(31)
 
-# Longer than any transfer or computation takes.
+# Longer than any transfer or computation.
 NEVER_MS = 1e12
 
 
 class IneligibleReason(IntEnum):
-    """Why a worker is not eligible; 0 is eligible. From `EXCLUDED` on: only while another worker is left."""
+    """Why a worker is not eligible; 0: it is. `EXCLUDED` applies only while another worker is eligible."""
 
     ELIGIBLE = 0
     DISCONNECTED = 1
@@ -39,7 +39,7 @@ class IneligibleReason(IntEnum):
 
     @property
     def text(self) -> str:
-        """What `Explain` says."""
+        """The reason's text in `Explain`."""
         return _TEXTS[self]
 
 
@@ -58,12 +58,12 @@ _TEXTS = {
 
 
 def hash64(text: str) -> int:
-    """A stable 64-bit hash: the same in every router process."""
+    """A stable 64-bit hash, the same in every router process."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def rendezvous(identities: Hashes, key: int) -> Hashes:
-    """A score per worker that every router computes alike; the highest eligible one has the key.
+    """Rendezvous hashing: a score per worker, the same on every router; the key goes to the highest eligible score.
 
     When a worker leaves, only its own keys move (Thaler and Ravishankar, 1998).
     """
@@ -74,20 +74,20 @@ def rendezvous(identities: Hashes, key: int) -> Hashes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Speeds:
-    """How fast the workers are, in the terms that decisions count with.
+    """How fast the workers are, in the units of decisions.
 
-    All arrays are [n_workers] and never written to: snapshots share them.
+    All arrays are [n_workers]. They are never written to: snapshots share them.
     """
 
     prefill_rate: Floats  # tokens per second, > 0
-    similar_rate: Floats  # as prefill_rate over a longer time, where workers that are about equally fast are equal
-    token_ms: Floats  # of prefill: 1000 / similar_rate
-    step_ms: Floats  # of a decode step with the batch that the worker told
-    batch_ms: Floats  # of a decode step for each request in its batch, `batch_doubles` added to them
-    batch_doubles: float  # the batch at which a step takes twice as long as for nobody
+    similar_rate: Floats  # prefill_rate over a longer time; the median, for workers near it
+    token_ms: Floats  # 1000 / similar_rate
+    step_ms: Floats  # a decode step with the batch that the worker reported
+    batch_ms: Floats  # a decode step, divided by (its batch + batch_doubles)
+    batch_doubles: float  # batch size at which step time doubles its intercept
     max_request_tokens: Floats  # 0: unknown
-    smallest_limit: float  # of those that are known
-    pull_token_ms: Floats  # to get a token's KV from another worker; NEVER_MS: it cannot
+    smallest_limit: float  # the smallest known max_request_tokens
+    pull_token_ms: Floats  # pulling a token's KV from another worker; NEVER_MS: impossible
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,48 +97,48 @@ class Snapshot:
     worker_ids: tuple[str, ...]
     identities: Hashes  # hash64 of the worker ids
     why_not: NDArray[np.uint8]  # IneligibleReason, before the request is known
-    queued_tokens: Floats  # prefill: the worker's own count plus dispatches it has not acknowledged
+    queued_tokens: Floats  # tokens to prefill: the worker's count plus unacknowledged dispatches
     load: Floats  # requests running, waiting or not yet acknowledged
-    busy: bool  # enough that shares of the work matter
-    share: Floats  # of the recent work, 1 is fair; 1 for all while not busy
-    excess: Floats  # tokens of it beyond the fair share
-    load_share: Floats  # of the load, 1 is fair; 1 for all while not busy
+    busy: bool  # enough requests for shares of the work to matter
+    share: Floats  # share of the recent work, 1 is fair; 1 for all while not busy
+    excess: Floats  # tokens of recent work beyond the fair share
+    load_share: Floats  # share of the load, 1 is fair; 1 for all while not busy
     speeds: Speeds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Query:
-    """One request, as far as placement is concerned. Workers are indices into the snapshot."""
+    """The properties of a request that placement needs. Workers are indices into the snapshot."""
 
     prompt_tokens: int
     max_tokens: int = 0  # 0: as many as fit
     request_key: int = 0  # hash64 of the request id: breaks ties differently for every request
-    session_key: int = 0  # hash64 of tenant and session; 0: not sticky
-    bound: int = -1  # the worker that holds the session; -1: none that is known
-    bindings_known: bool = True  # False: Redis is away, so that routers must agree without it
+    session_key: int = 0  # hash64 of tenant and session; 0: no session
+    bound: int = -1  # the worker that holds the session; -1: none or unknown
+    bindings_known: bool = True  # False: Redis is away, and routers agree by hashing
     matched_tokens: Floats | None = None  # [n_workers], prefix tokens cached there; None: not known
     excluded: tuple[int, ...] = ()
-    turn: int = 0  # counts the router's decisions
+    turn: int = 0  # number of the router's decisions so far
 
 
 def matched_at(query: Query, index: int) -> float:
-    """Prefix tokens that a worker has cached, as far as that is known."""
+    """Prefix tokens that a worker has cached; 0 if unknown."""
     return float(query.matched_tokens[index]) if query.matched_tokens is not None else 0.0
 
 
 class Estimates(NamedTuple):
-    """What to expect of a request at every worker, [n_workers]. A tuple, which is made soonest."""
+    """Estimates for a request at every worker, [n_workers]. A tuple, since it is the fastest to make."""
 
-    matched_tokens: Floats  # cached there
-    pulled_tokens: Floats  # fetched from another worker instead of being computed, ...
-    pull_source: int  # ... from this one; -1: nobody fetches anything
+    matched_tokens: Floats  # cached at the worker
+    pulled_tokens: Floats  # pulled from another worker instead of computed, ...
+    pull_source: int  # ... which is this one; -1: no worker pulls
     ttft_ms: Floats
     itl_ms: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """A policy's decision and what it was made from."""
+    """A policy's decision, with its estimates and costs."""
 
     index: int
     reason: str
@@ -147,10 +147,10 @@ class Decision:
 
 
 def why_not_for(snapshot: Snapshot, query: Query) -> NDArray[np.uint8]:
-    """Eligibility of every worker for this request.
+    """The IneligibleReason of every worker for this request.
 
-    Exclusions are dropped when they leave nobody, and so is the size limit: the worker itself then says by how much
-    the request is too long, which is a better answer than a time-out.
+    Exclusions are dropped if they would leave no worker. So is the size limit: the worker then answers by how much the
+    request is too long, which is a better answer than a time-out.
     """
     fitting = hard = snapshot.why_not
     needed = query.prompt_tokens + max(query.max_tokens, 1)

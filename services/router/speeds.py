@@ -1,4 +1,4 @@
-"""How fast the workers of a pool are, by what they have measured of themselves."""
+"""Derives the speeds of a pool's workers from what they measure and report."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from numpy.typing import NDArray
 from services.common.fitted_line import FittedLine
 from services.router.snapshot import NEVER_MS, Floats, Speeds
 
-# In this time half of what was known of an idle worker's step is forgotten.
+# Half-life of an idle worker's step time: the usual step time replaces it gradually.
 STEP_HALF_LIFE_S = 15.0
-# Measured speeds that differ by a smaller factor are those of equal workers: one that has less to do computes prompts
-# in smaller steps, which are slower by the token, and would be given even less.
+# Workers whose speeds differ by a smaller factor count as equal. Otherwise a worker with less load, which prefills in
+# smaller and thus less efficient steps, would look slower and get even less.
 SAME_SPEED = 2.0
-# The batch at which a decode step takes twice as long as for nobody: reading the weights costs as much as this many
-# requests' attention and activations. Until that is measured, and what is believed of a measurement.
+# The batch size at which step time doubles its intercept: reading the weights costs as much as this many requests'
+# attention and activations. The value before a measurement, and the bounds for a measured one.
 BATCH_DOUBLES_STEP = 64.0
 LEAST_DOUBLES, MOST_DOUBLES = 4.0, 256.0
-# It is measured over about so many words of workers, once there are enough of them and their batches vary enough.
+# It is fitted over about this many reports, once there are enough reports and their batches vary enough.
 GROWTH_WORDS = 2000.0
 ENOUGH_WORDS, ENOUGH_VARIANCE = 100.0, 4.0
-# Times what is expected that a word counts for at most, or the mean: a step that was held up tells nothing of batches.
+# A reported step time is capped at this many times the expected one, or at the mean: a delayed step says nothing about
+# batches.
 HELD_UP = 4.0
-# Until a worker has measured itself, and nobody else of its pool has either.
+# Until any worker of the pool has reported a measurement.
 ASSUMED_PREFILL_RATE = 2000.0
 ASSUMED_STEP_MS = 20.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReportedSpeeds:
-    """The workers' words, [n_workers]; 0: not known."""
+    """The reported speeds, [n_workers]; 0: unknown."""
 
     prefill_rate: Floats
-    token_s: Floats  # seconds for a token of a prompt, over a longer time than the rate
+    token_s: Floats  # seconds per prompt token, averaged over a longer time than the rate
     step_ms: Floats
     step_batch: Floats
     step_age_s: Floats
-    probed: NDArray[np.bool_]  # it has hardly had a request: all it knows of itself is from a probe
+    probed: NDArray[np.bool_]  # it has had hardly any request: its speeds stem from the start-up probe
     max_request_tokens: Floats
     kv_bytes_per_token: Floats
     pull_bytes_per_s: Floats
@@ -46,40 +47,40 @@ class ReportedSpeeds:
 
 
 class StepGrowth:
-    """How decode steps grow with their batch: a line through what the workers of a pool have told lately.
+    """How the time of decode steps grows with their batch: a line fitted through a pool's recent reports.
 
-    By it a worker whose last step was for one request can be compared with one whose last was for thirty.
+    It makes step times comparable, of a worker with a batch of one and a worker with a batch of thirty.
     """
 
     def __init__(self) -> None:
-        self._steps = FittedLine(GROWTH_WORDS)  # milliseconds by batch
+        self._steps = FittedLine(GROWTH_WORDS)  # milliseconds over batch size
 
     def learn(self, batch: float, step_ms: float) -> None:
-        """A worker has told how long a step with that batch takes."""
+        """Add a report: a step with that batch takes that long."""
         if self._steps.weight >= ENOUGH_WORDS:
             least, slope = self._line()
             step_ms = min(step_ms, max(HELD_UP * (least + slope * batch), self._steps.mean_y))
         self._steps.learn(batch, step_ms)
 
     def _line(self) -> tuple[float, float]:
-        """The step for nobody, and what each request adds."""
+        """The intercept (the step time of an empty batch) and the slope (what each request adds)."""
         steps = self._steps
         slope = steps.slope if steps.variance >= ENOUGH_VARIANCE else 0.0
         return steps.mean_y - slope * steps.mean_x, slope
 
     @property
     def batch_doubles(self) -> float:
-        """The batch at which a step takes twice as long as for nobody."""
+        """The batch size at which step time doubles its intercept."""
         if self._steps.weight < ENOUGH_WORDS:
             return BATCH_DOUBLES_STEP
         least, slope = self._line()
-        if slope == 0.0:  # batches are all alike
+        if slope == 0.0:  # batches vary too little to fit a slope
             return BATCH_DOUBLES_STEP
         return min(max(least / slope, LEAST_DOUBLES), MOST_DOUBLES) if slope > 0 else MOST_DOUBLES
 
 
 def speeds_of(reported: ReportedSpeeds) -> Speeds:
-    """What decisions count with; none of the arrays is one of `reported`, which may change."""
+    """The speeds for decisions, in new arrays: those of `reported` may change."""
     similar_rate = _normalised(_unprobed(1.0 / _or_mean(reported.token_s, 1.0 / ASSUMED_PREFILL_RATE), reported.probed))
     batch = reported.batch_doubles + np.maximum(reported.step_batch, 1.0)
     batch_ms = _unprobed(_or_mean(reported.step_ms, ASSUMED_STEP_MS) / batch, reported.probed)
@@ -101,7 +102,7 @@ def speeds_of(reported: ReportedSpeeds) -> Speeds:
 
 
 def _unprobed(speeds: Floats, probed: NDArray[np.bool_]) -> Floats:
-    """Speeds of which those of mere probes are taken to be as usual: they ran while other processes started."""
+    """Replace speeds that stem from probes by the median of the others: probes run while other processes start."""
     if not np.count_nonzero(probed):
         return speeds
     measured = speeds[~probed]
@@ -109,11 +110,10 @@ def _unprobed(speeds: Floats, probed: NDArray[np.bool_]) -> Floats:
 
 
 def _renewed(batch_ms: Floats, age_s: Floats) -> Floats:
-    """Steps of which the old ones are taken to be more and more like what is usual among the new ones.
+    """Move old step times towards the usual one, the more the older they are.
 
-    A worker that was slow for a moment, perhaps for its neighbours' sake, and then idle would never be asked again.
-    What is usual is the median by freshness: of a mean one such worker would be most, and all that are idle would be
-    taken to be as slow.
+    Otherwise a worker that was slow for a moment and then idle would never get a request again. The usual step time
+    is the median weighted by freshness; one slow worker would dominate a mean, and all idle workers would inherit it.
     """
     weight = np.exp2(-np.minimum(age_s, 1000.0) / STEP_HALF_LIFE_S)
     known = weight.sum()
@@ -126,7 +126,7 @@ def _renewed(batch_ms: Floats, age_s: Floats) -> Floats:
 
 
 def _normalised(speeds: Floats) -> Floats:
-    """Speeds of which those near the median are equal to it: workers of one kind differ by what they had to do."""
+    """Replace speeds near the median by it: equal workers differ only by their load."""
     if not len(speeds):
         return speeds
     median = _median(speeds)
@@ -138,6 +138,6 @@ def _median(values: Floats) -> float:
 
 
 def _or_mean(values: Floats, default: float) -> Floats:
-    """Values that are not measured yet (0) are taken to be like the others'."""
+    """Replace unknown values (0) by the mean of the known ones, or by `default`."""
     unknown = values <= 0
     return np.where(unknown, default if unknown.all() else values[~unknown].mean(), values)

@@ -1,4 +1,4 @@
-"""What the parts of a policy are: filters, scorers and pickers, each a pure function with a few settings."""
+"""Base classes for the parts of a policy: filters, scorers and pickers, each a pure function with a few settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Pick(NamedTuple):
-    """One worker, and why it."""
+    """One worker, and the reason for choosing it."""
 
     worker: int
     reason: str
@@ -26,18 +26,18 @@ class Pick(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Candidates:
-    """The workers that one request may still go to. Arrays are [n_workers]."""
+    """The workers to which one request may still go. Arrays are [n_workers]."""
 
     snapshot: Snapshot
     query: Query
-    scored: Floats  # milliseconds; inf: was no candidate when somebody last asked for `costs`
-    left: Mask | None  # None: all are
-    decode_weight: float  # what a token of output counts for in tokens of prefill
-    departure: str = "session rebound"  # why a session that does not stay leaves its worker
-    stale: bool = False  # fewer are left than `scored` says
+    scored: Floats  # milliseconds; inf: not a candidate at the last read of `costs`
+    left: Mask | None  # None: all workers
+    decode_weight: float  # weight of decode time in the cost
+    departure: str = "session rebound"  # the reason, if the session leaves its worker
+    stale: bool = False  # `left` has shrunk since `scored` was computed
 
     def narrow(self, kept: Mask) -> None:
-        """Only those go on; if that is nobody, all do."""
+        """Keep only the workers of the mask; ignore a mask that would leave none."""
         if self.left is not None:
             kept = kept & self.left
         if np.count_nonzero(kept):
@@ -45,13 +45,13 @@ class Candidates:
 
     @property
     def costs(self) -> Floats:
-        """In milliseconds; inf for those that are out."""
+        """Milliseconds; inf for workers that are no candidates."""
         if self.stale and self.left is not None:
             self.scored, self.stale = np.where(self.left, self.scored, np.inf), False
         return self.scored
 
     def indices(self) -> NDArray[np.intp]:
-        """Who is left."""
+        """Indices of the remaining workers."""
         return np.arange(len(self.scored)) if self.left is None else self.left.nonzero()[0]
 
     def cheapest(self) -> float:
@@ -65,49 +65,49 @@ def _typed(schema: dict[str, Any]) -> None:
 
 
 class PolicyPart(BaseModel, ABC):
-    """A part of a policy; its fields are what an operator can set, besides its `type`."""
+    """A part of a policy. Operators set its fields, and select it by its `type`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, json_schema_extra=_typed)
 
-    uses_prefixes: ClassVar[bool] = False  # wants `matched_tokens`
-    uses_sessions: ClassVar[bool] = False  # wants `bound`
-    uses_costs: ClassVar[bool] = False  # what the scorers say matters to it
+    uses_prefixes: ClassVar[bool] = False  # reads `matched_tokens`
+    uses_sessions: ClassVar[bool] = False  # reads `bound`
+    uses_costs: ClassVar[bool] = False  # reads `costs`
 
 
 class Filter(PolicyPart):
     """Narrows the candidates down."""
 
     sessions_only: bool = False
-    """Requests without a session pass it by."""
+    """Apply only to requests with a session."""
     busy_only: bool = False
-    """Requests to a fleet with few requests per worker pass it by."""
+    """Apply only while the fleet is busy, with several requests per worker."""
 
     @abstractmethod
     def narrow(self, candidates: Candidates) -> Mask | Pick | None:
-        """Who may stay, the only one who may, or None when there is nothing to say.
+        """A mask of the workers to keep, a pick that ends the choice, or None to keep all.
 
-        A mask that would leave nobody is passed over.
+        A mask that would leave no worker is ignored.
         """
 
 
 class Scorer(PolicyPart):
-    """What a request would cost at each worker: the lower, the better. Costs are added up in milliseconds."""
+    """The cost of a request at each worker: the lower, the better. Costs are added up in milliseconds."""
 
     weight: Amount = 1.0
-    """What its score is multiplied by: milliseconds for one of its units."""
+    """Factor of its score: milliseconds per unit of the score."""
 
     @abstractmethod
     def score(self, snapshot: Snapshot, query: Query, estimates: Estimates) -> Floats:
         """The score of every worker."""
 
     def scale(self, query: Query) -> float:
-        """What the scores of this request are multiplied by, besides the weight."""
+        """Another factor for the scores of this request, besides the weight."""
         return 1.0
 
 
 class Picker(PolicyPart):
-    """Takes one of the candidates that the filters left."""
+    """Takes one of the remaining candidates."""
 
     @abstractmethod
     def pick(self, candidates: Candidates) -> Pick:
-        """The worker; there is at least one."""
+        """The worker. There is at least one candidate."""

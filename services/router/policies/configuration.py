@@ -1,4 +1,4 @@
-"""Policies as operators write them: the name of a preset, or a composition in JSON."""
+"""Reads policies as operators write them: the name of a preset, or a composition in JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.router.policies.registry import PARTS, Composition, PolicyName
 
 
 def read_policy(value: object) -> object:
-    """The name, or the composition that a text or a map describes; raises ValueError, with what is allowed."""
+    """The name of a preset, or the composition of a JSON text or map; raises ValueError, with what is allowed."""
     if isinstance(value, Composition) or value in get_args(PolicyName):
         return value
     if isinstance(value, str) and value.lstrip().startswith("{"):
@@ -33,9 +33,9 @@ PolicySetting = Annotated[PolicyName | Composition, NoDecode, BeforeValidator(re
 
 
 def _complaint(error: ErrorDetails) -> str:
-    """The field and what is allowed there."""
+    """An error message that names the field and what is allowed there."""
     path: list[Any] = list(error["loc"])
-    parts = [place for place in path if place in PARTS]  # the part's type, which the union adds to the path
+    parts = [place for place in path if place in PARTS]  # the type of the part: pydantic adds it to the path
     field = ".".join(str(place) for place in path if place not in PARTS)
     match error["type"]:
         case "extra_forbidden":

@@ -1,4 +1,4 @@
-"""A policy: scorers say what each worker would cost, filters narrow the candidates down, a picker takes one."""
+"""A policy: scorers give each worker a cost, filters narrow the candidates down, a picker takes one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Policy:
     def __init__(self, name: str, filters: tuple[Filter, ...], scorers: tuple[Scorer, ...], picker: Picker) -> None:
         self.name = name
         deciders = (*filters, picker)
-        # Where nobody asks what a worker costs, scorers only tell `Explain`.
+        # If no filter or picker reads costs, scorers serve `Explain` alone, and need no look-ups.
         parts = (*deciders, *scorers) if any(part.uses_costs for part in deciders) else deciders
         self.uses_prefixes = any(part.uses_prefixes for part in parts)
         self.uses_sessions = any(part.uses_sessions for part in parts)
@@ -42,7 +42,7 @@ class Policy:
         return Decision(worker, reason, estimates, costs)
 
     def weigh(self, snapshot: Snapshot, query: Query) -> tuple[Estimates, Floats]:
-        """What is expected of every worker, eligible or not, and what that costs."""
+        """Estimates and costs of every worker, eligible or not."""
         estimates = estimate(snapshot, query)
         costs = self._first.costs(snapshot, query, estimates)
         for scorer in self._others:
@@ -68,7 +68,7 @@ class Policy:
 
 
 class _Weighted(NamedTuple):
-    """A scorer, taken apart: looking its fields up takes as long as some of its products."""
+    """A scorer's fields as a tuple: looking them up on a pydantic model takes as long as some of the products."""
 
     score: Callable[[Snapshot, Query, Estimates], Floats]
     weight: float

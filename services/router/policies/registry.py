@@ -1,4 +1,4 @@
-"""All parts that policies are made of, found in their folders, and the policies that have a name."""
+"""Finds all parts of policies in their folders, and defines the policies that have a name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from services.router.policies.scorers.time_to_first_token import TimeToFirstToke
 
 
 def _find(folder: ModuleType, kind: type[PolicyPart]) -> Mapping[str, type[PolicyPart]]:
-    """The parts that the files of a folder define, by type and in the files' order: being there registers one."""
+    """The parts that the files of a folder define, by type, in the files' order."""
     modules = [import_module(f"{folder.__name__}.{file.name}") for file in iter_modules(folder.__path__)]
     found = (part for module in modules for part in vars(module).values() if _is_own(part, kind, module))
     return MappingProxyType({part.model_fields["type"].default: part for part in found})
@@ -53,25 +53,25 @@ else:  # pydantic tells the members of a union apart by their type
 
 
 class Composition(BaseModel):
-    """A policy as it is configured."""
+    """The configuration of a policy."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: Annotated[str, Field(min_length=1, max_length=40)] = "composed"
-    """What `Explain`, traces and `ryzanstein status` call it."""
+    """The policy's name in `Explain`, traces and `ryzanstein status`."""
     filters: tuple[AnyFilter, ...] = ()
-    """Who may have the request; in this order, each among those that the ones before it left."""
+    """Narrow the workers down, in this order."""
     scorers: Annotated[tuple[AnyScorer, ...], Field(min_length=1)] = (TimeToFirstToken(), DecodeTime())
-    """What it costs at each worker: the weighted sum, in milliseconds."""
+    """Give each worker a cost: their weighted sum, in milliseconds."""
     picker: AnyPicker = LowestCost()
-    """Who gets it, of those that are left."""
+    """Takes one of the remaining workers."""
 
 
 PolicyName = Literal["cost", "round_robin", "weighted", "least_loaded", "session_hash"]
 
 
 def preset(name: PolicyName, decode_weight: float) -> Composition:
-    """The composition of that name; raises KeyError for another."""
+    """The composition of a preset; raises KeyError for an unknown name."""
     scorers = (TimeToFirstToken(), DecodeTime(weight=decode_weight))
     fewest = (Least(of="requests"), Least(of="queued_tokens"), Least(of="work"))
     filters: dict[PolicyName, tuple[AnyFilter, ...]] = {"cost": _sticky(), "least_loaded": fewest}
@@ -86,10 +86,10 @@ def preset(name: PolicyName, decode_weight: float) -> Composition:
 
 
 def _sticky() -> tuple[AnyFilter, ...]:
-    """A session stays while that is cheap; one that starts or moves evens the work out, which costs the least then.
+    """A session stays at its worker while that is cheap. A session that starts or moves evens the work out.
 
-    Of those near the cheapest and with less than their share of the requests now it goes to whoever has had the least
-    of the recent work. Nothing that is cached is left behind at a session's start. Shares this close are equal: 0.01.
+    It goes to the worker with the least recent work, among workers near the cheapest that have less than their share
+    of the requests now. A starting session leaves no cache behind, so this is the cheapest time to even work out.
     """
     return (
         KeepSession(sessions_only=True),
@@ -101,9 +101,9 @@ def _sticky() -> tuple[AnyFilter, ...]:
 
 
 def make_policy(policy: PolicyName | Composition, decode_weight: float) -> Policy:
-    """A preset, whose scorers count decode time with `decode_weight`, or a composition, which brings its own weights.
+    """The policy of a preset, with `decode_weight` for decode time, or of a composition, with its own weights.
 
-    Raises KeyError for the name of no preset.
+    Raises KeyError for an unknown preset.
     """
     made = policy if isinstance(policy, Composition) else preset(policy, decode_weight)
     return Policy(made.name, made.filters, made.scorers, made.picker)

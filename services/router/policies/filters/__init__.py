@@ -1,1 +1,1 @@
-"""Parts that narrow down who may have a request: one file each."""
+"""Parts that narrow down the workers for a request: one file each."""

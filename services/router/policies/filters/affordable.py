@@ -1,4 +1,4 @@
-"""What evening out, or hashing, may cost."""
+"""A limit on the cost of evening work out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.router.policies.base import Amount, Candidates, Factor, Filter, Ma
 
 
 class Affordable(Filter):
-    """Leaves whoever costs little more than the cheapest."""
+    """Keeps workers that cost little more than the cheapest one."""
 
     type: Literal["affordable"] = "affordable"
     factor: Factor = 1.25
@@ -19,6 +19,6 @@ class Affordable(Filter):
     uses_costs: ClassVar[bool] = True
 
     def narrow(self, candidates: Candidates) -> Mask:
-        """Those within the limit."""
+        """The workers within the limit."""
         kept: Mask = candidates.costs <= self.factor * candidates.cheapest() + self.ms
         return kept

@@ -1,4 +1,4 @@
-"""Workers that have room for one more."""
+"""Consistent hashing with bounded loads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from services.router.policies.base import Candidates, Factor, Filter, Mask
 
 
 class Bounded(Filter):
-    """Leaves whoever is below a bound of requests; before `rendezvous`: consistent hashing with bounded loads.
+    """Keeps workers below a bound of requests; before `rendezvous`: consistent hashing with bounded loads.
 
-    A session whose worker is full goes to the next one of its hash, on every router the same, and comes back when there
-    is room: no worker takes more than the bound, whoever is popular (Mirrokni, Thorup and Zadimoghaddam, 2018).
+    A session whose worker is full goes to the next worker by its hash, the same one on every router, and returns when
+    its worker has room. No worker takes more than the bound (Mirrokni, Thorup and Zadimoghaddam, 2018).
     """
 
     type: Literal["bounded"] = "bounded"
@@ -22,7 +22,7 @@ class Bounded(Filter):
     """A worker may have this many times the mean, rounded up, the request that is placed included."""
 
     def narrow(self, candidates: Candidates) -> Mask:
-        """Those below the bound: at least who has the least."""
+        """The workers below the bound; the least loaded one always is."""
         load = candidates.snapshot.load
         among = load if candidates.left is None else load[candidates.left]
         bound = math.ceil(self.factor * (float(np.add.reduce(among)) + 1) / len(among))

@@ -1,4 +1,4 @@
-"""How routers agree on a session's worker while nobody can tell its binding."""
+"""How routers agree on a session's worker while Redis is away."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from services.router.snapshot import rendezvous
 
 
 class HashSession(Filter):
-    """While Redis is away, leaves the candidate that the session's hash gives, on every router the same."""
+    """While Redis is away, picks a candidate by the session's hash: the same one on every router."""
 
     type: Literal["hash_session"] = "hash_session"
     factor: Factor = 1.25
-    """Only candidates count that cost at most this many times the cheapest one, ..."""
+    """A candidate may cost this many times the cheapest one, ..."""
     ms: Amount = 50.0
     """... and this much beyond that."""
 
     uses_costs: ClassVar[bool] = True
 
     def narrow(self, candidates: Candidates) -> Pick | None:
-        """That worker; nothing to say while bindings are known."""
+        """The worker with the highest hash; None while bindings are known."""
         query = candidates.query
         if not query.session_key or query.bindings_known:
             return None

@@ -1,4 +1,4 @@
-"""A session stays with its worker while that is bearable and the worker has had no more than its share."""
+"""Keeps a session at its worker, within limits of cost and of the worker's share of the work."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from services.router.snapshot import Query, Snapshot, matched_at
 
 
 class KeepSession(Filter):
-    """Leaves a session's worker only, as long as it may stay there.
+    """Picks the session's worker, as long as its cost and its share of the work allow.
 
-    The limits are wide, since costs swing with every prompt that arrives somewhere, and who moves has to be computed
-    again: a queue makes sessions move, and moves make queues.
+    The limits are wide, because a session that moves has to be computed again: queues would make sessions move, and
+    the moves would make new queues.
     """
 
     type: Literal["keep_session"] = "keep_session"
@@ -22,15 +22,15 @@ class KeepSession(Filter):
     ms: Amount = 100.0
     """... and this much beyond that."""
     fair_share: Amount = 1.05
-    """A worker that has had more than this share of the recent work, ..."""
+    """A worker gives sessions away if it has had more than this share of the recent work, ..."""
     fair_requests: Amount = 4.0
-    """... and as many such requests more than its share, gives sessions away."""
+    """... by more than this many requests of the same size."""
 
     uses_sessions: ClassVar[bool] = True
     uses_costs: ClassVar[bool] = True
 
     def narrow(self, candidates: Candidates) -> Pick | None:
-        """The session's worker, or nothing to say."""
+        """The session's worker; None if the session has none or leaves it."""
         query, costs = candidates.query, candidates.costs
         if not (query.session_key and query.bindings_known) or query.bound < 0:
             return None
@@ -42,9 +42,9 @@ class KeepSession(Filter):
         return Pick(query.bound, "session kept")
 
     def _too_much(self, candidates: Candidates) -> bool:
-        """Whether the bound worker has had clearly more than its share: by more than a few requests like this one.
+        """Whether the bound worker has had more than its share of recent work, and has more than its share of load now.
 
-        And has more now: what it has had weighs for half a minute, and all its sessions would leave it meanwhile.
+        Both are needed: recent work decays slowly, and all sessions would leave the worker meanwhile.
         """
         snapshot, query = candidates.snapshot, candidates.query
         if not snapshot.busy or snapshot.share[query.bound] <= self.fair_share or snapshot.load_share[query.bound] <= 1:
@@ -54,9 +54,9 @@ class KeepSession(Filter):
 
 
 def _kept_ms(snapshot: Snapshot, query: Query) -> float:
-    """What a session leaves behind by moving that the costs do not know of.
+    """Milliseconds that the session's cache saves at its worker, unless the costs include them already.
 
-    When nobody could say what is cached where, its worker is taken to have all of its prompt.
+    When the coordinator did not answer, the worker is assumed to have the whole prompt cached.
     """
     if query.matched_tokens is not None:
         return 0.0

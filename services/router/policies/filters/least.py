@@ -1,4 +1,4 @@
-"""Workers that have the least of something."""
+"""The workers with the least load."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from services.router.snapshot import Floats, Snapshot
 
 
 class Least(Filter):
-    """Leaves whoever has the fewest requests or queued tokens, or has had the least of the recent work."""
+    """Keeps the workers with the fewest requests, the fewest queued tokens or the least recent work."""
 
     type: Literal["least"] = "least"
     of: Literal["requests", "queued_tokens", "work"]
-    """What is compared. Work is a share, 1 is fair; only that of a busy fleet is compared."""
+    """What is compared. Work is a share, 1 is fair; it is compared only while the fleet is busy."""
     within: Amount = 0.0
-    """Who has at most this much more than the least stays, too."""
+    """Workers with at most this much more than the least are kept, too."""
 
     def narrow(self, candidates: Candidates) -> Mask | None:
-        """Those who have the least."""
+        """The workers with the least."""
         snapshot = candidates.snapshot
         if self.of == "work" and not snapshot.busy:
             return None

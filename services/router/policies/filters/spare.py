@@ -1,4 +1,4 @@
-"""Workers with room, of a busy fleet."""
+"""Workers of a busy fleet that have room."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from services.router.policies.base import Candidates, Filter, Mask
 
 
 class Spare(Filter):
-    """Leaves whoever has less than its share of the requests now; a fleet that is not busy passes."""
+    """Keeps workers with less than their share of the requests now; keeps all while the fleet is not busy."""
 
     type: Literal["spare"] = "spare"
 
     def narrow(self, candidates: Candidates) -> Mask | None:
-        """Those below their share."""
+        """The workers below their share."""
         snapshot = candidates.snapshot
         return snapshot.load_share < 1.0 if snapshot.busy else None

@@ -8,21 +8,21 @@ from services.router.policies.base import Amount, Candidates, Factor, Pick, Pick
 
 
 class LowestCost(Picker):
-    """The lowest cost; ties go to a worker that differs from request to request, but not between routers.
+    """The lowest cost; ties are broken by the request's hash, the same on every router.
 
-    Costs that are close are equal: they differ by less than the state's age, and a strict minimum would send everything
-    that arrives between two states to one worker.
+    Close costs count as equal: they differ by less than the age of the states explains, and a strict minimum would
+    send all requests between two states to one worker.
     """
 
     type: Literal["lowest_cost"] = "lowest_cost"
     factor: Factor = 1.02
     """Costs up to this many times the lowest, ..."""
     ms: Amount = 1.0
-    """... and this much beyond that, are equal to it."""
+    """... and this much beyond that, count as equal to it."""
 
     uses_costs: ClassVar[bool] = True
 
     def pick(self, candidates: Candidates) -> Pick:
-        """One of those that tie."""
+        """One of the tied workers."""
         ties = (candidates.costs <= candidates.cheapest() * self.factor + self.ms).nonzero()[0]
         return Pick(int(ties[candidates.query.request_key % len(ties)]), "lowest cost")

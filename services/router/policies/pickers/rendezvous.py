@@ -1,4 +1,4 @@
-"""The candidate that a hash gives."""
+"""The candidate with the highest hash."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from services.router.snapshot import rendezvous
 
 
 class Rendezvous(Picker):
-    """The highest hash of worker and session, or worker and request: all routers agree, whatever it costs."""
+    """The highest hash of worker and session, or worker and request: the same on every router, regardless of cost."""
 
     type: Literal["rendezvous"] = "rendezvous"
     by: Literal["session", "request"] = "session"
-    """What is hashed; requests without a session are hashed by themselves."""
+    """What is hashed; requests without a session are hashed by their own id."""
     reason: Annotated[str, Field(max_length=40)] = ""
-    """What `Explain` and metrics say instead of "session hashed" or "request hashed"."""
+    """The reason in `Explain` and metrics, instead of "session hashed" or "request hashed"."""
 
     def pick(self, candidates: Candidates) -> Pick:
         """The worker with the highest score."""

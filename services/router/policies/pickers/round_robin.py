@@ -13,7 +13,7 @@ _GOLDEN = 0.6180339887498949
 
 
 class RoundRobin(Picker):
-    """Every candidate in turn, whatever it costs."""
+    """Every candidate in turn, regardless of cost."""
 
     type: Literal["turn"] = "turn"
 
@@ -24,7 +24,7 @@ class RoundRobin(Picker):
 
 
 class WeightedRoundRobin(Picker):
-    """Candidates in turn, each as often as it is fast: the weight is the measured prefill rate."""
+    """Candidates in turn, weighted by their measured prefill rates."""
 
     type: Literal["weighted_turn"] = "weighted_turn"
 

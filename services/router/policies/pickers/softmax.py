@@ -1,4 +1,4 @@
-"""A random candidate, the cheaper the likelier."""
+"""A random candidate; cheaper ones are likelier."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from services.router.policies.base import Candidates, Pick, Picker
 
 
 class Softmax(Picker):
-    """Random by the request, with odds that fall by a factor of e with every `temperature_ms` of cost."""
+    """A random candidate; odds fall by a factor of e with every `temperature_ms` of cost."""
 
     type: Literal["softmax"] = "softmax"
     temperature_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    """The higher, the more evenly requests spread and the less costs matter."""
+    """A higher value spreads requests more evenly, and makes costs matter less."""
 
     uses_costs: ClassVar[bool] = True
 
     def pick(self, candidates: Candidates) -> Pick:
-        """The worker whose part of the unit interval holds the request's point."""
+        """The worker whose part of the unit interval contains the request's point, a hash of its id."""
         left = candidates.indices()
         costs = candidates.costs[left]
         parts = np.cumsum(np.exp((costs.min() - costs) / self.temperature_ms))

@@ -1,1 +1,1 @@
-"""Parts that say what a request would cost at each worker: one file each."""
+"""Parts that give each worker a cost for a request: one file each."""

@@ -10,16 +10,16 @@ from services.router.snapshot import Estimates, Floats, Query, Snapshot
 
 
 class DecodeTime(Scorer):
-    """Milliseconds from the first token to the last, at one more request in the worker's batch."""
+    """Milliseconds from the first token to the last, with the request added to the worker's batch."""
 
     type: Literal["decode_time"] = "decode_time"
     weight: Amount = 0.5
-    """Its part in the cost; most answers end early. In the preset `cost`: the setting `decode_weight`."""
+    """Below 1, since most answers end early. In the preset `cost`: the setting `decode_weight`."""
 
     def score(self, snapshot: Snapshot, query: Query, estimates: Estimates) -> Floats:
-        """Of one token."""
+        """Milliseconds per token."""
         return estimates.itl_ms
 
     def scale(self, query: Query) -> float:
-        """The tokens that are expected."""
+        """The expected number of tokens."""
         return expected_output(query)

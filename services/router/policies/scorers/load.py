@@ -9,10 +9,10 @@ from services.router.snapshot import Estimates, Floats, Query, Snapshot
 
 
 class Load(Scorer):
-    """Requests that run or wait at the worker, or are on their way there."""
+    """Requests that run or wait at the worker, or are on their way to it."""
 
     type: Literal["load"] = "load"
 
     def score(self, snapshot: Snapshot, query: Query, estimates: Estimates) -> Floats:
-        """Whatever their length."""
+        """Counted regardless of length."""
         return snapshot.load

@@ -1,4 +1,4 @@
-"""What a worker has cached of a prompt."""
+"""How much of a prompt a worker has cached."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class Prefix(Scorer):
     uses_prefixes: ClassVar[bool] = True
 
     def score(self, snapshot: Snapshot, query: Query, estimates: Estimates) -> Floats:
-        """1 for all when nobody could say."""
+        """1 for all workers when the coordinator did not answer."""
         return 1.0 - estimates.matched_tokens / max(query.prompt_tokens, 1)

@@ -1,4 +1,4 @@
-"""What a request would wait for."""
+"""How long a request would wait in the queue."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from services.router.snapshot import Estimates, Floats, Query, Snapshot
 
 
 class Queue(Scorer):
-    """Milliseconds of prefill that wait at the worker."""
+    """Milliseconds of prefill that are queued at the worker."""
 
     type: Literal["queue"] = "queue"
 
     def score(self, snapshot: Snapshot, query: Query, estimates: Estimates) -> Floats:
-        """Queued tokens by the worker's rate."""
+        """Queued tokens times the worker's time per token."""
         return snapshot.queued_tokens * snapshot.speeds.token_ms

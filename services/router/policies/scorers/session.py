@@ -1,4 +1,4 @@
-"""What leaving its worker is taken to cost a session."""
+"""A fixed cost for moving a session."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from services.router.snapshot import Estimates, Floats, Query, Snapshot
 
 
 class Session(Scorer):
-    """0 for the session's worker, 1 for all others; 0 for all without a session that is bound."""
+    """0 for the session's worker, 1 for all others; 0 for all workers if the request has no bound session."""
 
     type: Literal["session"] = "session"
 
     uses_sessions: ClassVar[bool] = True
 
     def score(self, snapshot: Snapshot, query: Query, estimates: Estimates) -> Floats:
-        """By the binding in Redis."""
+        """From the binding in Redis."""
         if not query.session_key or query.bound < 0:
             return np.zeros(len(snapshot.worker_ids))
         others = np.ones(len(snapshot.worker_ids))
