@@ -1,4 +1,4 @@
-"""What waits at the same time travels in one message: the busier both sides are, the less each of their items costs."""
+"""Sends waiting items together in one message, which makes each item cheaper the busier both sides are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol, TypeVar
 
 MAX_BATCH = 32
-# Far from the largest message that gRPC lets through, also with one item more.
+# Far below the largest message that gRPC allows, even with one more item.
 MAX_BATCH_BYTES = 1024 * 1024
 
 
@@ -15,16 +15,16 @@ class Sized(Protocol):
     """A protobuf message."""
 
     def ByteSize(self) -> int:  # noqa: N802
-        """How many bytes it has on the wire."""
+        """Its size on the wire, in bytes."""
 
 
 T = TypeVar("T", bound=Sized)
 
 
 async def batches(queue: asyncio.Queue[T | None]) -> AsyncIterator[list[T]]:
-    """What waits in the queue whenever anything does, up to a None.
+    """Yield the waiting items of the queue as batches, until a None.
 
-    At most `MAX_BATCH` at once, and none more after `MAX_BATCH_BYTES`.
+    A batch ends at `MAX_BATCH` items, or with the item that reaches `MAX_BATCH_BYTES`.
     """
     item = await queue.get()
     while item is not None:

@@ -1,7 +1,7 @@
-"""Chained hashes of prompt blocks: the common language of prefix caches, router and coordinator.
+"""Chained hashes of prompt blocks, by which workers, router and coordinator name prefixes.
 
-A block's hash covers everything before it, so equal hashes mean equal prefixes. The block size is a constant
-of the protocol and not the size of a device's KV block, so hashes do not depend on the device.
+A block's hash covers all tokens before it, so that equal hashes mean equal prefixes. The block size is a constant of
+the protocol, not the size of a device's KV block, so that hashes do not depend on the device.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def extend_chain(parent: bytes, token_ids: Sequence[int]) -> list[bytes]:
 
 
 def wire_hash(digest: bytes) -> int:
-    """The 64 bits of a digest that travel between services."""
+    """The first 64 bits of a digest, as services exchange them."""
     return int.from_bytes(digest[:8], "little")
 
 
 def wire_chain(hash_root: str, cache_salt: str, token_ids: Sequence[int]) -> list[int]:
-    """Hashes of all full blocks of a prompt as they travel between services, parents first."""
+    """Hashes of all full blocks of a prompt as services exchange them, parents first."""
     return [wire_hash(digest) for digest in extend_chain(chain_root(hash_root, cache_salt), token_ids)]

@@ -1,7 +1,7 @@
-"""The control groups that this process is in: what they allow, and what they have counted. Versions 2 and 1.
+"""Limits and counters of the control groups that this process is in, of versions 1 and 2.
 
-A limit may be set on the process's own group or on any above it (a pod's, a systemd slice), so all of them are read, as
-far as they can be seen: a container usually sees its own group as the root of the hierarchy. See cgroups(7).
+A limit may be set on the process's own group or on any group above it (a pod's, a systemd slice). So all visible groups
+are read; a container usually sees its own group as the root of the hierarchy. See cgroups(7).
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ class MemoryLimit:
     """One group's limit, in bytes."""
 
     limit: int
-    used: int  # without the page cache, which the kernel gives up before it lets anything fail
-    peak: int  # the most that was ever charged, cache included; the limit itself where the kernel does not keep it
+    used: int  # without the page cache, which the kernel frees before it fails an allocation
+    peak: int  # the most ever charged, cache included; the limit itself if the kernel keeps no peak
 
     @property
     def reached(self) -> bool:
-        """Whether the group ever had to fit into its limit. Charging goes by batches of pages, hence the tolerance."""
+        """Whether memory ever reached the limit. The kernel charges batches of pages, hence the tolerance."""
         return self.peak >= self.limit * 0.99
 
 
 def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
-    """The limits on this process's memory, its own group's first."""
+    """The memory limits of this process, starting with its own group's."""
     return [limit for group in _groups(root, "memory") if (limit := _memory_limit(group)) is not None]
 
 
 def cpu_quotas(root: Path = Path("/")) -> list[float]:
-    """The limits on this process's CPU time, in cores, its own group's first."""
+    """The CPU limits of this process in cores, starting with its own group's."""
     return [quota for group in _groups(root, "cpu") if (quota := _cpu_quota(group)) is not None]
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """How many processes of this process's own group were killed for lack of memory, whosever limit it was."""
+    """How many processes of this process's own group were killed for lack of memory, by any group's limit."""
     for group in _groups(root, "memory"):
         for name in ("memory.events", "memory.oom_control"):
             if (group / name).exists():
@@ -47,7 +47,7 @@ def oom_kills(root: Path = Path("/")) -> int:
 def _memory_limit(group: Path) -> MemoryLimit | None:
     if (group / "memory.max").exists():  # version 2; its root group has no such file
         limit, used, peak, prefix = "memory.max", "memory.current", "memory.peak", ""
-    elif (group / "memory.limit_in_bytes").exists():  # version 1, where `total_` is with the groups below
+    elif (group / "memory.limit_in_bytes").exists():  # version 1; `total_` values include the groups below
         limit, used, peak, prefix = (
             "memory.limit_in_bytes",
             "memory.usage_in_bytes",
@@ -76,7 +76,7 @@ def _cpu_quota(group: Path) -> float | None:
 
 
 def _table(file: Path) -> dict[str, int]:
-    """Lines of `name number`."""
+    """Parse lines of `name number`."""
     if not file.exists():
         return {}
     pairs = (line.split() for line in file.read_text().splitlines())
@@ -84,19 +84,19 @@ def _table(file: Path) -> dict[str, int]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of this process's group and of those above it, in the hierarchy that has the controller."""
+    """Folders of this process's group and of the groups above it, in the hierarchy with the controller."""
     memberships = _memberships(root / "proc/self/cgroup")
     for hierarchy, top, mounted in _mounts(root / "proc/self/mountinfo"):
         if hierarchy not in (controller, "2") or hierarchy not in memberships:
             continue
         mount, own = root / mounted.relative_to("/"), PurePosixPath(memberships[hierarchy])
-        # What is mounted may begin below the hierarchy's root: in a container, at its own group.
+        # The mount may show only a part of the hierarchy: in a container, it begins at the container's group.
         below = own.relative_to(top) if own.is_relative_to(top) and ".." not in own.parts else PurePosixPath()
         yield from (mount / part for part in (below, *below.parents))
 
 
 def _memberships(file: Path) -> dict[str, str]:
-    """The group by controller of version 1, or by "2" for the only hierarchy of version 2; see cgroups(7)."""
+    """This process's group, by controller for version 1 and by "2" for version 2; see cgroups(7)."""
     if not file.exists():
         return {}
     found: dict[str, str] = {}
@@ -107,7 +107,7 @@ def _memberships(file: Path) -> dict[str, str]:
 
 
 def _mounts(file: Path) -> Iterator[tuple[str, str, PurePosixPath]]:
-    """(controller or "2", the group that is mounted, where) of every hierarchy; see proc_pid_mountinfo(5)."""
+    """Each hierarchy's controller (or "2"), mounted group and mount point; see proc_pid_mountinfo(5)."""
     if not file.exists():
         return
     for line in file.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""How many cores there are to share between the processes of a service."""
+"""The number of cores that the processes of a service can share."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from services.common.cgroup import cpu_quotas
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores this process may use: its affinity, or less under a container's quota."""
+    """Cores that this process may use: its affinity, or the CPU quota if that is lower."""
     return max(1, int(min((len(os.sched_getaffinity(0)), *cpu_quotas(root)))))

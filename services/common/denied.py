@@ -1,4 +1,4 @@
-"""Why a file can't be read: who owns what is closed, and who wanted to read it."""
+"""Explains why a file cannot be read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def reason(path: Path) -> str:
-    """Name the file, or the folder on the way to it, that keeps this process out: its owner, its mode, the reader."""
+    """A message that names the file or folder that denies access, its owner, its mode, and this process's user."""
     target = Path(os.path.realpath(path))
     closed = next((place for place in (*reversed(target.parents), target) if not _opens(place, target)), target)
     found = closed.stat()
@@ -28,5 +28,5 @@ def _opens(place: Path, target: Path) -> bool:
 def _user(uid: int) -> str:
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:  # a user of a container has no entry
+    except KeyError:  # in a container, users often have no entry
         return f"uid {uid}"

@@ -1,4 +1,4 @@
-"""The models that gateways and routers know without any worker, and how a running service hears of other ones."""
+"""The models that gateways and routers know even without a worker; a running service rereads them from a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from services.common.settings import PREFIX, CommaList, ServiceSettings
 
-# Kubernetes takes about a minute to bring a changed ConfigMap into a pod: a second adds little to that.
+# Kubernetes takes about a minute to update a ConfigMap in a pod: a second adds little.
 READ_EVERY_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ Names = frozenset[str]
 
 
 class ExpectingSettings(ServiceSettings):
-    """Settings of services that know models without any worker."""
+    """Settings of services that know models even without a worker."""
 
     expected_models: CommaList = Field(
         default=(),
@@ -43,7 +43,7 @@ class ExpectingSettings(ServiceSettings):
         return self
 
     def read_expected(self) -> Names:
-        """The names as they are now; raises OSError or UnicodeDecodeError when their file cannot be read."""
+        """Read the names; raises OSError or UnicodeDecodeError if their file cannot be read."""
         if not self.expected_models_file:
             return frozenset(self.expected_models)
         return _read_names(self.expected_models_file)
@@ -54,9 +54,9 @@ def _read_names(path: str) -> Names:
 
 
 async def follow_expected(path: str, names: Names, expect: Callable[[Names], None]) -> None:
-    """Call `expect` whenever the file no longer holds `names`, but others; returns at once without a file.
+    """Call `expect` whenever the names in the file change; return at once without a file.
 
-    A file that cannot be read any more changes nothing: the names that were read last stay.
+    While the file cannot be read, the last names stay.
     """
     trouble = ""
     while path:

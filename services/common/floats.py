@@ -6,5 +6,5 @@ import numpy as np
 
 
 def as_written(value: float) -> float:
-    """The shortest decimal that a float32 stands for: 0.7, where it is 0.699999988079071 as a double."""
+    """The shortest decimal of the same float32: 0.7 for the double 0.699999988079071."""
     return float(str(np.float32(value)))

@@ -1,6 +1,7 @@
-"""What a grammar may cost: the same bounds where it is admitted and where it is followed; why one fails, in words.
+"""Bounds on the cost of a grammar, equal for the gateway, which admits it, and the worker, which follows it.
 
-A grammar travels as llguidance writes it: a Lark grammar, or JSON that holds schemas and Lark grammars.
+Also messages that explain why a grammar fails. A grammar is sent in llguidance's format: a Lark grammar, or JSON with
+schemas and Lark grammars.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _QUOTED = re.compile(r"(?m)^ +\d+ \| .*$|^ +\^+$")
 
 
 def explain(error: str) -> str:
-    """Why llguidance refuses a grammar, without its internal words and the lines that it quotes."""
+    """Rewrite an error of llguidance without its internal terms and the lines that it quotes."""
     found = _QUOTED.sub("", error.replace("<non-verbose/>", "")).strip()
     for words, said in _WORDS:
         found = re.sub(words, said, found)
@@ -35,12 +36,12 @@ def explain(error: str) -> str:
 
 
 def parser_limits() -> LLParserLimits:
-    """Bounds of one grammar's memory and of the work of one step (about 10 ms), counted, so equal on all machines."""
+    """Bounds on a grammar's memory and on the work of a step (about 10 ms), as counts: the same on all machines."""
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=100_000,
         step_max_items=50_000,
         max_lexer_states=50_000,
         max_grammar_size=200_000,
-        verbose_errors=False,  # they would quote the grammar in logs
+        verbose_errors=False,  # verbose errors would quote the grammar in logs
     )

@@ -1,37 +1,41 @@
-"""Keeps what lives as long as the process out of the garbage collector's sight.
+"""Freezes long-lived objects, so that the garbage collector skips them.
 
-A full collection walks every container there is: 0.14 ms for each worker that is followed, 40 ms for a gateway that has
-only just started, all of it a pause in the middle of whatever the event loop is doing. What is frozen is not walked; it
-is still freed as soon as nothing refers to it, unless it is part of a cycle.
+A full collection walks all containers and stops the event loop meanwhile: 0.14 ms for each followed worker, 40 ms for a
+gateway that has just started. Frozen objects are not walked. They are still freed when nothing refers to them, unless
+they are part of a cycle.
 """
 
 from __future__ import annotations
 
 import gc
 
-# Allocations that are not freed again before the youngest generation is walked. Python's 700 is a few requests' worth,
-# most of which are still running: they are walked again and again and found alive.
+# Net allocations between collections of the youngest generation. Python's default of 700 is reached within a few
+# requests: collections would walk the objects of running requests again and again and free none.
 YOUNG_ALLOCATIONS = 10_000
-# Frozen members that have left keep their cycles; past this share of the others everything is looked through once.
+# Workers that left stay in memory if they were frozen with cycles. If more than this share of the fleet has left, all
+# objects are unfrozen and collected once.
 LEFT_SHARE = 0.1
 
 
 def freeze_started() -> None:
-    """To be called once, when a process has imported and built what it serves with."""
+    """Freeze all objects. Call it once, after the process has imported and built its parts."""
     gc.set_threshold(YOUNG_ALLOCATIONS, *gc.get_threshold()[1:])
     gc.collect()
     gc.freeze()
 
 
 class FleetHeap:
-    """Freezes what belongs to the members of a fleet when no more of them come or go."""
+    """Freezes the objects of a fleet's members once the fleet no longer changes."""
 
     def __init__(self) -> None:
         self._seen = self._frozen = (0, 0)
         self._left_frozen = 0
 
     def freeze_if_still(self, joined: int, left: int) -> bool:
-        """To be called now and then with how many have ever joined and left; whether it froze anything."""
+        """Freeze if no member has joined or left since the last call; return whether it did.
+
+        Call it at intervals, with the numbers of members that have ever joined and left.
+        """
         moved, self._seen = self._seen != (joined, left), (joined, left)
         if moved or self._seen == self._frozen:
             return False

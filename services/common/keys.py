@@ -1,4 +1,4 @@
-"""Names of everything kept in Redis: leases and hints, and nothing else's truth but that of files and batches."""
+"""Names of all keys in Redis. Redis owns files and batches; everything else there is a lease or can be lost."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class RedisKeys:
 
     @property
     def leases_version(self) -> str:
-        """Grows whenever a lease is new, changed, back after it had ended, or given up."""
+        """Number that grows whenever a lease is new, changed, renewed after its end, or given up."""
         return f"rz:{self.namespace}:leases-version"
 
     @property
     def worker_events(self) -> str:
-        """Channel told a worker's id whenever its lease is new, changed or given up."""
+        """Channel that gets a worker's id whenever its lease is new, changed or given up."""
         return f"rz:{self.namespace}:worker-events"
 
     @property
@@ -38,7 +38,7 @@ class RedisKeys:
         return f"rz:{self.namespace}:gateways"
 
     def session(self, tenant: str, session: str) -> str:
-        """Which worker holds a session. The session's own name is not stored."""
+        """Binding of a session to a worker. Redis gets a digest of the session's name only."""
         digest = sha256(session.encode()).hexdigest()[:32]
         return f"rz:{self.namespace}:sess:{tenant or '-'}:{digest}"
 
@@ -51,15 +51,15 @@ class RedisKeys:
         return f"rz:{self.namespace}:resp:{digest}"
 
     def kept_response(self, tenant: str, response_id: str) -> str:
-        """A response that a client may come back to; with an empty id the prefix of a tenant's."""
+        """A stored response that clients can refer to; with an empty id, the prefix of all of a tenant's."""
         return f"rz:{self.namespace}:kept:{tenant or '-'}:{response_id}"
 
     def kept_index(self, tenant: str) -> str:
-        """Sorted set: ids of a tenant's kept responses -> when they were last used, milliseconds by Redis's clock."""
+        """Sorted set: ids of a tenant's stored responses -> time of last use, milliseconds of Redis's clock."""
         return f"rz:{self.namespace}:kept-index:{tenant or '-'}"
 
     def kept_sizes(self, tenant: str) -> str:
-        """Hash: ids of a tenant's kept responses -> bytes, and under `total` their sum."""
+        """Hash: ids of a tenant's stored responses -> bytes; `total` -> their sum."""
         return f"rz:{self.namespace}:kept-sizes:{tenant or '-'}"
 
     def api_key(self, digest: str) -> str:
@@ -72,12 +72,12 @@ class RedisKeys:
 
     @staticmethod
     def member(tenant: str, object_id: str) -> str:
-        """How sets of all tenants name a file or a batch."""
+        """The name of a file or a batch in sets that span tenants."""
         return f"{tenant or '-'}:{object_id}"
 
     @staticmethod
     def parts(member: str) -> tuple[str, str]:
-        """The tenant as in keys, and the id."""
+        """Split a member into the tenant, as in keys, and the id."""
         tenant, _, object_id = member.rpartition(":")
         return tenant, object_id
 
@@ -106,11 +106,11 @@ class RedisKeys:
 
     @property
     def file_ends(self) -> str:
-        """Sorted set: member -> when the file's life is over, by Redis's clock."""
+        """Sorted set: member -> when the file expires, by Redis's clock."""
         return f"rz:{self.namespace}:file-ends"
 
     def batches(self, tenant: str) -> str:
-        """Sorted set: a tenant's batches -> when they were made."""
+        """Sorted set: a tenant's batches -> when they were created."""
         return f"rz:{self.namespace}:batches:{tenant or '-'}"
 
     def batch(self, member: str) -> str:
@@ -118,15 +118,15 @@ class RedisKeys:
         return f"rz:{self.namespace}:batch:{member}"
 
     def batch_done(self, member: str) -> str:
-        """Bits: the lines of an open batch that have been written."""
+        """Bitmap: the lines of an open batch whose results are written."""
         return f"rz:{self.namespace}:batch-done:{member}"
 
     @property
     def batch_queue(self) -> str:
-        """Sorted set: member of each open batch -> from when on anybody may work on it, by Redis's clock."""
+        """Sorted set: member of each open batch -> when any gateway may take it over, by Redis's clock."""
         return f"rz:{self.namespace}:batch-queue"
 
     @property
     def batch_owners(self) -> str:
-        """Hash: member -> who works on it."""
+        """Hash: member -> the gateway that works on it."""
         return f"rz:{self.namespace}:batch-owners"

@@ -1,8 +1,8 @@
-"""Worker leases in Redis: workers write theirs every second, routers and the coordinator read them all.
+"""Worker leases in Redis: each worker writes its own every second, routers and the coordinator read them all.
 
-Whether a lease is alive is told by Redis's clock alone: machines' clocks differ. Reading a thousand leases holds Redis
-up for milliseconds, with everybody's sessions behind them; so a reader says which state it has seen, and gets nothing
-when no lease has come, changed or ended since.
+Only Redis's clock decides whether a lease is alive, since machines' clocks differ. Reading a thousand leases blocks
+Redis, and all session commands, for milliseconds. So a reader sends the state that it has seen, and gets no leases if
+none has come, changed or ended since.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from services.common.tasks import end_tasks
 BEAT_S = 1.0
 LEASE_TTL_S = 5.0
 READ_TIMEOUT_S = 1.0
-# A fleet that starts at once is read a few times, not once for each worker.
+# Pause after a change, so that a fleet that starts together causes a few reads, not one per worker.
 MERGE_S = 0.02
-# Ids of workers that died without giving their lease up are swept from the sorted set after this long.
+# Workers that died without giving their lease up are removed from the sorted set after this time.
 FORGET_S = 600.0
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a worker says of itself. `incarnation` changes with every process start."""
+    """A worker's description of itself. `incarnation` changes with every start of its process."""
 
     worker_id: str
     incarnation: str
@@ -58,8 +58,9 @@ class Lease:
             raise ValueError(f"not a worker lease: {error}") from error
 
 
-# Keys: times of the last beats, leases, version. A lease that is new, changed or back is a new version; with it go
-# those that ended long ago. Versions start at the clock: a Redis that restarts empty does not repeat them.
+# Keys: times of the last beats, leases, version. A lease that is new, changed or renewed after its end makes a new
+# version; the same call removes leases that ended long ago. Versions start at the clock, so that a Redis that restarts
+# empty does not repeat them.
 _WRITE = """
 local clock = redis.call('TIME')
 local now, id, lease = clock[1] + clock[2] / 1e6, ARGV[1], ARGV[2]
@@ -83,8 +84,8 @@ redis.call('INCR', KEYS[3])
 redis.call('PUBLISH', ARGV[2], ARGV[1])
 """
 
-# The state, and the leases unless that state has been seen. They come as one string instead of a thousand replies: the
-# client parses a long reply slowly.
+# Returns the state, and the leases unless the reader has seen that state. The leases are one string instead of a
+# thousand replies, which the client would parse slowly.
 _READ = """
 local clock = redis.call('TIME')
 local alive = string.format('(%.6f', clock[1] + clock[2] / 1e6 - ARGV[1])
@@ -102,7 +103,7 @@ return {state, table.concat(found, '\\n')}
 
 
 class LeaseTable:
-    """The leases of one installation. All methods raise RedisError or OSError when Redis is away."""
+    """The leases of one installation. All methods raise RedisError or OSError if Redis is away."""
 
     def __init__(self, client: redis.Redis, keys: RedisKeys) -> None:
         self._keys = [keys.workers, keys.leases, keys.leases_version]
@@ -110,7 +111,7 @@ class LeaseTable:
         self._write, self._remove, self._read = (client.register_script(text) for text in (_WRITE, _REMOVE, _READ))
 
     async def write(self, lease: Lease, client: redis.Redis | None = None) -> None:
-        """Prolong a lease; `client` may be a pipeline."""
+        """Renew a lease; `client` may be a pipeline."""
         await self._write(
             keys=self._keys,
             args=[lease.worker_id, lease.to_json(), LEASE_TTL_S, FORGET_S, self._events],
@@ -122,7 +123,7 @@ class LeaseTable:
         await self._remove(keys=self._keys, args=[worker_id, self._events])
 
     async def read(self, seen: bytes) -> tuple[bytes, list[bytes] | None]:
-        """The state of the table, and the live leases as JSON; None when the state is `seen`."""
+        """The state of the table, and the live leases as JSON; None instead of leases if the state is `seen`."""
         async with asyncio.timeout(READ_TIMEOUT_S):
             state, *leases = await self._read(keys=self._keys, args=[LEASE_TTL_S, seen])
         if not leases:
@@ -131,21 +132,21 @@ class LeaseTable:
 
 
 class LeaseKeeper:
-    """Keeps one worker's lease alive. Redis being away is logged and never stops the worker."""
+    """Keeps one worker's lease alive. An outage of Redis is logged and never stops the worker."""
 
     def __init__(self, client: redis.Redis, keys: RedisKeys, access: RedisAccess, current: Callable[[], Lease]) -> None:
-        self.written = asyncio.Event()  # the lease, at least once
+        self.written = asyncio.Event()  # set once the lease has been written
         self._table = LeaseTable(client, keys)
         self._current = current
         self._outage = RedisOutage(log, access, "lease not renewed")
 
     @property
     def waits_for(self) -> str:
-        """Why nobody can find the worker yet; empty once the lease was written, whatever Redis does later."""
+        """Why routers cannot find the worker yet; empty from the first write of the lease on."""
         return "" if self.written.is_set() else f"the lease is not written: {self._outage.why or 'asking Redis'}"
 
     async def run(self) -> None:
-        """Beat until cancelled, then give the lease up."""
+        """Renew the lease until cancelled, then give it up."""
         written = ""
         try:
             while True:
@@ -178,7 +179,7 @@ def _parse(text: bytes) -> Lease | None:
 
 
 class LeaseWatcher:
-    """Reads all live leases: at once when one changes, and every `BEAT_S` in any case."""
+    """Reads all live leases: soon after a change, and at least every `BEAT_S`."""
 
     def __init__(self, client: redis.Redis, keys: RedisKeys, access: RedisAccess) -> None:
         self._redis = client
@@ -187,16 +188,16 @@ class LeaseWatcher:
         self._events = keys.worker_events
         self._table = LeaseTable(client, keys)
         self._seen = b""
-        self._parsed: dict[bytes, Lease | None] = {}  # what the last answer was made of; most of it is in the next
+        self._parsed: dict[bytes, Lease | None] = {}  # the last answer's lines; most recur in the next one
         self._leases: dict[str, Lease] = {}
 
     @property
     def trouble(self) -> str:
-        """Why the last reading failed; empty when it did not, or there was none yet."""
+        """Why the last read failed; empty if it succeeded or there was none yet."""
         return self._outage.why
 
     async def read(self) -> dict[str, Lease]:
-        """Leases by worker id; raises RedisError or OSError when Redis is away."""
+        """Leases by worker id; raises RedisError or OSError if Redis is away."""
         self._seen, lines = await self._table.read(self._seen)
         if lines is not None:
             self._parsed = {line: self._parsed[line] if line in self._parsed else _parse(line) for line in lines}
@@ -204,7 +205,7 @@ class LeaseWatcher:
         return self._leases
 
     async def watch(self) -> AsyncGenerator[dict[str, Lease] | None]:
-        """Yield the live leases again and again; None while Redis is away (keep what you have)."""
+        """Yield the live leases after each read; None while Redis is away: callers then keep what they have."""
         changed = asyncio.Event()
         listener = asyncio.create_task(self._listen(changed))
         try:
@@ -234,6 +235,6 @@ class LeaseWatcher:
                         if message["type"] == "message":
                             changed.set()
             except (RedisError, OSError) as error:
-                if isinstance(error, NoPermissionError):  # all else hits the reader, too
+                if isinstance(error, NoPermissionError):  # the reader logs all other errors
                     self._deaf.failed(error)
                 await asyncio.sleep(BEAT_S)

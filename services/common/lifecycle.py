@@ -1,4 +1,4 @@
-"""How every service process starts and ends."""
+"""Start and end of every service process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from services.common.logs import configure_logging
 from services.common.settings import PREFIX, ServiceSettings
 
-# What Kubernetes puts into the environment of every pod for a Service, RYZANSTEIN_GATEWAY_PORT among it.
+# The form of variables that Kubernetes sets in every pod for each Service, such as RYZANSTEIN_GATEWAY_PORT.
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class StartupError(Exception):
 
 
 class GaveUpError(Exception):
-    """The service ran, cannot go on, and had better be started anew elsewhere; the message is for the operator."""
+    """The service ran, cannot continue, and should be started elsewhere; the message is for the operator."""
 
 
 def run_service(
@@ -40,7 +40,7 @@ def run_service(
 ) -> None:
     """Read the settings and run `main(settings, stop)` on uvloop until it returns; SIGTERM and SIGINT set `stop`.
 
-    Exits with status 1 and one log line when a setting is wrong or `main` raises :class:`StartupError`,
+    Exits with status 1 and one log line if a setting is wrong or `main` raises :class:`StartupError`,
     :class:`GaveUpError` or OSError.
     """
 
@@ -65,19 +65,19 @@ def run_service(
 
 
 def read_settings(settings_type: type[SettingsT]) -> SettingsT:
-    """From the environment; raises StartupError, one line that names every variable that is wrong."""
+    """Read settings from the environment; raises StartupError, with one line that names every wrong variable."""
     try:
         return settings_type()
     except ValidationError as error:
         complaints = [_complaint(settings_type, detail) for detail in error.errors()]
-        raise StartupError("; ".join(complaints)) from None  # the original shows what is secret
+        raise StartupError("; ".join(complaints)) from None  # the original error shows secret values
 
 
 def _complaint(settings: type[ServiceSettings], error: ErrorDetails) -> str:
-    """The variable, what it holds, and what is allowed."""
+    """An error message with the variable, its value and what is allowed."""
     reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
     reason = reason.replace("Input should", "it should")
-    if not error["loc"]:  # of several variables, which it names itself
+    if not error["loc"]:  # an error about several variables, which it names itself
         return reason
     field = settings.model_fields[str(error["loc"][0])]
     variable = f"{PREFIX}{str(error['loc'][0]).upper()}"

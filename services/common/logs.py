@@ -15,13 +15,13 @@ from opentelemetry import trace
 
 request_id_var: ContextVar[str] = ContextVar("request_id", default="")
 
-# Attributes of every LogRecord; anything else was passed as `extra=` and belongs in the line, but for uvicorn's second
-# message, which is for terminals.
+# Attributes of every LogRecord. All others were passed as `extra=` and belong in the line, except uvicorn's
+# `color_message`, which is for terminals.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, service, logger, message, ids and extra fields."""
+    """One JSON object per line: time, level, service, logger, message, ids and extra fields."""
 
     def __init__(self, service: str, fields: Mapping[str, object] = MappingProxyType({})) -> None:
         super().__init__()
@@ -50,10 +50,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(service: str, level: str, **fields: object) -> None:
-    """Send the root logger's records to stdout as JSON lines; `fields` are in every one.
+    """Send the root logger's records to stdout as JSON lines; `fields` are added to every line.
 
-    gRPC's core would write lines of its own to stderr, of connections that have ended among others. What it fails at
-    is an exception or a status, too. `GRPC_VERBOSITY`, where it is set, brings its lines back.
+    gRPC's core writes its own lines to stderr, about ended connections for example. They are switched off, since its
+    errors also arrive as exceptions or statuses; setting `GRPC_VERBOSITY` switches them on.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     handler = logging.StreamHandler(sys.stdout)

@@ -1,4 +1,4 @@
-"""How late the event loop runs what is due: a stuck loop is seen here before its probe fails."""
+"""Measures how late the event loop runs its timers, which shows a stuck loop before its probe fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LoopLag(Collector):
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Measure while the block runs, on the loop it runs on."""
+        """Measure the running loop while the block runs."""
         self._wait(asyncio.get_running_loop())
         try:
             yield
@@ -40,7 +40,7 @@ class LoopLag(Collector):
         self._wait(loop)
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry; called from another thread."""
+        """Called by the registry, from another thread."""
         worst, self._worst_s = self._worst_s, 0.0
         about = "Longest delay of a timer of the event loop since the last scrape"
         yield GaugeMetricFamily("ryzanstein_process_event_loop_lag_seconds", about, value=worst)

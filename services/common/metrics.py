@@ -1,7 +1,7 @@
-"""`/metrics`, `/livez` and `/readyz` of one process, on a port of their own.
+"""`/metrics`, `/livez` and `/readyz` of one process, on their own port.
 
-The server runs in a thread: a scrape never holds the event loop up. `/livez` on the other hand asks the event loop
-for a sign of life, so that a stuck process is restarted; it asks nobody else.
+The server runs in a thread, so that a scrape never delays the event loop. `/livez` makes the event loop run a callback,
+so that Kubernetes restarts a stuck process; it depends on nothing outside the process.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 
 def new_registry(service: str) -> CollectorRegistry:
-    """A registry that also shows the process: its build, CPU time, memory, file descriptors, start, frozen objects."""
-    # They are a second series for every counter and histogram, which nothing reads.
+    """A registry with metrics of the process: its build, CPU time, memory, file descriptors, start, frozen objects."""
+    # A `_created` series for every counter and histogram, which nothing reads.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -60,9 +60,9 @@ def _version() -> str:
 
 
 class Totals(Collector):
-    """A counter that somebody else counts: `read` gives the totals by the value of the label.
+    """A counter whose totals are kept elsewhere: `read` returns them by the value of the label.
 
-    It is called from another thread and must only read.
+    The registry calls `read` from another thread, so it must not change anything.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Totals(Collector):
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry."""
+        """Called by the registry."""
         family = CounterMetricFamily(self._name, self._help, labels=[self._label])
         for value, total in self._read().items():
             family.add_metric([value], total)
@@ -92,7 +92,7 @@ class _Server6(_Server):
 
 class _QuietHandler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class's name
-        """Probes and scrapes every few seconds are not worth a line."""
+        """Log nothing: probes and scrapes come every few seconds."""
 
 
 def _answers(loop: asyncio.AbstractEventLoop) -> bool:
@@ -107,10 +107,10 @@ def _answers(loop: asyncio.AbstractEventLoop) -> bool:
 
 @contextmanager
 def serve_metrics(host: str, port: int, registry: CollectorRegistry, waits_for: Callable[[], str]) -> Iterator[None]:
-    """Serve while the block runs; to be entered on the event loop. Port 0 serves nothing.
+    """Serve while the block runs; enter it on the event loop. Port 0 serves nothing.
 
-    `waits_for` says why the process is not ready, nothing when it is. It is called from another thread and must only
-    read. Raises OSError when the port is taken.
+    `waits_for` returns why the process is not ready, empty if it is. It is called from another thread, so it must not
+    change anything. Raises OSError if the port is taken.
     """
     lag = LoopLag(registry)
     try:

@@ -1,4 +1,4 @@
-"""Ports for servers that are started later."""
+"""Free ports for servers that start later."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import cycle
 
-# Linux gives local ports to connections and to servers on port 0 from 32768 on, macOS from 49152 on.
+# Below the ephemeral range, which begins at 32768 on Linux and at 49152 on macOS.
 _BELOW_EPHEMERAL = range(15_000, 32_768)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nothing listens on now; no process is given the same one twice in a row of thousands.
+    """A port on which nothing listens now; a process gets the same port again only after thousands of others.
 
-    A port that the kernel picked would come from the ephemeral range: until the server binds it, any connection of the
-    machine may get the same one as its local port. Raises OSError when every port is taken.
+    The kernel would pick one from the ephemeral range: until the server binds it, any connection of the machine could
+    get it as its local port. Raises OSError if all ports are taken.
     """
     candidates = _candidates()
     for _ in _BELOW_EPHEMERAL:
@@ -32,5 +32,5 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 @cache
 def _candidates() -> Iterator[int]:
-    """The same order in no two processes: their servers may be started side by side."""
+    """All ports in a random order, since several processes may start servers at the same time."""
     return cycle(random.sample(_BELOW_EPHEMERAL, len(_BELOW_EPHEMERAL)))

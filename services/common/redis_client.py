@@ -1,4 +1,4 @@
-"""Connections to Redis that fail fast: a caller with a degraded mode wants an answer, not retries."""
+"""Connections to Redis that fail fast: callers have a degraded mode, and prefer an error to retries."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 Argument = bytes | str | int
 
-# Connecting looks up a name, encrypts and logs in, longer than a command may take; it is done beside those that wait.
+# Connecting resolves a name, starts TLS and logs in, which may take longer than a command may. It runs in its own task.
 CONNECT_TIMEOUT_S = 2.0
 
 
 class RedisUrlError(ValueError):
-    """A URL is not one of a Redis; the message holds no part of it."""
+    """A URL is not a valid URL of a Redis; the message contains no part of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedisAccess:
-    """Where Redis is and how to get in. User and password may be in the URL, percent-encoded; fields outweigh it."""
+    """Address and credentials of Redis. The URL may contain user and password, percent-encoded; fields override it."""
 
     url: str
     username: str = ""
@@ -35,7 +35,7 @@ class RedisAccess:
     ca_file: str = ""
 
     def check(self) -> None:
-        """Raise RedisUrlError unless the URL can be used."""
+        """Raise RedisUrlError unless the URL is valid."""
         try:
             parts = urlsplit(self.url)
             port, path = parts.port, parts.path.strip("/")
@@ -45,7 +45,7 @@ class RedisAccess:
             raise RedisUrlError("must start with redis://, rediss:// or unix://")
         if parts.scheme == "unix":
             ok = bool(path)
-        else:  # an @ behind the host is one of a password that is not encoded: the host would be a part of it
+        else:  # a later @ means an unencoded password, part of which would be read as the host
             ok = (
                 bool(parts.hostname)
                 and port != 0
@@ -62,28 +62,28 @@ class RedisAccess:
 
     @property
     def host(self) -> str:
-        """Empty for a socket in the file system."""
+        """The host; empty for a Unix socket."""
         return urlsplit(self.url).hostname or ""
 
     @property
     def place(self) -> str:
-        """Host and port or the socket's path, without any secret."""
+        """Host and port, or the path of the Unix socket; contains no secret."""
         parts = urlsplit(self.url)
         return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
 
     @property
     def encrypted(self) -> bool:
-        """Whether TLS is spoken."""
+        """Whether the connection uses TLS."""
         return self.url.startswith("rediss://")
 
     @property
     def user(self) -> str:
-        """The ACL user; empty: Redis's default one."""
+        """The ACL user; empty: Redis's default user."""
         return self.username or unquote(urlsplit(self.url).username or "")
 
     @property
     def password_source(self) -> str:
-        """The variable that the password comes from; empty without one."""
+        """The environment variable with the password; empty without a password."""
         if self.password_file:
             return "RYZANSTEIN_REDIS_PASSWORD_FILE"
         if self.password:
@@ -91,7 +91,7 @@ class RedisAccess:
         return "RYZANSTEIN_REDIS_URL" if urlsplit(self.url).password else ""
 
     def read_password(self) -> str:
-        """Empty without one; raises AuthenticationError when the file cannot be read."""
+        """The password, or empty; raises AuthenticationError if the file cannot be read."""
         if not self.password_file:
             return self.password or unquote(urlsplit(self.url).password or "")
         try:
@@ -107,7 +107,7 @@ _WRONG_URL = (
 
 
 class _Credentials(CredentialProvider):
-    """Asked at every connect: a password file may have changed."""
+    """Credentials, read at every connect since the password file may change."""
 
     def __init__(self, access: RedisAccess) -> None:
         self._access = access
@@ -121,14 +121,14 @@ class _Credentials(CredentialProvider):
 
 
 class _ConnectingBeside(redis.ConnectionPool):
-    """Goes on with connecting when who asked for the connection has given up: the next one finds it made."""
+    """Finishes connecting even if its caller has given up, so that the next caller finds the connection ready."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._keeping: set[asyncio.Task[None]] = set()
 
     async def get_connection(self, *_deprecated: Any, **_options: Any) -> redis.Connection:
-        """See there."""
+        """An idle connection, or a new one."""
         idle = self._available_connections
         if idle and idle[-1].is_connected:
             ready: redis.Connection = await super().get_connection()  # type: ignore[no-untyped-call]
@@ -150,10 +150,10 @@ class _ConnectingBeside(redis.ConnectionPool):
 def open_redis(
     access: RedisAccess, timeout_s: float, *, timed_by_caller: bool = False, connects_beside: bool = False
 ) -> redis.Redis:
-    """A client whose commands answer or raise RedisError/OSError within about `timeout_s`; connects on first use.
+    """A client whose commands return or raise RedisError/OSError within about `timeout_s`; connects on first use.
 
-    `timed_by_caller`, a Batcher: nothing is limited here. The client's own limit costs it a task for every command.
-    `connects_beside`: connecting may take longer, and goes on when its caller, who limits his waiting, has given up.
+    `timed_by_caller`, for a Batcher: the client has no time-outs of its own, which would cost a task per command.
+    `connects_beside`: connecting may take longer than `timeout_s`, and continues after its caller has given up.
     """
     parts = urlsplit(access.url)
     options: dict[str, Any] = {"ssl_ca_certs": access.ca_file} if access.ca_file else {}
@@ -171,10 +171,10 @@ def open_redis(
 
 
 class Batcher:
-    """Sends commands that are waiting at the same time together, over one connection of its own.
+    """Sends waiting commands together, over one connection of its own.
 
-    A command costs redis-py a fifth of a millisecond, most of it per round trip and for taking a connection out of its
-    pool and putting it back; and a burst of single commands would open a connection for each.
+    A single command costs redis-py a fifth of a millisecond, most of it for the round trip and for the connection pool;
+    and a burst of single commands would open a connection for each.
     """
 
     def __init__(self, client: redis.Redis, timeout_s: float) -> None:
@@ -186,7 +186,7 @@ class Batcher:
         self._sender: asyncio.Task[None] | None = None
 
     async def run(self, *command: Argument) -> Any:
-        """The answer to a command as Redis gives it; raises RedisError or OSError, within the time-out."""
+        """Redis's answer to a command; raises RedisError or OSError within the time-out."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((command, answer))
         if self._sender is None or self._sender.done():
@@ -194,13 +194,14 @@ class Batcher:
         return await answer
 
     def connect(self) -> asyncio.Task[None] | None:
-        """Have the connection made unless it is there, so that no command has to wait for it; its task."""
+        """Start to connect unless connected, so that no command has to wait for it; return the task."""
         if self._connecting is not None and not self._connecting.done():
-            return self._connecting  # the client calls itself connected before it is let in
+            return self._connecting  # `is_connected` is true before authentication has ended
         if self._connection is not None and self._connection.is_connected:
             return None
         self._connecting = asyncio.create_task(self._connect(), name="redis-connect")
-        self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # told to who waits
+        # Marks the exception as retrieved: waiting commands get it.
+        self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._connecting
 
     async def _connect(self) -> None:
@@ -211,14 +212,14 @@ class Batcher:
                 await self._connection.connect()  # type: ignore[no-untyped-call]
 
     async def _send(self) -> None:
-        """While a batch is on its way the next one gathers."""
+        """Send batches one after another; new commands gather meanwhile."""
         while self._waiting:
             batch, self._waiting = self._waiting, []
             try:
                 async with asyncio.timeout(self._timeout_s):
                     answers = await self._exchange([command for command, _ in batch])
             except (RedisError, OSError) as error:
-                if isinstance(error, TimeoutError):  # who waits behind them has waited, too
+                if isinstance(error, TimeoutError):  # later commands have waited as well
                     batch, self._waiting = batch + self._waiting, []
                 answers = [error] * len(batch)
             for (_, future), answer in zip(batch, answers, strict=True):
@@ -230,9 +231,9 @@ class Batcher:
                     future.set_result(answer)
 
     async def _exchange(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
-        """The answers in order, errors of single commands among them; the client ends a connection that fails."""
+        """The answers in order, errors of single commands included; the client closes a connection that fails."""
         if connecting := self.connect():
-            await asyncio.shield(connecting)  # goes on when the time of these commands is over
+            await asyncio.shield(connecting)  # continues after the time-out of these commands
         connection = self._connection
         assert connection is not None
         await connection.send_packed_command(connection.pack_commands(commands))

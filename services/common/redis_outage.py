@@ -1,4 +1,4 @@
-"""What a log says about a Redis that cannot be used: why, in words that help, and never a part of a password."""
+"""Logs why Redis cannot be used, with a hint for the operator and never with any part of a password."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ AGAIN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class OutageCause:
-    """Why Redis cannot be used; what is of one `kind` is one piece of news."""
+    """Why Redis cannot be used. Causes of the same `kind` are logged as one."""
 
     kind: str
     text: str
 
 
 def cause_of(error: BaseException, access: RedisAccess) -> OutageCause:
-    """Put an error of a command or of connecting into words."""
+    """Explain an error of a command or of connecting."""
     if tls := _tls_error(error):
         return OutageCause("tls", _tls_text(tls, access))
     match error:
-        case AuthenticationError() if "PASSWORD_FILE" in str(error):  # our own words
+        case AuthenticationError() if "PASSWORD_FILE" in str(error):  # raised by RedisAccess
             return OutageCause("password file", str(error))
         case AuthenticationError() | AuthenticationWrongNumberOfArgsError() | AuthorizationError():
             return OutageCause("authentication", _authentication_text(access))
@@ -46,7 +46,7 @@ def cause_of(error: BaseException, access: RedisAccess) -> OutageCause:
                 "permission", f"its ACL does not let the user of RYZANSTEIN_REDIS_USERNAME do that: {_words(error)}"
             )
         case RedisTimeoutError() | TimeoutError():
-            # A server without TLS waits for the end of a line that a TLS client never sends.
+            # A server without TLS waits for an end of line, which a TLS client never sends.
             hint = "; does it speak TLS, as rediss:// in RYZANSTEIN_REDIS_URL says?" if access.encrypted else ""
             return OutageCause("time-out", f"{access.place} does not answer in time{hint}")
         case RedisConnectionError() if "closed" in str(error).lower() or "reset" in str(error).lower():
@@ -73,7 +73,7 @@ def _tls_text(error: ssl.SSLError, access: RedisAccess) -> str:
 
 
 def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
-    """The TLS library's own error; the client wraps it."""
+    """The TLS library's error, which the client wraps."""
     while error is not None:
         if isinstance(error, ssl.SSLError):
             return error
@@ -86,14 +86,14 @@ def _words(error: BaseException) -> str:
 
 
 class RedisOutage:
-    """Logs that Redis cannot be used: each kind of cause once, and again every minute while that lasts."""
+    """Logs that Redis cannot be used: each kind of cause at once, and again every minute while it lasts."""
 
     def __init__(self, log: logging.Logger, access: RedisAccess, consequence: str) -> None:
         self._log = log
         self._access = access
         self._consequence = consequence
         self._logged: dict[str, float] = {}  # when, by kind of cause
-        self.why = ""  # the last use failed; empty when it did not
+        self.why = ""  # why the last use failed; empty if it succeeded
 
     @property
     def lasts(self) -> bool:
@@ -101,7 +101,7 @@ class RedisOutage:
         return bool(self.why)
 
     def failed(self, error: BaseException) -> OutageCause:
-        """Redis could not be used."""
+        """Note that Redis could not be used."""
         cause, now = cause_of(error, self._access), time.monotonic()
         self.why = cause.text
         if now - self._logged.get(cause.kind, -AGAIN_S) >= AGAIN_S:
@@ -110,7 +110,7 @@ class RedisOutage:
         return cause
 
     def ended(self) -> None:
-        """Redis could be used; cheap while there was no outage."""
+        """Note that Redis could be used; cheap when there was no outage."""
         if self._logged:
             self._logged.clear()
             self.why = ""

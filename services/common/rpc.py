@@ -1,4 +1,4 @@
-"""gRPC between services: one set of options, one way to start a server."""
+"""gRPC channels and servers with the project's options."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from grpc_reflection.v1alpha import reflection
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
-# Pings find a peer that stands still, or whose machine vanished without closing its connections; a dead process is
-# noticed at once. The ping time-out is what ends a connection; by default it is a minute, whatever the keepalive says.
+# Pings detect a peer that is stopped, or whose machine vanished without closing its connections; a dead process is
+# noticed without them. The ping time-out ends a connection; its default of a minute overrides the keepalive time-out.
 RECEIVE_LIMIT = "grpc.max_receive_message_length"
 _COMMON: list[tuple[str, int | str]] = [
     (RECEIVE_LIMIT, MAX_MESSAGE_BYTES),
@@ -26,11 +26,11 @@ _COMMON: list[tuple[str, int | str]] = [
 _KEEPALIVE_MS = (4_000, 5_000)
 _CLIENT: list[tuple[str, int | str]] = [
     *_COMMON,
-    # A restarted peer is tried again quickly.
+    # Reconnect quickly to a restarted peer.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Channels to the same address share nothing, so that closing one never touches another.
+    # Channels to the same address share no connection, so that closing one never affects another.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
@@ -39,15 +39,15 @@ _SERVER: list[tuple[str, int | str]] = [
     *_COMMON,
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent sharing
+    ("grpc.so_reuseport", 0),  # a port in use is an error; it is never shared
 ]
 
 
 def open_channel(address: str, *, small_messages: bool = False) -> grpc.aio.Channel:
     """A channel to ``host:port`` or ``unix:/path``; connects on first use.
 
-    `small_messages`: what comes back is far below 64 KiB, so that the bandwidth needs no probing. A probe is a ping and
-    its answer for almost every message that arrives: half of what following a worker's state costs.
+    `small_messages`: answers are far below 64 KiB, so that gRPC need not probe the bandwidth. A probe is a ping for
+    almost every message that arrives, which is half the cost of following a worker's state.
     """
     small = _SMALL if small_messages else []
     return grpc.aio.insecure_channel(address, options=[*_CLIENT, *small, _keepalive()])
@@ -56,18 +56,18 @@ def open_channel(address: str, *, small_messages: bool = False) -> grpc.aio.Chan
 def new_server(
     options: Sequence[tuple[str, int]] = (), interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
 ) -> grpc.aio.Server:
-    """A server with the project's options, or `options` instead; add servicers, bind with :func:`bind`, then start."""
+    """A server with the project's options, which `options` override. Add servicers, call :func:`bind`, then start."""
     every = dict([*_SERVER, _keepalive()]) | dict(options)
     return grpc.aio.server(interceptors=interceptors, options=list(every.items()))
 
 
 def _keepalive() -> tuple[str, int]:
-    """When to ping an idle peer: never in step, a thousand pings at once stop everything else for 60 ms."""
+    """The interval of pings to an idle peer: random, since a thousand pings at once block the process for 60 ms."""
     return "grpc.keepalive_time_ms", random.randint(*_KEEPALIVE_MS)
 
 
 def bind(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Listen on `host`:`port` (0 picks a free one); returns the port, raises OSError when it is taken."""
+    """Listen on `host`:`port` (0 picks a free one); return the port, raise OSError if it is taken."""
     try:
         bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     except RuntimeError as error:
@@ -78,7 +78,7 @@ def bind(server: grpc.aio.Server, host: str, port: int) -> int:
 
 
 class Health:
-    """grpc.health.v1 of one server: `SERVING` only while the service can do its work."""
+    """grpc.health.v1 of one server: `SERVING` only while the service can work."""
 
     def __init__(self, server: grpc.aio.Server, service_names: Sequence[str]) -> None:
         self._servicer = health.aio.HealthServicer()
@@ -87,11 +87,11 @@ class Health:
         reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
 
     async def set_serving(self, serving: bool) -> None:
-        """Tell every watcher."""
+        """Set the status of all names."""
         for name in self._names:
             await self.set_status(name, serving)
 
     async def set_status(self, name: str, serving: bool) -> None:
-        """Tell the watchers of one name, which need not be a service: a probe may ask for `liveness`."""
+        """Set the status of one name. It need not be a service: a probe may ask for `liveness`."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._servicer.set(name, status)

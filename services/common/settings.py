@@ -15,12 +15,12 @@ from services.common.redis_client import RedisAccess, RedisUrlError
 
 PREFIX = "RYZANSTEIN_"
 _ANY_PORT = 9
-# Addresses of documentation (RFC 5737 and 3849): the way there is the default route.
+# Addresses reserved for documentation (RFC 5737 and 3849): the default route leads to them.
 _SOMEWHERE = ((socket.AF_INET, ("192.0.2.1", _ANY_PORT)), (socket.AF_INET6, ("2001:db8::1", _ANY_PORT)))
 
 
 def peer_address(address: str) -> str:
-    """The address if it is ``host:port`` or empty; raises ValueError."""
+    """Check that an address is ``host:port`` or empty; raises ValueError."""
     host, _, port = address.rpartition(":")
     if address and not (host and "/" not in host and port.isdigit() and 0 < int(port) < 65536):
         raise ValueError("must be host:port")
@@ -38,9 +38,9 @@ CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 class ServiceSettings(BaseSettings):
-    """What every service needs to know. Subclasses add their own fields; all are read once, at start.
+    """Settings of every service. Subclasses add their own fields; all are read once, at start.
 
-    The values of fields with ``repr=False`` are secret: no message shows them.
+    Fields with ``repr=False`` are secret: no message shows their values.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
@@ -105,21 +105,21 @@ class ServiceSettings(BaseSettings):
 
     @property
     def redis(self) -> RedisAccess:
-        """How Redis is reached."""
+        """Address and credentials of Redis."""
         return RedisAccess(
             self.redis_url, self.redis_username, self.redis_password, self.redis_password_file, self.redis_ca_file
         )
 
     def advertised(self, port: int) -> str:
-        """The ``host:port`` that peers are told to call."""
+        """The ``host:port`` that peers call."""
         host = self.advertise_host or (self._own_address() if self.host in ("0.0.0.0", "::") else self.host)
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def _own_address(self) -> str:
-        """The address of the interface towards Redis: peers, unlike ourselves, seldom know our host name."""
+        """The address of the network interface towards Redis: peers often cannot resolve this machine's host name."""
         towards: list[tuple[int, Any]] = list(_SOMEWHERE)
         if redis_host := self.redis.host:
-            with contextlib.suppress(OSError):  # its name may not be known yet
+            with contextlib.suppress(OSError):  # its name may not resolve yet
                 found = socket.getaddrinfo(redis_host, _ANY_PORT, type=socket.SOCK_DGRAM)
                 towards = [(int(family), address[:2]) for family, *_, address in found] + towards
         for family, address in towards:

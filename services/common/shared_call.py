@@ -1,4 +1,4 @@
-"""Many requests over one bidirectional gRPC call: a message costs a third of what a call of its own does."""
+"""Many requests over one bidirectional gRPC call: a message costs a third of a call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.common.tasks import end_tasks
 
 
 class Tagged(Sized, Protocol):
-    """A message with a field `tag`: an answer bears that of its request."""
+    """A message with a field `tag`: an answer has the tag of its request."""
 
     tag: int
 
@@ -26,19 +26,19 @@ AnswerT = TypeVar("AnswerT", bound=Tagged)
 
 
 class CallBrokenError(Exception):
-    """The call has ended: there will be no answer."""
+    """The call has ended without an answer."""
 
 
 class PeerSilentError(CallBrokenError):
-    """The peer has said nothing for too long, not even that it is alive."""
+    """The peer has sent nothing for too long, not even a heartbeat."""
 
 
 class SharedCall(Generic[RequestT, AnswerT]):
-    """The client's side. Open one at first use and another one when it is `broken`.
+    """The client's side of a shared call. Open one at first use, and a new one when it is `broken`.
 
-    `pack` and `unpack` are for messages of several requests and of several answers. `cancel` makes the message that
-    takes a request back whose caller has given up; without one the answer is ignored. A peer that sends heartbeats,
-    answers with the tag 0, while requests wait is given up after `silent_s` without any message.
+    `pack` makes a message of several requests, `unpack` splits a message into answers. `cancel` makes the message that
+    cancels a request whose caller has given up; without it, a late answer is ignored. A peer may send heartbeats,
+    answers with the tag 0, while requests wait; the call then ends after `silent_s` without any message.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SharedCall(Generic[RequestT, AnswerT]):
         self._unpack = unpack
         self._cancel = cancel
         self._tags = itertools.count(1)
-        self._unsent: asyncio.Queue[RequestT | None] = asyncio.Queue()  # None: nothing more
+        self._unsent: asyncio.Queue[RequestT | None] = asyncio.Queue()  # None ends the stream
         self._unanswered: dict[int, asyncio.Future[AnswerT]] = {}
         self._beats = self._heard = False
         self._silent = False
@@ -64,7 +64,7 @@ class SharedCall(Generic[RequestT, AnswerT]):
             self._tasks.append(asyncio.create_task(self._watch(Silence(silent_s)), name="silence"))
 
     def ask(self, request: RequestT, timeout_s: float) -> asyncio.Future[AnswerT]:
-        """Send a request, whose tag is set here; the future has its answer, or CallBrokenError or TimeoutError."""
+        """Set the request's tag and send it; the future gets the answer, CallBrokenError or TimeoutError."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[AnswerT] = loop.create_future()
         if self.broken:
@@ -73,7 +73,7 @@ class SharedCall(Generic[RequestT, AnswerT]):
         tag = request.tag = next(self._tags)
         self._unanswered[tag] = answer
         self._unsent.put_nowait(request)
-        # A timer of its own costs a fraction of what asyncio.timeout() does.
+        # A plain timer costs a fraction of asyncio.timeout().
         timer = loop.call_later(timeout_s, self._give_up, tag)
         answer.add_done_callback(lambda answer: self._finish(tag, answer, timer))
         return answer
@@ -91,7 +91,7 @@ class SharedCall(Generic[RequestT, AnswerT]):
             self._unsent.put_nowait(self._cancel(tag))
 
     async def close(self) -> None:
-        """End the call; who waits for an answer hears that it is broken."""
+        """End the call; waiting requests get CallBrokenError."""
         await end_tasks(self._tasks)
 
     async def _messages(self) -> AsyncIterator[Any]:
@@ -126,7 +126,7 @@ class SharedCall(Generic[RequestT, AnswerT]):
                 waiting.set_exception(error)
 
     async def _watch(self, silence: Silence) -> None:
-        """End the call when the peer does not even say that it is alive."""
+        """End the call when the peer's heartbeats stop."""
         while not self._silent:
             await asyncio.sleep(TICK_S)
             heard = self._heard or not self._beats or not self._unanswered

@@ -1,4 +1,4 @@
-"""A peer that says nothing any more: its process is stopped, or its machine is gone without a word."""
+"""Detects a silent peer: a stopped process, or a machine that vanished without closing its connections."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ TICK_S = 0.25
 
 @dataclass(slots=True)
 class Silence:
-    """For how long nothing was heard, as far as this process could have heard it.
+    """How long the peer has been silent. Call `too_long` every `TICK_S`.
 
-    To be asked every `TICK_S`. Time in which our own event loop stood still does not count: what the peer has said
-    meanwhile is read only afterwards.
+    Time in which this process's event loop was blocked does not count: it reads the peer's messages only afterwards.
     """
 
     limit_s: float
@@ -20,7 +19,7 @@ class Silence:
     _asked_at: float | None = None
 
     def too_long(self, now: float, *, heard: bool) -> bool:
-        """Whether the limit has passed; `heard`: something came since the last time, or nothing had to."""
+        """Whether the limit has passed; `heard`: a message came since the last call, or none was due."""
         elapsed = now - self._asked_at if self._asked_at is not None else 0.0
         self._asked_at = now
         self._silent_s = 0.0 if heard else self._silent_s + min(elapsed, 2 * TICK_S)

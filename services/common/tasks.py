@@ -1,4 +1,4 @@
-"""Ending background tasks."""
+"""Ends background tasks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _AGAIN_S = 0.5
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks until they have ended.
 
-    Once is not enough: `asyncio.wait_for` before Python 3.12, which redis-py uses, swallows a cancellation that
-    arrives together with its result. An `asyncio.TaskGroup` cancels its tasks once, whatever comes after that: around
-    endless ones that use such libraries it may never end.
+    One cancellation is not enough: redis-py uses `asyncio.wait_for`, which before Python 3.12 swallows a cancellation
+    that arrives together with its result. An `asyncio.TaskGroup` cancels its tasks only once, and so might never end
+    around endless tasks that use such libraries.
     """
     pending = set(tasks)
     while pending:

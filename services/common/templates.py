@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}`` marks the assistant's tokens for training; when serving it only renders its body."""
+    """``{% generation %}`` marks the assistant's tokens for training; for serving, it only renders its body."""
 
     tags = {"generation"}  # noqa: RUF012  # Jinja2's own interface
 
@@ -53,7 +53,7 @@ def _new_environment() -> Environment:
 
 
 def compile_template(source: str) -> Template:
-    """The template; raises ValueError with the line that is no Jinja2, or names a filter or test that there is not."""
+    """Compile a template; raises ValueError with the line that is invalid or uses an unknown filter or test."""
     try:
         return _new_environment().from_string(source)
     except TemplateSyntaxError as error:

@@ -1,6 +1,6 @@
-"""OpenTelemetry traces: exported by OTLP when the standard environment variables say where to, else off.
+"""OpenTelemetry traces: exported by OTLP if the standard environment variables name an endpoint, else off.
 
-The W3C trace context travels in gRPC metadata. Sampling follows `OTEL_TRACES_SAMPLER`.
+gRPC metadata carries the W3C trace context. `OTEL_TRACES_SAMPLER` selects the sampling.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Metadata = tuple[tuple[str, str], ...]
 
 @contextmanager
 def tracing(service: str, instance: str = "") -> Iterator[bool]:
-    """Export spans while the block runs and flush them at its end; yields whether tracing is on.
+    """Export spans while the block runs and flush them at its end; yield whether tracing is on.
 
-    `instance` is the process's name; by default the machine's, which in Kubernetes is the pod's.
+    `instance` names the process; the default is the host name, which in Kubernetes is the pod's name.
     """
     if not any(os.environ.get(name) for name in _ENDPOINTS):
         yield False
         return
-    # Imported only where tracing is on: the SDK and its exporter cost every process a tenth of a second at start.
+    # Imported only if tracing is on: the SDK and its exporter take a tenth of a second to import.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -48,7 +48,7 @@ def tracing(service: str, instance: str = "") -> Iterator[bool]:
 
 
 def span_in(tracer: Tracer, name: str, parent: Context | None) -> AbstractContextManager[Span]:
-    """A new span, current while the block runs. None is made where nobody traces: even an empty one takes its time."""
+    """A new span, current while the block runs; the invalid span if tracing is off, since an empty span costs time."""
     if parent is None and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return _NO_SPAN
     return tracer.start_as_current_span(name, context=parent)
@@ -62,7 +62,7 @@ def current_metadata() -> Metadata:
 
 
 def traceparent_of(span: Span) -> str:
-    """A span as a `traceparent` value; empty for an invalid span, as all are while tracing is off."""
+    """A span as a `traceparent` value; empty for an invalid span, thus always while tracing is off."""
     if not span.get_span_context().is_valid:
         return ""
     carrier: dict[str, str] = {}
@@ -71,5 +71,5 @@ def traceparent_of(span: Span) -> str:
 
 
 def remote_context(metadata: Iterable[tuple[str, str | bytes]] | None) -> Context:
-    """The caller's trace context from gRPC metadata, to be passed as `context=` to a new span."""
+    """The caller's trace context from gRPC metadata; pass it as `context=` to a new span."""
     return _W3C.extract({key: value for key, value in metadata or () if isinstance(value, str)})

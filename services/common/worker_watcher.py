@@ -1,4 +1,4 @@
-"""One long-running task per leased worker: what routers and the coordinator do with leases."""
+"""Runs one long task per leased worker, for routers and the coordinator."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class _Watched:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHooks:
-    """What a service does about a worker.
+    """The functions of a service that handle workers.
 
-    `follow` runs until cancelled and handles the worker being unreachable itself; `connected` says whether its
-    stream is alive; `lost` is called after the task has ended because the worker is gone.
+    `follow` runs until cancelled and handles an unreachable worker itself. `connected` returns whether the worker's
+    stream is alive. `lost` is called after `follow` has been cancelled because the worker is gone.
     """
 
     follow: Callable[[Lease], Coroutine[None, None, None]]
@@ -42,31 +42,31 @@ def _same_place(old: Lease, new: Lease) -> bool:
 class WorkerWatcher:
     """Starts, restarts and ends the task of every worker as leases come and go.
 
-    A worker whose lease is missing while its stream is alive is kept for `LEASE_TTL_S`: a Redis that restarts empty
-    must not take the whole fleet away for the second until every worker has beaten again. While Redis is away
-    nobody is added or lost.
+    A worker whose lease is missing while its stream is alive is kept for `LEASE_TTL_S`. Otherwise a Redis that restarts
+    empty would remove the whole fleet until every worker has renewed its lease. While Redis is away, no worker is added
+    or removed.
     """
 
     def __init__(self, watcher: LeaseWatcher, hooks: WorkerHooks) -> None:
         self._watcher = watcher
         self._hooks = hooks
         self._watched: dict[str, _Watched] = {}
-        self.read = asyncio.Event()  # Redis has answered once
-        self.joined = self.left = 0  # since the start
+        self.read = asyncio.Event()  # set once Redis has answered
+        self.joined = self.left = 0  # totals since the start
 
     @property
     def waits_for(self) -> str:
-        """Why no leases are known yet; empty once Redis has answered, whatever it does later."""
+        """Why no leases are known yet; empty from Redis's first answer on."""
         return "" if self.read.is_set() else f"leases are not read: {self._watcher.trouble or 'asking Redis'}"
 
     async def wait_read(self, at_most_s: float) -> None:
-        """Return when Redis has answered once and its workers are known, or after `at_most_s` without it."""
+        """Return once the leases have been read, or after `at_most_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(at_most_s):
                 await self.read.wait()
 
     async def run(self) -> None:
-        """Follow until cancelled; an unexpected error of one task ends all, loudly."""
+        """Follow the workers until cancelled; an unexpected error of one task ends all and is raised."""
         async with asyncio.TaskGroup() as group, contextlib.aclosing(self._watcher.watch()) as watch:
             try:
                 async for leases in watch:

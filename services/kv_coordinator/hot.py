@@ -1,4 +1,4 @@
-"""Hot prefixes: how often which prefixes are asked for, in bounded memory."""
+"""Hot prefixes: counts look-ups per prefix, in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 def _marks(length: int) -> Iterator[int]:
-    """Positions that are counted: 1, 2, 4, ... blocks. A shared system prompt is seen to within a factor of two."""
+    """Prefix lengths that are counted: 1, 2, 4, ... blocks. So a shared prompt's length is known to a factor of two."""
     mark = 1
     while mark <= length:
         yield mark
@@ -24,10 +24,10 @@ class HotPrefix:
 
 
 class HotPrefixes:
-    """Misra-Gries counters (1982): a prefix asked for more often than `1/capacity` of all counts is never missed.
+    """Misra-Gries counters (1982): a prefix with more than `1/capacity` of all counts is never missed.
 
-    Counters may be added up to twice the capacity; then the median is taken off all of them and what is left of at
-    most half of them stays. Counts are therefore too low by at most that bound, never too high.
+    At more than twice the capacity, a median is subtracted from all counters, and counters that reach zero are
+    dropped: at most `capacity` remain. So counts are never too high, and too low by at most `1/capacity` of all counts.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -35,7 +35,7 @@ class HotPrefixes:
         self._counts: dict[int, int] = {}
 
     def count(self, chain: Sequence[int]) -> None:
-        """A prompt was asked for."""
+        """Count a look-up of a prompt."""
         counts = self._counts
         for mark in _marks(len(chain)):
             block = chain[mark - 1]
@@ -48,7 +48,7 @@ class HotPrefixes:
         self._counts = {block: count - floor for block, count in self._counts.items() if count > floor}
 
     def top(self, n: int) -> list[HotPrefix]:
-        """The `n` most asked for; one lookup makes no prefix hot."""
+        """The `n` prefixes with the most look-ups; a single look-up does not count as hot."""
         best = heapq.nlargest(n, self._counts.items(), key=lambda item: item[1])
         return [HotPrefix(block, count) for block, count in best if count > 1]
 
@@ -58,7 +58,7 @@ class PinLimitError(Exception):
 
 
 class Pins:
-    """Prefixes that are hot because somebody said so, until they expire."""
+    """Prefixes that a caller of `Pin` has declared hot, until they expire."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -71,6 +71,6 @@ class Pins:
         self._expires[block] = expires_at
 
     def active(self, now: float) -> list[int]:
-        """What is pinned now."""
+        """The blocks that are pinned now."""
         self._expires = {block: at for block, at in self._expires.items() if at > now}
         return list(self._expires)

@@ -1,7 +1,7 @@
-"""Which prefix block lives on which worker: exact, and small enough for a large fleet.
+"""An exact index of which worker holds which prefix block, small enough for a large fleet.
 
-Workers evict leaves first, so what a worker holds of a chain is always its beginning. One mapping from block hash to a
-bitmask of workers and a binary search over the chain therefore give every worker's exact depth.
+Workers evict leaves first, so that a worker always holds a chain from its beginning. Therefore a mapping from block
+hash to a bitmask of workers, with a binary search over the chain, gives every worker's exact depth.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from ryzanstein.v1 import kv_pb2
 
-# The mapping is split by the top bits of the hash. A dict of 100 million entries blocks for seconds when it grows;
-# 8,192 of 12,000 entries each never block for more than a millisecond or two, and each can be swept in one go. What
-# is left of the hash also fits an int of 32 bytes instead of 48.
+# The top bits of the hash select one of 8,192 dicts. A single dict of 100 million entries would block for seconds when
+# it grows; one of 12,000 entries blocks for a millisecond or two, and is swept without a pause. Also, the other bits
+# of the hash need an int of 32 bytes instead of 48.
 SHARD_BITS = 13
 _SHIFT = 64 - SHARD_BITS
 _KEY = (1 << _SHIFT) - 1
@@ -22,14 +22,14 @@ _KEY = (1 << _SHIFT) - 1
 
 @dataclass(slots=True)
 class Slot:
-    """A worker's bit. After a reset the worker gets another one and the old one is swept."""
+    """A worker's bit in the masks. After a reset the worker gets another slot, and the old one is swept."""
 
     number: int
     worker_id: str
     incarnation: str
     blocks: int = 0
-    # Its entry in the next answer: a system prompt is held by everybody, and filling in one number of a thousand
-    # messages takes half as long as making them.
+    # Its entry in answers, reused: if all workers hold a system prompt, setting a number in a thousand messages takes
+    # half as long as making them.
     depth: kv_pb2.WorkerDepth = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,11 +37,11 @@ class Slot:
 
 
 class BlockIndex:
-    """Single-threaded. Nothing it does takes longer than a few milliseconds, however large it is."""
+    """The index, for use by one thread. No operation takes longer than a few milliseconds, regardless of its size."""
 
     def __init__(self) -> None:
         self._shards: list[dict[int, int]] = [{} for _ in range(1 << SHARD_BITS)]
-        self._bits: list[int] = []  # 1 << number, shared by all entries that only this slot holds
+        self._bits: list[int] = []  # 1 << number; all entries with only this holder share the int
         self._slots: list[Slot | None] = []
         self._free: list[int] = []
         self._live = 0  # mask of slots whose entries count
@@ -49,7 +49,7 @@ class BlockIndex:
         self.entries = 0  # (block, worker) pairs of live slots
 
     def open_slot(self, worker_id: str, incarnation: str) -> Slot:
-        """A slot for a worker, without any blocks."""
+        """A new slot for a worker, without blocks."""
         if self._free:
             number = self._free.pop()
         else:
@@ -61,7 +61,7 @@ class BlockIndex:
         return slot
 
     def close_slot(self, slot: Slot) -> None:
-        """Forget everything about a slot: at once for lookups; memory comes back with :meth:`sweep`."""
+        """Close a slot: look-ups ignore it at once, and :meth:`sweep` frees its memory."""
         bit = self._bits[slot.number]
         self._live &= ~bit
         self._dead |= bit
@@ -69,7 +69,7 @@ class BlockIndex:
         slot.blocks = 0
 
     def store(self, slot: Slot, hashes: Iterable[int]) -> None:
-        """The worker holds these blocks now."""
+        """Add blocks that the worker now holds."""
         shards, bit, added = self._shards, self._bits[slot.number], 0
         for block in hashes:
             shard = shards[block >> _SHIFT]
@@ -86,7 +86,7 @@ class BlockIndex:
         self.entries += added
 
     def remove(self, slot: Slot, hashes: Iterable[int]) -> None:
-        """The worker no longer holds these blocks."""
+        """Remove blocks that the worker no longer holds."""
         shards, bit, removed = self._shards, self._bits[slot.number], 0
         for block in hashes:
             shard = shards[block >> _SHIFT]
@@ -107,7 +107,7 @@ class BlockIndex:
         return self._shards[block >> _SHIFT].get(block & _KEY, 0) & self._live
 
     def depths(self, chain: Sequence[int]) -> list[tuple[int, int]]:
-        """Pairs of depth and bitmask of the slots that hold exactly that many leading blocks, depth > 0."""
+        """Pairs of depth (> 0) and bitmask of the slots that hold exactly that many leading blocks."""
         if not chain:
             return []
         last = len(chain) - 1
@@ -116,7 +116,7 @@ class BlockIndex:
         spans = [(0, first_holders, last, last_holders)]
         while spans:
             low, low_holders, high, high_holders = spans.pop()
-            # These hold block `low` and not block `high`: their depth is in (low, high].
+            # Slots that hold block `low` but not block `high`: their depth is in (low, high].
             ending = low_holders & ~high_holders
             if not ending:
                 continue
@@ -139,7 +139,7 @@ class BlockIndex:
             yield slot
 
     def blocks(self) -> int:
-        """Distinct blocks, those included that are still to be swept."""
+        """Number of distinct blocks, including unswept ones."""
         return sum(map(len, self._shards))
 
     def needs_sweep(self) -> bool:
@@ -147,9 +147,9 @@ class BlockIndex:
         return self._dead != 0
 
     def sweep(self, slice_s: float) -> Iterator[None]:
-        """Remove the entries of closed slots, yielding after every `slice_s`; their numbers are free afterwards.
+        """Remove the entries of closed slots, yielding after every `slice_s`; then free the slots' numbers.
 
-        Slots that are closed during a sweep wait for the next one.
+        Slots that are closed during a sweep are left to the next one.
         """
         dead = self._dead
         pause_at = time.perf_counter() + slice_s

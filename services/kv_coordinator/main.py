@@ -1,4 +1,4 @@
-"""Wires the coordinator together."""
+"""Starts the coordinator: builds its parts from the settings and runs them until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from services.kv_coordinator.settings import CoordinatorSettings
 from services.kv_coordinator.subscriptions import Subscriptions, SyncCounters
 
 SERVICE = kv_pb2.DESCRIPTOR.services_by_name["KvCoordinator"].full_name
-# While the index is swept, half of the time is left to events and lookups, in slices they do not notice.
+# A sweep alternates with events and look-ups, in slices short enough not to delay them noticeably.
 SWEEP_SLICE_S = 0.001
 REFRESH_S = 1.0
-# A lookup takes milliseconds; routers keep their calls open as long as they live.
+# A short grace: a look-up takes milliseconds, but routers never end their calls.
 STOP_GRACE_S = 0.2
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
         WorkerHooks(subscriptions.follow, connected=subscriptions.connected, lost=subscriptions.lost),
     )
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(tracing("kv-coordinator"))  # before a tracer is asked for
+        stack.enter_context(tracing("kv-coordinator"))  # before any part gets a tracer
         stack.push_async_callback(redis.aclose)
         metrics = CoordinatorMetrics(registry, counters)
         service = CoordinatorService(
@@ -73,7 +73,10 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
         freeze_started()
 
         async def become_ready() -> None:
-            """Sticky: later "nothing is known" is a correct answer; before, it may be a wrong password."""
+            """Serve from the first read of the leases on, and stay ready.
+
+            Before it, an empty index may mean a wrong password for Redis; later, "unknown" is a correct answer.
+            """
             await workers.read.wait()
             await health.set_serving(True)
 

@@ -12,7 +12,7 @@ _BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
 
 
 class CoordinatorMetrics:
-    """All of them, in one registry."""
+    """All metrics of the coordinator, in one registry."""
 
     def __init__(self, registry: CollectorRegistry, counters: SyncCounters) -> None:
         self._lookups = Counter(
@@ -42,12 +42,12 @@ class CoordinatorMetrics:
         )
 
     def looked_up(self, *, hit: bool, seconds: float) -> None:
-        """Count a lookup."""
+        """Count a look-up."""
         (self._hits if hit else self._misses).inc()
         self._seconds.observe(seconds)
 
     def refresh(self, index: BlockIndex, subscriptions: Subscriptions) -> None:
-        """Bring the gauges up to date."""
+        """Update the gauges."""
         self._blocks.set(index.blocks())
         self._entries.set(index.entries)
         synced = sum(s.in_step for s in subscriptions.by_worker.values())

@@ -1,4 +1,4 @@
-"""The gRPC service."""
+"""The coordinator's gRPC service."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
     async def Lookup(  # noqa: N802
         self, messages: AsyncIterator[kv_pb2.LookupRequests], context: Context
     ) -> AsyncIterator[kv_pb2.LookupResponses]:
-        """Every worker's depth, for each request in turn."""
+        """Answer each request with the depth of every worker."""
         async for message in messages:
             yield kv_pb2.LookupResponses(responses=[self._traced_lookup(request) for request in message.requests])
 
@@ -55,9 +55,9 @@ class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
         return response
 
     def lookup(self, request: kv_pb2.LookupRequest) -> kv_pb2.LookupResponse:
-        """The answer to one request."""
+        """Answer one request."""
         began = time.perf_counter()
-        chain = list(request.hashes)  # indexing a list is several times faster than a repeated field
+        chain = list(request.hashes)  # a list is several times faster to index than a repeated field
         found = []
         for depth, mask in self._index.depths(chain):
             for slot in self._index.members(mask):
@@ -69,7 +69,7 @@ class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
         return response
 
     async def Pin(self, request: kv_pb2.PinRequest, context: Context) -> kv_pb2.PinResponse:  # noqa: N802
-        """Name a chain hot for a while."""
+        """Declare a chain hot for a time."""
         if not request.hashes:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "hashes: at least one is needed")
         now = time.monotonic()
@@ -80,7 +80,7 @@ class CoordinatorService(kv_pb2_grpc.KvCoordinatorServicer):
         return kv_pb2.PinResponse()
 
     async def Stats(self, request: kv_pb2.StatsRequest, context: Context) -> kv_pb2.StatsResponse:  # noqa: N802
-        """Size, health and the hottest prefixes; pinned ones come first and beyond the number asked for."""
+        """Size, health and the hottest prefixes. Pinned prefixes come first, in addition to the requested number."""
         top = {prefix.block: prefix for prefix in self._hot.top(request.hot_prefixes)}
         pinned = [top.pop(block, HotPrefix(block, 0)) for block in self._pins.active(time.monotonic())]
         return kv_pb2.StatsResponse(

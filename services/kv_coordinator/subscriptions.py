@@ -16,14 +16,14 @@ from services.common.rpc import open_channel
 from services.kv_coordinator.index import BlockIndex, Slot
 
 RECONNECT_MIN_S, RECONNECT_MAX_S = 0.05, 1.0
-# Blocks applied between two turns of the event loop: about a millisecond. A full dump of a worker has 100,000.
+# Blocks applied before the event loop gets a turn: about a millisecond. A full dump of a worker has 100,000.
 SLICE_BLOCKS = 2_000
 
 log = logging.getLogger(__name__)
 
 
 class ResyncNeeded(Exception):  # noqa: N818  # part of the protocol
-    """What has arrived does not continue what is known."""
+    """Events do not continue the known state."""
 
 
 @dataclass(slots=True)
@@ -37,22 +37,22 @@ class SyncCounters:
 
 @dataclass(slots=True)
 class Subscription:
-    """One worker's part of the index and how far it goes."""
+    """One worker's slot in the index, and the next event that it expects."""
 
     slot: Slot
     next_seq: int = 0
     synced: bool = False
     connected: bool = False
-    behind_since: float = field(default_factory=time.monotonic)  # when it was last in step, or began
+    behind_since: float = field(default_factory=time.monotonic)  # when it was last in step, or was created
 
     @property
     def in_step(self) -> bool:
-        """Whether all that the worker has told is known, and what it tells is heard."""
+        """Whether the index has all of the worker's events, and its stream is open."""
         return self.synced and self.connected
 
 
 class Subscriptions:
-    """Follows every worker. Unknown and uncertain both mean: not held."""
+    """Follows every worker. A block whose state is uncertain counts as not held."""
 
     def __init__(self, index: BlockIndex, counters: SyncCounters) -> None:
         self._index = index
@@ -60,7 +60,7 @@ class Subscriptions:
         self.by_worker: dict[str, Subscription] = {}
 
     async def follow(self, lease: Lease) -> None:
-        """Keep a worker's events coming until cancelled."""
+        """Apply a worker's events until cancelled."""
         self.by_worker[lease.worker_id] = Subscription(self._index.open_slot(lease.worker_id, ""))
         pause = RECONNECT_MIN_S
         async with open_channel(lease.address) as channel:
@@ -71,22 +71,22 @@ class Subscriptions:
                 pause = min(2 * pause, RECONNECT_MAX_S)
 
     def lost(self, worker_id: str) -> None:
-        """The worker is gone."""
+        """Remove a worker that is gone."""
         if subscription := self.by_worker.pop(worker_id, None):
             self._index.close_slot(subscription.slot)
 
     def lag_s(self) -> float:
-        """How long the worker that has been out of step the longest has been so; 0: none is."""
+        """The longest time that any worker has been out of step; 0 if none is."""
         behind = [each.behind_since for each in self.by_worker.values() if not each.in_step]
         return time.monotonic() - min(behind) if behind else 0.0
 
     def connected(self, worker_id: str) -> bool:
-        """Whether its event stream is open."""
+        """Whether the worker's event stream is open."""
         subscription = self.by_worker.get(worker_id)
         return subscription is not None and subscription.connected
 
     async def _subscribe(self, lease: Lease, channel: grpc.aio.Channel) -> bool:
-        """Apply events until the stream breaks or does not continue what is known; whether they were of use."""
+        """Apply events until the stream breaks or has a gap; return whether the worker was connected and synced."""
         subscription = self.by_worker[lease.worker_id]
         request = worker_pb2.KvSyncRequest(
             incarnation=subscription.slot.incarnation, next_seq=subscription.next_seq if subscription.synced else 0
@@ -141,7 +141,7 @@ class Subscriptions:
                 await asyncio.sleep(0)
 
     def _restart(self, subscription: Subscription, incarnation: str, *, keep_seq: bool = False) -> None:
-        """Forget a worker's blocks; for lookups that is one bit, the memory is swept later."""
+        """Forget a worker's blocks: closing its slot clears one bit for look-ups, a later sweep frees the memory."""
         if subscription.slot.blocks or subscription.slot.incarnation != incarnation:
             self._index.close_slot(subscription.slot)
             subscription.slot = self._index.open_slot(subscription.slot.worker_id, incarnation)
