@@ -17,7 +17,7 @@ from services.cli.errors import CommandError
 
 @dataclass(slots=True)
 class ChatSession:
-    """The turns so far, and where they are answered."""
+    """A conversation: its turns, and the gateway and model that answer."""
 
     url: str
     model: str
@@ -28,7 +28,7 @@ class ChatSession:
     session: str = field(default_factory=lambda: uuid4().hex)
 
     def ask(self, text: str) -> Iterator[str]:
-        """Send one user turn, yield the answer as it arrives and remember both."""
+        """Send one user turn, yield the answer as it arrives, and store both."""
         self.messages.append({"role": "user", "content": text})
         answer: list[str] = []
         body = {
@@ -74,7 +74,7 @@ def error_message(body: bytes) -> str:
 
 
 def first_model(url: str, api_key: str = "") -> str:
-    """The first model that the gateway serves; raises :class:`CommandError` when it does not answer."""
+    """The first model that the gateway serves; raises :class:`CommandError` if the gateway does not answer."""
     try:
         response = httpx.get(f"{url}/v1/models", headers=_authorization(api_key), timeout=5, trust_env=False)
     except httpx.HTTPError as error:
@@ -92,11 +92,11 @@ def _authorization(api_key: str) -> dict[str, str]:
 
 
 def run(conversation: ChatSession) -> None:
-    """Answer what is piped in, as one question; ask and answer until Ctrl-D in a terminal."""
+    """In a terminal, prompt and answer until Ctrl-D; otherwise answer standard input as one question."""
     if not sys.stdin.isatty():
         _answer(conversation, sys.stdin.read())
         return
-    console = Console(stderr=True)  # standard output has answers only
+    console = Console(stderr=True)  # standard output is for answers alone
     console.print(f"Talking to [bold]{conversation.model}[/]; Ctrl-D ends.")
     while True:
         try:

@@ -1,7 +1,7 @@
-"""What a command says when it cannot do its work."""
+"""The error of commands."""
 
 from __future__ import annotations
 
 
 class CommandError(Exception):
-    """One clear line for the user; the command exits with status 1."""
+    """A command failed; its message is one line for the user, and the exit status is 1."""

@@ -1,4 +1,4 @@
-"""The `ryzanstein` command: wires the subcommands, turns their errors into one line and exit status 1."""
+"""The `ryzanstein` command: defines the subcommands, and prints their errors as one line with exit status 1."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Dtype(StrEnum):
 
 
 class Commands(typer.core.TyperGroup):
-    """Prints a :class:`CommandError`, and a package that is missing, as one line on stderr."""
+    """Prints a :class:`CommandError` or a missing package as one line on stderr."""
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """Run the chosen command."""
@@ -101,7 +101,7 @@ def up(
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until everything is ready.")] = 120.0,
 ) -> None:
     """Start a whole installation on this machine; Ctrl-C stops it."""
-    from services.cli import up as command  # the other commands start faster without it
+    from services.cli import up as command  # imported here, so that other commands start faster
 
     if checkpoint and model and checkpoint != model:
         raise CommandError(f"MODEL {checkpoint} and --model {model}: give one of them")
@@ -137,7 +137,7 @@ def down(port: Port = 8000) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """A zombie has stopped: its parent just has not asked yet."""
+    """Whether a process runs. A zombie has ended, but its parent has not waited for it yet."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

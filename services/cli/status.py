@@ -17,7 +17,7 @@ from services.cli.errors import CommandError
 from services.common.rpc import open_channel
 
 _TIMEOUT_S = 2.0
-_WIDEST = 10_000  # of any table
+_WIDEST = 10_000  # wider than any table
 _COLUMNS = (
     "worker",
     "model",
@@ -34,7 +34,7 @@ _COLUMNS = (
 
 
 def show(router: str, coordinator: str, *, as_json: bool) -> None:
-    """Print the state of an installation; raises :class:`CommandError` when its router does not answer."""
+    """Print the state of an installation; raises :class:`CommandError` if its router does not answer."""
     workers = asyncio.run(_list_workers(router))
     index = asyncio.run(_index(coordinator)) if coordinator else None
     if as_json:
@@ -77,7 +77,7 @@ def _as_json(workers: routing_pb2.ListWorkersResponse, index: kv_pb2.StatsRespon
 
 
 def _print_workers(console: Console, listed: routing_pb2.ListWorkersResponse) -> None:
-    """A table, or a paragraph for each worker where it would not fit: no heading is cut, no number folded."""
+    """Print a table; or, if it does not fit the terminal, a paragraph per worker, so that no text is cut."""
     table = Table(*_COLUMNS, title=f"Workers (router {listed.router_id}, policy {listed.policy})", title_justify="left")
     rows = [_cells(view) for view in listed.workers]
     for row in rows:

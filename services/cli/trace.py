@@ -1,4 +1,4 @@
-"""`ryzanstein trace`: where the time of one request went, by the spans that Jaeger has of it."""
+"""`ryzanstein trace`: shows where the time of one request went, from its spans in Jaeger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOOKBACK_S = 7 * 24 * 3600
 _ARRIVALS = "ryzanstein-gateway"
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _BAR = 24  # characters
-# Of a span's tags, those that say why it took its time.
+# The tags of a span that explain its duration.
 _TELLING = re.compile(
     r"ryzanstein\.(?!request_id|generation_id)|http\.(response\.)?status_code|error|rpc\.grpc\.status"
 )
@@ -29,7 +29,7 @@ _TELLING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """One span; times in milliseconds, `start` since the trace began, `own` what none of its children covers."""
+    """One span. Times are milliseconds: `start` since the trace began, `own` without the time of children."""
 
     name: str
     service: str
@@ -41,7 +41,7 @@ class TraceSpan:
 
 
 def show(request: str, jaeger: str, *, as_json: bool) -> None:
-    """Print the trace of a request, by its id or the trace's; raises CommandError when Jaeger has none."""
+    """Print the trace of a request, by request id or trace id; raises CommandError if Jaeger has none."""
     spans = arranged(_find(request, jaeger.rstrip("/")))
     if as_json:
         print(json.dumps([{name: getattr(span, name) for name in TraceSpan.__slots__} for span in spans], indent=2))  # noqa: T201
@@ -50,7 +50,7 @@ def show(request: str, jaeger: str, *, as_json: bool) -> None:
 
 
 def _find(request: str, jaeger: str) -> dict[str, Any]:
-    """Jaeger's own answer: the trace with its spans and processes."""
+    """The trace as Jaeger returns it, with spans and processes."""
     if _TRACE_ID.fullmatch(request):
         found = _get(f"{jaeger}/api/traces/{request}", {})
     else:
@@ -82,7 +82,7 @@ def _get(url: str, query: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def arranged(trace: dict[str, Any]) -> list[TraceSpan]:
-    """Spans in the order of a tree, children by their start."""
+    """The spans in the order of their tree, children by their start."""
     raw = {span["spanID"]: span for span in trace["spans"]}
     children: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for span in raw.values():
@@ -107,7 +107,7 @@ def arranged(trace: dict[str, Any]) -> list[TraceSpan]:
 
 
 def _uncovered(span: dict[str, Any], children: Sequence[dict[str, Any]]) -> float:
-    """Microseconds of a span in which no child ran; children may overlap, and end later than it."""
+    """Microseconds of a span in which no child ran. Children may overlap, and end later than the span."""
     begin, end = span["startTime"], span["startTime"] + span["duration"]
     covered, reached = 0, begin
     for child in sorted(children, key=lambda child: child["startTime"]):

@@ -1,4 +1,4 @@
-"""`ryzanstein up`: a whole installation on this machine, in the foreground."""
+"""`ryzanstein up`: runs a whole installation on this machine, in the foreground."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from services.common.rpc import open_channel
 
 
 class StartProgress:
-    """A live table of the processes while they start; plain lines where there is no terminal."""
+    """Shows the processes while they start: a live table in a terminal, else plain lines."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -58,7 +58,7 @@ class StartProgress:
 
 
 def run(options: StackOptions, start_timeout_s: float) -> None:
-    """Start, tell the user what runs where, supervise until Ctrl-C or SIGTERM, stop everything."""
+    """Start the installation, print its addresses, supervise it until Ctrl-C or SIGTERM, then stop it."""
     check(options)
     asyncio.run(_run(options, start_timeout_s, Console()))
 

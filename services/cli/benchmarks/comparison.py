@@ -1,8 +1,8 @@
-"""`ryzanstein bench compare`: which metrics moved further than they vary.
+"""`ryzanstein bench compare`: finds metrics that changed by more than their noise.
 
-A metric has moved when its medians differ by more than the larger of the two spreads. With five rounds on each side and
-nothing changed, chance alone does that to one metric in five hundred (normal noise), which three rounds would do to one
-in thirty. It says nothing of a machine that became slower between the two runs; measure both on the same day.
+A metric has changed if its medians differ by more than the larger of the two spreads. If nothing changed and noise is
+normal, five rounds on each side report one metric in five hundred by chance, three rounds one in thirty. The comparison
+cannot detect a machine that became slower between the two runs; measure both on the same day.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.cli.errors import CommandError
 
 
 class Verdict(StrEnum):
-    """What became of a metric."""
+    """How a metric changed."""
 
     WORSE = "worse"
     BETTER = "better"
@@ -33,7 +33,7 @@ _STYLES = {Verdict.WORSE: "red", Verdict.BETTER: "green", Verdict.GONE: "yellow"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One metric in both files; None where a file does not have it."""
+    """One metric in both files; None for a file without it."""
 
     name: str
     before: Metric | None
@@ -50,7 +50,7 @@ def judge(before: Metric, after: Metric) -> Verdict:
 
 
 def compare(before: Results, after: Results) -> list[Change]:
-    """Every metric of either file, in the order of the newer one; raises :class:`CommandError` for another unit."""
+    """Compare every metric of either file, in the order of the newer one; raises CommandError if units differ."""
     changes = []
     for name in [*after.metrics, *(name for name in before.metrics if name not in after.metrics)]:
         old, new = before.metrics.get(name), after.metrics.get(name)
@@ -64,7 +64,7 @@ def compare(before: Results, after: Results) -> list[Change]:
 
 
 def run(before_file: Path, after_file: Path, *, everything: bool) -> bool:
-    """Print what moved; returns whether anything became worse."""
+    """Print the changed metrics; return whether any became worse."""
     before, after = _read(before_file), _read(after_file)
     changes = compare(before, after)
     console = Console()
@@ -86,7 +86,7 @@ def _read(path: Path) -> Results:
 
 
 def _differences(before: Results, after: Results) -> list[tuple[str, str, str]]:
-    """Facts of the machine and versions that are not equal; the commits are meant to differ."""
+    """Facts of the machine and versions that differ. Commits are left out: they are meant to differ."""
     old, new = before.machine | before.versions, after.machine | after.versions
     return [
         (name, old.get(name, "-"), new.get(name, "-")) for name in sorted(old | new) if old.get(name) != new.get(name)
@@ -111,7 +111,7 @@ def _table(changes: list[Change], before: Results, after: Results) -> Table:
 
 
 def _share(difference: float, of: Metric) -> float:
-    """Of the older median; a median of zero has no shares."""
+    """A difference as a share of a metric's median; 0 for a median of zero."""
     return difference / of.median if of.median else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The file that `make bench` writes: what was measured, on what, and how much it varied."""
+"""The file that `make bench` writes: the machine, its metrics, and their noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.cli.errors import CommandError
 
 
 class Better(StrEnum):
-    """Which way a number improves."""
+    """Whether a metric improves by falling or by rising."""
 
     LOWER = "lower"
     HIGHER = "higher"
@@ -29,7 +29,7 @@ class _Frozen(BaseModel):
 
 
 class Metric(_Frozen):
-    """One number, measured once in every round."""
+    """One metric, measured once per round."""
 
     unit: str
     better: Better
@@ -38,13 +38,13 @@ class Metric(_Frozen):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def median(self) -> float:
-        """What the metric is quoted as."""
+        """The metric's value."""
         return median(self.samples)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def spread(self) -> float:
-        """Largest sample minus smallest: what chance did within one run."""
+        """Largest sample minus smallest: the noise within one run."""
         return max(self.samples) - min(self.samples)
 
 
@@ -53,7 +53,7 @@ class Results(_Frozen):
 
     format: Literal[1] = 1
     taken: str  # ISO 8601, UTC
-    commit: str  # with "+changes" when the checkout had any
+    commit: str  # ends in "+changes" if the checkout had uncommitted changes
     rounds: Annotated[int, Field(ge=1)]
     machine: dict[str, str]
     versions: dict[str, str]
@@ -61,7 +61,7 @@ class Results(_Frozen):
 
 
 def read_results(path: Path) -> Results:
-    """Read a file of `make bench`; raises :class:`CommandError` that names the field which is wrong."""
+    """Read a file of `make bench`; raises :class:`CommandError`, which names the wrong field."""
     try:
         return Results.model_validate_json(path.read_bytes())
     except OSError as error:

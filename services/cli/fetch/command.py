@@ -1,4 +1,4 @@
-"""`ryzanstein fetch`: brings a model of the hub into a folder, whole or not at all."""
+"""`ryzanstein fetch`: downloads a model of the hub into a folder, completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from services.cli.fetch.store import ModelStore
 
 
 def fetch(reference: ModelReference, to: Path, name: str, endpoint: str, retries: int) -> Path:
-    """Return the path of the model, which is there and complete; raises CommandError.
+    """Fetch the model unless it is there and complete, and return its path; raises CommandError.
 
-    SIGTERM and SIGINT end the process at once: the threads of the hub's library would be waited for until their files
-    are there, and without a handler the first process of a container does not get SIGTERM at all.
+    SIGTERM and SIGINT end the process at once. Otherwise Python would wait for the download threads of the hub's
+    library; and the first process of a container ignores SIGTERM unless it has a handler.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
@@ -25,8 +25,8 @@ def fetch(reference: ModelReference, to: Path, name: str, endpoint: str, retries
     try:
         if store.find(reference, name) is None:
             with store.locked(reference) as alone:
-                if store.find(reference, name) is None:  # whoever was waited for may have fetched it
-                    # Imported here: a pod whose model is there already does not wait for the hub's library.
+                if store.find(reference, name) is None:  # another process may have fetched it meanwhile
+                    # Imported here, so that a pod whose model is there need not import the hub's library.
                     from services.cli.fetch.fetching import fetch_patiently
 
                     fetch_patiently(reference, store, name, endpoint=endpoint, retries=retries, alone=alone, say=say)
@@ -36,10 +36,11 @@ def fetch(reference: ModelReference, to: Path, name: str, endpoint: str, retries
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    os.write(2, b"ended by a signal; what has come whole stays for the next fetch\n")  # print may be at work
+    # Not print(): the signal may have interrupted one.
+    os.write(2, b"ended by a signal; what has come whole stays for the next fetch\n")
     os._exit(128 + number)
 
 
 def say(text: str) -> None:
-    """On stderr: stdout is for the path alone."""
+    """Print to stderr: stdout is for the path alone."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201

@@ -1,4 +1,4 @@
-"""Downloads the files of a listing, and believes only what has the size and the hash that the hub tells."""
+"""Downloads the files of a listing, and checks their sizes and hashes against the hub's."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from services.cli.fetch.repository import Listing, RemoteFile
 
 _AT_ONCE = 4
 _READ_BYTES = 4 << 20
-_CACHE = ".cache"  # where huggingface_hub notes what it has
+_CACHE = ".cache"  # huggingface_hub's records of its downloads
 _GB = 1e9
 
 
 class DamagedFileError(Exception):
-    """A file is not what the hub says; it has been removed."""
+    """A file does not match the hub's size or hash; it has been removed."""
 
 
 def download(api: HfApi, model: str, listing: Listing, folder: Path) -> None:
-    """Fill the folder; files that are there already are only checked.
+    """Download missing files into the folder, and check all.
 
-    Raises DamagedFileError, and what huggingface_hub raises.
+    Raises DamagedFileError, and the errors of huggingface_hub.
     """
     _require_space(listing, folder)
     for unfinished in folder.glob(f"{_CACHE}/**/*.incomplete"):
-        unfinished.unlink()  # of a process that was killed: huggingface_hub would not go on with it
+        unfinished.unlink()  # left by a killed process; huggingface_hub would not resume it
     api.snapshot_download(
         model,
         revision=listing.commit,
@@ -52,7 +52,7 @@ def download(api: HfApi, model: str, listing: Listing, folder: Path) -> None:
 
 @contextmanager
 def progress(folder: Path, listing: Listing, say: Callable[[str], None], every_s: float) -> Iterator[None]:
-    """Say now and then how much is there, while the block runs."""
+    """Report at intervals how much has been downloaded, while the block runs."""
     done = threading.Event()
 
     def watch() -> None:
@@ -81,7 +81,7 @@ def _require_space(listing: Listing, folder: Path) -> None:
 
 
 def _check(folder: Path, file: RemoteFile) -> None:
-    """Compare with what the hub says, and have the disk keep it."""
+    """Check a file against the hub's size and hash, and flush it to disk."""
     path = folder / file.name
     if not path.is_file():
         raise DamagedFileError(f"{file.name} did not come")

@@ -1,4 +1,4 @@
-"""Fetches a model that is not there yet: asks the hub, downloads, tries again, says what cannot be helped."""
+"""Fetches a missing model: lists its files, downloads them, and retries, unless an error is permanent."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from services.cli.fetch.download import DamagedFileError, download, progress
 from services.cli.fetch.repository import ModelReference, list_files
 from services.cli.fetch.store import Complete, ModelStore
 
-# Of the HTTP library that this version of huggingface_hub uses.
+# The base error of the HTTP library that this version of huggingface_hub uses.
 HTTPError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
 _PROGRESS_S = 10.0
 _FIRST_BACKOFF_S, _MOST_BACKOFF_S = 1.0, 30.0
-_AGAIN = (408, 429)  # of the 4xx
+_AGAIN = (408, 429)  # the only 4xx statuses that are retried
 _HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -39,7 +39,7 @@ def fetch_patiently(
     alone: bool,
     say: Callable[[str], None],
 ) -> None:
-    """Let `name` lead to the model. `alone`: the store is locked for it. Raises CommandError."""
+    """Fetch the model and link `name` to it. `alone`: this process holds the lock. Raises CommandError."""
     disable_progress_bars()
     api = HfApi(endpoint=endpoint or None)
     backoff = _FIRST_BACKOFF_S
@@ -74,7 +74,7 @@ def _fetch(
 
 
 def _why_hopeless(error: Exception, reference: ModelReference) -> str:
-    """What to tell instead of trying again; empty when that may help."""
+    """The message for an error that a retry cannot help; empty for others."""
     model = reference.model
     if isinstance(error, GatedRepoError):
         return f"{model}: access must be asked for on its page, and HF_TOKEN be a token that has it"

@@ -1,4 +1,4 @@
-"""What a hub says of a model: the commit of a revision, and the files of it that serving reads."""
+"""Asks the hub for a model: the commit of a revision, and the files that serving needs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _MODEL = re.compile(r"^(?:hf://)?(?P<id>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revisi
 
 @dataclass(frozen=True, slots=True)
 class ModelReference:
-    """A model of the hub, and which version of it is asked for: a branch, a tag or a commit."""
+    """A model of the hub, and the wanted revision: a branch, a tag or a commit."""
 
     model: str  # owner/name
     revision: str
 
     @classmethod
     def parse(cls, text: str, revision: str = "") -> ModelReference:
-        """From ``owner/name``, also as ``hf://owner/name`` and with ``@revision``. Raises CommandError."""
+        """Parse ``owner/name`` or ``hf://owner/name``, with or without ``@revision``. Raises CommandError."""
         found = _MODEL.match(text)
         if found is None or (revision and found["revision"] and found["revision"] != revision):
             raise CommandError(f"{text}: not a model of the hub like owner/name or hf://owner/name@revision")
@@ -35,24 +35,24 @@ class ModelReference:
 
     @property
     def name(self) -> str:
-        """A folder name that can be known without asking the hub."""
+        """The default folder name, which needs no request to the hub."""
         version = "" if self.revision == "main" else f"@{self.revision}"
         return f"{self.model}{version}".replace("/", "--")
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a commit; hashes as the hub keeps them, empty where it says none."""
+    """One file of a commit, with the hub's hash; empty if it has none."""
 
     name: str
     size: int
-    sha256: str  # of large files
-    git_sha1: str  # of the others: git hash-object
+    sha256: str  # for large files
+    git_sha1: str  # for other files, by git hash-object
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of one commit that serving reads."""
+    """The files of one commit that serving needs."""
 
     commit: str
     files: tuple[RemoteFile, ...]
@@ -64,7 +64,7 @@ class Listing:
 
 
 def list_files(api: HfApi, reference: ModelReference) -> Listing:
-    """Ask the hub. Raises CommandError for a repository that cannot be served, else what huggingface_hub raises."""
+    """Ask the hub. Raises CommandError for a repository that cannot be served, and errors of huggingface_hub."""
     info = api.model_info(reference.model, revision=reference.revision, files_metadata=True)
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
     names = sorted(name for name in siblings if _matches(name, WANTED) and not _matches(name, UNWANTED))

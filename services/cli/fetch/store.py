@@ -1,10 +1,10 @@
 """A folder of models that several processes, on several machines, may fill and read at the same time.
 
-DIR/NAME                     a link to the folder of a commit; what a worker is given
-DIR/owner--name@COMMIT/      the files of one commit; made by one rename, so it is there whole or not at all
+DIR/NAME                     a link to the folder of a commit; workers open this
+DIR/owner--name@COMMIT/      the files of one commit; it appears by one rename, so it is always complete
 DIR/owner--name@COMMIT/.complete
 DIR/.lock-owner--name        held while the model is fetched
-DIR/.tmp-owner--name@COMMIT-UUID   what is being fetched, or was when its process was killed
+DIR/.tmp-owner--name@COMMIT-UUID   a download that is running, or whose process was killed
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """What is written last into a folder of a commit."""
+    """The record `.complete`, which is written last into the folder of a commit."""
 
     model: str
     commit: str
-    revisions: tuple[str, ...]  # that were asked for and were this commit
+    revisions: tuple[str, ...]  # requested revisions that resolved to this commit
     bytes: int
 
     @classmethod
     def read(cls, folder: Path) -> Complete | None:
-        """None for a folder that is not there or not complete."""
+        """Read the record; None for a folder that is missing or incomplete."""
         try:
             fields = json.loads((folder / _COMPLETE).read_text())
         except (FileNotFoundError, NotADirectoryError):
@@ -50,18 +50,18 @@ class Complete:
         return cls(**fields | {"revisions": tuple(fields["revisions"])})
 
     def write(self, folder: Path) -> None:
-        """Replace it in one step."""
+        """Write the record atomically."""
         temporary = folder / f"{_COMPLETE}.new-{uuid.uuid4().hex}"
         temporary.write_text(json.dumps(asdict(self)))
         temporary.replace(folder / _COMPLETE)
 
     def is_of(self, reference: ModelReference) -> bool:
-        """Whether it is what was asked for."""
+        """Whether the folder holds the requested model and revision."""
         return self.model == reference.model and reference.revision in (*self.revisions, self.commit)
 
 
 class ModelStore:
-    """One folder of models. `say` tells the user what is waited for."""
+    """One folder of models. `say` prints a message for the user."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class ModelStore:
             raise CommandError(f"--to {folder}: {error.strerror}") from error
 
     def find(self, reference: ModelReference, name: str) -> Complete | None:
-        """What NAME leads to, if that is the model that was asked for and all of it. Raises CommandError."""
+        """The record behind NAME, if it is the requested model and complete. Raises CommandError."""
         link = self.folder / name
         if link.exists() and not link.is_symlink():
             raise CommandError(f"{link} is in the way: it is not a link that fetch made")
@@ -81,7 +81,7 @@ class ModelStore:
 
     @contextmanager
     def locked(self, reference: ModelReference) -> Iterator[bool]:
-        """Wait until nobody else fetches the model; False where the file system has no locks."""
+        """Wait for the lock of the model; yield False if the file system has no locks."""
         path = self.folder / f".lock-{_escape(reference.model)}"
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -108,11 +108,11 @@ class ModelStore:
                 return True
 
     def commit_folder(self, model: str, commit: str) -> Path:
-        """Where the files of a commit are, once they are complete."""
+        """The folder of a commit's files once they are complete."""
         return self.folder / f"{_escape(model)}@{commit[:_COMMIT_CHARACTERS]}"
 
     def staging(self, model: str, commit: str, *, adopt: bool) -> Path:
-        """A folder to download into; with `adopt`, which needs the lock, what a killed process left is gone on with."""
+        """A folder to download into. `adopt` resumes the download of a killed process, which needs the lock."""
         final = self.commit_folder(model, commit).name
         path = self.folder / f".tmp-{final}-{uuid.uuid4().hex}"
         left = sorted(self.folder.glob(f".tmp-{_escape(model)}@*")) if adopt else []
@@ -125,7 +125,7 @@ class ModelStore:
         return path
 
     def publish(self, staging: Path, complete: Complete) -> Path:
-        """Give the downloaded files their final name, all at once."""
+        """Rename the folder of downloaded files to its final name."""
         final = self.commit_folder(complete.model, complete.commit)
         complete.write(staging)
         _sync(staging)
@@ -136,12 +136,12 @@ class ModelStore:
                 raise
             if Complete.read(final) is None:
                 raise CommandError(f"{final} is in the way: it is not complete, and not ours to remove") from error
-            shutil.rmtree(staging)  # without locks, somebody else was sooner
+            shutil.rmtree(staging)  # without locks, another process may have published it first
         _sync(self.folder)
         return final
 
     def name(self, reference: ModelReference, name: str, folder: Path) -> None:
-        """Let NAME lead to a complete folder, from one moment to the next; remember which revision that was."""
+        """Link NAME to a complete folder, atomically, and record the revision there."""
         found = Complete.read(folder)
         assert found is not None
         if not found.is_of(reference):

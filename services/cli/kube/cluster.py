@@ -1,4 +1,4 @@
-"""What the API server says of a release: read only."""
+"""Reads the objects of a release from the API server. It changes nothing."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from services.cli.kube.diagnosis.snapshot import (
 )
 
 _TIMEOUT_S = 15
-_DEFAULT_RELEASE = "ryzanstein"  # of the documents; named where nothing is installed
-_UNREADABLE = (401, 403, 404, 405)  # not allowed, or the cluster has no such kind
-# Kinds of others: (group, version), each in the namespace or, for the last, in the whole cluster.
+_DEFAULT_RELEASE = "ryzanstein"  # the name in the documents; assumed if nothing is installed
+_UNREADABLE = (401, 403, 404, 405)  # no permission, or the cluster has no such kind
+# Custom resources as (group, version): of the namespace, and of the whole cluster.
 _OF_OTHERS = {
     "podmonitors": ("monitoring.coreos.com", "v1"),
     "httproutes": ("gateway.networking.k8s.io", "v1"),
@@ -33,7 +33,7 @@ _OF_OTHERS_ANYWHERE = {"prometheuses": ("monitoring.coreos.com", "v1")}
 
 
 def connect(context: str = "") -> None:
-    """Use the cluster of the kubeconfig (or of this pod, without one); raises CommandError when there is none."""
+    """Use the cluster of the kubeconfig, else of this pod; raises CommandError if there is neither."""
     try:
         config.load_config(**({"context": context} if context else {}))  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
@@ -41,7 +41,7 @@ def connect(context: str = "") -> None:
 
 
 def current_namespace(context: str = "") -> str:
-    """That of the kubeconfig's context."""
+    """The namespace of the kubeconfig's context."""
     try:
         contexts, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
     except config.ConfigException:
@@ -51,9 +51,10 @@ def current_namespace(context: str = "") -> str:
 
 
 def read(namespace: str, release: str) -> ClusterSnapshot:
-    """Everything that a diagnosis needs, with as many requests as kinds; without `release` of the only one there.
+    """Read all objects that a diagnosis needs, with one request per kind.
 
-    Raises CommandError when nothing answers, or there are several releases and none is named.
+    An empty `release` means the only one. Raises CommandError if the API server does not answer, or if there are
+    several releases and none is named.
     """
     unread: set[str] = set()
     objects = {kind: _listed(kind, listing, unread) for kind, listing in _listings(namespace).items()}
@@ -65,7 +66,7 @@ def read(namespace: str, release: str) -> ClusterSnapshot:
 
 
 def only_release(namespace: str) -> str:
-    """The release in the namespace; raises CommandError when there are several."""
+    """The release in the namespace; raises CommandError if there are several."""
     return _only(releases(_pods(namespace, CHART)), namespace)
 
 
@@ -76,7 +77,7 @@ def _only(found: list[str], namespace: str) -> str:
 
 
 def ready_pods(namespace: str, release: str, component: str) -> list[str]:
-    """The names of a component's pods that are ready."""
+    """The names of a component's ready pods."""
     pods = _pods(namespace, f"{INSTANCE}={release},{COMPONENT}={component}")
     return [name(pod) for pod in pods if is_ready(pod)]
 
@@ -130,7 +131,7 @@ def _listings(namespace: str) -> dict[str, Callable[[], Any]]:
 
 
 def _listed(kind: str, listing: Callable[[], Any], unread: set[str]) -> list[Object]:
-    """The objects of a kind in the API's own spelling; of one that can't be read none, and its name is noted."""
+    """The objects of a kind, with the API's field names; a kind that cannot be read is added to `unread`."""
     try:
         found = listing()
     except client.ApiException as error:

@@ -1,4 +1,4 @@
-"""`ryzanstein kube`: what an installation in Kubernetes needs from inside or about its cluster."""
+"""`ryzanstein kube`: commands for an installation in Kubernetes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ensure_secrets(
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Labels of a secret made here.")] = None,
 ) -> None:
     """Make the secrets that are missing, with random passwords. One that exists is never changed."""
-    from services.cli.kube import secrets  # the client takes half a second to import
+    from services.cli.kube import secrets  # imported here: the client takes half a second to import
 
     labels = dict(_split(pair) for pair in label or [])
     where = namespace or secrets.own_namespace()

@@ -1,4 +1,4 @@
-"""`ryzanstein kube doctor`: prints what is wrong with an installation, and what to type."""
+"""`ryzanstein kube doctor`: prints the problems of an installation, and the commands that help."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.cli.kube.diagnosis.snapshot import ClusterSnapshot
 
 
 def report(snapshot: ClusterSnapshot, *, as_json: bool) -> bool:
-    """Print the findings; whether something is wrong now."""
+    """Print the findings; return whether any problem exists now."""
     found = diagnose(snapshot)
     if as_json:
         body = {"findings": [asdict(finding) for finding in found], "unread": sorted(snapshot.unread)}

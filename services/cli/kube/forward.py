@@ -1,4 +1,4 @@
-"""A port of a pod as a port of this machine, over the API server, as `kubectl port-forward` does."""
+"""Forwards a local port to a port of a pod through the API server, as `kubectl port-forward` does."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _CHUNK = 1 << 16
 
 @contextmanager
 def forwarded(namespace: str, pod: str, port: int) -> Iterator[str]:
-    """Yield ``host:port`` to connect to while the block runs; each connection is forwarded by itself."""
+    """Yield the local ``host:port``, which is forwarded while the block runs; each connection has its own tunnel."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         accepting = threading.Thread(target=_accept, args=(listener, namespace, pod, port), daemon=True)
         accepting.start()
         host, local = listener.getsockname()
         yield f"{host}:{local}"
-        with suppress(OSError):  # wakes accept up
+        with suppress(OSError):  # ends accept() in the thread
             listener.shutdown(socket.SHUT_RDWR)
 
 
 def _accept(listener: socket.socket, namespace: str, pod: str, port: int) -> None:
-    with suppress(OSError):  # the listener was closed: the block is over
+    with suppress(OSError):  # the listener is closed: the block has ended
         while True:
             connection, _ = listener.accept()
             threading.Thread(target=_carry, args=(connection, namespace, pod, port), daemon=True).start()
 
 
 def _carry(connection: socket.socket, namespace: str, pod: str, port: int) -> None:
-    """Both ways until either end closes; an API server that refuses shows as a connection that closes."""
+    """Copy both ways until either end closes. If the API server refuses, the connection closes."""
     with connection, suppress(OSError, client.ApiException):
         api = client.CoreV1Api()
         tunnel = portforward(api.connect_get_namespaced_pod_portforward, pod, namespace, ports=str(port))

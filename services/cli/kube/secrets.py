@@ -1,4 +1,4 @@
-"""Secrets that an installation needs before its pods can start."""
+"""Creates the secrets that an installation needs before its pods can start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_FOUND = 404
 
 
 def connect() -> client.CoreV1Api:
-    """The API of the cluster that this pod runs in, or else of the kubeconfig.
+    """The API of the kubeconfig's cluster, else of the cluster that this pod runs in.
 
     Raises:
         CommandError: there is neither.
@@ -38,9 +38,9 @@ def own_namespace() -> str:
 
 
 def ensure_password(api: client.CoreV1Api, namespace: str, name: str, key: str, labels: dict[str, str]) -> bool:
-    """Make the secret `name` with a random URL-safe password under `key` unless it exists; never change one that does.
+    """Create the secret `name` with a random URL-safe password under `key`; never change an existing one.
 
-    Returns whether it was made now.
+    Return whether it was created now.
 
     Raises:
         CommandError: it exists without `key`, or the API server refuses.
@@ -55,7 +55,7 @@ def ensure_password(api: client.CoreV1Api, namespace: str, name: str, key: str, 
             return False
         api.create_namespaced_secret(namespace, secret)
     except client.ApiException as error:
-        if error.status == _ALREADY_EXISTS:  # made by another run of this Job in the meantime
+        if error.status == _ALREADY_EXISTS:  # another run of this Job has created it meanwhile
             return False
         raise CommandError(f"secret {namespace}/{name}: {error.reason} ({error.status})") from error
     return True

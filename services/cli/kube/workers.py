@@ -1,4 +1,4 @@
-"""Workers of an installation in a cluster, by its router: their state, and the drain of one."""
+"""Shows and drains the workers of an installation in a cluster, through its router."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _POLL_S = 0.5
 
 
 def show_status(namespace: str, release: str, *, as_json: bool) -> None:
-    """What `ryzanstein status` shows, through port-forwards."""
+    """Show what `ryzanstein status` shows, through port-forwards."""
     with ExitStack() as stack:
         router = stack.enter_context(_component(namespace, release, "router", _ROUTER))
         coordinators = ready_pods(namespace, release, "coordinator")
@@ -33,7 +33,7 @@ def show_status(namespace: str, release: str, *, as_json: bool) -> None:
 
 
 def drain(namespace: str, release: str, pod: str, grace_s: float, *, keep: bool) -> None:
-    """Let a worker finish or hand over what it has, then delete its pod unless `keep`."""
+    """Let a worker finish its requests or hand them off, then delete its pod unless `keep`."""
     with _component(namespace, release, "router", _ROUTER) as router:
         asyncio.run(empty(router, pod, grace_s))
     Console().print(f"{pod} has no requests any more", highlight=False)
@@ -47,9 +47,9 @@ def drain(namespace: str, release: str, pod: str, grace_s: float, *, keep: bool)
 
 
 async def empty(router: str, pod: str, grace_s: float) -> None:
-    """Return once the worker runs nothing; the chart names workers after their pods.
+    """Drain a worker, and return once it has no requests. The chart names workers after their pods.
 
-    Raises CommandError when the router does not know it, or it still has requests after the grace and some seconds.
+    Raises CommandError if the router does not know the worker, or if it has requests some seconds after the grace.
     """
     async with open_channel(router) as channel:
         stub = routing_pb2_grpc.RouterStub(channel)

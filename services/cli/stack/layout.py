@@ -1,4 +1,4 @@
-"""Which processes make up a local installation: a pure function of the options."""
+"""Computes the processes of a local installation from its options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.common.ports import free_port
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process: how it is started, how it is known to be ready and alive, how long it may take to stop."""
+    """One process: its command, its probes of readiness and liveness, and the grace for it to stop."""
 
     name: str
     command: tuple[str, ...]
@@ -30,8 +30,8 @@ class ProcessSpec:
 def lay_out(
     options: StackOptions, run_dir: Path, redis_server: Path, pick_port: Callable[[], int] = free_port
 ) -> tuple[ProcessSpec, ...]:
-    """The processes in the order they are started; they stop in the opposite order."""
-    # Picked ports are only probed: the gateway, which binds its own last, would find them taken.
+    """The processes in the order of their start; they stop in the opposite order."""
+    # A picked port is not reserved. So skip the gateway's ports, which the gateway binds last.
     ports = (port for port in iter(pick_port, None) if port not in (options.port, options.grpc_port))
     specs: list[ProcessSpec] = []
     redis_url = options.redis_url

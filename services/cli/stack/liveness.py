@@ -1,4 +1,4 @@
-"""Notices a process that runs and answers nobody: stopped by a signal, in a dead-lock, or waiting for a dead disk."""
+"""Detects a process that runs but does not answer: stopped by a signal, deadlocked, or blocked on a dead disk."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import asyncio
 from services.cli.stack.probes import Probe
 
 PERIOD_S = 2.0
-FAILURES = 3  # in a row; with a probe's own time limit about eleven seconds: streams wait for 30 s to be continued
+FAILURES = 3  # in a row: about eleven seconds with the probes' time-outs, while streams wait 30 s for a resumption
 _AGAIN_S = 0.5
 
 
 async def wait_silent(alive: Probe, starting_s: float = 0.0) -> None:
-    """Return once a process answers nobody. One that starts may be silent for `starting_s` before it first answers."""
+    """Return once a process does not answer. Before its first answer, a starting process has `starting_s`."""
     if starting_s:
         try:
             async with asyncio.timeout(starting_s):
-                while not await alive():  # noqa: ASYNC110 - a process sends no event
+                while not await alive():  # noqa: ASYNC110 - there is no event to wait for
                     await asyncio.sleep(_AGAIN_S)
         except TimeoutError:
             return

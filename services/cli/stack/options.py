@@ -1,4 +1,4 @@
-"""What the user asked `ryzanstein up` to start, checked before anything is started."""
+"""The options of `ryzanstein up`, which are checked before any process starts."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """One local installation."""
+    """The options of one local installation."""
 
     model: str  # a folder with config.json, or a hub id (owner/name)
     served_model_name: str = ""  # empty: the folder's or repository's name
     workers: int = 1
     tensor_parallel: int = 1
     dtype: str = "auto"
-    max_model_len: int = 0  # 0: what the model was made for
+    max_model_len: int = 0  # 0: the model's own limit
     kv_tokens: int = 0  # 0: the worker's default
-    host: str = HOST  # of the gateway; everything else listens on 127.0.0.1
+    host: str = HOST  # the gateway's address; all others listen on 127.0.0.1
     port: int = 8000
     grpc_port: int = 0  # public gRPC; 0: off
-    api_key: str = ""  # empty: callers need none
+    api_key: str = ""  # empty: callers need no key
     redis_url: str = ""  # empty: embedded
     policy: str = "cost"
     fallback_model: str = ""
 
     @property
     def threads_per_rank(self) -> int:
-        """Share of the cores that each rank may use."""
+        """The number of cores for each rank."""
         return max(1, usable_cores() // (self.workers * self.tensor_parallel))
 
     @property
     def url(self) -> str:
-        """Where this machine reaches the gateway."""
+        """The gateway's URL on this machine."""
         host = {"0.0.0.0": HOST, "::": "::1"}.get(self.host, self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
 def check(options: StackOptions) -> None:
-    """Raise :class:`CommandError` for what can be known to fail before any process is started."""
+    """Raise :class:`CommandError` for options that would fail, before any process starts."""
     try:
         _check_model(options.model)
     except PermissionError as error:

@@ -1,7 +1,7 @@
-"""How a process is known to be ready, and to be alive: each probe asks the process itself.
+"""Probes of readiness and liveness: each probe asks the process itself.
 
-Probes of readiness run many times a second while everything starts, on the cores that the starting processes need: they
-keep their connections and do no more than they must.
+Probes of readiness run many times a second during the start, on cores that the starting processes need. So they are
+cheap and keep their connections.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from services.common.rpc import open_channel
 
 Probe = Callable[[], Awaitable[bool]]
 _TIMEOUT_S = 1.0
-_LIVENESS_TIMEOUT_S = 3.0  # beside busy neighbours an answer takes its time
+_LIVENESS_TIMEOUT_S = 3.0  # on a busy machine an answer is slow
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def redis_ready(url: str, timeout_s: float = _TIMEOUT_S) -> Probe:
-    """True once Redis answers PING."""
+    """Ready once Redis answers PING."""
 
     async def probe() -> bool:
         client = redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
@@ -39,7 +39,7 @@ def redis_ready(url: str, timeout_s: float = _TIMEOUT_S) -> Probe:
 
 
 def grpc_serving(address: str) -> Probe:
-    """True once grpc.health.v1 says SERVING."""
+    """Ready once grpc.health.v1 returns SERVING."""
     channels: list[grpc.aio.Channel] = []
 
     async def probe() -> bool:
@@ -59,7 +59,7 @@ def grpc_serving(address: str) -> Probe:
 
 
 def grpc_alive(address: str) -> Probe:
-    """True when grpc.health.v1 says anything at all: its answer comes from the event loop."""
+    """Alive if grpc.health.v1 returns any answer, since it comes from the event loop."""
 
     async def probe() -> bool:
         async with open_channel(address) as channel:
@@ -75,20 +75,20 @@ def grpc_alive(address: str) -> Probe:
 
 
 def redis_alive(url: str) -> Probe:
-    """True when Redis answers PING."""
+    """Alive if Redis answers PING."""
     return redis_ready(url, _LIVENESS_TIMEOUT_S)
 
 
 def http_alive(url: str) -> Probe:
-    """True when `url` answers 200."""
+    """Alive if `url` answers 200."""
     return http_ready(url, _LIVENESS_TIMEOUT_S)
 
 
 def http_ready(url: str, timeout_s: float = _TIMEOUT_S) -> Probe:
-    """True once `url` answers 200."""
+    """Ready once `url` answers 200."""
 
     async def probe() -> bool:
-        # Loopback without TLS: loading the certificates would cost more than the request.
+        # The loopback has no TLS: loading certificates would cost more than the request.
         async with httpx.AsyncClient(trust_env=False, verify=False, timeout=timeout_s) as client:
             try:
                 return (await client.get(url)).status_code == httpx.codes.OK

@@ -18,11 +18,11 @@ _PROBE_EVERY_S = 0.1
 
 
 class ProcessEndedError(Exception):
-    """A process ended before it was ready; the message holds the reason it logged."""
+    """A process ended before it was ready; the message contains its last error."""
 
 
 class ManagedProcess:
-    """Starts a :class:`ProcessSpec`, waits until it is ready, and ends it with everything it started."""
+    """Starts the process of a :class:`ProcessSpec`, waits until it is ready, and ends it with its children."""
 
     def __init__(self, spec: ProcessSpec, log_file: Path) -> None:
         self.spec = spec
@@ -36,7 +36,7 @@ class ManagedProcess:
         return self._process.pid if self._process else 0
 
     async def start(self) -> None:
-        """Start the process in a session of its own, so that Ctrl-C reaches only the supervisor."""
+        """Start the process in its own session, so that Ctrl-C reaches only the supervisor."""
         with self.log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self.spec.command,
@@ -49,7 +49,7 @@ class ManagedProcess:
             )
 
     async def wait_ready(self) -> None:
-        """Return once the probe says ready; raises :class:`ProcessEndedError` when the process ends instead."""
+        """Return once the process is ready; raises :class:`ProcessEndedError` if it ends instead."""
         started = time.monotonic()
         ended = asyncio.create_task(self.wait())
         try:
@@ -62,19 +62,19 @@ class ManagedProcess:
         self.ready_after_s = time.monotonic() - started
 
     async def wait(self) -> int:
-        """Exit status of the process; negative for a signal."""
+        """Wait for the exit status of the process; negative for a signal."""
         assert self._process is not None
         return await self._process.wait()
 
     async def kill(self) -> None:
-        """SIGKILL to the whole session: also ends what is stopped by a signal."""
+        """Send SIGKILL to the whole session, which ends even a stopped process."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
     async def stop(self) -> None:
-        """SIGTERM, then SIGKILL to the whole session after the process's grace time."""
+        """Send SIGTERM; after the grace time, send SIGKILL to the whole session."""
         if self._process is None or self._process.returncode is not None:
             return
         self._process.terminate()
@@ -85,7 +85,7 @@ class ManagedProcess:
             await self.kill()
 
     def last_error(self) -> str:
-        """The last error that the process logged, else its last warning, else its last words."""
+        """The last error in the process's log, else the last warning, else the last line."""
         lines = self.log_file.read_text(errors="replace").splitlines() if self.log_file.exists() else []
         records = [_record(line) for line in reversed(lines)]
         for levels in (("error", "critical"), ("warning",)):
@@ -96,7 +96,7 @@ class ManagedProcess:
 
 
 def _record(line: str) -> dict[str, object]:
-    """A line of a log; one that is not JSON is a message without a level."""
+    """Parse a line of a log. A line that is not JSON becomes a message without a level."""
     with contextlib.suppress(json.JSONDecodeError):
         record = json.loads(line)
         if isinstance(record, dict) and "message" in record:
@@ -105,5 +105,5 @@ def _record(line: str) -> dict[str, object]:
 
 
 def _end_with_parent() -> None:
-    """Runs in the child before exec: a supervisor that is killed leaves no process behind."""
+    """Run in the child before exec: the kernel ends the child if the supervisor is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

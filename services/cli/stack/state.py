@@ -1,4 +1,4 @@
-"""What is running where, on disk, so that `status` and `down` find it."""
+"""The file that describes a running installation, for `status` and `down`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from services.cli.errors import CommandError
 class StackState:
     """A running local installation."""
 
-    pid: int  # of the supervisor
-    created: float  # its start time, so that a reused pid is not mistaken for it
+    pid: int  # the supervisor's
+    created: float  # the supervisor's start time, which detects a reused pid
     url: str
     router: str
     coordinator: str
     processes: dict[str, int]  # name -> pid
-    supervised: bool  # False during the first start, when a process that ends is an error; later it starts again
+    supervised: bool  # False during the first start, when a process that ends is an error; later it is restarted
 
 
 def run_dir(port: int) -> Path:
-    """Folder of the installation on `port`: state, logs, sockets. Made on first use, for this user only."""
+    """The folder of the installation on `port`: state, logs, sockets. Created on first use, for this user only."""
     base = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/ryzanstein-{os.getuid()}"
     folder = Path(base) / "ryzanstein" / str(port)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -36,14 +36,14 @@ def run_dir(port: int) -> Path:
 
 
 def write_state(folder: Path, state: StackState) -> None:
-    """Replace the state file in one step."""
+    """Replace the state file atomically."""
     temporary = folder / "stack.json.new"
     temporary.write_text(json.dumps(asdict(state), indent=2))
     temporary.rename(folder / "stack.json")
 
 
 def read_state(port: int) -> StackState:
-    """The installation on `port`; raises :class:`CommandError` when none runs there."""
+    """The installation on `port`; raises :class:`CommandError` if none runs there."""
     path = run_dir(port) / "stack.json"
     try:
         state = StackState(**json.loads(path.read_text()))

@@ -1,4 +1,4 @@
-"""Runs a local installation: starts every process, restarts what dies, stops everything at the end."""
+"""Runs a local installation: starts all processes, restarts a process that ends, stops all at the end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from services.cli.stack.process import ManagedProcess, ProcessEndedError
 from services.cli.stack.state import StackState, run_dir, write_state
 
 _RESTART_FIRST_S, _RESTART_MOST_S = 0.2, 5.0
-# Workers take longest: while they import, nothing else takes a core from them. The others are ready long before.
+# Workers take longest to start, so they get all cores while they import. The others are ready sooner anyway.
 _HEAD_START_S = 0.6
-_STEADY_S = 30.0  # a process that ran this long starts again with the shortest delay
+_STEADY_S = 30.0  # a process that ran for this long is restarted with the shortest delay
 
-Report = Callable[[str, str], None]  # (process name, what happened to it)
+Report = Callable[[str, str], None]  # (process name, its new state)
 
 
 class Stack:
@@ -41,11 +41,11 @@ class Stack:
         self.processes = tuple(ManagedProcess(spec, logs / f"{spec.name}.log") for spec in specs)
 
     def address_of(self, name: str) -> str:
-        """Where the process called `name` listens."""
+        """The address of the process called `name`."""
         return next(process.spec.address for process in self.processes if process.spec.name == name)
 
     async def start(self, start_timeout_s: float) -> None:
-        """Start everything, workers first, and wait until all of it is ready; raises :class:`CommandError`."""
+        """Start all processes, workers first, and wait until all are ready; raises :class:`CommandError`."""
         for process in self._slow_first():
             await process.start()
         await asyncio.sleep(_HEAD_START_S)
@@ -72,14 +72,14 @@ class Stack:
         return [p for p in self.processes if p.spec.name.startswith("worker-") or p.spec.name == "redis"]
 
     async def supervise(self, start_timeout_s: float) -> None:
-        """Restart whatever ends or answers nobody, with a growing delay, until cancelled."""
+        """Restart processes that end or do not answer, with a growing delay, until cancelled."""
         self._save(supervised=True)
         async with asyncio.TaskGroup() as group:
             for process in self.processes:
                 group.create_task(self._keep_running(process, start_timeout_s))
 
     async def stop(self) -> None:
-        """End the processes, users of a service before the service; nothing is left behind."""
+        """Stop all processes, clients of a service before the service, and remove their files."""
         for process in reversed(self.processes):
             self._report(process.spec.name, "stopping")
         workers = [p for p in self.processes if p.spec.name.startswith("worker-")]
@@ -101,7 +101,7 @@ class Stack:
     async def _keep_running(self, process: ManagedProcess, start_timeout_s: float) -> None:
         delay = _RESTART_FIRST_S
         loop = asyncio.get_running_loop()
-        starting_s = 0.0  # the first time, all were ready before
+        starting_s = 0.0  # at first, all processes are ready
         while True:
             started = loop.time()
             status = await self._ended(process, starting_s)
@@ -116,7 +116,7 @@ class Stack:
             self._save(supervised=True)
 
     async def _ended(self, process: ManagedProcess, starting_s: float) -> int:
-        """The exit status of a process that has ended, or was ended because nothing came from it any more."""
+        """The exit status of a process, once it has ended or has been killed because it does not answer."""
         ended = asyncio.create_task(process.wait())
         silent = asyncio.create_task(wait_silent(process.spec.alive, starting_s))
         try:

@@ -1,4 +1,4 @@
-"""Why an installation is not well: pure functions from what the API server says to findings."""
+"""Diagnoses an installation: pure functions from the objects of the API server to findings."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ _CHECKS: tuple[Callable[[ClusterSnapshot], Iterator[Finding]], ...] = (
 
 
 def diagnose(snapshot: ClusterSnapshot) -> list[Finding]:
-    """Everything that is wrong, each cause once."""
+    """All findings, each cause once."""
     found = dict.fromkeys(finding for check in _CHECKS for finding in check(snapshot))
     return list(found)

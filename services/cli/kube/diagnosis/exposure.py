@@ -1,4 +1,4 @@
-"""Services without pods behind them, ways in that lead nowhere."""
+"""Finds Services without ready pods, and Ingresses and routes that lead nowhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.cli.kube.diagnosis.snapshot import ClusterSnapshot, Object, is_rea
 
 
 def findings(snapshot: ClusterSnapshot) -> Iterator[Finding]:
-    """Of Services, Ingresses and routes of the release."""
+    """Findings about Services, Ingresses and routes of the release."""
     for service in snapshot.own("services"):
         yield from _of_service(snapshot, service)
     for ingress in snapshot.own("ingresses"):

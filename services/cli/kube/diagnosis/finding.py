@@ -1,4 +1,4 @@
-"""What is wrong, why, and what to type."""
+"""The result of a diagnosis."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is, or was, wrong with one object."""
+    """A problem of one object, its cause, and the commands that help."""
 
     where: str  # e.g. pod/ryzanstein-gateway-0
-    what: str  # how it shows: Pending, not ready, restarting, unscraped, unreachable
+    what: str  # the symptom: Pending, not ready, restarting, unscraped, unreachable
     why: str
     do: tuple[str, ...]  # commands, or values of the chart
-    over: bool = False  # it was wrong and is well now
+    over: bool = False  # the problem is over

@@ -1,4 +1,4 @@
-"""Pods that are Pending, wait, restart, or run without being ready."""
+"""Finds pods that are Pending, wait, restart, or run without being ready."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from services.cli.kube.diagnosis.scheduling import unschedulable
 from services.cli.kube.diagnosis.snapshot import COMPONENT, ClusterSnapshot, Object, is_ready, labels, name
 
 _PULL = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
-_STEADY_S = 300.0  # the longest that Kubernetes waits between two restarts
+_STEADY_S = 300.0  # Kubernetes's longest delay between two restarts
 _OOM, _KILLED = "OOMKilled", 137
-_MEMORY_LIMIT = re.compile(r"set the container's memory limit to ([\d,]+) MiB")  # a worker that ends before it loads
-# What each service waits for before it is ready.
+_MEMORY_LIMIT = re.compile(r"set the container's memory limit to ([\d,]+) MiB")  # in the log of a worker that ends before loading
+# The condition for each service to be ready.
 _READY_WHEN = {
     "gateway": "a router has answered, and a worker of those that serve",
     "router": "Redis has been read once",
@@ -26,7 +26,7 @@ _READY_WHEN = {
 
 
 def findings(snapshot: ClusterSnapshot) -> Iterator[Finding]:
-    """Of every pod of the release that is neither ready nor done."""
+    """Findings about every pod of the release that is neither ready nor done."""
     for pod in snapshot.own("pods"):
         status = pod.get("status", {})
         if status.get("phase") == "Succeeded":
@@ -105,7 +105,7 @@ def _of_container(snapshot: ClusterSnapshot, pod: Object, container: Object) -> 
 
 
 def _steady(snapshot: ClusterSnapshot, container: Object) -> bool:
-    """Whether a container that has restarted does its work again, or has done it."""
+    """Whether a container that has restarted works again, or has succeeded."""
     state = container.get("state", {})
     if "terminated" in state:
         return bool(state["terminated"].get("exitCode") == 0)
@@ -150,7 +150,7 @@ def _not_mounted(snapshot: ClusterSnapshot, pod: Object, message: str) -> Findin
 
 
 def _for_missing(snapshot: ClusterSnapshot, message: str) -> tuple[str, ...]:
-    """How to make the Secret or ConfigMap that a message misses."""
+    """Commands that create the missing Secret of an error message."""
     secret = re.search(r'secret "([^"]+)" not found', message)
     if not secret:
         return ()
@@ -192,7 +192,7 @@ def _restarting(snapshot: ClusterSnapshot, pod: Object, container: Object) -> Fi
 
 
 def _last_words(log: str) -> str:
-    """The last line of the end of a log, which Kubernetes keeps of a container that ended with an error."""
+    """The last line of a log's end, which Kubernetes keeps for a container that ended with an error."""
     line = next((line for line in reversed(log.splitlines()) if line.strip()), "")
     try:
         return str(json.loads(line)["message"])
@@ -210,7 +210,7 @@ def _raise_memory(snapshot: ClusterSnapshot, pod: Object, size: str) -> str:
 
 
 def _value(pod: Object, value: str) -> str:
-    """The path of a component's value."""
+    """The path of a chart value for the pod's component."""
     component = labels(pod).get(COMPONENT, "")
     place = f"workers.pools.{labels(pod).get('ryzanstein.dev/pool', 'default')}" if component == "worker" else component
     return f"{place}.{value}"

@@ -1,4 +1,4 @@
-"""Why no node takes a pod."""
+"""Explains why the scheduler places a pod on no node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNITS = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi":
 
 
 def unschedulable(snapshot: ClusterSnapshot, pod: Object) -> Iterator[Finding]:
-    """Each reason that the scheduler names."""
+    """A finding for each reason that the scheduler gives."""
     conditions = pod["status"].get("conditions") or ()
     said = next((each.get("message", "") for each in conditions if each["type"] == "PodScheduled"), "")
     where, found = f"pod/{name(pod)}", False

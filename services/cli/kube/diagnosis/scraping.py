@@ -1,4 +1,4 @@
-"""Whether some Prometheus reads the metrics, as far as the API server tells."""
+"""Finds reasons why no Prometheus can scrape the metrics, as far as objects of the API server show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SERVICES = ("gateway", "router", "coordinator", "worker")
 
 
 def findings(snapshot: ClusterSnapshot) -> Iterator[Finding]:
-    """A monitor that no Prometheus takes, a policy that lets none through."""
+    """A PodMonitor that no Prometheus selects; a NetworkPolicy that blocks the metrics port."""
     monitors = snapshot.own("podmonitors")
     for monitor in monitors:
         yield from _not_taken(snapshot, monitor)
@@ -41,7 +41,7 @@ def _not_taken(snapshot: ClusterSnapshot, monitor: Object) -> Iterator[Finding]:
 
 
 def _not_let_through(snapshot: ClusterSnapshot) -> Iterator[Finding]:
-    """Whether anything at all may open the metrics port of each service."""
+    """Services whose metrics port no NetworkPolicy rule opens."""
     for component in _SERVICES:
         for pod in snapshot.own("pods", component)[:1]:
             policies = [

@@ -1,4 +1,4 @@
-"""What the API server says of one release, as plain objects in its own spelling."""
+"""The API server's objects of one release, as plain dicts with the API's field names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 Object = dict[str, Any]
 
 INSTANCE, COMPONENT = "app.kubernetes.io/instance", "app.kubernetes.io/component"
-CHART = "app.kubernetes.io/name=ryzanstein"  # a selector of all that any release of the chart made
+CHART = "app.kubernetes.io/name=ryzanstein"  # selects the objects of all releases of the chart
 
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """Objects by plural kind, e.g. `pods`; a kind that could not be read is in `unread` and has none."""
+    """Objects by plural kind, e.g. `pods`. A kind that could not be read is in `unread`."""
 
     namespace: str
     release: str
@@ -24,16 +24,16 @@ class ClusterSnapshot:
     now: float = field(default=0.0)  # Unix time
 
     def all(self, kind: str) -> list[Object]:
-        """Every object of the kind that was read: of the namespace, or of the cluster."""
+        """All objects of a kind: of the namespace, or of the cluster."""
         return self.objects.get(kind, [])
 
     def own(self, kind: str, component: str = "") -> list[Object]:
-        """Those of the release, perhaps of one component."""
+        """The objects of the release, or of one component of it."""
         found = [each for each in self.all(kind) if labels(each).get(INSTANCE) == self.release]
         return [each for each in found if not component or labels(each).get(COMPONENT) == component]
 
     def events(self, kind: str, name: str) -> list[Object]:
-        """What happened to an object, newest last."""
+        """The events of an object, newest last."""
         found = [
             event
             for event in self.all("events")
@@ -42,43 +42,43 @@ class ClusterSnapshot:
         return sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
     def seconds_since(self, timestamp: str) -> float:
-        """How long ago something was, by a timestamp of the API server."""
+        """Seconds since a timestamp of the API server."""
         return self.now - datetime.fromisoformat(timestamp).timestamp()
 
     def kubectl(self, command: str) -> str:
-        """A command for this namespace."""
+        """A kubectl command for this namespace."""
         return f"kubectl -n {self.namespace} {command}"
 
     def upgrade(self, values: str) -> str:
-        """The command that sets values of this release."""
+        """The Helm command that sets values of this release."""
         return f"helm -n {self.namespace} upgrade {self.release} CHART --reuse-values {values}"
 
 
 def name(found: Object) -> str:
-    """Its name."""
+    """The name of an object."""
     return str(found["metadata"]["name"])
 
 
 def labels(found: Object) -> dict[str, str]:
-    """Its labels."""
+    """The labels of an object."""
     return found["metadata"].get("labels") or {}
 
 
 def releases(objects: Iterable[Object]) -> list[str]:
-    """The names of the releases that the objects belong to."""
+    """The names of the releases of these objects."""
     key, _, value = CHART.partition("=")
     found = {labels(each).get(INSTANCE) for each in objects if labels(each).get(key) == value}
     return sorted(release for release in found if release)
 
 
 def is_ready(pod: Object) -> bool:
-    """Whether a pod takes connections."""
+    """Whether a pod is ready for connections."""
     conditions = pod["status"].get("conditions") or ()
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def selects(selector: Object | None, of: dict[str, str]) -> bool:
-    """Whether a label selector takes these labels; an empty one takes all, none takes none."""
+    """Whether a label selector matches labels. An empty selector matches all, None matches nothing."""
     if selector is None:
         return False
     equal = (selector.get("matchLabels") or {}).items() <= of.items()

@@ -1,4 +1,4 @@
-"""Controllers that can't make pods, rollouts that stand still, jobs that failed."""
+"""Finds controllers that cannot create pods, rollouts that are stuck, and failed jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAKERS = (("statefulsets", "StatefulSet"), ("replicasets", "ReplicaSet"), ("job
 
 
 def findings(snapshot: ClusterSnapshot) -> Iterator[Finding]:
-    """Of the release's controllers."""
+    """Findings about the release's controllers."""
     if not snapshot.own("pods") and not snapshot.own("deployments") and not snapshot.own("statefulsets"):
         yield _nothing(snapshot)
         return
@@ -45,7 +45,7 @@ def _nothing(snapshot: ClusterSnapshot) -> Finding:
 
 
 def _not_made(snapshot: ClusterSnapshot, kind: str, maker: Object) -> Iterator[Finding]:
-    """Quotas, Pod Security and webhooks refuse pods: nothing is Pending, there is just nothing."""
+    """A controller whose pods a quota, Pod Security or a webhook refuses: the pods do not even become Pending."""
     wanted = maker["spec"].get("replicas", maker["spec"].get("completions", 1))
     if wanted <= maker["status"].get("replicas", maker["status"].get("succeeded", 0)):
         return
@@ -64,7 +64,7 @@ def _not_made(snapshot: ClusterSnapshot, kind: str, maker: Object) -> Iterator[F
 
 
 def _stuck(snapshot: ClusterSnapshot, wanted: Object) -> Iterator[Finding]:
-    """A set never replaces a pod that is not ready with a newer one: a template that was mended needs a hand."""
+    """Pods that block a rollout: a StatefulSet does not replace a pod that is not ready, even by a corrected one."""
     status = wanted["status"]
     newest = status.get("updateRevision")
     if not newest or newest == status.get("currentRevision"):
