@@ -14,7 +14,7 @@ from services.cli.kube.diagnosis.snapshot import COMPONENT, ClusterSnapshot, Obj
 _PULL = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
 _STEADY_S = 300.0  # Kubernetes's longest delay between two restarts
 _OOM, _KILLED = "OOMKilled", 137
-_MEMORY_LIMIT = re.compile(r"set the container's memory limit to ([\d,]+) MiB")  # in the log of a worker that ends before loading
+_MEMORY_LIMIT = re.compile(r"set the container's memory limit to ([\d,]+) MiB")  # logged before loading
 # The condition for each service to be ready.
 _READY_WHEN = {
     "gateway": "a router has answered, and a worker of those that serve",
