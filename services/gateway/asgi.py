@@ -1,4 +1,4 @@
-"""The types of ASGI, and what a request's head says."""
+"""The types of ASGI, and readers of a request's headers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def header(scope: Scope, name: bytes) -> str:
 
 
 def authorization(scope: Scope) -> str:
-    """The Authorization header of a request; a key in `x-api-key`, as Anthropic's clients send it, counts as one."""
+    """The Authorization header of a request. Anthropic's clients send the key in `x-api-key` instead."""
     key = header(scope, b"x-api-key")
     return header(scope, b"authorization") or (f"Bearer {key}" if key else "")

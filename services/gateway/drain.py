@@ -1,11 +1,11 @@
-"""How a gateway ends without failing anybody.
+"""Ends a gateway without failing a request.
 
-    serving -> draining (not ready, all else as before, for the delay and until no new request has come for a while)
-            -> closing  (nobody new; what is open may go on until the deadline)
-            -> over     (what is still open is told so)
+    serving -> draining (not ready, but serving: for the delay, and until no new request has come for a while)
+            -> closing  (refuses new requests; open ones may run until the deadline)
+            -> over     (open requests end with an error)
 
-A load balancer needs the first step: it goes on sending until it has heard that this gateway is not ready. On a busy
-machine it hears late, so requests that still come prolong the step.
+A load balancer needs the first step: it sends requests until it notices that this gateway is not ready. On a busy
+machine it notices late, so new requests prolong the step.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from services.gateway.errors import shutting_down
 
 log = logging.getLogger(__name__)
 
-# After the deadline: to send everybody the error that ends his request, and to exchange the last frames.
+# Time after the deadline to send each open request its error, and to exchange the last frames.
 LAST_WORDS_S = 2.0
-# A request that was on its way when the last one ended is answered, too.
+# Wait this long for a request that was in flight when the last one ended.
 _QUIET_S = 0.1
 
 
 class Phase(IntEnum):
-    """How far the end has come."""
+    """A phase of the shutdown."""
 
     SERVING = 0
     DRAINING = 1
@@ -49,26 +49,26 @@ class Drain:
 
     @property
     def draining(self) -> bool:
-        """Whether the gateway has been told to end."""
+        """Whether the shutdown has begun."""
         return self.phase >= Phase.DRAINING
 
     @property
     def closing(self) -> bool:
-        """Whether nobody new is let in."""
+        """Whether new requests are refused."""
         return self.phase >= Phase.CLOSING
 
     @property
     def remaining(self) -> int:
-        """Requests that a gateway that is draining still answers."""
+        """The open requests of a gateway that drains."""
         return len(self._open) if self.draining else 0
 
     @property
     def last_arrival_s(self) -> float:
-        """How long after the drain's beginning the last new request came; 0 while none has."""
+        """Seconds from the drain's beginning to the last new request; 0 without one."""
         return self._last_arrival - self._draining_since
 
     def arrive(self) -> None:
-        """A new request, or a new WebSocket, has come; probes are none."""
+        """Note the arrival of a request or a WebSocket; probes do not count."""
         if self.draining:
             self._last_arrival = asyncio.get_running_loop().time()
 
@@ -81,7 +81,7 @@ class Drain:
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """A request runs in the block; raises :class:`ApiError` (503) in it when the drain is over."""
+        """Count a request as open while the block runs; raises :class:`ApiError` (503) in it when the drain is over."""
         if self.phase is Phase.OVER:
             raise shutting_down()
         limit = asyncio.timeout(None)
@@ -102,7 +102,7 @@ class Drain:
 
     @contextmanager
     def listening(self, on_phase: Callable[[], None]) -> Iterator[None]:
-        """Call `on_phase` at every new phase while the block runs."""
+        """Call `on_phase` at each new phase while the block runs."""
         self._listeners.add(on_phase)
         try:
             yield
@@ -110,7 +110,7 @@ class Drain:
             self._listeners.discard(on_phase)
 
     def enter(self, phase: Phase) -> None:
-        """Begin a phase; a phase that is past is not entered again."""
+        """Begin a phase; phases never go back."""
         if phase <= self.phase:
             return
         if self.phase is Phase.SERVING:
@@ -120,7 +120,7 @@ class Drain:
             on_phase()
 
     async def finish(self, timeout_s: float) -> None:
-        """Return when nothing is open any more; what still is after `timeout_s` ends with its error."""
+        """Return when no request is open; after `timeout_s` the open ones end with an error."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._quiet()
@@ -132,7 +132,7 @@ class Drain:
             limit.reschedule(now)
 
     async def _quiet(self) -> None:
-        """Until nothing is open, and nothing has come meanwhile over connections that still are."""
+        """Return when no request is open, and open connections have brought no further one."""
         begun = -1
         while begun != self._begun:
             await self._none_open.wait()

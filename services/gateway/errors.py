@@ -1,11 +1,11 @@
-"""The one error type that reaches clients, in OpenAI's shape."""
+"""The error type that reaches clients, in OpenAI's shape."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-NO_WORKERS = "no_workers"  # the code that lets the fallback model answer
+NO_WORKERS = "no_workers"  # with this code the fallback model answers
 
 
 @dataclass(eq=False)  # not frozen: contextlib sets __traceback__ on exceptions
@@ -19,7 +19,7 @@ class ApiError(Exception):
     code: str | None = None
     retry_after_s: float | None = None
     headers: tuple[tuple[str, str], ...] = ()
-    usage: dict[str, Any] | None = field(default=None)  # what was generated before the failure
+    usage: dict[str, Any] | None = field(default=None)  # tokens used before the failure
 
     def __str__(self) -> str:
         return self.message
@@ -43,7 +43,7 @@ def unknown_model(model: str, known: list[str]) -> ApiError:
 
 
 def too_long(limit: int, prompt_tokens: int, max_tokens: int, param: str, *, at_least: bool = False) -> ApiError:
-    """400: prompt and requested output exceed the model's context; `at_least` when not all tokens were counted."""
+    """400: prompt and requested output exceed the model's context; `at_least`: the count stopped early."""
     requested = f"{'at least ' if at_least else ''}{prompt_tokens + max_tokens}"
     message = (
         f"This model's maximum context length is {limit} tokens. However, you requested {requested} "
@@ -53,7 +53,7 @@ def too_long(limit: int, prompt_tokens: int, max_tokens: int, param: str, *, at_
 
 
 def too_large(limit: int) -> ApiError:
-    """413: the body, as it came or as it is encoded, has more bytes than a gateway takes."""
+    """413: the body, compressed or not, exceeds the gateway's limit."""
     message = f"The request's body is larger than {limit} bytes."
     return ApiError(413, message, "invalid_request_error", code="body_too_large")
 
@@ -64,29 +64,29 @@ def overloaded(message: str, retry_after_s: float = 1.0) -> ApiError:
 
 
 def unavailable(message: str, retry_after_s: float = 2.0) -> ApiError:
-    """503: there is no worker at all, or the service is ending."""
+    """503: there is no worker, or the service is ending."""
     return ApiError(503, message, "service_unavailable_error", code=NO_WORKERS, retry_after_s=retry_after_s)
 
 
 def shutting_down() -> ApiError:
-    """503: this gateway ends, and may not go on for longer."""
+    """503: the drain of this gateway is over."""
     message = "This gateway is shutting down and could not finish the request in time. Send it again."
     return ApiError(503, message, "service_unavailable_error", code="shutting_down", retry_after_s=1.0)
 
 
 def resumes_exhausted(retry_after_s: float) -> ApiError:
-    """503: so many requests lost their worker that the others cannot take them all on in time."""
+    """503: too many requests lost their worker for the other workers to resume them in time."""
     message = "The request was interrupted, and too many others are being resumed already."
     return ApiError(503, message, "service_unavailable_error", code="resume_budget", retry_after_s=retry_after_s)
 
 
 def internal_error() -> ApiError:
-    """500: a mistake of the gateway's own; its log has more."""
+    """500: a bug in the gateway; its log has the details."""
     return ApiError(500, "The gateway failed to serve the request.", "server_error", code="internal_error")
 
 
 def interrupted(message: str, code: str = "generation_failed") -> ApiError:
-    """500: workers failed under the request and it may not be retried any further."""
+    """500: workers failed, and the request has no retries left."""
     return ApiError(500, message, "server_error", code=code)
 
 

@@ -1,4 +1,4 @@
-"""Names for requests and what they make."""
+"""Ids of requests and of the objects that they create."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import random
 
 
 def new_id(prefix: str) -> str:
-    """A request id that no other gateway makes: unique, not secret, so the process's generator will do."""
+    """A unique id. It is not secret, so the process's random generator suffices."""
     return f"{prefix}-{random.getrandbits(96):024x}"

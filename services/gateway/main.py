@@ -70,7 +70,7 @@ from services.gateway.websocket.replay import ReplayBuffers
 from services.gateway.websocket.socket import StreamSocket
 
 log = logging.getLogger(__name__)
-_STORE_S = 1.0  # longest wait for Redis where responses are kept
+_STORE_S = 1.0  # longest wait for Redis when a stored response is read or written
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +87,26 @@ class Gateway:
 
     @property
     def waits_for(self) -> str:
-        """Why it should not get traffic; empty when it should."""
+        """Why the gateway is not ready; empty when it is."""
         if self.drain.draining:
             return "draining"
         return "" if self.catalog.ready else "no router, or no worker of those that serve, has answered yet"
 
     @property
     def ready(self) -> bool:
-        """Whether it should get traffic."""
+        """Whether the gateway is ready for traffic."""
         return not self.waits_for
 
     async def _announce(self, phase: Phase) -> None:
-        """Begin a phase of the end, and let connections know that it has come."""
+        """Begin a phase of the shutdown, and announce it on all connections."""
         self.drain.enter(phase)
         self.http.announce_close()
         await self.grpc.announce_end()
 
     async def leave(self) -> None:
-        """Not be ready, and go on listening until balancers have noticed.
+        """Stop being ready, but listen until load balancers have noticed.
 
-        Requests that still come prolong it by half of the time that open ones have at most: the last one has the rest.
+        New requests prolong this by at most half of the drain's time-out; the other half stays for the last request.
         """
         settings, loop = self.settings, asyncio.get_running_loop()
         since = loop.time()
@@ -145,7 +145,7 @@ def _resume_policy(settings: GatewaySettings) -> ResumePolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Services:
-    """What the three public APIs share."""
+    """The services that the three public APIs share."""
 
     settings: GatewaySettings
     catalog: Catalog
@@ -174,7 +174,7 @@ class _Services:
         return BodyLimits(self.settings.max_body_bytes, self.settings.body_timeout_s)
 
     def _endpoints(self, gate: Gate) -> dict[str, Endpoint]:
-        """The hot routes, for those whom `gate` lets in."""
+        """The hot routes, behind `gate`."""
         entrance, limits = self._entrance(gate), self._limits()
         return {path: one for route in self.hot for path, one in route.endpoints(entrance, limits).items()}
 
@@ -183,7 +183,7 @@ class _Services:
         return {route.path: route.dialect for route in self.hot}
 
     def batch_routes(self) -> ASGIApp:
-        """The same routes for the requests of batches."""
+        """The hot routes, for the requests of batches."""
         observer, endpoints = Observer("batch", self.metrics, self.tracer), self._endpoints(BatchGate(self.gate))
         return Dispatcher(Starlette(), endpoints, Sockets({}), observer, self.drain, self._origins(), self._dialects)
 
@@ -263,7 +263,7 @@ def _cache_of(settings: GatewaySettings, guard: RedisGuard, keys: RedisKeys, met
 
 
 def _new_store(settings: GatewaySettings, redis: Redis, keys: RedisKeys, metrics: GatewayMetrics) -> ResponseStore:
-    """With a guard of its own: conversations take longer to read than limits may wait."""
+    """A store with its own Redis guard, since reading a conversation takes longer than a limit check may."""
     guard = RedisGuard(redis, settings.redis, _STORE_S, metrics, "no responses are kept until it is back")
     limits = StoreLimits(
         life_s=settings.responses_ttl_s,
@@ -311,7 +311,7 @@ def _new_services(
 
 @asynccontextmanager
 async def _tasks(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Background loops that run while the block does."""
+    """Run the background loops while the block runs."""
     tasks = [asyncio.create_task(loop) for loop in loops]
     try:
         yield
@@ -321,7 +321,7 @@ async def _tasks(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def running_gateway(settings: GatewaySettings, *, traced: bool = False) -> AsyncIterator[Gateway]:
-    """A gateway that serves while the block runs."""
+    """Serve while the block runs."""
     metrics, router = GatewayMetrics(Cause), _new_router(settings)
     gateway_id = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     pool = WorkerPool(gateway_id, settings.connect_timeout_s, settings.silence_timeout_s)
@@ -382,7 +382,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     with tracing("gateway") as traced:
         async with running_gateway(settings, traced=traced) as gateway:
             freeze_started()
-            # Up to the end: whoever watches a drain reads it here.
+            # Metrics stay up to the end, so that a drain can be watched.
             loop = asyncio.get_running_loop()
             with serve_metrics(
                 settings.host, settings.metrics_port, gateway.metrics.registry, lambda: gateway.waits_for

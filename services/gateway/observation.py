@@ -1,4 +1,4 @@
-"""What is counted and traced of a request from its arrival to its end; the same for REST, WebSocket and gRPC."""
+"""Metrics and traces of a request from arrival to end, the same for REST, WebSocket and gRPC."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from services.gateway.errors import ApiError
 from services.gateway.spans import REQUEST_ID, RequestTracer, attach
 from services.gateway.telemetry import GatewayMetrics
 
-CLIENT_GONE = 499  # nginx's status for it; never sent
+CLIENT_GONE = 499  # nginx's status for a client that disconnected; never sent
 _SERVERS_FAULT = 500
 
 
 def request_id_of(given: str) -> str:
-    """A request's id: what its caller has given in `x-request-id`, cut to 128 characters, else a new one."""
+    """A request's id: the caller's `x-request-id`, cut to 128 characters, or a new id."""
     return given[:128] or f"{random.getrandbits(64):016x}"
 
 
 class Observer:
-    """Begins the requests of one API: `rest`, `websocket` or `grpc`."""
+    """Observes the requests of one API: `rest`, `websocket` or `grpc`."""
 
     def __init__(self, api: str, metrics: GatewayMetrics, tracer: RequestTracer) -> None:
         self._api = api
         self._metrics = metrics
         self._tracer = tracer
-        # labels() costs as much as all else that is counted for a request, so its results are kept.
+        # The results of labels() are cached: one call costs as much as all other metrics of a request.
         self._in_flight: dict[str, Gauge] = {}
         self._seconds: dict[tuple[str, str], Histogram] = {}
         self._counters: dict[tuple[str, int, str], Counter] = {}
 
     def begin(self, route: str, span: str = "", traceparent: str = "", request_id: str = "") -> ObservedRequest:
-        """A request has arrived; :meth:`ObservedRequest.end` is to be called exactly once.
+        """Observe a request that has arrived; the caller calls :meth:`ObservedRequest.end` exactly once.
 
-        `span` names its span, which continues the caller's `traceparent` and bears the id; without it there is none.
+        `span` names the request's span, which continues the caller's `traceparent` and holds the id; empty: no span.
         """
         in_flight = self._in_flight.get(route)
         if in_flight is None:
@@ -48,7 +48,7 @@ class Observer:
         return ObservedRequest(self, route, in_flight, traced)
 
     def count(self, route: str, status: int, model: str, seconds: float) -> None:
-        """A request is over."""
+        """Count a request that has ended."""
         histogram = self._seconds.get((route, model))
         if histogram is None:
             histogram = self._seconds[route, model] = self._metrics.e2e.labels(self._api, route, model)
@@ -60,12 +60,12 @@ class Observer:
         counter.inc()
 
     def count_broken(self, error: ApiError | None) -> None:
-        """A stream ends with an error; None: with one that was not foreseen."""
+        """Count a stream that ended with an error; None: an unexpected exception."""
         self._metrics.broken.labels("internal" if error is None else error.code or error.type).inc()
 
 
 class ObservedRequest:
-    """One request that is being served."""
+    """A request in progress."""
 
     __slots__ = ("_began", "_in_flight", "_observer", "_route", "_span", "traceparent")
 
@@ -76,23 +76,23 @@ class ObservedRequest:
         self._span = span
         self._began = perf_counter()
         self._in_flight.inc()
-        self.traceparent = traceparent_of(span) if span is not INVALID_SPAN else ""  # for the worker
+        self.traceparent = traceparent_of(span) if span is not INVALID_SPAN else ""  # sent to the worker
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits, by which the trace is found; empty when nobody traces."""
+        """The trace's id in 32 hexadecimal digits; empty without tracing."""
         return self.traceparent[3:35]
 
     def attach(self) -> None:
-        """Make the span the current one; to be called in the task that serves this request and nothing else."""
+        """Make the span current; call this in a task that serves only this request."""
         attach(self._span)
 
     def broken(self, error: ApiError | None) -> None:
-        """The answer had begun, and ends with an error."""
+        """Count an answer that had begun and ends with an error."""
         self._observer.count_broken(error)
 
     def end(self, status: int, model: str) -> None:
-        """The last byte has gone out, or the client has. `status` is REST's, whatever the API; `model` may be empty."""
+        """End the request after its last byte or a disconnection. `status` is an HTTP status in all APIs."""
         self._in_flight.dec()
         self._observer.count(self._route, status, model, perf_counter() - self._began)
         if self._span.is_recording():

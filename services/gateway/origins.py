@@ -1,4 +1,4 @@
-"""Which web pages may use the gateway: their browsers say where they come from, other clients say nothing."""
+"""Decides which web pages may use the gateway, by the Origin header that browsers send."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _EXPOSED = (
 
 
 def origin(entry: str) -> str:
-    """An entry of the list of origins; raises ValueError when it is none."""
+    """Parse an entry of the list of origins; raises ValueError."""
     if entry not in (ANY, "null") and not _ORIGIN.fullmatch(entry.lower()):
         raise ValueError("must be scheme://host, scheme://host:port, null or *, without a path")
     return entry.lower()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address stands for this machine only."""
+    """Whether a host name or address means this machine only."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -40,35 +40,38 @@ def is_loopback(host: str) -> bool:
 
 
 class OriginPolicy:
-    """Pages of the gateway's own address may use it, and those of the list."""
+    """Allows pages of the gateway's own address and of the listed origins."""
 
     def __init__(self, allowed: Collection[str], *, host: str, keyless: bool) -> None:
-        """`host` is what the gateway listens on; `keyless` when it knows its callers by nothing."""
+        """`host` is the address that the gateway listens on; `keyless`: requests need no key."""
         self._allowed = frozenset(allowed)
         self._loopback = is_loopback(host)
         self._keyless = keyless
 
     def check(self, scope: Scope) -> None:
-        """Refuse another page, as a WebSocket's server has to do; raises :class:`ApiError` (403)."""
+        """Refuse a WebSocket of another page, which browsers do not prevent; raises :class:`ApiError` (403)."""
         sent = header(scope, b"origin")
         if sent and not self._permits(sent.lower(), header(scope, b"host").lower()):
             message = f"Pages of {sent} may not use this gateway; RYZANSTEIN_ALLOWED_ORIGINS lists those that may."
             raise ApiError(403, message, "permission_error", code="origin_not_allowed")
 
     def check_post(self, scope: Scope) -> None:
-        """Refuse a request of another page where no key protects from it: browsers only hide the answer. Raises 403."""
+        """Refuse a POST of another page when no key is needed; raises :class:`ApiError` (403).
+
+        Browsers send it and hide only the answer.
+        """
         if self._keyless:
             self.check(scope)
 
     def _permits(self, sent: str, host: str) -> bool:
         if ANY in self._allowed or sent in self._allowed:
             return True
-        # A name that anybody's DNS points at this machine makes no page its own.
+        # A foreign DNS name that resolves to this machine is not the gateway's own address (DNS rebinding).
         own = not self._loopback or is_loopback(urlsplit(f"//{host}").hostname or "")
         return own and sent.partition("://")[2] == host
 
     def share(self, app: ASGIApp) -> ASGIApp:
-        """The app, telling browsers which pages may read its answers."""
+        """The app with CORS headers, which tell browsers which pages may read its answers."""
         if not self._allowed:
             return app
         return CORSMiddleware(

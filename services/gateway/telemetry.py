@@ -22,7 +22,7 @@ _CLOSE_CODES = range(1000, 1016)
 
 
 class TokenHistogram:
-    """The buckets of one model, cheap enough for every token (0.3 µs): one thread writes, so it needs no lock."""
+    """The histogram of one model, without a lock since one thread writes: 0.3 µs per token."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -46,14 +46,14 @@ class ModelHistograms(Collector):
         registry.register(self)
 
     def of(self, model: str) -> TokenHistogram:
-        """A model's own."""
+        """The histogram of a model."""
         found = self._by_model.get(model)
         if found is None:
             found = self._by_model[model] = TokenHistogram(self.bounds)
         return found
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry."""
+        """Collect for the registry."""
         labels = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
         family = HistogramMetricFamily(self._name, self._help, labels=["model"])
         for model, histogram in list(self._by_model.items()):
@@ -63,9 +63,9 @@ class ModelHistograms(Collector):
 
 
 class GatewayMetrics:
-    """Everything the gateway counts; `registry` is what /metrics shows.
+    """All metrics of the gateway, in `registry`, which /metrics shows.
 
-    Interruptions by one of `causes` are counted from zero: a series that begins with its first event has no increase.
+    The series of each interruption cause in `causes` starts at zero, so that `increase()` sees the first event.
     """
 
     def __init__(self, causes: Iterable[str] = ()) -> None:
@@ -183,12 +183,12 @@ class GatewayMetrics:
             f"{prefix}batch_storage_bytes", "What all files of batches take in Redis", registry=registry
         )
 
-        # labels() costs as much as all else that is counted for a request, so its results are kept.
+        # The results of labels() are cached: one call costs as much as all other metrics of a request.
         self._token_counters: dict[tuple[str, str], list[Counter]] = {}
         self._ttft: dict[str, Histogram] = {}
 
     def count_tokens(self, model: str, tenant: str, counts: tuple[int, int, int]) -> None:
-        """Tokens of a finished sequence: prompt, completion, and those of the prompt that were cached."""
+        """Count the tokens of a finished sequence: prompt, completion, and cached prompt."""
         counters = self._token_counters.get((model, tenant))
         if counters is None:
             counters = [self.tokens.labels(kind, model, tenant) for kind in ("prompt", "completion", "cached")]
@@ -199,23 +199,23 @@ class GatewayMetrics:
         self.completion_length.of(model).observe(counts[1])
 
     def observe_ttft(self, model: str, seconds: float) -> None:
-        """A sequence has its first token."""
+        """Observe the time to a sequence's first token."""
         histogram = self._ttft.get(model)
         if histogram is None:
             histogram = self._ttft[model] = self.ttft.labels(model)
         histogram.observe(seconds)
 
     def count_resume(self, cause: str) -> None:
-        """An attempt was interrupted."""
+        """Count an interrupted attempt."""
         self.resumes.labels(cause).inc()
 
     def resumed(self, pause_s: float, tokens: int) -> None:
-        """A stream that had `tokens` goes on."""
+        """Count a stream that resumed after `tokens` tokens."""
         self.resume_seconds.observe(pause_s)
         self.resumed_tokens.inc(tokens)
 
     def count_close(self, code: int) -> None:
-        """A WebSocket has ended; clients may choose any code, and each would be a series."""
+        """Count a closed WebSocket; codes that clients choose share a label, so that series stay few."""
         self.socket_closes.labels(str(code) if code in _CLOSE_CODES else "other").inc()
 
     def watch(
@@ -227,7 +227,7 @@ class GatewayMetrics:
         drain_last_arrival_s: Callable[[], float],
         live_peers: Callable[[], int],
     ) -> None:
-        """Gauges that are read when they are scraped."""
+        """Register gauges that are read at each scrape."""
         self.live_peers.set_function(live_peers)
         self.drain_remaining.set_function(drain_remaining)
         self.drain_last_arrival.set_function(drain_last_arrival_s)

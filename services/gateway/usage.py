@@ -1,4 +1,4 @@
-"""What a request used."""
+"""The tokens that a request used."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The bodies of requests, whichever API they take."""
+"""The request bodies of all APIs."""

@@ -1,4 +1,4 @@
-"""Which values a field may have, read from the type of its body: for errors about one that it may not have."""
+"""Lists the values that a field allows, from the type of its body, for error messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _type_of = cache(inspect.type_info)
 
 
 def allowed_values(kind: Any, path: str) -> tuple[str | int, ...]:
-    """The values of an enumeration at a path such as `messages[0].role`; none where any value of a type may stand."""
+    """The allowed values of an enumeration at a path such as `messages[0].role`; empty if it is no enumeration."""
     reached = list(_alternatives(_type_of(kind)))
     for step in _STEP.finditer(path):
         reached = [deeper for one in reached for deeper in _below(one, step["field"])]
@@ -38,7 +38,7 @@ def _alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
 
 
 def _below(kind: inspect.Type, field: str | None) -> Iterator[inspect.Type]:
-    """The types of a field, or of the items where `field` is None."""
+    """The types of a field; of a list's items when `field` is None."""
     if isinstance(kind, inspect.StructType) and field is not None:
         if field == kind.tag_field and kind.tag is not None:
             yield inspect.LiteralType((kind.tag,))

@@ -1,4 +1,4 @@
-"""Bodies to structs; whatever is wrong becomes an error that names the field and what is allowed."""
+"""Decodes bodies to structs. An invalid body raises an error that names the field and the allowed values."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from services.gateway.errors import ApiError, invalid
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-# Decoding holds the interpreter: a body below this takes well under a millisecond whatever it holds.
+# Decoding holds the GIL. A body of up to this size decodes in well under a millisecond, whatever its content.
 _INLINE_BYTES = 64 * 1024
-# What a list of texts, token ids or messages may hold: decoding that many takes about 30 ms.
+# Most items in a list of texts, token ids or messages: decoding that many takes about 30 ms.
 _MAX_VALUES = 400_000
-_MAX_OPTION_BYTES = 256 * 1024  # of any field that is not the text itself
+_MAX_OPTION_BYTES = 256 * 1024  # for each field other than the texts
 _TEXT_FIELDS = frozenset(
     {"prompt", "input", "instructions", "tokens", "messages", "text_1", "text_2", "query", "documents", "system"}
 )
 
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$")
-# Escaped backslashes, pairs of surrogates, and those that have no partner.
+# Escaped backslashes, surrogate pairs, and surrogates without a partner.
 _SURROGATES = re.compile(
     r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
@@ -53,15 +53,15 @@ class BodyDecoder(Generic[Body]):
         return await asyncio.to_thread(self._decode_large, data)
 
     def _decode_large(self, data: bytes) -> Body:
-        """Outline and fields are read one after the other: in between the interpreter is free for the event loop."""
+        """Decode the fields one by one: the event loop can run between two fields."""
         try:
             outline = self._outline.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return self._explained(data)  # fails in the same way, and says why in the words of the fields
+            return self._explained(data)  # raises the same error with the field's name
         for field in self._outline.type.__struct_fields__:
             _check_size(field, bytes(getattr(outline, field)))
         collecting = gc.isenabled()
-        gc.disable()  # nothing that is made here is garbage: looking for some would take longer than decoding
+        gc.disable()  # decoding makes no garbage, and a collection takes longer than decoding
         try:
             return self._explained(data)
         finally:
@@ -85,7 +85,7 @@ class BodyDecoder(Generic[Body]):
 
 
 def _check_size(field: str, value: bytes) -> None:
-    """Refuse what would take long to decode; raises :class:`ApiError` (400)."""
+    """Refuse a field that would take long to decode; raises :class:`ApiError` (400)."""
     if field not in _TEXT_FIELDS:
         if len(value) > _MAX_OPTION_BYTES:
             message = f"`{field}` may have at most {_MAX_OPTION_BYTES} bytes, got {len(value)}."
@@ -96,7 +96,7 @@ def _check_size(field: str, value: bytes) -> None:
 
 
 def lone_surrogate(data: bytes | str) -> ApiError | None:
-    """The refusal of JSON that cannot be read for an escape that stands for no character, if it has one."""
+    """An error (400) for JSON with an unpaired surrogate escape; None when it has none."""
     text = data if isinstance(data, str) else str(data, "latin-1")
     lone = next((found["lone"] for found in _SURROGATES.finditer(text) if found["lone"]), None)
     if lone is None:
@@ -105,7 +105,7 @@ def lone_surrogate(data: bytes | str) -> ApiError | None:
 
 
 def described(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:
-    """What is wrong, without a full stop, and the path of the field; of an enumeration with its values."""
+    """The error's text, without a full stop, and the field's path. For an enumeration the text lists its values."""
     message = str(error)
     located = _AT.search(message)
     path = located["path"] if located else ""
@@ -118,7 +118,7 @@ def described(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:
 
 
 def explain(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> ApiError:
-    """The refusal of a value that is no `kind`: names the field and what is allowed."""
+    """An error (400) that names the invalid field of a `kind` and the allowed values."""
     text, path = described(error, kind)
     if unknown := _UNKNOWN.match(text):
         param = f"{path}.{unknown['field']}" if path else unknown["field"]
@@ -135,7 +135,7 @@ def explain(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> ApiEr
 
 
 def converted(raw: dict[str, Any], kind: type[Body], where: str) -> Body:
-    """A part of a body that its type has left open; raises :class:`ApiError` (400) naming what of `where` is wrong."""
+    """Convert a part that a body's type leaves open; raises :class:`ApiError` (400) naming the field below `where`."""
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
@@ -146,7 +146,7 @@ def converted(raw: dict[str, Any], kind: type[Body], where: str) -> Body:
 
 
 def unsupported_value(param: str, value: object, allowed: Sequence[str]) -> ApiError:
-    """The refusal of a value that is none of a few."""
+    """An error (400) for a value outside a list of allowed ones."""
     shown = msgspec.json.encode(value).decode()[:100]
     listed = ", ".join(f"`{name}`" for name in allowed)
     return invalid(f"`{param}` may be {listed}; {shown} is not supported.", param, "unsupported_value")

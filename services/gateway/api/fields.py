@@ -1,4 +1,4 @@
-"""What becomes of a body's fields: honoured, accepted without effect, or refused unless they change nothing."""
+"""Marks of a body's fields: supported, accepted without effect, or refused unless the value changes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ADVISORY = Meta(description="Accepted, without effect", extra={"advisory": True}
 
 
 def neutral(*values: object) -> Meta:
-    """A field that is not supported: null and `values`, which change nothing, are accepted, all else is refused."""
+    """Mark an unsupported field: null and `values` change nothing and are accepted, every other value is refused."""
     accepted = " or ".join([msgspec.json.encode(value).decode() for value in values] + ["null"])
     return Meta(
         description=f"Not supported: only {accepted}",
@@ -34,22 +34,22 @@ def _marked(kind: type[msgspec.Struct], mark: str) -> dict[str, Any]:
 
 
 def neutral_values(kind: type[msgspec.Struct]) -> dict[str, tuple[object, ...]]:
-    """The fields of a body that are not supported, with the values that are accepted."""
+    """A body's unsupported fields, each with the values that are accepted."""
     return _marked(kind, "neutral")
 
 
 def advisory_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
-    """The fields of a body that are accepted and have no effect."""
+    """A body's fields that are accepted without effect."""
     return frozenset(_marked(kind, "advisory"))
 
 
 def _same(value: object, other: object) -> bool:
-    """Equal as JSON: `true` is not 1."""
+    """Whether two values are equal in JSON, where `true` is not 1."""
     return value == other and isinstance(value, bool) is isinstance(other, bool)
 
 
 def check_neutral(body: msgspec.Struct, accepted: dict[str, tuple[object, ...]]) -> None:
-    """Refuse fields that would change the answer and are not supported; raises :class:`ApiError` (400)."""
+    """Refuse unsupported fields whose value would change the answer; raises :class:`ApiError` (400)."""
     for field, values in accepted.items():
         value = getattr(body, field)
         if value is not None and not any(_same(value, other) for other in values):

@@ -1,4 +1,4 @@
-"""The request bodies of the REST API. Validation and the OpenAPI document are both made from these structs."""
+"""The request bodies of the REST API. These structs define both the validation and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 MAX_SESSION_CHARS = 512
-MAX_TEXTS = 2048  # of an embedding request, as OpenAI has it
+MAX_TEXTS = 2048  # in an embedding request; OpenAI's limit
 Session = Annotated[str, Meta(max_length=MAX_SESSION_CHARS)]
 _WINDOW = "Like `24h`, at most as long as files are kept (RYZANSTEIN_BATCH_FILE_LIFE_S)"
 NonEmpty = Annotated[str, Meta(min_length=1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """How a stream reports."""
+    """What a stream includes beside its tokens."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -40,7 +40,7 @@ class JsonSchemaFormat(Struct, forbid_unknown_fields=True):
 
 
 class TagStructure(Struct, forbid_unknown_fields=True):
-    """Text between two marks that follows a JSON Schema."""
+    """A JSON text by a schema, between two marks."""
 
     begin: NonEmpty
     schema: dict[str, Any] | bool
@@ -64,7 +64,7 @@ class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the text must follow; exactly one of json, regex, choice, grammar, json_object and structural_tag."""
+    """The form of the text: exactly one of json, regex, choice, grammar, json_object and structural_tag."""
 
     json: Annotated[dict[str, Any] | bool | str | None, Meta(description="A JSON Schema, or its text")] = None
     regex: str | None = None
@@ -80,7 +80,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that completions and chat share. null means the default everywhere."""
+    """Fields that completions and chat share. In every field null means the default."""
 
     model: Annotated[str, Meta(description="A model of /v1/models; may be left out when there is only one")] | None = (
         None
@@ -136,7 +136,7 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def session(self) -> str:
-        """What keeps requests on one worker; empty when the body names nothing."""
+        """The key that keeps requests on one worker; empty when the body has none."""
         return self.session_id or self.user or ""
 
 
@@ -166,13 +166,13 @@ class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True)
 
 
 class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=True):
-    """A part in which the assistant has refused."""
+    """A part with the assistant's refusal."""
 
     refusal: str
 
     @property
     def text(self) -> str:
-        """As other parts call it."""
+        """The refusal, under the name that other parts use."""
         return self.refusal
 
 
@@ -192,7 +192,7 @@ class FunctionDefinition(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Tool(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool of the model."""
+    """A tool that the model may call."""
 
     type: Literal["function"] | None = None
     function: FunctionDefinition
@@ -200,27 +200,27 @@ class Tool(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChosenFunction(Struct, forbid_unknown_fields=True):
-    """A function by its name."""
+    """The name of a function."""
 
     name: str
 
 
 class NamedTool(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One of `tools`."""
+    """A tool of `tools`, by name."""
 
     type: Literal["function"] | None = None
     function: ChosenFunction
 
 
 class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Some of `tools`: the prompt leaves the others out."""
+    """The part of `tools` that the prompt offers."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=128)]
 
 
 class ChosenTool(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool that must be called, or the tools that may be."""
+    """The tool that must be called, or the tools that may be called."""
 
     type: Literal["function", "allowed_tools"] | None = None
     function: ChosenFunction | None = None
@@ -233,11 +233,11 @@ class FunctionCall(Struct, forbid_unknown_fields=True):
     name: str
     arguments: str | None = None
     parsed_arguments: Annotated[Any, ADVISORY] = None
-    provider_specific_fields: Annotated[Any, ADVISORY] = None  # LiteLLM's, in what it sends back
+    provider_specific_fields: Annotated[Any, ADVISORY] = None  # LiteLLM sends it with replayed messages
 
 
 class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A call that the assistant made."""
+    """A call by the assistant."""
 
     function: FunctionCall
     id: str | None = None
@@ -269,14 +269,14 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     audio: Annotated[None, neutral()] = None
 
     def texts(self) -> list[str]:
-        """The content's texts, one for each part."""
+        """The content as a list of texts, one for each part."""
         if isinstance(self.content, list):
             return [part.text for part in self.content]
         return [self.content or ""]
 
 
 class ReasoningOptions(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How the model reasons, as OpenRouter's clients write it."""
+    """How the model reasons, in the form of OpenRouter's clients."""
 
     effort: Annotated[str, Meta(description="`reasoning_effort`, where that is missing")] | None = None
     enabled: Annotated[bool, Meta(description="The variable `enable_thinking` of the chat template")] | None = None

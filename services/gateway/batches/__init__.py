@@ -1,1 +1,1 @@
-"""Files and batches: many requests in one file, answered when there is room for them."""
+"""Files and batches: many requests in one file, answered when workers have room."""

@@ -1,4 +1,4 @@
-"""/v1/files: what batches read and write."""
+"""/v1/files: the input and result files of batches."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from services.gateway.http.identified import CallingTenant
 from services.gateway.http.multipart import FormReader, read_form
 from services.gateway.tenants.redis_guard import RedisAwayError
 
-_FORM_BYTES = 64 * 1024  # of all but the file
+_FORM_BYTES = 64 * 1024  # for all fields except the file
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _FIELDS = ("file", "purpose", _ANCHOR, _SECONDS)
-_MOST_LISTED = 10_000  # OpenAI's
+_MOST_LISTED = 10_000  # OpenAI's limit
 _JSON = "application/json"
 
 
@@ -65,11 +65,11 @@ async def _abort(upload: Upload) -> None:
     try:
         await upload.abort()
     except RedisAwayError:
-        return  # it is removed when the time for uploads is over
+        return  # the sweep removes expired uploads
 
 
 def _life(fields: dict[str, str], most_s: int) -> int | None:
-    """Check a form's fields; returns how long the file is to live. Raises :class:`ApiError` (400)."""
+    """Check a form's fields; returns the file's life in seconds. Raises :class:`ApiError` (400)."""
     for name in fields:
         if name not in _FIELDS:
             raise invalid(f"Unknown field `{name}`. Known fields: {', '.join(_FIELDS)}.", name, "unknown_field")
@@ -90,7 +90,7 @@ def _life(fields: dict[str, str], most_s: int) -> int | None:
 
 
 def add_files(app: FastAPI, store: FileStore) -> None:
-    """All routes but the upload's."""
+    """Add all routes except the upload."""
 
     @app.get("/v1/files", summary="Your files, the latest first", tags=["batches"])
     async def files(
@@ -129,14 +129,14 @@ def add_files(app: FastAPI, store: FileStore) -> None:
 
 
 def _behind(files: list[File], after: str, order: Literal["asc", "desc"]) -> list[File]:
-    """The files, the oldest of which is the first, in an order and behind an id."""
+    """Sort `files`, which come oldest first, and leave out those up to the id `after`."""
     if order == "asc":
         return [file for file in files if file.id > after]
     return [file for file in reversed(files) if not after or file.id < after]
 
 
 async def _begun(pieces: AsyncIterator[bytes], file_id: str) -> AsyncIterator[bytes]:
-    """The same pieces: a file that cannot be read is refused, not broken off. Raises :class:`ApiError` (404)."""
+    """Read the first piece before the answer begins; raises :class:`ApiError` (404) for a missing file."""
     try:
         first = await anext(pieces, b"")
     except FileGoneError:
@@ -151,7 +151,7 @@ async def _begun(pieces: AsyncIterator[bytes], file_id: str) -> AsyncIterator[by
 
 
 def as_json(value: object) -> Response:
-    """A whole answer."""
+    """A JSON answer."""
     return Response(msgspec.json.encode(value), media_type=_JSON)
 
 

@@ -1,4 +1,4 @@
-"""Files in Redis: lists of pieces, with a life, counted against what a tenant and all together may store."""
+"""Files in Redis: lists of pieces that expire, counted against the storage limits of the tenant and of all tenants."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from services.gateway.errors import ApiError, invalid
 from services.gateway.tenants.redis_guard import RedisGuard
 
 PIECE_BYTES = 256 * 1024
-_UPLOAD_LIFE_S = 600  # of a file that is still being written
+_UPLOAD_LIFE_S = 600  # for a file that is not complete
 _READ_BYTES = 1024 * 1024
-_MOST_FILES = 1000  # of a tenant
+_MOST_FILES = 1000  # per tenant
 _SWEPT = 100
 
 
 @dataclass(frozen=True, slots=True)
 class StorageLimits:
-    """What files may take, in bytes, and for how long they are kept."""
+    """The bytes that files may take, and the seconds for which they are kept."""
 
     total: int
     tenant: int
@@ -35,7 +35,7 @@ class StorageLimits:
 
 
 class FileGoneError(Exception):
-    """A file is not there any more."""
+    """A file was removed."""
 
 
 def no_file(file_id: str) -> ApiError:
@@ -45,7 +45,7 @@ def no_file(file_id: str) -> ApiError:
 
 
 class FileStore:
-    """Everybody's files. All methods raise :class:`RedisAwayError`."""
+    """The files of all tenants. All methods raise :class:`RedisAwayError`."""
 
     def __init__(self, guard: RedisGuard, keys: RedisKeys, limits: StorageLimits) -> None:
         self.guard = guard
@@ -74,7 +74,7 @@ class FileStore:
         return file
 
     async def pieces(self, tenant: str, file_id: str, size: int) -> AsyncIterator[bytes]:
-        """The content, in pieces of any size; raises :class:`FileGoneError` when some of it is missing."""
+        """The content, in pieces of any size; raises :class:`FileGoneError` when a piece is missing."""
         client, key, begin = self.guard.client, self.keys.file_pieces(tenant, file_id), 0
         count = await self.guard.run(lambda: client.llen(key))
         step = max(1, _READ_BYTES * count // max(size, 1))
@@ -87,11 +87,11 @@ class FileStore:
             yield b"".join(found)
 
     def begin(self, tenant: str) -> Upload:
-        """A new file, to be written and published."""
+        """Begin a new file, which the caller writes and publishes."""
         return Upload(self, tenant, new_object_id("file-"))
 
     async def append(self, tenant: str, file_id: str, piece: bytes) -> None:
-        """Add to a file that is not published yet; raises :class:`ApiError` (413)."""
+        """Append to an unpublished file; raises :class:`ApiError` (413)."""
         keys, limits = self.keys, self.limits
         where = [keys.file_pieces(tenant, file_id), keys.file_sizes, keys.file_usage, keys.file_ends]
         args: list[Argument] = [
@@ -109,14 +109,14 @@ class FileStore:
             raise _full(f"The files of all tenants may have at most {limits.total} bytes.")
 
     async def publish(self, tenant: str, file: File) -> None:
-        """Show a file that is complete; raises :class:`ApiError` (413)."""
+        """Make a complete file visible; raises :class:`ApiError` (413)."""
         keys, life_s = self.keys, file.expires_at - file.created_at
         args: list[Argument] = [file.id, msgspec.json.encode(file), keys.member(tenant, file.id), life_s, _MOST_FILES]
         if not await self.guard.run(lambda: self._publish(keys=[keys.files(tenant), keys.file_ends], args=args)):
             raise _full(f"You may have at most {_MOST_FILES} files; delete some.")
 
     async def delete(self, tenant: str, file_id: str, *, only_expired: bool = False) -> bool:
-        """Remove a file; returns whether it was one that the tenant could see."""
+        """Remove a file; returns whether the tenant could see it."""
         keys = self.keys
         where = [
             keys.files(tenant), keys.file_pieces(tenant, file_id), keys.file_sizes, keys.file_usage, keys.file_ends,
@@ -127,7 +127,7 @@ class FileStore:
         return bool(await self.guard.run(lambda: self._remove(keys=where, args=args)))
 
     async def sweep(self) -> int:
-        """Remove files whose life is over; returns the bytes that all others take."""
+        """Remove expired files; returns the bytes that the remaining ones take."""
         client, keys = self.guard.client, self.keys
         for member in await self.guard.run(lambda: self._expired(keys=[keys.file_ends], args=[_SWEPT])):
             tenant, file_id = keys.parts(member.decode())
@@ -136,7 +136,7 @@ class FileStore:
 
 
 class Upload:
-    """A file that is being written; nobody sees it before it is published."""
+    """A file that is being written, invisible until it is published."""
 
     def __init__(self, store: FileStore, tenant: str, file_id: str) -> None:
         self._store = store
@@ -146,7 +146,7 @@ class Upload:
         self.size = 0
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Add to it; raises :class:`ApiError` (413)."""
+        """Append data; raises :class:`ApiError` (413)."""
         self.size += len(data)
         if self.size > self._store.limits.file:
             raise _full(f"A file may have at most {self._store.limits.file} bytes.")
@@ -159,7 +159,7 @@ class Upload:
         await self._store.append(self._tenant, self._id, piece)
 
     async def publish(self, filename: str, life_s: int | None) -> File:
-        """Complete it; raises :class:`ApiError`."""
+        """Complete the file and make it visible; raises :class:`ApiError`."""
         if not self.size:
             raise invalid("The file is empty.", "file", "empty_file")
         if self._waiting:
@@ -174,7 +174,7 @@ class Upload:
         return file
 
     async def abort(self) -> None:
-        """Throw it away."""
+        """Remove what was written."""
         await self._store.delete(self._tenant, self._id)
 
 

@@ -1,4 +1,4 @@
-"""Admission for the requests of batches: those who made them are known already, and they stand behind all others."""
+"""Admission for the requests of batches: by stored credential, with a lower priority than all other requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.gateway.tenants.tenant import Gate, Permit, Tenant
 
 
 class BatchGate:
-    """A :class:`Gate` in front of another one. Its Authorization header is what that one keeps of a key."""
+    """A :class:`Gate` in front of another one. Its Authorization header holds a stored credential."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate

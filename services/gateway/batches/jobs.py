@@ -1,4 +1,4 @@
-"""Batches in Redis: their state, who works on them, and what has been written."""
+"""Batches in Redis: their state, the gateway that works on them, and the lines that have been written."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from services.gateway.batches.objects import (
 )
 from services.gateway.errors import ApiError, invalid
 
-_MOST_OPEN = 100  # of a tenant
-_MOST_KEPT = 1000  # of a tenant
+_MOST_OPEN = 100  # per tenant
+_MOST_KEPT = 1000  # per tenant
 _NO_LIMIT = 1 << 62
 LOST = b"lost"
 _TIMES = (
@@ -38,29 +38,29 @@ _TIMES = (
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A job that this owner works on, until somebody else has claimed it."""
+    """A job that this owner works on, until another owner claims it."""
 
-    tenant: str  # as in keys
+    tenant: str  # as it appears in Redis keys
     batch_id: str
     owner: str
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is written about a line."""
+    """The result that is written for a line."""
 
     number: int
     kind: Literal["completed", "failed"]
     data: bytes
-    tokens: tuple[int, int, int] = (0, 0, 0)  # input, of these cached, output
+    tokens: tuple[int, int, int] = (0, 0, 0)  # input, cached input, output
 
 
 class LostClaimError(Exception):
-    """Another gateway works on the job now."""
+    """Another gateway has claimed the job."""
 
 
 class JobStore:
-    """Everybody's batches. All methods raise :class:`RedisAwayError`."""
+    """The batches of all tenants. All methods raise :class:`RedisAwayError`."""
 
     def __init__(self, files: FileStore, lease_s: float) -> None:
         self.files = files
@@ -79,7 +79,7 @@ class JobStore:
     # --- for clients -----------------------------------------------------------------------------------------------
 
     async def create(self, tenant: str, plan: Plan) -> Batch:
-        """A new batch; raises :class:`ApiError` (429)."""
+        """Create a batch; raises :class:`ApiError` (429)."""
         keys, batch_id = self._keys, new_object_id("batch_")
         where = [keys.batches(tenant), keys.batch_queue, keys.batch(keys.member(tenant, batch_id))]
         fields: list[Argument] = [
@@ -113,7 +113,7 @@ class JobStore:
         batches: list[Batch] = []
         for batch_id in earlier:
             fields = await self._fields(tenant, batch_id)
-            if fields is None:  # its life is over
+            if fields is None:  # the batch has expired
                 await self._guard.run(partial(client.zrem, key, batch_id))
                 continue
             if len(batches) == limit:
@@ -122,7 +122,7 @@ class JobStore:
         return batches, False
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
-        """Begin to end a batch; raises :class:`ApiError` (404, 400)."""
+        """Request the end of a batch; raises :class:`ApiError` (404, 400)."""
         keys, member = self._keys, self._keys.member(tenant, batch_id)
         args: list[Argument] = [member, int(time.time())]
         status = await self._guard.run(lambda: self._cancel(keys=[keys.batch(member), keys.batch_queue], args=args))
@@ -137,42 +137,42 @@ class JobStore:
         fields = {name.decode(): value for name, value in found.items()}
         return fields if "plan" in fields else None
 
-    # --- for who works on them -------------------------------------------------------------------------------------
+    # --- for gateways ----------------------------------------------------------------------------------------------
 
     async def open_jobs(self) -> int:
-        """Batches of everybody that are not over."""
+        """The number of open batches of all tenants."""
         client, key = self._guard.client, self._keys.batch_queue
         return int(await self._guard.run(lambda: client.zcard(key)))
 
     async def claim(self, owner: str, *, room: bool) -> Claim | None:
-        """A job that nobody works on; without `room` only one that has to be ended."""
+        """Claim a job without an owner; without `room`, only a job that has to be ended."""
         keys = self._keys
         args: list[Argument] = [owner, str(self._lease_s), int(room), keys.batch("")]
         member = await self._guard.run(lambda: self._claim(keys=[keys.batch_queue, keys.batch_owners], args=args))
         return None if member is None else Claim(*keys.parts(member.decode()), owner)
 
     async def renew(self, claim: Claim, *, give_up: bool = False) -> Status:
-        """Go on with a job, or leave it to others; returns its status. Raises :class:`LostClaimError`."""
+        """Renew a claim, or give it up; returns the job's status. Raises :class:`LostClaimError`."""
         keys, member = self._keys, self._member(claim)
         where = [keys.batch_queue, keys.batch_owners, keys.batch(member)]
         args: list[Argument] = [member, claim.owner, "0" if give_up else str(self._lease_s)]
         return _status(await self._guard.run(lambda: self._renew(keys=where, args=args)))
 
     async def load(self, claim: Claim) -> tuple[Plan, Status]:
-        """What is to be done; raises :class:`LostClaimError`."""
+        """The job's plan and status; raises :class:`LostClaimError`."""
         fields = await self._fields(claim.tenant, claim.batch_id)
         if fields is None:
             raise LostClaimError
         return msgspec.json.decode(fields["plan"], type=Plan), _status(fields["status"])
 
     async def written(self, claim: Claim) -> bytes:
-        """A bit for each line that has been written, the first one being no line's."""
+        """A bitmap of the lines that have been written; lines count from 1, so bit 0 is unused."""
         client, key = self._guard.client, self._keys.batch_done(self._member(claim))
         bits: Any = await self._guard.run(lambda: client.get(key))
         return bits or b""
 
     async def advance(self, claim: Claim, before: Status, after: Status, **fields: int) -> Status:
-        """From one status to the next; returns the status that it has then. Raises :class:`LostClaimError`."""
+        """Change the status from `before` to `after`; returns the new status. Raises :class:`LostClaimError`."""
         keys, member = self._keys, self._member(claim)
         args: list[Argument] = [member, claim.owner, before, after, *_flat({f"{after}_at": int(time.time()), **fields})]
         where = [keys.batch_owners, keys.batch(member)]
@@ -181,7 +181,7 @@ class JobStore:
     async def record(
         self, claim: Claim, plan: Plan, outcomes: Sequence[Outcome], *, beyond_limits: bool = False
     ) -> Status | None:
-        """Write lines, unless they are written already; None: there is no room. Raises :class:`LostClaimError`."""
+        """Write lines that are not written yet; None: storage is full. Raises :class:`LostClaimError`."""
         keys, member, limits = self._keys, self._member(claim), self.files.limits
         where = [
             keys.batch_owners, keys.batch(member), keys.batch_done(member), keys.file_sizes, keys.file_usage,
@@ -227,11 +227,11 @@ def _flat(fields: Mapping[str, Argument]) -> list[Argument]:
 def _status(answer: bytes) -> Status:
     if answer == LOST:
         raise LostClaimError
-    return answer.decode()  # type: ignore[return-value]  # only ours are written
+    return answer.decode()  # type: ignore[return-value]  # only a Status is ever written
 
 
 def _file_head(claim: Claim, file_id: str, kind: str, now: int, life_s: int) -> bytes:
-    """The JSON of a result file up to its size, which is known when it is complete."""
+    """The JSON of a result file up to the size, which the script adds."""
     file = {
         "id": file_id, "object": "file", "created_at": now, "expires_at": now + life_s,
         "filename": f"{claim.batch_id}_{kind}.jsonl", "purpose": "batch_output", "status": "processed",
@@ -255,7 +255,7 @@ def _batch_of(batch_id: str, fields: dict[str, bytes]) -> Batch:
         errors=msgspec.json.decode(fields["errors"], type=BatchErrors) if "errors" in fields else None,
         input_file_id=plan.input_file_id,
         completion_window=plan.completion_window,
-        status=status,  # type: ignore[arg-type]  # only ours are written
+        status=status,  # type: ignore[arg-type]  # only a Status is ever written
         output_file_id=plan.output_file_id if over and counts.completed else None,
         error_file_id=plan.error_file_id if over and counts.failed else None,
         created_at=plan.created_at,

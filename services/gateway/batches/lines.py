@@ -34,7 +34,7 @@ _peek = msgspec.json.Decoder(_Body).decode
 
 
 def read_line(data: bytes) -> Line:
-    """A line that has been found valid."""
+    """Decode a valid line."""
     return _decode(data)
 
 
@@ -43,11 +43,11 @@ def streams(line: Line) -> bool:
     try:
         return bool(_peek(line.body).stream)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False  # refused by whoever decodes it, with the reason
+        return False  # the endpoint refuses the body with the reason
 
 
 async def numbered_lines(store: FileStore, tenant: str, file_id: str, size: int) -> AsyncIterator[tuple[int, bytes]]:
-    """The lines that are not blank with their numbers, from 1; raises :class:`FileGoneError`."""
+    """The lines that are not blank, with their numbers from 1; raises :class:`FileGoneError`."""
     number, rest = 0, b""
     async for piece in store.pieces(tenant, file_id, size):
         *whole, rest = (rest + piece).split(b"\n")
@@ -60,13 +60,13 @@ async def numbered_lines(store: FileStore, tenant: str, file_id: str, size: int)
 
 
 def _content(number: int, line: bytes) -> bytes:
-    """A line without the byte-order mark that a file may begin with; empty where it is blank."""
+    """A line without the byte-order mark of the file's first line; empty when blank."""
     text = line.removeprefix(BOM_UTF8) if number == 1 else line
     return text if text.strip() else b""
 
 
 class Inspector:
-    """Looks at all lines of a file before any of them runs."""
+    """Validates all lines of a file before the first one runs."""
 
     def __init__(self, endpoint: str, most_requests: int, max_line_bytes: int) -> None:
         self._endpoint = endpoint
@@ -77,7 +77,7 @@ class Inspector:
         self.errors: list[BatchError] = []
 
     def look(self, number: int, data: bytes) -> bool:
-        """Look at a line; returns whether to go on."""
+        """Validate a line; returns whether to continue."""
         self.total += 1
         if self.total > self._most_requests:
             message = f"A batch may have at most {self._most_requests} requests."
@@ -115,7 +115,7 @@ class Inspector:
 
 
 def inspect_whole(inspector: Inspector) -> list[BatchError]:
-    """What is wrong with a file all of whose lines have been looked at."""
+    """The errors of a file after its last line."""
     if not inspector.total:
         return [BatchError(code="empty_file", message="The input file has no lines.")]
     return inspector.errors

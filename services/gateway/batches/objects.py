@@ -14,7 +14,7 @@ Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", 
 
 
 def new_object_id(prefix: str) -> str:
-    """An id that nobody guesses; ids of later objects sort behind those of earlier ones."""
+    """A random id that cannot be guessed; ids sort by time of creation."""
     return f"{prefix}{time.time_ns() // 1000:014x}{random.SystemRandom().getrandbits(80):020x}"
 
 
@@ -33,7 +33,7 @@ class File(msgspec.Struct, kw_only=True):
 
 
 class BatchError(msgspec.Struct, kw_only=True):
-    """Why an input file cannot be run."""
+    """An error in an input file."""
 
     code: str
     message: str
@@ -42,14 +42,14 @@ class BatchError(msgspec.Struct, kw_only=True):
 
 
 class BatchErrors(msgspec.Struct, kw_only=True):
-    """The list of them."""
+    """A list of errors."""
 
     data: list[BatchError]
     object: Literal["list"] = "list"
 
 
 class RequestCounts(msgspec.Struct):
-    """How many requests of a batch are over."""
+    """How many requests of a batch have ended."""
 
     total: int = 0
     completed: int = 0
@@ -57,7 +57,7 @@ class RequestCounts(msgspec.Struct):
 
 
 class Plan(msgspec.Struct, kw_only=True, frozen=True):
-    """What never changes of a batch."""
+    """The part of a batch that never changes."""
 
     endpoint: Endpoint
     input_file_id: str
@@ -65,7 +65,7 @@ class Plan(msgspec.Struct, kw_only=True, frozen=True):
     created_at: int
     expires_at: int
     metadata: dict[str, str] | None
-    credential: str  # of the key that made it: its digest
+    credential: str  # the digest of the key that created the batch
     output_file_id: str
     error_file_id: str
 

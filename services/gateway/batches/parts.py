@@ -1,4 +1,4 @@
-"""What a gateway has for files and batches: routes, a store, and somebody who works on them."""
+"""The parts of a gateway that serve files and batches: routes, a store, and a runner."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.redis_guard import RedisGuard
 from services.gateway.tenants.tenant import Gate
 
-_TIMEOUT_S = 5.0  # of an operation: nobody waits for it as an admission does
+_TIMEOUT_S = 5.0  # for a Redis operation: longer than for admission, since no client waits for it
 
 
 class Batches:
-    """Made where they are on."""
+    """The routes, store and runner of batches, when batches are enabled."""
 
     def __init__(self, settings: GatewaySettings, keys: RedisKeys, metrics: GatewayMetrics) -> None:
         self._settings = settings
@@ -47,7 +47,7 @@ class Batches:
 
     @property
     def documented(self) -> dict[str, Documentation]:
-        """What takes JSON."""
+        """The routes that take JSON."""
         return {"/v1/batches": DOCUMENTED}
 
     def endpoints(self, entrance: Entrance, limits: BodyLimits) -> dict[str, Endpoint]:
@@ -59,12 +59,12 @@ class Batches:
         }
 
     def add_routes(self, app: FastAPI) -> None:
-        """All other routes."""
+        """Add all other routes."""
         add_files(app, self._store.files)
         add_batches(app, self._store, self._woken.set)
 
     async def run(self, routes: ASGIApp, gate: Gate, gateway_id: str, drain: Drain) -> None:
-        """Work on batches until cancelled; their requests go to `routes`."""
+        """Run batches until cancelled; their requests go to `routes`."""
         settings = self._settings
         means = Means(
             store=self._store,

@@ -1,4 +1,4 @@
-"""Requests of this gateway to itself, by the same routes as everybody's, without a connection."""
+"""Sends requests to this gateway's own routes without a connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from services.gateway.asgi import ASGIApp, ASGIMessage, Scope
 
-_NOT_LATER = "insufficient_quota"  # waiting does not help
+_NOT_LATER = "insufficient_quota"  # a retry fails in the same way
 _BUSY = "overloaded"
 
 
@@ -42,7 +42,7 @@ class _Answered(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request was answered."""
+    """A request's answer."""
 
     status: int
     headers: Mapping[bytes, bytes]
@@ -50,19 +50,19 @@ class Answer:
 
     @property
     def ok(self) -> bool:
-        """Whether it was served."""
+        """Whether the request succeeded."""
         return self.status == HTTPStatus.OK
 
     @property
     def later(self) -> bool:
-        """Whether the same request may be served later: workers or limits were in the way, not the request."""
+        """Whether a retry may succeed: the request failed for lack of workers or by a limit."""
         if self.status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
             return False
         return self._code != _NOT_LATER
 
     @property
     def limited(self) -> bool:
-        """Whether the tenant's own limits were in the way."""
+        """Whether the tenant's own limits refused the request."""
         return self.status == HTTPStatus.TOO_MANY_REQUESTS and self._code != _BUSY
 
     @property
@@ -72,12 +72,12 @@ class Answer:
 
     @property
     def retry_after_s(self) -> float:
-        """How long to wait at least."""
+        """The least pause before a retry."""
         text = self.headers.get(b"retry-after", b"1")
         return float(text) if text.isdigit() else 1.0
 
     def tokens(self) -> tuple[int, int, int]:
-        """Input, of these cached, and output."""
+        """Input, cached input, and output tokens."""
         usage = msgspec.json.decode(self.body, type=_Answered).usage if self.ok else None
         if usage is None:
             return 0, 0, 0
@@ -87,14 +87,14 @@ class Answer:
 
 
 async def post(routes: ASGIApp, path: str, credential: str, request_id: str, body: bytes) -> Answer:
-    """One request and its whole answer."""
+    """Send one request; returns its whole answer."""
     messages: list[ASGIMessage] = [{"type": "http.request", "body": body, "more_body": False}]
     status, headers, parts = 0, {}, []
 
     async def receive() -> ASGIMessage:
         if messages:
             return messages.pop()
-        await asyncio.Event().wait()  # nobody goes away
+        await asyncio.Event().wait()  # this client never disconnects
         raise AssertionError
 
     async def send(message: ASGIMessage) -> None:

@@ -1,4 +1,4 @@
-"""/v1/batches: a file of requests, answered when there is room."""
+"""/v1/batches: a file of requests, answered when workers have room."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class BatchHandler:
     """POST /v1/batches."""
 
     def __init__(self, store: JobStore, credential: Callable[[str], str], on_new: Callable[[], None]) -> None:
-        """`credential`: what may be stored of an Authorization header; `on_new` is called when a batch was made."""
+        """`credential` derives what is stored from an Authorization header; `on_new` is called for each new batch."""
         self._store = store
         self._credential = credential
         self._on_new = on_new
@@ -96,7 +96,7 @@ class BatchHandler:
 
 
 def add_batches(app: FastAPI, store: JobStore, on_cancel: Callable[[], None]) -> None:
-    """All routes but the one that makes a batch."""
+    """Add all routes except the creation of a batch."""
 
     @app.get("/v1/batches", summary="Your batches, the latest first", tags=["batches"])
     async def batches(

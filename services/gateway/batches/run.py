@@ -1,11 +1,11 @@
-"""One job from where it stands to its end.
+"""Runs a job, resuming it where the last gateway stopped.
 
     validating -> in_progress -> finalizing -> completed
         |             |  \\-- cancelling ------> cancelled
         |             \\----- time is over ---> expired
         \\-- the file cannot be run ----------> failed
 
-Whatever happens, each line of the input is written once, to the output or to the error file.
+Each line of the input is written exactly once, to the output or to the error file, even when gateways fail.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from services.gateway.tenants.tenant import Gate
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_AGAIN_S = 0.5  # after Redis was away
-_ROOM_S = 2.0  # after there was no room for an answer
+_AGAIN_S = 0.5  # between tries while Redis is away
+_ROOM_S = 2.0  # between tries while storage is full
 _LONGEST_PAUSE_S = 60.0
-_PATIENCE_S = 600.0  # with a request that its tenant's limits refuse again and again
-_AT_ONCE = 500  # lines that are written without having run
-MOST_REQUESTS = 50_000  # OpenAI's
+_PATIENCE_S = 600.0  # how long a line is retried against its tenant's limits
+_AT_ONCE = 500  # lines per write when a batch ends early
+MOST_REQUESTS = 50_000  # OpenAI's limit
 _REASONS = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "This request was not executed: the batch was cancelled."),
@@ -50,7 +50,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What all jobs of a gateway share."""
+    """The resources that all jobs of a gateway share."""
 
     store: JobStore
     routes: ASGIApp
@@ -62,25 +62,25 @@ class Means:
 
 
 class BatchRun:
-    """Works on a job that was claimed."""
+    """Runs a claimed job."""
 
     def __init__(self, claim: Claim, means: Means, stopping: asyncio.Event) -> None:
-        """`stopping`: this gateway ends, others go on."""
+        """`stopping` is set when this gateway ends; another gateway then continues the job."""
         self._claim = claim
         self._means = means
         self._store = means.store
         self._stopping = stopping
-        self._ending = asyncio.Event()  # no further request is begun
+        self._ending = asyncio.Event()  # set when no further line may begin
         self.status: Status = "validating"
 
     def told(self, status: Status) -> None:
-        """Redis has said that the job has this status."""
+        """Adopt a status that Redis returned."""
         self.status = status
         if status == "cancelling":
             self._ending.set()
 
     async def run(self) -> None:
-        """Until its end, or until this gateway's; raises :class:`LostClaimError`."""
+        """Run until the job or this gateway ends; raises :class:`LostClaimError`."""
         plan, self.status = await self._patiently(lambda: self._store.load(self._claim))
         try:
             file = await self._patiently(lambda: self._store.files.get(self._claim.tenant, plan.input_file_id))
@@ -109,14 +109,14 @@ class BatchRun:
             if not inspector.look(number, data):
                 break
             if number % 100 == 0:
-                await asyncio.sleep(0)  # others have their turn
+                await asyncio.sleep(0)  # let other tasks run
         if errors := inspect_whole(inspector):
             await self._finish(plan, "failed", errors)
             return
         self.told(await self._patiently(lambda: self._advance("validating", "in_progress", total=inspector.total)))
 
     async def _answer_lines(self, plan: Plan, file: File) -> None:
-        """Run what has not been written, as many at a time as there are slots."""
+        """Run the unwritten lines, several at a time."""
         lines = _Shared(self._unwritten(plan, file))
         places = await self._places(plan)
         workers = [asyncio.create_task(self._work(plan, lines)) for _ in range(places)]
@@ -127,11 +127,11 @@ class BatchRun:
             await end_tasks([*workers, clock])
 
     async def _places(self, plan: Plan) -> int:
-        """How many lines run at once: half of what the tenant may run stays free for its users."""
+        """How many lines run at once: at most half of the tenant's concurrency, so that its users keep the rest."""
         try:
             most = (await self._means.gate.of_credential(plan.credential)).max_concurrent
         except ApiError:
-            return 1  # each line is told why
+            return 1  # each line will get this error
         return min(self._means.concurrency, max(1, most // 2)) if most else self._means.concurrency
 
     async def _end_in_time(self, plan: Plan) -> None:
@@ -148,7 +148,7 @@ class BatchRun:
                 await self._write(plan, outcome)
 
     async def _answered(self, plan: Plan, number: int, data: bytes) -> Outcome | None:
-        """What became of a line; None when it could not run any more."""
+        """A line's outcome; None when the job ended before the line did."""
         line = read_line(data)
         if streams(line):
             error = invalid("`stream` is not available in a batch.", "stream", "unsupported_field")
@@ -168,7 +168,7 @@ class BatchRun:
                 if self._stopping.is_set():
                     return None
                 request_id = new_id("req")
-                # In a task of its own: what is said of a request in logs and traces is its context's.
+                # A separate task has its own context, which holds the request's log fields and trace.
                 asking = post(self._means.routes, plan.endpoint, plan.credential, request_id, bytes(line.body))
                 answer = await asyncio.create_task(asking)
             patient = not answer.limited or time.monotonic() - began < _PATIENCE_S
@@ -186,7 +186,7 @@ class BatchRun:
             return
 
     async def _write(self, plan: Plan, outcome: Outcome) -> None:
-        """Write a line, waiting for room if need be."""
+        """Write a line; waits while storage is full."""
         while True:
             status = await self._patiently(lambda: self._store.record(self._claim, plan, [outcome]))
             if status is not None:
@@ -199,7 +199,7 @@ class BatchRun:
             await self._pause(_ROOM_S)
 
     async def _end_early(self, plan: Plan, file: File, status: Status) -> None:
-        """Say of all lines that have not run why they did not."""
+        """Write an error for each line that has not run, then end the job."""
         code, message = _REASONS[status]
         written = await self._patiently(lambda: self._store.written(self._claim))
         total, outcomes = 0, list[Outcome]()
@@ -240,7 +240,7 @@ class BatchRun:
                 yield number, data
 
     async def _lines(self, plan: Plan, file: File) -> AsyncIterator[tuple[int, bytes]]:
-        """All lines, from the beginning again when Redis was away in between; raises :class:`FileGoneError`."""
+        """All lines, each once, across outages of Redis; raises :class:`FileGoneError`."""
         last = 0
         while True:
             try:
@@ -259,7 +259,7 @@ class BatchRun:
         return time.time() >= plan.expires_at
 
     async def _patiently(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """What Redis says, once it is there."""
+        """Retry an operation until Redis answers."""
         while True:
             try:
                 return await operation()
@@ -268,7 +268,7 @@ class BatchRun:
 
 
 class _Shared:
-    """Lines that several tasks take from, one at a time."""
+    """An iterator of lines that several tasks share."""
 
     def __init__(self, lines: AsyncIterator[tuple[int, bytes]]) -> None:
         self._lines = lines
@@ -281,13 +281,13 @@ class _Shared:
 
 
 def _has(bits: bytes, number: int) -> bool:
-    """Whether Redis's bit `number` is set: the highest of a byte comes first."""
+    """Whether bit `number` of a Redis bitmap is set; the most significant bit of a byte comes first."""
     byte, bit = divmod(number, 8)
     return byte < len(bits) and bool(bits[byte] & (0x80 >> bit))
 
 
 def _custom_id(data: bytes) -> str | None:
-    """The line's own name; a batch that ends before it was validated may have lines without one."""
+    """The line's `custom_id`; None for an invalid line, in a batch that ended before its validation."""
     try:
         return read_line(data).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Claims jobs, keeps them while it works on them, and leaves them to other gateways when this one ends."""
+"""Claims jobs, renews the claims while they run, and releases them when this gateway ends."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from services.gateway.tenants.redis_guard import RedisAwayError
 
 log = logging.getLogger(__name__)
 
-_JOBS = 4  # at once: they share the gateway's slots
+_JOBS = 4  # at once; they share the gateway's slots
 _LOOK_S = 1.0
 _SWEEP_S = 10.0
 
 
 class BatchRunner:
-    """The batches that one gateway works on."""
+    """Runs batches on one gateway."""
 
     def __init__(self, means: Means, gateway_id: str, lease_s: float, drain: Drain, woken: asyncio.Event) -> None:
-        """`woken` is set when there is a new job, or one to be ended."""
+        """`woken` is set when a job was created or has to be ended."""
         self._means = means
         self._gateway_id = gateway_id
         self._renew_s = min(1.0, lease_s / 3)
@@ -35,7 +35,7 @@ class BatchRunner:
         self._numbers = itertools.count()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         tasks = [asyncio.create_task(work) for work in (self._claim_jobs(), self._keep_house())]
         try:
             with self._drain.listening(self._drained):
@@ -86,9 +86,9 @@ class BatchRunner:
                 working.result()
         except LostClaimError:
             log.info("batch %s: another gateway works on it", claim.batch_id)
-        except Exception:  # a mistake of ours: whoever claims the batch next takes it up where it was
+        except Exception:  # a bug: the next gateway that claims the batch resumes it
             log.exception("batch %s: given up for now", claim.batch_id)
-            await asyncio.sleep(self._renew_s)  # it would be claimed again at once
+            await asyncio.sleep(self._renew_s)  # else this gateway would claim it again at once
         finally:
             await end_tasks([keeping, working])
             await self._leave(claim)
@@ -102,10 +102,10 @@ class BatchRunner:
             except LostClaimError:
                 return
             except RedisAwayError:
-                continue  # it is still ours if nobody has claimed it when Redis is back
+                continue  # the claim stays valid unless another gateway takes the job
 
     async def _leave(self, claim: Claim) -> None:
-        """Whoever looks next may go on; a batch that is over is not there any more."""
+        """Release the claim; a batch that has ended has none."""
         try:
             await self._means.store.renew(claim, give_up=True)
         except (LostClaimError, RedisAwayError):

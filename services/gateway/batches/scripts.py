@@ -1,7 +1,7 @@
-"""What has to happen in Redis at once. All times are Redis's: machines' clocks differ.
+"""Redis scripts for operations that must be atomic. They use Redis's clock, since machines' clocks differ.
 
-A job is claimed by an owner for a while. Whatever an owner writes is refused once somebody else has claimed its job,
-and a line is written only if its bit is not set yet: so each is written once, whoever computed it, and however often.
+An owner claims a job for the length of a lease. Once another owner has claimed the job, writes of the first one are
+refused. A line is written only if its bit is not set: it is written once, however many gateways computed it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ local function add(list, sizes, usage, ends, member, tenant, data, life)
 end
 """
 
-# Keys: chunks, sizes, usage, ends. Arguments: member, tenant's field, most of a tenant, most of all, life, data.
+# Keys: chunks, sizes, usage, ends. Arguments: member, tenant's field, limit of the tenant, of all tenants, life, data.
 APPEND = (
     _USED
     + """
@@ -38,7 +38,7 @@ redis.call('ZADD', KEYS[2], clock[1] + ARGV[4], ARGV[3])
 return 1
 """
 
-# Keys: index, chunks, sizes, usage, ends. Arguments: id, member, tenant's field, whether only once its life is over.
+# Keys: index, chunks, sizes, usage, ends. Arguments: id, member, tenant's field, whether to remove only if expired.
 REMOVE = (
     _USED
     + """
@@ -56,13 +56,13 @@ return redis.call('HDEL', KEYS[1], ARGV[1])
 """
 )
 
-# Keys: ends. Arguments: most of them.
+# Keys: ends. Arguments: the most to return.
 EXPIRED = """
 local clock = redis.call('TIME')
 return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', clock[1], 'LIMIT', 0, ARGV[1])
 """
 
-# Keys: index, queue, batch. Arguments: id, member, most open ones of a tenant, most kept, then fields and values.
+# Keys: index, queue, batch. Arguments: id, member, most open ones per tenant, most kept, then fields and values.
 CREATE = """
 local open = 0
 for _, member in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
@@ -77,7 +77,7 @@ redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1 - tonumber(ARGV[4]))
 return 1
 """
 
-# Whichever tenant has fewest running ones goes first. Who has no room takes only what has to be ended.
+# The tenant with the fewest running jobs goes first. A gateway without room claims only jobs that have to be ended.
 # Keys: queue, owners. Arguments: owner, lease, whether there is room, prefix of batches.
 CLAIM = """
 local clock = redis.call('TIME')
@@ -111,7 +111,7 @@ redis.call('HSET', KEYS[2], chosen, ARGV[1])
 return chosen
 """
 
-# Keys: queue, owners, batch. Arguments: member, owner, lease; 0 gives the job up. Answers with its status.
+# Keys: queue, owners, batch. Arguments: member, owner, lease; 0 releases the job. Returns its status.
 RENEW = """
 if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 'lost' end
 local clock = redis.call('TIME')
@@ -130,8 +130,8 @@ return ARGV[4]
 """
 
 # Keys: owners, batch, bits, sizes, usage, ends, pieces of output and errors. Arguments: member, owner, tenant's field,
-# most of a tenant, most of all, life, members of output and errors, tokens (input, cached, output), then for each line
-# its number, `completed` or `failed`, and what is written.
+# limit of the tenant, of all tenants, life, members of output and errors, tokens (input, cached, output), then for each
+# line its number, `completed` or `failed`, and its data.
 RECORD = (
     _USED
     + """
@@ -178,7 +178,7 @@ redis.call('HDEL', KEYS[1], ARGV[1])
 return 'ok'
 """
 
-# Keys: batch, queue. Arguments: member, time. A job that nobody runs is ended by whoever looks next.
+# Keys: batch, queue. Arguments: member, time. The next gateway that claims a job without an owner ends it.
 CANCEL = """
 local status = redis.call('HGET', KEYS[1], 'status')
 if status == 'validating' or status == 'in_progress' then

@@ -1,1 +1,1 @@
-"""Structured output: what a request asks for, as a grammar that workers follow."""
+"""Structured output: converts a request's constraints to a grammar for the workers."""

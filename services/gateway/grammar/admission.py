@@ -1,4 +1,4 @@
-"""Lets a request's grammar in: compiled once, within a time, by a process of its own."""
+"""Checks a request's grammar: a separate process compiles each grammar once, within a time limit."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from services.gateway.errors import ApiError, invalid
 from services.gateway.grammar.formats import Asked, asked_for, wants_grammar
 from services.gateway.text.codec import ServedModel
 
-_START_S = 20.0  # of the process and for a model's tokenizer, which take about a second
+_START_S = 20.0  # to start the process and to load a model's tokenizer: usually about a second
 _KEPT_VERDICTS = 1024
-_LATE_AGAIN_S = 30.0  # for so long a grammar that was too late is not tried again
+_LATE_AGAIN_S = 30.0  # a grammar that timed out is not tried again for this long
 _MESSAGE_CHARS = 400
 _UNSUPPORTED = re.compile(r"Unimplemented keys: (\[.*\])")
 
@@ -29,28 +29,28 @@ _UNSUPPORTED = re.compile(r"Unimplemented keys: (\[.*\])")
 @dataclass(frozen=True, slots=True)
 class _Verdict:
     error: str | None
-    grammar: str | None = None  # of one that was converted
+    grammar: str | None = None  # the converted grammar, when it was converted
     until: float = math.inf  # monotonic
 
 
 class GrammarCompiler:
-    """Knows whether grammars can be followed. One at a time; who waits longer than `timeout_s` is refused."""
+    """Checks whether workers can follow a grammar, one grammar at a time, each within `timeout_s`."""
 
     def __init__(self, timeout_s: float, *, closed: bool) -> None:
-        """`closed`: objects of schemas that do not say have no other properties than those that they name."""
+        """`closed`: an object without `additionalProperties` allows only the properties that its schema names."""
         self._timeout_s = timeout_s
         self._closed = closed
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
-        self._told: dict[str, ServedModel] = {}  # by name, as the process knows them
+        self._told: dict[str, ServedModel] = {}  # models whose tokenizer the process has, by name
         self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
 
     async def asked(self, body: SamplingBody) -> Asked | None:
-        """What a body asks for; raises :class:`ApiError` (400)."""
+        """The structured output that a body asks for; raises :class:`ApiError` (400)."""
         return await asyncio.to_thread(asked_for, body, closed=self._closed) if wants_grammar(body) else None
 
     async def admit(self, asked: Asked, model: ServedModel) -> str:
-        """The grammar, when workers can follow it; raises :class:`ApiError` (400) saying why not."""
+        """The grammar for the workers; raises :class:`ApiError` (400) with the reason if they cannot follow it."""
         size = len(asked.grammar.encode())
         if size > MAX_GRAMMAR_BYTES:
             message = f"`{asked.field}` may have at most {MAX_GRAMMAR_BYTES} bytes as a grammar, got {size}."
@@ -87,7 +87,7 @@ class GrammarCompiler:
             self._verdicts.popitem(last=False)
 
     async def _compile(self, asked: Asked, model: ServedModel) -> _Verdict:
-        """Why the grammar cannot be followed. A process that is lost or late is ended; the next one is new."""
+        """Compile a grammar. A process that crashes or times out is ended, and the next call starts a new one."""
         try:
             async with asyncio.timeout(_START_S):
                 await self._introduce(model)
@@ -96,30 +96,30 @@ class GrammarCompiler:
         except TimeoutError:
             await self.aclose()
             late = f"it takes longer than {self._timeout_s:g} s to compile"
-            return _Verdict(late, until=time.monotonic() + _LATE_AGAIN_S)  # the machine may have been busy
+            return _Verdict(late, until=time.monotonic() + _LATE_AGAIN_S)  # a later try may succeed
         except (asyncio.IncompleteReadError, ConnectionError):
             await self.aclose()
             return _Verdict("it is nested too deeply")
         except asyncio.CancelledError:
-            await self.aclose()  # its answer would be taken for the next one's
+            await self.aclose()  # else the next request would read this one's answer
             raise
         return _Verdict(answer["error"], answer.get("grammar"))
 
     async def _introduce(self, model: ServedModel) -> None:
-        """Start the process if there is none, and tell it the model's tokenizer if it does not know it."""
+        """Start the process if there is none, and send it the model's tokenizer if it does not have it."""
         if self._process is None or self._process.returncode is not None:
             await self.aclose()
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", __name__.replace("admission", "compiler"),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for the gateway: it ends this one, or stdin does
+                start_new_session=True,  # Ctrl-C reaches only the gateway, which ends this process or closes its stdin
             )  # fmt: skip
         if self._told.get(model.name) is not model:
             card = model.card
             tokenizer = await asyncio.to_thread(card.tokenizer_json.decode)
             vocabulary = {"tokenizer": tokenizer, "vocab_size": card.vocab_size, "eos": list(card.eos_token_ids)}
             await self._send({"model": model.name, **vocabulary})
-            # Once more, so that the time for a tokenizer is not taken from the first grammar's.
+            # Wait until the tokenizer is loaded, so that the load does not count against the request's time limit.
             await self._ask(model, Asked("", 'start: "a"'))
             self._told[model.name] = model
 

@@ -1,4 +1,4 @@
-"""`oneOf` as `anyOf`: the same where no value can be valid by two of its schemas, which is shown here."""
+"""Replaces `oneOf` by `anyOf`, and shows whether both mean the same: that no value is valid by two of the schemas."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _TYPES = {str: "string", bool: "boolean", type(None): "null", list: "array", dic
 
 
 def merge_one_of(root: Node, node: Node) -> bool:
-    """Replace `oneOf` in place; returns whether the schema still says the same.
+    """Replace `oneOf` in place; returns whether the schema's meaning is unchanged.
 
-    Objects that a `discriminator` tells apart must have that property, by which readers tell them apart.
+    Objects with a `discriminator` get its property as a required one, which makes them distinct.
     """
     branches = node.pop("oneOf")
     same = _are_disjoint(root, branches)
@@ -63,7 +63,7 @@ def _differ(root: Node, one: Node, other: Node) -> bool:
 
 
 def _differ_by_value(root: Node, one: Node, other: Node) -> bool:
-    """Whether both must have a property whose values they do not share."""
+    """Whether both require a property for which they allow no common value."""
     for name in {*one.get("required", ())} & {*other.get("required", ())}:
         values, others = (values_of(root, part.get("properties", {}).get(name)) for part in (one, other))
         if values is not None and others is not None and _share_nothing(values, others):
@@ -72,13 +72,13 @@ def _differ_by_value(root: Node, one: Node, other: Node) -> bool:
 
 
 def _needs_unknown(one: Node, other: Node) -> bool:
-    """Whether one must have a property that the other forbids."""
+    """Whether `one` requires a property that `other` forbids."""
     closed = other.get("additionalProperties") is False and not other.get("patternProperties")
     return closed and not {*one.get("required", ())} <= other.get("properties", {}).keys()
 
 
 def _tag(root: Node, node: Node, branches: list[object]) -> str | None:
-    """The property that tells the schemas apart wherever it stands, if there is a `discriminator`."""
+    """The property of a `discriminator`, if it has different values in all schemas."""
     about = node.get("discriminator")
     name = about.get("propertyName") if isinstance(about, dict) else None
     if not isinstance(name, str):
@@ -97,7 +97,7 @@ def _share_nothing(values: list[Any], others: list[Any]) -> bool:
 
 
 def _key(value: object) -> object:
-    """1 is 1.0 in JSON, and not true."""
+    """A key for equality in JSON, where 1 is 1.0 and not `true`."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else json.dumps(value)
 
 

@@ -1,8 +1,8 @@
-"""Closes objects: a schema that does not say whether an object may have other properties than it names forbids them.
+"""Closes objects: without `additionalProperties`, a schema forbids all properties that it does not name.
 
-A weak model writes such properties until its limit. Where several schemas describe one object (`allOf`, or properties
-beside `anyOf` or `$ref`), each alone would forbid what the others name: there the whole is closed, at its top, for
-the names that any of them has. An object whose schema names no property is left open: it is a map of anything.
+A weak model would invent further properties until its token limit. If several schemas describe one object (`allOf`, or
+properties beside `anyOf` or `$ref`), each alone would forbid the properties of the others; so only the outermost schema
+is closed, and allows the names of all. An object whose schema names no property stays open: it is a free map.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SAYS = ("additionalProperties", "unevaluatedProperties")
 
 @dataclass(slots=True)
 class _Names:
-    """What the schemas of one object name; `said`: one of them says what else it may have."""
+    """The names in all schemas of one object; `said`: one of the schemas decides about further properties."""
 
     properties: dict[str, Any] = field(default_factory=dict)
     patterns: dict[str, Any] = field(default_factory=dict)
@@ -44,9 +44,9 @@ class _Names:
 
 
 def close_objects(root: Node, *, by_default: bool) -> frozenset[int]:
-    """Close objects in place, unless `by_default` is false only those with `unevaluatedProperties: false`.
+    """Close objects in place; without `by_default`, only those with `unevaluatedProperties: false`.
 
-    Returns the ids of schemas that describe an object together with others.
+    Returns the ids of schemas that describe an object only together with others.
     """
     nodes = [node for _, node in walk(root)]
     parts = _parts(root, nodes)
@@ -59,7 +59,7 @@ def close_objects(root: Node, *, by_default: bool) -> frozenset[int]:
 
 
 def close_arguments(root: Node) -> None:
-    """Arguments are an object, in place; without a property that the schema names there are none."""
+    """Make the schema of arguments an object in place; a schema that names no property allows none."""
     if not any(True for _ in _applied(root, root)):
         root.setdefault("type", "object")
         if root["type"] == "object" and not root.keys() & _OF_OBJECTS:
@@ -71,7 +71,7 @@ def _says_unevaluated(node: Node) -> bool:
 
 
 def _applied(root: Node, node: Node) -> Iterator[tuple[str, Node]]:
-    """The schemas that describe the same object, with the keywords that bring them."""
+    """The schemas that also describe the object of `node`, each with the keyword that applies it."""
     for keyword in ("allOf", "anyOf", "oneOf"):
         yield from ((keyword, part) for part in node.get(keyword, ()) if isinstance(part, dict))
     for keyword in ("then", "else"):
@@ -85,7 +85,7 @@ def _applied(root: Node, node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def _is_composed(root: Node, node: Node) -> bool:
-    """Whether several schemas together describe an object; alternatives alone each describe one of their own."""
+    """Whether several schemas together describe one object. Alternatives alone describe one object each."""
     applied = list(_applied(root, node))
     if node.keys() & _OF_OBJECTS:
         return bool(applied)

@@ -1,12 +1,12 @@
-"""`python -m services.gateway.grammar.compiler`: compiles grammars for the gateway, in a process that may be lost.
+"""`python -m services.gateway.grammar.compiler`: compiles grammars for the gateway, in a process that may crash.
 
-What clients send can overflow a stack or take minutes before any of llguidance's own bounds is reached; GBNF is
-converted in Python, by regular expressions that hold the interpreter as long as they run. Here that harms nobody:
-whoever waits gives up, and ends this process. Ranks are then sent only what has passed here.
+A client's grammar can overflow the stack or compile for minutes before it reaches one of llguidance's limits. The
+conversion of GBNF runs regular expressions in Python, which hold the GIL. In this process neither harms the gateway,
+which kills it after a time-out. Ranks receive only grammars that have compiled here.
 
 Messages on stdin and stdout: 4 bytes of length, then JSON. Requests are {"model", "tokenizer": text, "vocab_size",
-"eos"} once for every model, and {"model", "grammar", "foreign": bool}; only the latter are answered: {"error": text
-or null, "grammar": as Lark writes it if it was foreign}.
+"eos"} once for each model, and {"model", "grammar", "foreign": bool}. Only a grammar is answered: {"error": text or
+null, "grammar": the grammar in Lark's form if it was foreign}.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from services.common.grammar import MAX_GRAMMAR_BYTES, explain, parser_limits
 
-# A quarter of what the ranks' threads have: what fits here does not overflow theirs.
+# A quarter of the stack of a rank's thread: a grammar that fits here cannot overflow a rank.
 _STACK_BYTES = 2 << 20
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer one request after the other."""
+    """Answer requests, one at a time."""
     models: dict[str, LLTokenizer | str] = {}
     while head := requests.read(4):
         request = json.loads(requests.read(int.from_bytes(head, "little")))
@@ -71,31 +71,31 @@ def _answer(tokenizer: LLTokenizer, request: dict[str, Any]) -> dict[str, str | 
 
 
 def as_lark(text: str) -> str:
-    """A grammar in GBNF's form (`root ::= ...`), or in Lark's, in Lark's. Raises ValueError."""
+    """Convert a grammar in GBNF (`root ::= ...`) to Lark; one in Lark is unchanged. Raises ValueError."""
     if is_lark_syntax(text):
         return text
     try:
         return str(gbnf_to_lark(_ESCAPE.sub(_character, text)))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    except Exception as error:  # the converter's own error is a bare Exception
+    except Exception as error:  # the converter raises a bare Exception
         raise ValueError(str(error)) from error
 
 
 def _character(escape: re.Match[str]) -> str:
-    r"""A `\u` or `\U` escape of GBNF as Lark reads it: the converter would drop its leading zeros."""
+    r"""Convert a `\u` or `\U` escape of GBNF to Lark, since the converter drops leading zeros."""
     digits = escape[1] or escape[2]
     if digits is None:
         return escape[0]
     point = int(digits, 16)
     if point > 0x10FFFF or 0xD800 <= point < 0xE000:
         raise ValueError(f"`{escape[0]}` is no character")
-    # ASCII stays an escape: as it is it could end a text or a range, or mean something in it.
+    # An ASCII character stays an escape, since it could be a delimiter or an operator.
     return f"\\x{point:02x}" if point < 0x80 else chr(point)
 
 
 def compile_error(tokenizer: LLTokenizer, grammar: str) -> str | None:
-    """Do what a rank does up to the first token; why it fails, or None."""
+    """Compile a grammar as a rank does, up to the first token; returns the error, or None."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
     if not matcher.is_error():
         matcher.compute_bitmask()

@@ -1,7 +1,7 @@
-"""Rewrites a JSON Schema into what llguidance enforces, and says what it can't.
+"""Rewrites a JSON Schema to the keywords that llguidance enforces, and lists those that it cannot enforce.
 
-A keyword that changes nothing is dropped, one that can be expressed by others is, and what is left over is taken out:
-the grammar then allows more than the schema, and the finished text is checked.
+A keyword without effect is dropped, and a keyword that others can express is replaced by them. All other unsupported
+keywords are removed: the grammar then allows more than the schema, and the finished text is checked.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from services.gateway.grammar.numbers import check_values, loosen_bounds
 from services.gateway.grammar.patterns import followable
 from services.gateway.grammar.subschemas import ANNOTATIONS, Node, resolved, walk
 
-# What llguidance enforces; to JSON Schema, others are annotations.
+# The formats that llguidance enforces. JSON Schema treats all others as annotations.
 FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
 _DIALECT = re.compile(
     r"http://json-schema\.org/draft-0[3467]/schema#?|https://json-schema\.org/draft/20(19-09|20-12)/schema#?"
 )
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\s\[\]#]+|[\w./-]+")
-# These formats need a zone, which zod's patterns of local times forbid: a pattern of the whole text counts.
+# These formats require a time zone, which zod's patterns of local times forbid. A pattern of the whole text wins.
 _ZONED = frozenset({"time", "date-time"})
 _HEX = "[0-9a-fA-F]"
 _NAME_FORMATS = {
@@ -33,7 +33,7 @@ _NAME_FORMATS = {
     "uuid": f"^{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}$",
 }
 _MOST_UNIQUE = 4  # values whose arrangements are listed: 65
-# In the order in which one is dropped with another: {keyword: the value with which it says nothing}.
+# {keyword: its value without effect}
 _NOT_ENFORCED: dict[str, Any] = {
     "not": False,
     "contains": True,
@@ -50,7 +50,7 @@ _SILENT = ("minContains", "maxContains", "$dynamicAnchor", "$recursiveAnchor")
 
 @dataclass(frozen=True, slots=True)
 class Unenforced:
-    """A keyword that a grammar does not enforce, and where it stands."""
+    """A keyword that the grammar does not enforce, and its place in the schema."""
 
     keyword: str
     pointer: str
@@ -60,7 +60,7 @@ class Unenforced:
 
 
 def forget_dialects(root: Node) -> None:
-    """Drop names of dialects and of the schema itself that nothing here knows, in place."""
+    """Drop a `$schema` that names no known dialect and an `$id` that is no URI, in place."""
     for _, node in walk(root):
         if "$schema" in node and not _DIALECT.fullmatch(str(node["$schema"])):
             del node["$schema"]
@@ -69,11 +69,11 @@ def forget_dialects(root: Node) -> None:
 
 
 def enforce(root: Node, *, closed: bool) -> tuple[Unenforced, ...]:
-    """Rewrite a schema in place; `closed`: objects have the properties that they name, where it does not say.
+    """Rewrite a schema in place; `closed`: an object without `additionalProperties` allows only named properties.
 
-    Raises ValueError for what must not be left to a check of the finished text.
+    Raises ValueError for a schema whose check must not wait for the finished text.
     """
-    # Before objects are closed: what is closed here may differ only here.
+    # Must come before objects are closed: closing could make alternatives look distinct.
     found = [Unenforced("oneOf", at) for at, node in walk(root) if "oneOf" in node and not merge_one_of(root, node)]
     shared = close_objects(root, by_default=closed)
     for pointer, node in walk(root):
@@ -97,7 +97,7 @@ def _bound(root: Node, node: Node) -> list[str]:
 
 
 def _match(root: Node, node: Node) -> list[str]:
-    """Patterns without look-ahead."""
+    """Replace a pattern by patterns without look-ahead."""
     unenforced = []
     if isinstance(node.get("pattern"), str):
         patterns = followable(node.pop("pattern"))
@@ -116,7 +116,7 @@ def _match(root: Node, node: Node) -> list[str]:
 
 
 def _name_properties(root: Node, node: Node) -> list[str]:
-    """`propertyNames` as the properties or patterns that it allows."""
+    """Replace `propertyNames` by the properties or patterns that it allows."""
     if "propertyNames" not in node:
         return []
     names = node.pop("propertyNames")
@@ -148,7 +148,7 @@ def _name_properties(root: Node, node: Node) -> list[str]:
 
 
 def _repeat_nothing(root: Node, node: Node) -> list[str]:
-    """`uniqueItems` as a list of all arrays, where they are few."""
+    """Replace `uniqueItems` by a list of all valid arrays, when they are few."""
     if node.pop("uniqueItems", False) is not True or node.get("maxItems", 2) in (0, 1):
         return []
     values = values_of(root, node.get("items"))
@@ -167,7 +167,7 @@ def _repeat_nothing(root: Node, node: Node) -> list[str]:
 
 
 def _leave_out(root: Node, node: Node) -> list[str]:
-    """What no grammar enforces."""
+    """Remove the keywords that no grammar enforces."""
     for keyword in _SILENT:
         node.pop(keyword, None)
     unenforced = [keyword for keyword, nothing in _NOT_ENFORCED.items() if node.get(keyword, nothing) != nothing]
@@ -186,7 +186,7 @@ _REWRITES: tuple[_Rewrite, ...] = (
 
 
 def _count_properties(node: Node, *, shared: bool) -> list[str]:
-    """`minProperties` and `maxProperties`: kept where every named property is required, else taken out."""
+    """Keep `minProperties` and `maxProperties` if every named property is required, else remove them."""
     required, named = set(node.get("required", ())), set(node.get("properties", ()))
     closed = node.get("additionalProperties") is False and not node.get("patternProperties")
     if "minProperties" in node and node["minProperties"] <= len(required):
@@ -198,5 +198,5 @@ def _count_properties(node: Node, *, shared: bool) -> list[str]:
         for keyword in asked:
             del node[keyword]
         return asked
-    # The grammar counts a name that is written twice as two.
+    # The grammar counts a property that the model writes twice as two.
     return ["minProperties"] if node.get("minProperties", 0) > len(required) + 1 else []

@@ -1,4 +1,4 @@
-"""From the fields that ask for structured output to one grammar, in the form that workers follow."""
+"""Converts the fields for structured output to one grammar in the workers' form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.gateway.api.schema import ResponseFormat, SamplingBody, Structured
 from services.gateway.errors import ApiError, invalid
 from services.gateway.grammar.schemas import Check, Schema, SchemaRules, ready
 
-# Compact, on one line or indented, as models write it; never blanks without end.
+# JSON that is compact, on one line, or indented; blanks are limited.
 _WHITESPACE = r"(?:\n {0,24}| )?"
 _NO_WHITESPACE = ""
 
@@ -23,7 +23,7 @@ _JSON_OBJECT = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What a finished answer is held to beside its grammar: its text, and the arguments of calls by function."""
+    """Checks of a finished answer beside its grammar: of its text, and of each function's arguments."""
 
     text: Check | None = None
     arguments: Mapping[str, Check] = field(default_factory=dict)
@@ -34,11 +34,11 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Structured output that a request asks for, and by which field."""
+    """The structured output that a request asks for, and the field that asks."""
 
     field: str
     grammar: str
-    foreign: bool = False  # perhaps in GBNF's form: it is converted where it is compiled
+    foreign: bool = False  # maybe in GBNF; the compiler's process converts it
     checks: Checks = Checks()
 
 
@@ -55,9 +55,9 @@ def wants_grammar(body: SamplingBody) -> bool:
 
 
 def asked_for(body: SamplingBody, *, closed: bool = True) -> Asked | None:
-    """The one grammar of a body; raises :class:`ApiError` (400) naming the field when it asks for several.
+    """The one grammar of a body; raises :class:`ApiError` (400) naming the field when the body asks for several.
 
-    `closed`: objects of schemas that do not say have no other properties than those that they name.
+    `closed`: an object without `additionalProperties` allows only the properties that its schema names.
     """
     found = [*_response_format(body, closed), *_structured_outputs(body, closed), *_guided(body, closed)]
     if not found:
@@ -147,20 +147,20 @@ def _kinds(prefix: str, regex: str | None, choice: Sequence[str] | None, grammar
 
 
 def of_client_schema(schema: Schema, rules: SchemaRules, whitespace: str = _WHITESPACE) -> tuple[str, Check | None]:
-    """JSON that a client's schema describes, and the check that it needs. Raises ValueError, :class:`ApiError`."""
+    """The grammar of JSON by a client's schema, and the check that it needs. Raises ValueError, :class:`ApiError`."""
     made_ready = ready(schema, rules)
     return of_schema(made_ready.schema, whitespace), made_ready.check
 
 
 def of_schema(schema: dict[str, Any], whitespace: str = _WHITESPACE) -> str:
-    """JSON that a schema without surprises describes. Raises ValueError."""
+    """The grammar of JSON by a schema that needs no rewriting. Raises ValueError."""
     if whitespace == _NO_WHITESPACE:
         return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_flexible": False})
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": whitespace})
 
 
 def of_regex(pattern: object) -> str:
-    """Text that matches a regex. Raises ValueError."""
+    """The grammar of text that matches a regex. Raises ValueError."""
     if not isinstance(pattern, str):
         raise ValueError("a regex must be a text")
     return LLMatcher.grammar_from_regex(pattern)
@@ -174,7 +174,7 @@ def _of_tag_text(text: str, *, closed: bool) -> str:
 
 
 def of_structural_tag(asked: ResponseFormat, *, closed: bool) -> str:
-    """Free text in which each `begin` is followed by JSON by its schema and by `end`. Raises ValueError."""
+    """The grammar of free text in which JSON and `end` follow each `begin`. Raises ValueError."""
     triggers, tags = asked.triggers or (), []
     for structure in asked.structures or ():
         trigger = next((trigger for trigger in triggers if structure.begin.startswith(trigger)), None)
@@ -190,7 +190,7 @@ def of_structural_tag(asked: ResponseFormat, *, closed: bool) -> str:
 
 
 def of_choice(choice: Sequence[str]) -> str:
-    """One of some texts. Raises ValueError."""
+    """The grammar of a choice between texts. Raises ValueError."""
     if not choice or "" in choice:
         raise ValueError("at least one text is needed, and none may be empty")
     return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in choice)

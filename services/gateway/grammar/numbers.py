@@ -1,4 +1,4 @@
-"""Numbers of schemas: llguidance reads them as doubles, so integers beyond 2^53 may be other ones there."""
+"""Checks the numbers in schemas: llguidance reads them as doubles, which change integers beyond 2^53."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 from services.gateway.grammar.subschemas import Node
 
 _EXACT = 2**53
-_FOLLOWED_FROM = 2**56  # lower bounds of larger numbers do not compile
-_FOLLOWED_TO = 2**63  # nor do upper ones
+_FOLLOWED_FROM = 2**56  # larger lower bounds do not compile
+_FOLLOWED_TO = 2**63  # larger upper bounds do not compile
 _TINY = 1e-50
 _LOWER = ("minimum", "exclusiveMinimum")
 _UPPER = ("maximum", "exclusiveMaximum")
 
 
 def check_values(node: Node) -> None:
-    """Raises ValueError for a value of `const` or `enum` that would come out as another one."""
+    """Raises ValueError for a value of `const` or `enum` that a double cannot hold."""
     for keyword in ("const", "enum"):
         if (inexact := _inexact(node.get(keyword))) is not None:
             raise ValueError(
@@ -37,7 +37,7 @@ def _inexact(value: object) -> int | None:
 
 
 def loosen_bounds(node: Node) -> list[str]:
-    """Replace bounds that the grammar cannot keep by wider ones, in place; returns their keywords."""
+    """Widen bounds that the grammar cannot enforce, in place; returns their keywords."""
     loosened = []
     whole = node.get("type") == "integer"
     for keyword in (*_LOWER, *_UPPER):
@@ -55,7 +55,7 @@ def loosen_bounds(node: Node) -> list[str]:
 
 
 def _is_followed(upper: float, *, whole: bool) -> bool:
-    """Whether the grammar keeps an upper bound exactly."""
+    """Whether the grammar enforces an upper bound exactly."""
     if whole and upper == _FOLLOWED_TO - 1:
         return True
     if not _is_exact(upper) or 0 < abs(upper) < _TINY:

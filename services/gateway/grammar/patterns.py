@@ -1,15 +1,15 @@
-"""Regular expressions of schemas without look-ahead: llguidance's automata know none, zod and pydantic write some.
+"""Rewrites patterns without look-ahead, which zod and pydantic use and llguidance's automata do not support.
 
-A look-ahead at the beginning of a pattern describes the whole text once more, so it is a pattern of its own beside
-the rest: `^(?=X)Y` is `^X` and `^Y`. A negative one needs its complement, which is written for the forms that
-libraries use. The result may describe less than the original, never more.
+A look-ahead at the beginning of a pattern is a second pattern of the whole text: `^(?=X)Y` is `^X` and `^Y`. A negative
+look-ahead needs its complement, which is known for the forms that libraries use. The result may match less than the
+original pattern, never more.
 """
 
 from __future__ import annotations
 
 import re
 
-# zod's `iso.duration()`, in which look-aheads stand inside
+# zod's `iso.duration()`, which has look-aheads inside
 _DURATION = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$"
 _TIME = r"T(?:\d+H(?:\d+M)?(?:\d+(?:[.,]\d+)?S)?|\d+M(?:\d+(?:[.,]\d+)?S)?|\d+(?:[.,]\d+)?S)"
 _DATE = r"(?:\d+Y(?:\d+M)?(?:\d+D)?|\d+M(?:\d+D)?|\d+D)"
@@ -27,7 +27,7 @@ _ESCAPE_OR_CLASS = re.compile(rf"\\[^bB1-9k]|{_CLASS}")
 
 
 def followable(pattern: str) -> list[str] | None:
-    """Patterns without look-ahead which together describe what the pattern does, or None."""
+    """Patterns without look-ahead that a text must all match instead of `pattern`; None if there are none."""
     if pattern in _KNOWN:
         return list(_KNOWN[pattern])
     found = []
@@ -40,12 +40,12 @@ def followable(pattern: str) -> list[str] | None:
         rest = rest[ahead.end() :]
     found.append(f"^{rest}" if found else pattern)
     if found[1:] and _has_alternatives(rest):
-        return None  # `^` is about the first alternative only
+        return None  # `^` applies to the first alternative only
     return None if any(map(_is_unsupported, found)) else found
 
 
 def _complement(ahead: str) -> str | None:
-    """A pattern of the texts that do not begin with what the look-ahead describes."""
+    """A pattern that matches texts which do not begin with a match of the look-ahead."""
     if only := _ONLY.fullmatch(ahead):
         return _negated(only[1])
     if twice := _TWICE.fullmatch(ahead):
@@ -65,7 +65,7 @@ def _negated(atom: str) -> str:
 
 
 def _has_alternatives(pattern: str) -> bool:
-    """Whether a `|` stands outside of all groups."""
+    """Whether the pattern has a `|` outside all groups."""
     depth = 0
     for char in _ESCAPE_OR_CLASS.sub("", pattern):
         depth += (char == "(") - (char == ")")

@@ -1,4 +1,4 @@
-"""JSON Schemas that clients send, made ready for a grammar."""
+"""Prepares clients' JSON Schemas for a grammar."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from services.gateway.grammar.shapes import check_shapes
 
 Schema = dict[str, Any] | bool | str
 
-_BACKTRACKS = 100_000  # of a pattern, about 1 ms: it is then taken for one that does not match
-_NAMED = 4  # keywords that a message lists
+_BACKTRACKS = 100_000  # limit of a pattern's steps, about 1 ms; beyond it the pattern counts as not matching
+_NAMED = 4  # most keywords that an error message lists
 _MESSAGE_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Holds a finished JSON text to a schema that its grammar does not enforce as a whole."""
+    """Checks a finished JSON text against a schema that its grammar enforces only in part."""
 
     rules: SchemaRules
     validator: Validator
 
     def hold(self, text: str) -> None:
-        """Raises :class:`ApiError` (400) for a text that is not valid; one that was cut off is not looked at."""
+        """Raises :class:`ApiError` (400) for an invalid text; a text that was cut off is not checked."""
         try:
             answer = json.loads(text)
         except ValueError:
@@ -48,7 +48,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class ReadySchema:
-    """What the grammar enforces, and the check that is needed beside it."""
+    """The part of a schema that the grammar enforces, and a check for the rest."""
 
     schema: dict[str, Any]
     check: Check | None
@@ -56,22 +56,22 @@ class ReadySchema:
 
 @dataclass(frozen=True, slots=True)
 class SchemaRules:
-    """How the schemas of a field are read."""
+    """Rules for the schemas of a field."""
 
     field: str
-    closed: bool = True  # objects that do not say have no other properties than those that they name
-    strict: bool = False  # what a grammar can't enforce is refused
-    function: str = ""  # whose arguments it describes
-    checkable: bool = True  # the finished text is JSON by this schema alone
+    closed: bool = True  # an object without `additionalProperties` allows only named properties
+    strict: bool = False  # refuse what the grammar cannot enforce
+    function: str = ""  # the function whose arguments the schema describes
+    checkable: bool = True  # the whole finished text is JSON by this schema
 
     @property
     def subject(self) -> str:
-        """What messages call the schema."""
+        """The schema's name in messages."""
         return f"`parameters` of `{self.function}`" if self.function else f"`{self.field}`"
 
 
 def ready(schema: Schema, rules: SchemaRules) -> ReadySchema:
-    """A schema, which may be JSON text, for a grammar. Raises ValueError, or :class:`ApiError` (400)."""
+    """Prepare a schema, given as JSON text or value. Raises ValueError, or :class:`ApiError` (400)."""
     if isinstance(schema, str):
         schema = msgspec.json.decode(schema)
     if schema is True:
@@ -103,7 +103,7 @@ def _refused(rules: SchemaRules, unenforced: tuple[Unenforced, ...]) -> ApiError
 
 
 def _validator(schema: dict[str, Any]) -> Validator:
-    """Raises ValueError for what is no schema."""
+    """A validator of the schema; raises ValueError for an invalid schema."""
     options = FancyRegexOptions(backtrack_limit=_BACKTRACKS)
     try:
         return validator_for(schema, validate_formats=False, pattern_options=options, retriever=_fetch_nothing)

@@ -1,4 +1,4 @@
-"""Keywords that are read here have values of the kind that JSON Schema gives them."""
+"""Checks that the keywords which this package reads have values of the right type."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "m
 
 
 def check_shapes(root: Node) -> None:
-    """Raises ValueError naming the keyword; counts become integers, in place."""
+    """Check all keywords and make counts integers, in place; raises ValueError naming the keyword."""
     for pointer, node in walk(root):
         for keywords, kind, name in ((_LISTS, list, "a list"), (_OBJECTS, dict, "an object")):
             for keyword in keywords:

@@ -1,4 +1,4 @@
-"""Where schemas stand in a JSON Schema: below which keywords, and behind which references."""
+"""Finds the schemas inside a JSON Schema: below keywords and behind references."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANNOTATIONS = frozenset(
 
 
 def children(node: Node) -> Iterator[tuple[str, Node]]:
-    """The schemas directly below a schema, each with its way there."""
+    """The schemas directly below a schema, each with its path."""
     for keyword in (*_ONE, *_ONE_MORE):
         if isinstance(node.get(keyword), dict):
             yield keyword, node[keyword]
@@ -35,9 +35,9 @@ def children(node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def walk(root: Node) -> Iterator[tuple[str, Node]]:
-    """Every schema with its JSON pointer, once, parents first; also what only a `$ref` reaches.
+    """Every schema with its JSON pointer, once, parents first, including schemas that only a `$ref` reaches.
 
-    What is below a schema is read after the caller has had it: it may be changed meanwhile.
+    The generator reads a schema's children only after the caller has had it, so the caller may change the schema.
     """
     seen: set[int] = set()
     waiting = [("", root)]
@@ -53,7 +53,7 @@ def walk(root: Node) -> Iterator[tuple[str, Node]]:
 
 
 def target_of(root: Node, node: Node) -> Node | None:
-    """The schema that a `$ref` into the same document means, if it means one."""
+    """The target of a `$ref` into the same document, if there is one."""
     reference = node.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
@@ -70,8 +70,8 @@ def target_of(root: Node, node: Node) -> Node | None:
 
 
 def resolved(root: Node, node: object) -> Node:
-    """A schema behind references that stand alone; {} for what is no object."""
-    for _ in range(16):  # references may go in circles
+    """Follow the references of schemas that have only a `$ref`; {} if the result is no object."""
+    for _ in range(16):  # references may be circular
         if not isinstance(node, dict):
             return {}
         if node.keys() - ANNOTATIONS != {"$ref"} or (target := target_of(root, node)) is None:

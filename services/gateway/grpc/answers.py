@@ -1,4 +1,4 @@
-"""A generation's chunks as messages of gRPC's contract."""
+"""Converts a generation's chunks to gRPC messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.gateway.usage import Usage
 
 
 class ResponseWriter:
-    """Writes the messages of a generation whose model is certain: it has a first chunk."""
+    """Writes the messages of a generation, created at the first chunk, when the model is final."""
 
     def __init__(self, request: AdmittedRequest, body: ChatBody | CompletionBody) -> None:
         self._prepared = request.prepared
@@ -23,7 +23,7 @@ class ResponseWriter:
             given = body.prompt
             ids = self._prepared.generations[0].request.prompt_ids
             self._prompt = given if isinstance(given, str) else request.model.decode(ids)
-        # Only the prompt is scored: what was generated is not shown.
+        # The request scores only the prompt; the generated token is hidden.
         self._silent = isinstance(body, CompletionBody) and body.max_tokens == 0
         self._next_index = [0] * len(self._prepared.generations)
         self._unopened = set(range(len(self._prepared.generations)))
@@ -72,7 +72,7 @@ def _call_delta(call: CallDelta) -> inference_pb2.ToolCallDelta:
 
 
 def usage_message(usage: Usage) -> inference_pb2.Usage:
-    """What a call has used."""
+    """The usage of a call."""
     return inference_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,

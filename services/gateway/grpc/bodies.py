@@ -1,4 +1,4 @@
-"""From gRPC's contract to the bodies of REST, which validate them."""
+"""Converts gRPC messages to REST bodies, which validate them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.gateway.errors import invalid
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_MAX_ENTRIES = 1024  # of an option: logit_bias, stop_token_ids
+_MAX_ENTRIES = 1024  # in one option: logit_bias, stop_token_ids
 
 
 def completion_body(request: inference_pb2.GenerateRequest, prompt: str | list[int]) -> CompletionBody:
@@ -46,7 +46,7 @@ def chat_body(request: inference_pb2.ChatRequest) -> ChatBody:
     if request.chat_template_kwargs:
         fields["chat_template_kwargs"] = _json(request.chat_template_kwargs, "chat_template_kwargs")
     fields["continue_final_message"] = request.continue_final_message
-    if request.options.HasField("logprobs"):  # chat names them differently
+    if request.options.HasField("logprobs"):  # chat has two fields for it
         fields |= {"logprobs": True, "top_logprobs": request.options.logprobs}
     return _body(request, fields, ChatBody)
 
@@ -77,7 +77,7 @@ def _json(text: str, param: str, name: str | None = None) -> Any:
 def _body(
     request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, fields: dict[str, Any], kind: type[T]
 ) -> T:
-    """Validated like a REST body; raises :class:`ApiError`."""
+    """Validate the values like a REST body; raises :class:`ApiError`."""
     check_known(request)
     try:
         return msgspec.convert({**_options(request.options), **fields}, kind)
@@ -98,7 +98,7 @@ def _options(options: inference_pb2.GenerationOptions) -> dict[str, Any]:
 
 
 def _fields(message: Message) -> dict[str, Any]:
-    """The fields that are set, by name; raises :class:`ApiError` for lists far beyond what any of them may hold."""
+    """The fields that are set, by name; raises :class:`ApiError` for lists of more than `_MAX_ENTRIES`."""
     for descriptor, value in message.ListFields():
         if descriptor.is_repeated and len(value) > _MAX_ENTRIES:
             name = descriptor.name
@@ -115,7 +115,7 @@ def _value(field: FieldDescriptor, value: Any) -> Any:
 
 
 def check_known(message: Message) -> None:
-    """Refuse what a newer contract may have and this one has not; raises :class:`ApiError`."""
+    """Refuse fields of a newer contract; raises :class:`ApiError`."""
     unknown = UnknownFieldSet(message)
     if len(unknown):
         text = f"Unknown field {unknown[0].field_number} of {message.DESCRIPTOR.name}: this gateway is older."

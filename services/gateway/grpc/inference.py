@@ -49,22 +49,22 @@ _STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """What came instead of a request."""
+    """Bytes that are no valid request."""
 
     reason: str
 
 
 @dataclass(slots=True)
 class _Call:
-    """What is known of a call while it runs."""
+    """The state of a running call."""
 
     context: Context
     traceparent: str
     model: str = ""
-    answering: bool = False  # from the first response on
+    answering: bool = False  # true from the first response on
 
     def follow(self, request: AdmittedRequest) -> None:
-        """Count the call for the model that answers it."""
+        """Count the call for the model that answers."""
 
         def started(request: AdmittedRequest) -> None:
             self.model = request.model.name
@@ -72,13 +72,13 @@ class _Call:
         request.on_start = started
 
     async def begin_answer(self, request: AdmittedRequest) -> None:
-        """Say which model answers, if it is not the one asked for."""
+        """Send the answering model's name, if the client asked for another one."""
         if request.fell_back:
             await self.context.send_initial_metadata(((FALLBACK_HEADER, request.model.name),))
         self.answering = True
 
     async def find(self, admitted: AdmittedRequest, request: _Naming) -> ServedModel:
-        """The model of a call, which is counted for it; raises :class:`ApiError`."""
+        """Find the model of a call, and count the call for it; raises :class:`ApiError`."""
         check_known(request)
         model = await admitted.find_model(request.model)
         self.model = model.name
@@ -87,7 +87,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """`ryzanstein.v1.Inference`. Errors are status codes whose details are the message of the REST error."""
+    """`ryzanstein.v1.Inference`. An error is a status code with the REST error's message as details."""
 
     catalog: Catalog
     entrance: Entrance
@@ -119,7 +119,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await _answer(admitted, body, call)
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:  # noqa: N802
-        """Vectors of texts."""
+        """Embed texts."""
         async with self._call("Embed", request, context) as call, self._admitted(context) as admitted:
             model = await call.find(admitted, request)
             inputs = await self.embedder.inputs(request.input, model)
@@ -132,7 +132,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        """Ids of a text."""
+        """Convert a text to token ids."""
         async with self._call("Tokenize", request, context) as call, self._admitted(context) as admitted:
             model = await call.find(admitted, request)
             ids = await model.encode(request.text, "text", add_special_tokens=request.add_special_tokens)
@@ -142,7 +142,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Detokenize(  # noqa: N802
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        """Text of ids."""
+        """Convert token ids to text."""
         async with self._call("Detokenize", request, context) as call, self._admitted(context) as admitted:
             model = await call.find(admitted, request)
             _check_count(model, len(request.ids), "ids")
@@ -155,7 +155,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
-        """The models that requests may name."""
+        """List the models that requests may name."""
         async with self._call("ListModels", request, context):
             check_known(request)
             tenant = await self._tenant(context)
@@ -174,7 +174,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         request_id_var.set(request_id)
         ids = (("x-request-id", request_id), *((("x-trace-id", observed.trace_id),) if observed.trace_id else ()))
         context.set_trailing_metadata(ids)
-        observed.attach()  # gRPC gives every call a task of its own
+        observed.attach()  # gRPC runs every call in its own task
         call, status = _Call(context, observed.traceparent), CLIENT_GONE
         try:
             if isinstance(request, Undecodable):
@@ -189,7 +189,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await _abort(context, error, ids)
         except asyncio.CancelledError:
             raise
-        except Exception:  # a mistake of ours: it ends this call and no other
+        except Exception:  # a bug ends only this call
             log.exception("call failed")
             status = 500
             await _abort(context, internal_error(), ids)
@@ -206,7 +206,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 def _check_count(model: ServedModel, count: int, param: str) -> None:
-    """Refuse more ids or messages than any prompt has; raises :class:`ApiError`."""
+    """Refuse more ids or messages than a prompt may have; raises :class:`ApiError`."""
     if count > model.max_len:
         raise invalid(f"`{param}` may hold at most {model.max_len} entries for this model, got {count}.", param)
 
@@ -219,7 +219,7 @@ async def _prompt(request: inference_pb2.GenerateRequest, admitted: AdmittedRequ
 
 
 async def _answer(request: AdmittedRequest, body: ChatBody | CompletionBody, call: _Call) -> None:
-    """Write the responses in this frame, where the drain's end is heard also while gRPC writes one."""
+    """Write the responses in this coroutine, so that the drain's end can interrupt a pending write."""
     async with aclosing(request.chunks()) as chunks:
         async for choice, chunk in chunks:
             if not call.answering:
@@ -234,7 +234,7 @@ def _metadata(context: Context, name: str) -> str:
 
 
 async def _abort(context: Context, error: ApiError, ids: tuple[tuple[str, str], ...]) -> None:
-    """End the call with the error's status; always raises."""
+    """Abort the call with the error's status; always raises."""
     retry_after = None if error.retry_after_s is None else str(max(1, round(error.retry_after_s)))
     facts = (("retry-after", retry_after), ("param", error.param), ("code", error.code))
     trailing = tuple((key, value) for key, value in facts if value is not None)

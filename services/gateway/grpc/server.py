@@ -18,12 +18,12 @@ from services.gateway.settings import GatewaySettings
 
 
 class KeepUndecodable(grpc.aio.ServerInterceptor):
-    """Hands requests that cannot be decoded to their method, which refuses them; gRPC itself would answer UNKNOWN."""
+    """Passes requests that cannot be decoded to their method, which refuses them; gRPC would answer UNKNOWN."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        """The method's handler, for requests of the Inference service with another way to decode."""
+        """The method's handler; methods of the Inference service get a decoder that never fails."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(f"/{SERVICE}/"):
             return handler
@@ -40,28 +40,28 @@ class KeepUndecodable(grpc.aio.ServerInterceptor):
 
 @dataclass(frozen=True, slots=True)
 class GrpcServer:
-    """A server and its health service; neither when gRPC is off."""
+    """A server and its health service; both None when gRPC is off."""
 
     port: int = 0
     server: grpc.aio.Server | None = None
     health: Health | None = None
 
     async def announce_end(self) -> None:
-        """Tell whoever watches the health."""
+        """Report NOT_SERVING to health checks."""
         if self.health is not None:
             await self.health.set_serving(False)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more calls, and return when the open ones have ended; cut them off after `grace_s`.
+        """Refuse new calls, and return when the open ones have ended; calls are cancelled after `grace_s`.
 
-        May be called again with a shorter grace.
+        May be called again with a shorter grace period.
         """
         if self.server is not None:
             await self.server.stop(grace_s)
 
 
 def _age_limit(settings: GatewaySettings) -> list[tuple[str, int]]:
-    """Spread by gRPC itself, by 10 %. There is no limit of time for the calls that still run."""
+    """Channel options for the age of connections, which gRPC varies by 10 %. Running calls may take any time."""
     age_s = settings.grpc_max_connection_age_s
     return [("grpc.max_connection_age_ms", int(age_s * 1000))] if age_s else []
 

@@ -1,1 +1,1 @@
-"""REST: requests decoded, generations called, answers encoded."""
+"""REST: decodes requests, calls generations, encodes answers."""

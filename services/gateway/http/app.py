@@ -49,7 +49,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _query_error(request: Request, error: Exception) -> Response:
-    """FastAPI has refused a parameter of the query or the path."""
+    """Convert FastAPI's error about a query or path parameter."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = str(first["loc"][-1])
@@ -73,8 +73,8 @@ def new_app(
     documented: Mapping[str, Documentation],
     parts: Sequence[Callable[[FastAPI], None]] = (),
 ) -> FastAPI:
-    """Build the app; `documented` are the routes beside it, `parts` add the routes of what may be off."""
-    # FastAPI's own spans would be of probes and scrapes, mostly; requests have theirs from the routes.
+    """Build the app. `documented`: hot routes for the OpenAPI document; `parts` add the routes of optional parts."""
+    # FastAPI's instrumentation would trace mostly probes and scrapes; the routes trace requests.
     app = FastAPI(
         title="Ryzanstein", docs_url=None, redoc_url=None, openapi_url="/openapi.json", telemetry=_NO_TELEMETRY
     )
@@ -96,7 +96,7 @@ def new_app(
     _add_probes(app, catalog, metrics, ready)
     for add_routes in parts:
         add_routes(app)
-    app.openapi = lambda: document(app, documented)  # type: ignore[method-assign]  # FastAPI's documented way
+    app.openapi = lambda: document(app, documented)  # type: ignore[method-assign]  # as FastAPI documents it
     return app
 
 

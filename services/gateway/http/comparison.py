@@ -1,4 +1,4 @@
-"""POST /v1/score and /v1/rerank: texts compared by the cosine of their embeddings; vLLM's and Cohere's shapes."""
+"""POST /v1/score and /v1/rerank, in vLLM's and Cohere's shapes: the cosine of two texts' embeddings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from services.gateway.ids import new_id
 from services.gateway.text.codec import ServedModel
 
 Body = TypeVar("Body", bound=ComparisonBody)
-_INLINE_FLOATS = 8_192  # multiplied within a millisecond
+_INLINE_FLOATS = 8_192  # up to here the products take at most a millisecond
 SCORE = Documentation(
     summary="Likeness of texts, one with many or pair by pair; also at /score",
     tag="embeddings",
@@ -60,34 +60,34 @@ class Text:
     """A text to embed."""
 
     value: str
-    field: str  # where it stands in the body
-    limit: int | None  # its first tokens that count; None: all of them
+    field: str  # its place in the body
+    limit: int | None  # only its first tokens count; None: all
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Texts, and which of them are compared."""
+    """Texts, and the pairs of them to compare."""
 
     texts: list[Text]
     pairs: list[tuple[int, int]]
 
 
 class Form(Protocol[Body]):
-    """What differs between the two endpoints."""
+    """The parts in which the two endpoints differ."""
 
     @property
     def kind(self) -> type[Body]:
-        """The body."""
+        """The type of the body."""
 
     def comparison(self, body: Body, max_len: int) -> Comparison:
-        """What to compare; raises :class:`ApiError` (400)."""
+        """The texts and pairs of a body; raises :class:`ApiError` (400)."""
 
     def answer(self, body: Body, model: str, scores: list[float], tokens: int) -> dict[str, Any]:
         """The answer's JSON."""
 
 
 class ScoreForm:
-    """Scores in the order of the texts."""
+    """/v1/score: scores in the order of the texts."""
 
     kind = ScoreBody
 
@@ -109,7 +109,7 @@ class ScoreForm:
 
 
 class RerankForm:
-    """Documents in the order of their likeness to a query."""
+    """/v1/rerank: documents in the order of their similarity to a query."""
 
     kind = RerankBody
 
@@ -136,12 +136,12 @@ class RerankForm:
             "model": model,
             "results": results,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-            "meta": {"tokens": {"input_tokens": tokens, "output_tokens": 0}},  # where Cohere's clients look
+            "meta": {"tokens": {"input_tokens": tokens, "output_tokens": 0}},  # Cohere's clients read it here
         }
 
 
 class ComparisonHandler(Generic[Body]):
-    """One of the two."""
+    """Serves /v1/score or /v1/rerank."""
 
     def __init__(self, form: Form[Body], embedder: Embedder) -> None:
         self._form = form
@@ -180,7 +180,7 @@ async def _encoded(model: ServedModel, texts: Sequence[Text]) -> list[list[int]]
             ids = await model.encode_start(text.value, text.limit)
         check_prompt(model, ids, text.field)
         inputs.append(ids)
-        await asyncio.sleep(0)  # many texts give way after each
+        await asyncio.sleep(0)  # let other tasks run after each text
     return inputs
 
 

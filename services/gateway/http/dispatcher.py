@@ -1,4 +1,4 @@
-"""The outermost ASGI callable: hot routes go to their endpoints, everything else to the FastAPI app."""
+"""The outermost ASGI app: sends hot routes to their endpoints, and all other requests to the FastAPI app."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Dispatcher:
         origins: OriginPolicy,
         dialects: Mapping[str, ApiDialect],
     ) -> None:
-        """`dialects`: of routes that are not OpenAI's."""
+        """`dialects`: the dialects of routes, by path."""
         self._app = app
         self._endpoints = endpoints
         self._sockets = sockets
@@ -53,7 +53,7 @@ class Dispatcher:
             scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
         if scope["type"] == "http":
             endpoint = self._endpoints.get(scope["path"])
-            # What a hot route makes may be listed by the app, under the same path.
+            # The app may serve another method of a hot route's path, such as a list of what the route creates.
             if endpoint is not None and (scope["method"] == "POST" or not self._methods(scope)):
                 await self._serve(endpoint, Exchange(scope, receive, send, self._dialect(scope)))
             else:
@@ -63,7 +63,7 @@ class Dispatcher:
         await self._sockets(scope, receive, send)
 
     def _dialect(self, scope: Scope) -> ApiDialect:
-        """The protocol of a route, and of the paths below it; elsewhere the client's own."""
+        """The dialect of a route and of the paths below it; on other paths, the client's dialect."""
         path = scope["path"]
         if path in self._endpoints:
             return self._dialects.get(path, OPENAI_DIALECT)
@@ -71,22 +71,22 @@ class Dispatcher:
         return next(above, MESSAGES_DIALECT if is_messages_client(scope) else OPENAI_DIALECT)
 
     def _matching(self, scope: Scope) -> list[BaseRoute]:
-        """The app's routes of a path, whatever the method; a hot route's path is not the parameter of another one's."""
+        """The app's routes for a path, with any method; a hot route's path never matches another route's parameter."""
         matching = [route for route in self._app.routes if route.matches(scope)[0] is not Match.NONE]
         if scope["path"] in self._endpoints:
             return [route for route in matching if _path_of(route) == scope["path"]]
         return matching
 
     def _methods(self, scope: Scope) -> set[str]:
-        """The methods that the app knows for a path."""
+        """The methods that the app serves for a path."""
         return {method for route in self._matching(scope) for method in getattr(route, "methods", None) or ()}
 
     def _check(self, scope: Scope) -> None:
-        """Refuse what no route serves; raises :class:`ApiError` (404, 405)."""
+        """Refuse a request that no route serves; raises :class:`ApiError` (404, 405)."""
         method, path, methods = scope["method"], scope["path"], self._methods(scope)
         if method in methods:
             return
-        # What clients post to is a path of its own, never the name of a response, a file or a batch.
+        # A POST to a path whose end only matches a parameter (a file's or a batch's id) is an unknown path.
         named = all(_path_of(route).endswith("}") for route in self._matching(scope))
         if path not in self._endpoints and (not methods or (method == "POST" and named)):
             known = (_path_of(route) for route in self._app.routes)
@@ -94,10 +94,10 @@ class Dispatcher:
         raise _not_allowed(method, methods | ({"POST"} if path in self._endpoints else set()))
 
     async def _pass_on(self, exchange: Exchange) -> None:
-        """Everything but the hot routes; paths that do not exist are one route."""
+        """Serve a request by the app; all unknown paths count as one route."""
         scope = exchange.scope
         scope["dialect"] = exchange.dialect
-        if scope["method"] == "HEAD":  # the server leaves the body away
+        if scope["method"] == "HEAD":  # the server drops the body
             scope = {**scope, "method": "GET"}
         route = next(iter(self._matching(scope)), None)
         observed = self._observer.begin(_path_of(route) if route else "other")
@@ -143,12 +143,12 @@ class Dispatcher:
             await exchange.fail(error)
         except asyncio.CancelledError:
             raise
-        except Exception:  # a mistake of ours: it ends this request and no other
+        except Exception:  # a bug ends only this request
             log.exception("request failed")
             if exchange.status:
                 exchange.failure = 500
                 observed.broken(None)
-                raise  # the server closes the connection: the client must not take the answer for whole
+                raise  # the server closes the connection, so that the client sees an incomplete answer
             await exchange.send_error(internal_error())
 
 

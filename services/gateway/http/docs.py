@@ -1,4 +1,4 @@
-"""GET /docs: the OpenAPI document in Swagger UI, whose files come with `fastapi_offline` and not from the internet."""
+"""GET /docs: the OpenAPI document in Swagger UI. The package `fastapi_offline` has its files: no internet is needed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _ICON = "icon.svg"
 
 
 def add_docs(app: FastAPI) -> None:
-    """Serve the page and its files. Their links are relative: a proxy may add a path before them."""
+    """Serve the page and its files. Links are relative, since a proxy may serve the page under another path."""
     swagger = StaticFiles(packages=[("fastapi_offline", "static")])
     places = dict.fromkeys(_SWAGGER, swagger) | {_ICON: StaticFiles(directory=PLAYGROUND)}
     own, page = StaticFiles(directory=_FOLDER), (_FOLDER / "index.html").read_text()
-    # Swagger UI sets styles from its script, and has its pictures in its style sheet.
+    # Swagger UI sets styles from its script, and embeds images in its style sheet.
     headers = page_headers(style_src="'self' 'unsafe-inline'", img_src="'self' data:", base_uri="'self'")
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> Response:
-        below = request.scope["raw_path"].endswith(b"/")  # links of /docs/ lead one folder up
+        below = request.scope["raw_path"].endswith(b"/")  # relative links of /docs/ need `../`
         html = page.replace('<base href="./">', '<base href="../">') if below else page
         return Response(html, media_type="text/html", headers=headers)
 

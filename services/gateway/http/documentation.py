@@ -1,4 +1,4 @@
-"""What a route says of itself in the OpenAPI document."""
+"""A route's entry in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 EXAMPLE_MODEL = "ryzanstein-tiny"
-HEALTH = "health"  # the tag of what probes and scrapers ask for
+HEALTH = "health"  # the tag of routes for probes and scrapers
 
 
 @dataclass(frozen=True, slots=True)
 class Documentation:
-    """Of a route that takes JSON; what it answers is shown by an example."""
+    """The entry of a route that takes JSON; an example shows its answer."""
 
     summary: str
     tag: str

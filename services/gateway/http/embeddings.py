@@ -18,7 +18,7 @@ from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import Exchange, UntilDisconnect
 from services.gateway.text.codec import ServedModel
 
-_INLINE_FLOATS = 8_192  # written within a millisecond
+_INLINE_FLOATS = 8_192  # up to here encoding takes at most a millisecond
 DOCUMENTED = Documentation(
     summary="Embed texts or token ids",
     tag="embeddings",
@@ -60,7 +60,7 @@ class EmbeddingHandler:
 
 
 def _answer(model: ServedModel, vectors: list[list[float]], tokens: int, *, as_base64: bool) -> bytes:
-    """The answer's JSON, written vector by vector: one call for all would hold the interpreter for too long."""
+    """The answer's JSON, encoded vector by vector, since one call for all would hold the GIL for too long."""
     data = [
         encode({"object": "embedding", "index": index, "embedding": _base64(vector) if as_base64 else vector})
         for index, vector in enumerate(vectors)
@@ -71,5 +71,5 @@ def _answer(model: ServedModel, vectors: list[list[float]], tokens: int, *, as_b
 
 
 def _base64(vector: list[float]) -> str:
-    """Little-endian float32, as OpenAI's clients read it."""
+    """Little-endian float32 in base64, OpenAI's format."""
     return base64.b64encode(array("f", vector).tobytes()).decode()

@@ -1,4 +1,4 @@
-"""Compressed request bodies."""
+"""Decompresses request bodies."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import zlib
 from services.gateway.errors import ApiError, invalid, too_large
 
 _ENCODINGS = ("gzip", "x-gzip", "deflate")
-_GZIP_OR_ZLIB = 47  # wbits: both formats, told apart by their headers
+_GZIP_OR_ZLIB = 47  # wbits for both formats: zlib detects the header
 
 
 async def inflate(data: bytes, encoding: str, max_bytes: int) -> bytes:
-    """The body that `data` stands for, off the event loop; raises :class:`ApiError` 415, 413 or 400."""
+    """Decompress a body off the event loop; raises :class:`ApiError` 415, 413 or 400."""
     if encoding not in _ENCODINGS:
         message = f"A body may be encoded as gzip or deflate, not as {encoding} (header Content-Encoding)."
         headers = (("accept-encoding", "gzip, deflate"),)

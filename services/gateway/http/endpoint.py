@@ -1,4 +1,4 @@
-"""A route whose requests are JSON: who asks, the body, the limits, the answer."""
+"""Serves a route with JSON bodies: admission, decoding, limits, answer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Body = TypeVar("Body")
 
 
 class Endpoint(Protocol):
-    """A route that is served without FastAPI."""
+    """A hot route, which is served without FastAPI."""
 
     async def serve(self, exchange: Exchange) -> None:
-        """Answer; raises :class:`ApiError`, also after a stream has begun."""
+        """Answer a request; raises :class:`ApiError`, also after a stream has begun."""
 
 
 class Handler(Protocol[Body]):
-    """What differs between such routes."""
+    """The part in which JSON routes differ."""
 
     async def decode(self, data: bytes) -> Body:
         """Validate a body; raises :class:`ApiError`."""
 
     async def answer(self, exchange: Exchange, body: Body, request: AdmittedRequest) -> None:
-        """Answer a request that was let in; raises :class:`ApiError`."""
+        """Answer an admitted request; raises :class:`ApiError`."""
 
 
 class JsonEndpoint(Generic[Body]):

@@ -1,4 +1,4 @@
-"""One HTTP exchange on bare ASGI: bounded body, JSON and SSE answers, the client's disconnection."""
+"""One HTTP exchange on bare ASGI: a bounded body, JSON and SSE answers, and disconnections."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def _error_frames(error: ApiError) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How a protocol writes errors."""
+    """The form of errors in an API dialect."""
 
-    body: Callable[[ApiError], dict[str, Any]] = ApiError.body  # as the whole answer
-    frames: Callable[[ApiError], bytes] = _error_frames  # as the end of a stream that has begun
+    body: Callable[[ApiError], dict[str, Any]] = ApiError.body  # a whole answer
+    frames: Callable[[ApiError], bytes] = _error_frames  # the end of a stream
 
 
 OPENAI_ERRORS = ErrorShape()
@@ -41,15 +41,15 @@ OPENAI_ERRORS = ErrorShape()
 
 @dataclass(frozen=True, slots=True)
 class ApiDialect:
-    """What all answers of a protocol have in common."""
+    """The properties that all answers of a dialect share."""
 
     errors: ErrorShape = OPENAI_ERRORS
-    heartbeat: bytes = b": waiting\n\n"  # clients of server-sent events ignore what begins with a colon
-    id_header: bytes = b""  # has the request's id, beside x-request-id
+    heartbeat: bytes = b": waiting\n\n"  # an SSE comment, which clients ignore
+    id_header: bytes = b""  # a second header with the request's id, beside x-request-id
 
 
 OPENAI_DIALECT = ApiDialect()
-_IGNORED_TOOLS = b"x-ryzanstein-ignored-tools"  # types of the hosted tools that a body offered, in vain
+_IGNORED_TOOLS = b"x-ryzanstein-ignored-tools"  # types of hosted tools in the body, which are ignored
 _SSE: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -58,13 +58,13 @@ _SSE: Headers = [
 
 
 def ignored_tools_header(types: Sequence[str]) -> Headers:
-    """The header that lists the hosted tools which were left out, if there are any."""
+    """The header that lists the ignored hosted tools; none if there are none."""
     return [(_IGNORED_TOOLS, ", ".join(dict.fromkeys(types)).encode())] if types else []
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """What a request's body may cost."""
+    """Limits of a request's body."""
 
     max_bytes: int
     timeout_s: float
@@ -77,29 +77,29 @@ class Exchange:
         self.scope = scope
         self.receive = receive
         self._send = send
-        self._received = False  # the whole body
-        self.status = 0  # once the answer has started
-        self.failure = 0  # the status that would have told what went wrong after that
-        self.streaming = False  # once it has started as server-sent events
-        self.answering = False  # once an event has been sent, not only comments
+        self._received = False  # the whole body has arrived
+        self.status = 0  # set when the answer starts
+        self.failure = 0  # the status of an error after that
+        self.streaming = False  # a stream of server-sent events has started
+        self.answering = False  # an event has been sent, not only comments
         self.sent_at = 0.0  # event-loop time of the last event or comment
-        self.complete = False  # once its last byte has been handed over
+        self.complete = False  # the last byte has been handed to the server
         self.response_headers: Headers = []
-        self.answer_headers: Headers = []  # of the attempt that answers
+        self.answer_headers: Headers = []  # set by the attempt that answers
         self.dialect = dialect
         self.errors = dialect.errors
-        self.model = ""  # for metrics, once known
+        self.model = ""  # for metrics; empty until known
         self.traceparent = ""
 
     async def send(self, message: ASGIMessage) -> None:
-        """Send an ASGI message, a head with what all answers to this request say."""
+        """Send an ASGI message; a head gets the headers that all answers to this request have."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self.response_headers]
         await self._send(message)
 
     def identify(self) -> str:
-        """Give the request its id, which its answer says and the log's lines have."""
+        """Set the request's id, for the answer's headers and the log."""
         request_id = request_id_of(self.header(b"x-request-id"))
         request_id_var.set(request_id)
         for name in filter(None, (b"x-request-id", self.dialect.id_header)):
@@ -133,7 +133,7 @@ class Exchange:
         return plain.removeprefix(BOM_UTF8)
 
     def _check_type(self) -> None:
-        """Refuse what browsers send for any page without asking first; raises :class:`ApiError` 415."""
+        """Refuse content types that browsers send to other sites without a preflight; raises :class:`ApiError` 415."""
         media = self.header(b"content-type").partition(";")[0].strip().lower()
         if media and media != "application/json" and not media.endswith("+json"):
             message = f"The body must be application/json, not {media} (header Content-Type)."
@@ -157,36 +157,36 @@ class Exchange:
         await self.send_bytes(status, msgspec.json.encode(value), [JSON, *(headers or ())])
 
     async def send_bytes(self, status: int, body: bytes, headers: Headers) -> None:
-        """Answer with a whole body."""
+        """Answer with bytes."""
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [*headers, length])
         self.complete = True
         await self._send({"type": "http.response.body", "body": body})
 
     async def send_error(self, error: ApiError) -> None:
-        """Answer with an error in the protocol's shape."""
+        """Answer with an error in the dialect's shape."""
         headers = [(name.encode(), value.encode()) for name, value in error.headers]
         if error.retry_after_s is not None:
             headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
         if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             await self._discard_body()
-        if error.status in (408, 413):  # the rest of the body is not read
+        if error.status in (408, 413):  # the body was not read to its end
             headers.append((b"connection", b"close"))
         await self.send_json(error.status, self.errors.body(error), headers)
 
     async def _discard_body(self) -> None:
-        """Read on for a moment: closing on a client that still sends would destroy the answer on its way."""
+        """Read on for a moment: closing while the client sends would reset the connection and lose the answer."""
         if self._received or self.header(b"expect"):
-            return  # nothing is left, or the client waits for leave to send
+            return  # the body is complete, or the client waits for `100 Continue`
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DISCARD_S):
                 while (await self.receive()).get("more_body", False):
                     pass
 
     async def fail(self, error: ApiError) -> None:
-        """End with an error: as the answer, or as the last event of a stream that has begun.
+        """End with an error: as the answer, or as the last event of a stream.
 
-        Raises the error where neither can be said any more.
+        Raises the error when neither can be sent any more.
         """
         if not self.status:
             await self.send_error(error)
@@ -197,7 +197,7 @@ class Exchange:
             raise error
 
     async def start_events(self) -> None:
-        """Begin a stream of server-sent events."""
+        """Start a stream of server-sent events."""
         self.streaming = True
         await self._start(200, _SSE)
 
@@ -212,9 +212,9 @@ class Exchange:
 
 
 class UntilDisconnect:
-    """Cancels the enclosed block when the client goes away, and ends quietly then.
+    """Cancels the enclosed block, without an error, when the client disconnects.
 
-    An answer that is there at once is not watched: nothing would be saved, and a task costs more than a timer.
+    The watch begins after a delay: quick answers need none, and a timer costs less than a task.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -236,7 +236,7 @@ class UntilDisconnect:
         self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
-            self._watcher = None  # its frame refers to this: a cycle would keep the request until the collector comes
+            self._watcher = None  # break the reference cycle, which would keep the request until a garbage collection
         if self.gone and kind is not None and issubclass(kind, asyncio.CancelledError):
             return self._task.uncancel() == 0
         return False
@@ -247,6 +247,6 @@ class UntilDisconnect:
     async def _watch(self) -> None:
         while (await self._exchange.receive())["type"] != "http.disconnect":
             pass
-        if not self._exchange.complete:  # servers also say "disconnect" after a whole answer
+        if not self._exchange.complete:  # servers also send "disconnect" after a complete answer
             self.gone = True
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""Answers a generation over HTTP: whole, or as server-sent events."""
+"""Answers a generation over HTTP, as one body or as server-sent events."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class GenerateHandler(Generic[Body]):
 
 
 class _Writing(Generic[Body]):
-    """One answer: its serializer changes with the model that answers."""
+    """One answer in progress; a fallback model brings another serializer."""
 
     serializer: Serializer
 
@@ -63,7 +63,7 @@ class _Writing(Generic[Body]):
         return self.serializer.new_choice()
 
     def begin(self, request: AdmittedRequest) -> None:
-        """What the answer says of itself, now that its model is known."""
+        """Set the answer's headers, now that its model is known."""
         exchange, prepared = self._exchange, request.prepared
         exchange.model = request.model.name
         exchange.answer_headers = [*request.admission.headers, *ignored_tools_header(prepared.ignored_tools)]
@@ -89,7 +89,7 @@ async def _stream(exchange: Exchange, request: AdmittedRequest, writing: _Writin
             exchange.answering = True
             running -= chunk.finish is not None
             if not running:
-                tail = frame  # goes out with the end of the stream: one write less
+                tail = frame  # sent together with the end of the stream, which saves a write
             elif frame:
                 await exchange.send_events(frame)
     await exchange.send_events(tail + await writing.serializer.ending(request.prepared.usage()), last=True)

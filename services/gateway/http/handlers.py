@@ -1,4 +1,4 @@
-"""The hot routes: all that take JSON, each with its handler."""
+"""The hot routes, which take JSON, each with its handler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from services.gateway.settings import GatewaySettings
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path, and what it serves."""
+    """A path and its handlers."""
 
     path: str
     handler: Handler[Any]
@@ -33,7 +33,7 @@ class Route:
     aliases: tuple[str, ...] = ()
 
     def endpoints(self, entrance: Entrance, limits: BodyLimits) -> dict[str, Endpoint]:
-        """By path, for those who come in by `entrance`."""
+        """The route's endpoints by path; `entrance` admits their requests."""
         return dict.fromkeys((self.path, *self.aliases), JsonEndpoint(entrance, limits, self.handler))
 
 
@@ -44,7 +44,7 @@ def hot_routes(
     embedder: Embedder,
     store: ResponseStore,
 ) -> list[Route]:
-    """Every route that takes JSON and is always there."""
+    """All hot routes that no setting disables."""
     beat_s = settings.sse_heartbeat_s
     score, rerank = comparison.ScoreForm(), comparison.RerankForm()
     return [

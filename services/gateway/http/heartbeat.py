@@ -1,4 +1,4 @@
-"""What a silent stream says lest proxies take it for dead: a comment, or another event that clients ignore."""
+"""Heartbeats of a silent stream, so that proxies keep it open: a comment, or an event that clients ignore."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from services.gateway.http.exchange import Exchange
 
 
 class Heartbeat:
-    """Sends the heartbeat of the protocol whenever nothing has been sent for `every_s`, while the block runs.
+    """Sends the dialect's heartbeat when nothing has been sent for `every_s`, while the block runs.
 
-    The first one begins the answer, so a failure before it still has a status of its own. It costs a stream one timer
-    for all its tokens.
+    The first heartbeat starts the answer; an earlier failure still gets its own status. A stream needs only one timer,
+    whatever its number of tokens.
     """
 
     def __init__(self, exchange: Exchange, every_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The tenant that calls one of the app's routes, found by its key."""
+"""Finds the tenant that calls one of the app's routes, by its key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /v1/models, in the shape of the client that asks."""
+"""GET /v1/models, in OpenAI's or Anthropic's shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.gateway.upstream.catalog import Catalog
 
 
 def add_models(app: FastAPI, catalog: Catalog) -> None:
-    """Give the app the routes of models."""
+    """Add the routes of models to the app."""
 
     @app.get("/v1/models", summary="The models that requests may name: served now, or expected", tags=["models"])
     async def models(request: Request, tenant: CallingTenant) -> dict[str, Any]:
@@ -34,13 +34,13 @@ def add_models(app: FastAPI, catalog: Catalog) -> None:
 
 
 def _openai_model(name: str, model: ServedModel | None) -> dict[str, Any]:
-    """Of an expected model that no worker has served yet, little is known."""
+    """A model in OpenAI's shape; `model` is None for an expected one that no worker has served yet."""
     facts = {"created": model.card.created, "max_model_len": model.max_len} if model else {"created": 0}
     return {"id": name, "object": "model", "owned_by": "ryzanstein", **facts}
 
 
 def _anthropic_model(name: str, model: ServedModel | None) -> dict[str, Any]:
-    """The same; a time that is not known is 1970, as Anthropic has it."""
+    """A model in Anthropic's shape, which gives 1970 for an unknown time."""
     created = datetime.fromtimestamp(model.card.created if model else 0, UTC)
     limits = {"max_input_tokens": model.max_len, "max_tokens": model.max_len} if model else {}
     return {

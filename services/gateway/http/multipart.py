@@ -1,4 +1,4 @@
-"""A form with one file, read while it arrives."""
+"""Reads a form with one file while it arrives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_PARTS = 16
 
 @dataclass(slots=True)
 class FormReader:
-    """What has arrived of a form: its fields, the file's name, and the file's bytes that nobody has taken yet."""
+    """The received part of a form: fields, the file's name, and the file's bytes that were not yet passed on."""
 
     file_field: str
     fields: dict[str, str] = field(default_factory=dict)
@@ -28,11 +28,11 @@ class FormReader:
     _headers: dict[bytes, bytes] = field(default_factory=dict)
     _header: tuple[bytearray, bytearray] = field(default_factory=lambda: (bytearray(), bytearray()))
     _name: str = ""
-    _value: bytearray | None = None  # of a part that is not the file
+    _value: bytearray | None = None  # the field that is being read; None inside the file
     _parts: int = 0
 
     def parser(self, boundary: bytes) -> MultipartParser:
-        """Fills this reader."""
+        """A parser that fills this reader."""
         return MultipartParser(
             boundary,
             {
@@ -88,9 +88,9 @@ class FormReader:
 async def read_form(
     scope: Scope, receive: Receive, form: FormReader, *, max_bytes: int, patience_s: float
 ) -> AsyncIterator[bytes]:
-    """Read a form into `form`, giving the file's bytes on; raises :class:`ApiError` 415, 413, 408 or 400.
+    """Read a form into `form` and yield the file's bytes; raises :class:`ApiError` 415, 413, 408 or 400.
 
-    `patience_s` is how long the client may pause.
+    `patience_s` is the longest pause that a client may make.
     """
     declared = header(scope, b"content-length")
     if declared.isdigit() and int(declared) > max_bytes:

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's own routes, and the hot ones from their msgspec structs."""
+"""Makes the OpenAPI document: FastAPI's routes, and the hot routes from their msgspec structs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _ERROR = {
         }
     },
 }
-_STREAMS = {  # how they end
+_STREAMS = {  # how each stream ends
     "generation": "data: {...}\n\ndata: [DONE]\n\n",
     "messages": "event: message_start\ndata: {...}\n\n",
     "responses": "event: response.completed\ndata: {...}\n\n",
 }
-_SECURITY: list[dict[str, list[str]]] = [{}, {"key": []}, {"x-api-key": []}]  # a key is needed only with tenancy
+_SECURITY: list[dict[str, list[str]]] = [{}, {"key": []}, {"x-api-key": []}]  # a key is required only with tenancy
 _ERROR_SCHEMA = {
     "type": "object",
     "required": ["error"],
@@ -127,7 +127,7 @@ def document(app: FastAPI, documented: Mapping[str, Documentation]) -> dict[str,
 
 
 def _document_errors(whole: dict[str, Any]) -> None:
-    """FastAPI documents its own validation errors, which cannot occur here, and none of ours."""
+    """Replace FastAPI's validation errors, which cannot occur here, by the gateway's errors."""
     for name in ("HTTPValidationError", "ValidationError"):
         whole["components"]["schemas"].pop(name, None)
     for path, operations in whole["paths"].items():

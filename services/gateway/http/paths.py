@@ -1,4 +1,4 @@
-"""Paths that do not exist: which one may have been meant."""
+"""Suggests the path that a client may have meant by an unknown one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIMILAR = 0.8
 
 
 def unknown_path(method: str, path: str, known: Iterable[str]) -> ApiError:
-    """404: nothing is served there."""
+    """404: no route has this path."""
     shown, meant = path[:_MOST_CHARS], _meant(path[:_MOST_CHARS], sorted(known))
     hint = f"Did you mean {meant}? The" if meant else "The"
     message = f"Nothing is served at {method} {shown}. {hint} paths of this API are listed at /docs and /openapi.json."
@@ -21,9 +21,9 @@ def unknown_path(method: str, path: str, known: Iterable[str]) -> ApiError:
 
 
 def _meant(path: str, known: list[str]) -> str:
-    """The known path that a wrong base URL or a slip of the keys has made this path of; empty when there is none.
+    """The known path that the client meant, despite a wrong base URL or a typing error; empty when there is none.
 
-    Base URLs often lack `/v1`, have it twice, have a folder before it, or are a whole path already.
+    Base URLs often lack `/v1`, contain it twice, have a folder before it, or are already a complete path.
     """
     ends = [one for one in known if path.endswith(one.removeprefix(_PREFIX)) and one != "/"]
     if ends:

@@ -13,7 +13,7 @@ PLAYGROUND = Path(__file__).parents[1] / "playground"
 
 
 def add_playground(app: FastAPI) -> None:
-    """Serve the page and its files. Their links are relative: a proxy may add a path before them."""
+    """Serve the page and its files. Links are relative, since a proxy may serve the page under another path."""
     files, headers = StaticFiles(directory=PLAYGROUND), page_headers()
 
     @app.get("/", include_in_schema=False)

@@ -1,4 +1,4 @@
-"""How the endpoints over HTTP write answers."""
+"""The interface of the serializers of generated answers over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.gateway.usage import Usage
 
 
 class Serializer(Protocol):
-    """Writes the answer of one request. Frames are whole server-sent events, one or several."""
+    """Writes the answer to one request. Frames are one or several whole server-sent events."""
 
     def opening(self, index: int, generation: Generation) -> bytes:
         """Frames before a choice's first chunk; may be empty."""
@@ -24,44 +24,43 @@ class Serializer(Protocol):
     def frame(self, index: int, chunk: OutputChunk, generation: Generation) -> bytes:
         """The frames of a chunk; empty when it has no token.
 
-        In chat and completions a token whose text is not certain yet has a frame, too: clients see the pace, and that
-        their stream lives.
+        In chat and completions, a token gets a frame even while its text is held back, so that clients see progress.
         """
 
     async def ending(self, usage: Usage) -> bytes:
-        """The last frames of a stream, what marks its end included; raises :class:`ApiError`."""
+        """The last frames of a stream, including its end mark; raises :class:`ApiError`."""
 
     def failure(self, error: ApiError) -> bytes:
-        """The last frames of a stream that has begun and cannot go on."""
+        """The last frames of a stream that fails."""
 
     def new_choice(self) -> Choice:
-        """What collects a choice of an answer that is sent whole."""
+        """A collector for one choice of an answer that is not streamed."""
 
     async def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
-        """The whole answer; raises :class:`ApiError`."""
+        """The body of an answer that is not streamed; raises :class:`ApiError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The sequences of a body, and what writes them."""
+    """The sequences of a request, and their serializer."""
 
     prepared: Prepared
     serializer: Serializer
 
 
 class StreamableBody(GeneratingBody, Protocol):
-    """A body whose answer may come as events."""
+    """A body whose answer may be streamed."""
 
     @property
     def stream(self) -> bool | None:
-        """Whether it does."""
+        """Whether the client asks for a stream."""
 
 
 Body = TypeVar("Body", bound=StreamableBody)
 
 
 class GeneratingEndpoint(Protocol[Body]):
-    """What differs between the routes that generate."""
+    """The part in which generating routes differ."""
 
     async def decode(self, data: bytes) -> Body:
         """Validate a body; raises :class:`ApiError`."""

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn inside a service that handles signals itself, with limits on slow heads and slow readers."""
+"""The HTTP server: uvicorn without its signal handlers, with limits on slow request heads and slow readers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from services.gateway.settings import GatewaySettings
 _BACKLOG = 4096
 _OLD = "1.0"
 _NO_HANDSHAKE = "A WebSocket is opened by a GET request without a body."
-_FIRST_WATCH_S, _LONGEST_WATCH_S = 0.02, 1.0  # of connections whose clients send nothing more
+_FIRST_WATCH_S, _LONGEST_WATCH_S = 0.02, 1.0  # pauses between looks at a half-closed connection
 
 
 class HeadTimeoutProtocol(UpgradeProtocol):
-    """HTTP, closing connections whose request head does not arrive in time (slow loris).
+    """HTTP that closes connections whose request head does not arrive in time (slow loris).
 
-    A connection that has sent nothing yet is an idle one like any other: proxies open some for later.
+    A connection without any data counts as idle, since proxies open connections in advance.
     """
 
     head_timeout_s = 10.0
@@ -43,7 +43,7 @@ class HeadTimeoutProtocol(UpgradeProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """Something of a request, be it an empty line."""
+        """A part of a request has arrived."""
         if self.cycle is None or self.cycle.response_complete:
             self._arm()
         super().data_received(data)
@@ -59,7 +59,7 @@ class HeadTimeoutProtocol(UpgradeProtocol):
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone."""
+        """The connection is closed."""
         self._disarm()
         super().connection_lost(exc)
 
@@ -78,9 +78,9 @@ class HeadTimeoutProtocol(UpgradeProtocol):
 
 
 class SendTimeout(asyncio.Protocol):
-    """Drops a client that reads nothing while its answer waits: it holds a request's place as long as it lives.
+    """Drops a client that does not read its answer, since its request occupies a place until it ends.
 
-    Costs nothing while clients read: the time runs only while the transport's buffer is full (64 KiB).
+    A timer runs only while the transport's buffer (64 KiB) is full, so clients that read cost nothing.
     """
 
     send_timeout_s = 60.0
@@ -89,17 +89,17 @@ class SendTimeout(asyncio.Protocol):
     transport: asyncio.Transport
 
     def pause_writing(self) -> None:
-        """The buffer is full."""
+        """The buffer is full: start the timer."""
         super().pause_writing()
         self._send_timer = self.loop.call_later(self.send_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """The client has read: stop the timer."""
         self._end_wait()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone."""
+        """The connection is closed."""
         self._end_wait()
         super().connection_lost(exc)
 
@@ -110,21 +110,21 @@ class SendTimeout(asyncio.Protocol):
 
 
 class HalfClosed(HeadTimeoutProtocol):
-    """A client may close its sending side after its request and still gets the answer.
+    """Answers a client that closes its sending side after its request.
 
-    One that has gone altogether looks the same, until something is sent: its machine then answers with a reset. So an
-    interim response is sent that means nothing, and the connection is watched.
+    A client that has closed the connection looks the same until the server sends something, which is answered with a
+    reset. So the server sends an interim response without meaning, and watches the connection for a reset.
     """
 
     _watch_s = 0.0
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's closes always
-        """The client sends nothing more; returns whether it still gets something."""
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn always closes
+        """The client has closed its sending side; returns whether to keep the connection open."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body:
             return False
         if not self._watch_s:
-            cycle.keep_alive = False  # it is the last one
+            cycle.keep_alive = False  # no further request can come
             if not (cycle.response_started or self.pipeline or cycle.scope["http_version"] == _OLD):
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._watch_s = _FIRST_WATCH_S
@@ -132,11 +132,11 @@ class HalfClosed(HeadTimeoutProtocol):
         return True
 
     def _watch(self) -> None:
-        """Look again and again: nobody reads from the connection any more, and would notice a reset."""
+        """Poll the connection, since asyncio no longer reads from it and would not notice a reset."""
         if self.transport.is_closing():
             return
         poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), 0)  # errors are always told
+        poll.register(self.transport.get_extra_info("socket").fileno(), 0)  # poll() always reports errors
         if poll.poll(0):
             self.transport.abort()
         else:
@@ -145,7 +145,7 @@ class HalfClosed(HeadTimeoutProtocol):
 
 
 def _end_with_connection(cycle: RequestResponseCycle) -> None:
-    """HTTP/1.0 knows no chunks: an answer without a length lasts until its connection is closed."""
+    """End an HTTP/1.0 answer without a length by closing the connection, since HTTP/1.0 has no chunks."""
     pass_on, unknown = cycle.send, False
 
     async def send(message: Any) -> None:
@@ -158,21 +158,21 @@ def _end_with_connection(cycle: RequestResponseCycle) -> None:
             cycle.expected_content_length = len(message.get("body", b""))
         await pass_on(message)
 
-    cycle.send = send  # type: ignore[method-assign]  # uvicorn chunks whatever it is told
+    cycle.send = send  # type: ignore[method-assign]  # uvicorn would send chunks
 
 
 def _bad_request(message: str) -> bytes:
-    """The whole answer to what no route could read."""
+    """The answer to bytes that are no HTTP request."""
     body = msgspec.json.encode(invalid(message, code="invalid_http_request").body())
     head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
     return f"{head}x-request-id: {request_id_of('')}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
 class HttpProtocol(SendTimeout, HalfClosed):
-    """HTTP with both limits. While the gateway drains, answers say that their connection ends with them.
+    """HTTP with both limits. While the gateway drains, answers carry `Connection: close`.
 
-    Clients then open their next one elsewhere. An answer that has begun can't say it any more: its connection stays
-    open, since closing it would lose the request that the client sends over it next.
+    Clients then open their next connection to another gateway. An answer that has begun cannot carry the header any
+    more: its connection stays open, since closing it could lose the client's next request.
     """
 
     drain: Drain
@@ -186,13 +186,13 @@ class HttpProtocol(SendTimeout, HalfClosed):
             self.announce_close()
 
     def send_400_response(self, msg: str) -> None:
-        """What has come is no HTTP: say so in the shape of all errors, unless another answer is under way."""
+        """Answer invalid HTTP with an error in the common shape, unless another answer has begun."""
         if self.cycle is None or self.cycle.response_complete:
             self.transport.write(_bad_request("The HTTP request cannot be read: it breaks the protocol."))
         self.transport.close()
 
     def handle_websocket_upgrade(self) -> None:
-        """A request for a WebSocket."""
+        """A request asks for a WebSocket."""
         if self.scope["method"] == "GET":
             super().handle_websocket_upgrade()
         else:
@@ -200,16 +200,16 @@ class HttpProtocol(SendTimeout, HalfClosed):
             self.transport.close()
 
     def announce_close(self) -> None:
-        """Make the answer of the request that runs the last one, unless it has begun."""
+        """Make the running request's answer the connection's last one, unless it has begun."""
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False
 
 
 class WebSocketProtocol(SendTimeout, WebSocketsSansIOProtocol):
-    """WebSocket with a limit on slow readers. A handshake that cannot be read is refused, which uvicorn leaves out."""
+    """WebSocket with a limit on slow readers. It answers an invalid handshake, which uvicorn does not."""
 
     def data_received(self, data: bytes) -> None:
-        """The handshake, or frames."""
+        """A part of the handshake or of a frame has arrived."""
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             self.transport.write(_bad_request(_NO_HANDSHAKE))
@@ -217,41 +217,41 @@ class WebSocketProtocol(SendTimeout, WebSocketsSansIOProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server whose signals are handled by :func:`services.common.lifecycle.run_service`.
+    """A uvicorn server without signal handlers: :func:`services.common.lifecycle.run_service` has them.
 
-    uvicorn's own end closes connections on which a request may just be arriving; here it has four steps.
+    uvicorn's own shutdown closes connections on which a request may be arriving; this one has four steps.
     """
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the process's signal handlers alone."""
+        """Keep the process's signal handlers."""
         yield
 
     def announce_close(self) -> None:
-        """Let answers that have not begun be the last of their connections."""
+        """Make answers that have not begun the last ones of their connections."""
         for connection in self.server_state.connections:
             if isinstance(connection, HttpProtocol):
                 connection.announce_close()
 
     def stop_listening(self) -> None:
-        """Accept nobody new; connections stay."""
+        """Accept no new connections; open ones stay."""
         for server in self.servers:
             server.close()
 
     def stop(self) -> None:
-        """Close all connections: requests have ended, or are ending with an error."""
+        """Close all connections, after requests have ended."""
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """What :meth:`stop` leads to."""
+        """Close connections, called by uvicorn after :meth:`stop`."""
         self.stop_listening()
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
-                while self.server_state.tasks:  # noqa: ASYNC110  # they are uvicorn's
+                while self.server_state.tasks:  # noqa: ASYNC110  # uvicorn has no event for it
                     await asyncio.sleep(0.01)
                 for connection in list(self.server_state.connections):
                     connection.shutdown()
-                while self.server_state.connections:  # noqa: ASYNC110  # what was written goes out first
+                while self.server_state.connections:  # noqa: ASYNC110  # wait until written data is sent
                     await asyncio.sleep(0.01)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
@@ -260,12 +260,12 @@ class HttpServer(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        """The port that was bound; 0 before the start."""
+        """The bound port; 0 before the start."""
         return int(self.servers[0].sockets[0].getsockname()[1]) if self.started else 0
 
 
 def listen(settings: GatewaySettings) -> socket.socket:
-    """The listening socket of a server; raises :class:`StartupError`, where uvicorn would end the process itself."""
+    """Open the listening socket; raises :class:`StartupError`, where uvicorn would exit the process."""
     host, port = settings.host, settings.gateway_port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -283,10 +283,10 @@ def new_http_server(app: ASGIApp, settings: GatewaySettings, drain: Drain) -> Ht
         "ws_max_size": settings.max_body_bytes,
         "lifespan": "off",
         "log_config": None,
-        "log_level": "info",  # below that, whole WebSocket frames are logged: prompts
+        "log_level": "info",  # the level `debug` logs whole WebSocket frames, with prompts
         "access_log": False,
         "server_header": False,
-        "proxy_headers": False,  # nothing here depends on the client's address
+        "proxy_headers": False,  # the gateway does not use the client's address
         "timeout_keep_alive": settings.keep_alive_s,
         "backlog": _BACKLOG,
     }

@@ -63,7 +63,7 @@ DETOKENIZE = Documentation(
 
 
 class TokenizeHandler:
-    """Text or messages to ids."""
+    """Converts a text or messages to token ids."""
 
     def __init__(self, chats: ChatPreparer) -> None:
         self._chats = chats
@@ -91,7 +91,7 @@ class TokenizeHandler:
 
 
 class DetokenizeHandler:
-    """Ids to text."""
+    """Converts token ids to text."""
 
     def __init__(self) -> None:
         self.decode = BodyDecoder(DetokenizeBody).decode

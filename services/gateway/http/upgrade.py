@@ -1,4 +1,4 @@
-"""Requests that ask for another protocol (`Upgrade`): WebSocket is offered, all else is ignored (RFC 9110, 7.8)."""
+"""Serves requests with an `Upgrade` header: all protocols except WebSocket are ignored (RFC 9110, 7.8)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _CONNECT = b"CONNECT"
 
 
 class UpgradeProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which serves a request as it is when it asks for an upgrade that is not offered.
+    """uvicorn's protocol, which ignores a request's `Upgrade` unless it asks for WebSocket.
 
-    Java's client asks for `h2c` with its first request, `curl --http2` with every one. The parser ends at the head of
-    such a request and would lose its body. So a new parser reads the head once more, without the field `Upgrade`.
+    Java's client asks for `h2c` with its first request, `curl --http2` with every request. The parser stops after the
+    head of such a request and would lose its body. So a new parser reads the head again without the `Upgrade` header.
     """
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; uvicorn's own loses what follows such a head."""
+        """Feed the parser, which would lose all bytes after a head with `Upgrade`."""
         self._unset_keepalive_if_required()
         rest = memoryview(data)
         try:
@@ -26,7 +26,7 @@ class UpgradeProtocol(HttpToolsProtocol):
             self.send_400_response("")
 
     def _feed(self, data: memoryview) -> int | None:
-        """Feed what has come; returns where the head of a request ends whose upgrade is ignored."""
+        """Feed the parser; returns the end of a request's head whose upgrade is ignored."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -42,7 +42,7 @@ class UpgradeProtocol(HttpToolsProtocol):
         fields = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(fields))
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
         self.parser.feed_data(head)
 
     @property

@@ -1,1 +1,1 @@
-"""Reasoning that models write before their answers."""
+"""Separates a model's reasoning from its answer."""

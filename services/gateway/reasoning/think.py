@@ -1,10 +1,10 @@
-"""Reasoning between a pair of tags at the beginning of an answer."""
+"""Reads reasoning between a pair of tags at the beginning of an answer."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-# The first pair whose beginning a chat template contains is its model's.
+# A model uses the first pair whose opening tag its chat template contains.
 TAGS = (
     ("<think>", "</think>"),  # DeepSeek R1, Qwen 3 and many others
     ("[THINK]", "[/THINK]"),  # Magistral
@@ -15,23 +15,23 @@ TAGS = (
 
 @lru_cache
 def tags_of(template: str) -> tuple[str, str] | None:
-    """The tags that the model of a chat template reasons between, if it does."""
+    """The reasoning tags of a model, by its chat template; None if it has none."""
     return next((tags for tags in TAGS if tags[0] in template), None)
 
 
 class ReasoningParser:
-    """Splits a text into reasoning and answer, however it is cut into pieces."""
+    """Splits a text into reasoning and answer; the text may come in any pieces."""
 
     def __init__(self, tags: tuple[str, str], *, inside: bool) -> None:
-        """`inside`: the prompt has opened the reasoning already."""
+        """`inside`: the prompt ends with the opening tag."""
         self._begin, self._end = tags
         self._inside = inside
-        self._begun = inside  # else the text may still begin with the tag
+        self._begun = inside  # false while the text may still begin with the tag
         self._done = False
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
-        """What a piece adds to reasoning and answer."""
+        """The reasoning and the answer in a piece."""
         if self._done:
             return "", self._answer(text)
         text, self._held = self._held + text, ""
@@ -57,7 +57,7 @@ class ReasoningParser:
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept], ""
 
-    _answering = False  # blanks between reasoning and answer belong to neither
+    _answering = False  # blanks between reasoning and answer are dropped
 
     def _answer(self, text: str) -> str:
         if not self._answering:
@@ -66,6 +66,6 @@ class ReasoningParser:
         return text
 
     def finish(self) -> tuple[str, str]:
-        """The text has ended."""
+        """End the text; returns what was held back."""
         held, self._held = self._held, ""
         return (held, "") if self._inside and not self._done else ("", held)

@@ -88,14 +88,14 @@ class TenantGate:
                     "rate_limit_exceeded", message, _REQUESTS, requests.reset_s, _headers(_REQUESTS, requests)
                 )
             admitted = _Admitted(self, tenant, requests)
-            await self.reserve(admitted, 1)  # who has none left is told before his prompt is looked at
-        except BaseException:  # also when the client goes away meanwhile
+            await self.reserve(admitted, 1)  # refuse a tenant without tokens before its prompt is processed
+        except BaseException:  # includes a cancellation by a disconnect
             self._concurrency.leave(tenant)
             raise
         return admitted
 
     async def reserve(self, admitted: _Admitted, tokens: int) -> None:
-        """Take what is missing to `tokens` from the tenant's window; raises :class:`ApiError` 429."""
+        """Raise the reservation to `tokens` in the tenant's window; raises :class:`ApiError` 429."""
         tenant, missing = admitted.tenant, max(0, tokens - admitted.tokens)
         (reservation, window), used = await asyncio.gather(
             self._take(tenant, _TOKENS, missing, tenant.tokens_per_minute), self._used_this_month(tenant)
@@ -130,7 +130,7 @@ class TenantGate:
         return ApiError(429, message, limit, code=code, retry_after_s=retry_after_s, headers=told)
 
     async def settle(self, admitted: _Admitted, usage: Usage) -> None:
-        """Count what a request used."""
+        """Count the tokens that a request used."""
         tenant, used = admitted.tenant, usage.prompt_tokens + usage.completion_tokens
         self._concurrency.leave(tenant)
         if admitted.reserved:
@@ -140,7 +140,7 @@ class TenantGate:
             await self._count_month(tenant, used)
 
     async def _used_this_month(self, tenant: Tenant) -> int:
-        """Tokens used; 0 while Redis is away: a quota is no reason to refuse everybody then."""
+        """Tokens used this month; 0 while Redis is away, so that an outage refuses no request."""
         if not tenant.tokens_per_month:
             return 0
         client, key = self._guard.client, self._keys.quota(tenant.name, self._month())

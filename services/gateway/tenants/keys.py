@@ -1,4 +1,4 @@
-"""API keys: from a file, from the environment, or from Redis. Only their SHA-256 is ever stored.
+"""API keys from a file, the environment, or Redis. Only their SHA-256 is stored.
 
 File and environment hold the same JSON: a list of objects with ``key_sha256`` (hex) and the fields of
 :class:`Tenant`. In Redis the object without ``key_sha256`` is stored under ``rz:{namespace}:key:{sha256}``.
@@ -21,9 +21,9 @@ from services.gateway.errors import ApiError
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 from services.gateway.tenants.tenant import Tenant
 
-_KNOWN_S = 1.0  # a changed or withdrawn key takes effect within this time
+_KNOWN_S = 1.0  # a change of a key takes effect within this time
 _UNKNOWN_S = 1.0
-_MAX_REMEMBERED = 10_000  # keys tried by strangers must not fill the memory
+_MAX_REMEMBERED = 10_000  # bounds the memory that unknown keys can take
 
 
 class _KeyEntry(Tenant, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,7 +31,7 @@ class _KeyEntry(Tenant, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def digest_of(key: str) -> str:
-    """What is stored of a key."""
+    """The digest of a key, which is stored instead of the key."""
     return sha256(key.encode()).hexdigest()
 
 
@@ -51,7 +51,7 @@ def read_keys(path: str, inline: str) -> dict[str, Tenant]:
 
 
 class KeyDirectory:
-    """Finds the tenant of a key; what Redis said is remembered for a while."""
+    """Finds the tenant of a key; caches Redis's answers for a while."""
 
     def __init__(self, fixed: Mapping[str, Tenant], guard: RedisGuard | None, keys: RedisKeys) -> None:
         self._fixed = fixed
@@ -60,11 +60,11 @@ class KeyDirectory:
         self._remembered: dict[str, tuple[float, Tenant | None]] = {}
 
     async def identify(self, authorization: str) -> Tenant:
-        """The tenant of an Authorization header; raises :class:`ApiError` 401, or 503 when nobody can tell."""
+        """The tenant of an Authorization header; raises :class:`ApiError` 401, or 503 while Redis is away."""
         return await self.of_digest(digest_of(key_of(authorization)))
 
     async def of_digest(self, digest: str) -> Tenant:
-        """The tenant of a key whose digest this is; raises like :meth:`identify`."""
+        """The tenant of a key, by its digest; raises like :meth:`identify`."""
         tenant = self._fixed.get(digest) or await self._in_redis(digest)
         if tenant is None:
             raise _unauthorized("The API key is not known.")
@@ -80,7 +80,7 @@ class KeyDirectory:
         try:
             text = await self._guard.run(lambda: client.get(self._keys.api_key(digest)))
         except RedisAwayError as error:
-            if tenant is not None:  # known before Redis went away
+            if tenant is not None:  # use the cached tenant while Redis is away
                 return tenant
             message = "API keys cannot be checked at the moment."
             raise ApiError(503, message, "server_error", code="keys_unavailable", retry_after_s=2) from error

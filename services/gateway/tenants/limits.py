@@ -1,4 +1,4 @@
-"""Rate limits in requests and tokens per minute: shared through Redis, local while it is away."""
+"""Rate limits in requests and tokens per minute: shared through Redis, local while Redis is away."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WINDOW_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is left of a limit, for the x-ratelimit headers."""
+    """The rest of a limit, for the x-ratelimit headers."""
 
     limit: int
     remaining: int
@@ -28,7 +28,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Tokens taken from a window, to be settled with what was used."""
+    """Tokens taken from a window before the used number is known."""
 
     storage: Storage
     tokens: int
@@ -36,29 +36,29 @@ class Reservation:
 
 
 class RateLimits:
-    """Counts against a tenant's limits; while Redis is away each of `replicas` gateways allows its share."""
+    """Enforces tenants' limits; while Redis is away, each of `replicas` gateways allows an equal share."""
 
     def __init__(self, guard: RedisGuard, prefix: str, replicas: Callable[[], int]) -> None:
         self._guard = guard
         self._replicas = replicas
         self._local = MemoryStorage()
-        # limits only builds a client from a URL; the pool it is given instead has our time-outs.
+        # `limits` would build a client from a URL; this pool has our time-outs.
         self._shared = RedisStorage(
             "async+redis://",
             implementation="redispy",
             key_prefix=prefix,
-            connection_pool=guard.client.connection_pool,  # type: ignore[arg-type]  # accepted, but not declared
+            connection_pool=guard.client.connection_pool,  # type: ignore[arg-type]  # accepted, though not in the signature
         )
 
     async def take(self, tenant: Tenant, kind: str, amount: int, limit: int) -> tuple[Reservation | None, Window]:
-        """Take `amount` from the window of `kind`; no reservation when the limit does not allow it."""
+        """Take `amount` from the window of `kind`; without a reservation if the limit refuses it."""
         try:
             return await self._guard.run(lambda: self._take(self._shared, tenant, kind, amount, limit))
         except RedisAwayError:
             return await self._take(self._local, tenant, kind, amount, max(1, limit // self._replicas()))
 
     async def give_back(self, tenant: Tenant, kind: str, reservation: Reservation, amount: int, limit: int) -> None:
-        """Return what was reserved and not used, unless its window is over; a negative amount takes more."""
+        """Return unused tokens, unless their window is over; a negative amount takes more."""
         if amount == 0 or time.monotonic() - reservation.taken_at >= _WINDOW_S:
             return
         key = RateLimitItemPerMinute(limit).key_for(tenant.name, kind)
@@ -69,7 +69,7 @@ class RateLimits:
         try:
             await self._guard.run(lambda: storage.incr(key, _WINDOW_S, amount=-amount))
         except RedisAwayError:
-            return  # the window forgets it within a minute
+            return  # the window expires within a minute
 
     @staticmethod
     async def _take(
@@ -77,7 +77,7 @@ class RateLimits:
     ) -> tuple[Reservation | None, Window]:
         limiter, item = FixedWindowRateLimiter(storage), RateLimitItemPerMinute(limit)
         allowed = await limiter.hit(item, tenant.name, kind, cost=amount)
-        if not allowed:  # what was refused must not use the window up
+        if not allowed:  # a refused request must not count
             await storage.incr(item.key_for(tenant.name, kind), _WINDOW_S, amount=-amount)
         reset, remaining = await limiter.get_window_stats(item, tenant.name, kind)
         window = Window(limit, remaining, max(0.0, reset - time.time()), not allowed)
@@ -85,14 +85,14 @@ class RateLimits:
 
 
 class Concurrency:
-    """Requests running at once by tenant, in this process; the cap is shared evenly between gateways."""
+    """Counts each tenant's running requests in this process; gateways share the limit evenly."""
 
     def __init__(self, replicas: Callable[[], int]) -> None:
         self._replicas = replicas
         self._running: dict[str, int] = {}
 
     def enter(self, tenant: Tenant) -> bool:
-        """Count a request in, unless the tenant has too many."""
+        """Count a request that starts, unless the tenant runs too many."""
         running = self._running.get(tenant.name, 0)
         if tenant.max_concurrent and running >= max(1, tenant.max_concurrent // self._replicas()):
             return False
@@ -100,7 +100,7 @@ class Concurrency:
         return True
 
     def leave(self, tenant: Tenant) -> None:
-        """Count a request out."""
+        """Count a request that ends."""
         self._running[tenant.name] -= 1
         if not self._running[tenant.name]:
             del self._running[tenant.name]

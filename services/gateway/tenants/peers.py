@@ -1,4 +1,4 @@
-"""How many gateways there are: each beats in Redis, as workers do, and hears how many others have."""
+"""Counts the gateways: each sends heartbeats to Redis, which returns the number of live gateways."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 BEAT_S = 1.0
 LEASE_TTL_S = 5.0
 
-# Keys: time of each gateway's last beat, by Redis's clock: machines' clocks differ.
+# Keys: time of each gateway's last heartbeat, by Redis's clock, since machines' clocks differ.
 _BEAT = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1e6
@@ -22,7 +22,7 @@ return redis.call('ZCARD', KEYS[1])
 
 
 class Peers:
-    """The live gateways of an installation, this one included; the last known number while Redis is away."""
+    """The number of live gateways, including this one; while Redis is away, the last known number."""
 
     def __init__(self, guard: RedisGuard, keys: RedisKeys, gateway_id: str) -> None:
         self._guard = guard
@@ -32,7 +32,7 @@ class Peers:
         self.live = 1
 
     async def run(self) -> None:
-        """Beat until cancelled, then be gone at once."""
+        """Send heartbeats until cancelled, then remove this gateway."""
         try:
             while True:
                 with contextlib.suppress(RedisAwayError):
@@ -41,5 +41,5 @@ class Peers:
                     )
                 await asyncio.sleep(BEAT_S)
         finally:
-            with contextlib.suppress(RedisAwayError):  # it ends by itself
+            with contextlib.suppress(RedisAwayError):  # the entry expires by itself
                 await self._guard.run(lambda: self._guard.client.zrem(self._key, self._id))

@@ -1,4 +1,4 @@
-"""Redis with a deadline and a circuit breaker: a gateway never waits for Redis for longer than this."""
+"""Redis with a deadline and a circuit breaker, which bound a gateway's wait for Redis."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _LONGEST_PAUSE_S = 10.0
 
 
 class RedisAwayError(Exception):
-    """Redis does not answer: use the degraded mode."""
+    """Redis does not answer; the caller uses its degraded mode."""
 
 
 class RedisGuard:
-    """Runs operations on Redis; after a failure none for a pause that doubles with each further failure."""
+    """Runs operations on Redis. After a failure it pauses; each further failure doubles the pause."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class RedisGuard:
         metrics: GatewayMetrics,
         consequence: str = "limits are local until it is back",
     ) -> None:
-        """`consequence` is what the log says of an outage."""
+        """`consequence`: the effect of an outage, for the log."""
         self.client = client
         self._timeout_s = timeout_s
         self._metrics = metrics
@@ -47,7 +47,7 @@ class RedisGuard:
         self._open_until = 0.0
 
     async def run(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """The operation's result; raises :class:`RedisAwayError`."""
+        """Run an operation; raises :class:`RedisAwayError`."""
         if time.monotonic() < self._open_until:
             raise RedisAwayError("the breaker is open")
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Who is calling, and what the caller may use."""
+"""Tenants and their limits."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from services.gateway.usage import Usage
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """A customer. Zero means unlimited everywhere."""
+    """A tenant. In every limit, zero means unlimited."""
 
-    name: str = ""  # of a tenant from a key store: never empty
+    name: str = ""  # empty only when tenancy is off
     models: tuple[str, ...] = ()  # empty: all
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     tokens_per_month: int = 0
     max_concurrent: int = 0
-    priority: int = 0  # the best (lowest) that its requests may ask for, and what they get by default
+    priority: int = 0  # the default of its requests, and the lowest (best) value that they may ask for
     weight: int = 0
     admin: bool = False
 
 
 class Permit(Protocol):
-    """A request that was let in."""
+    """The admission of a request."""
 
     headers: list[tuple[bytes, bytes]]  # x-ratelimit-*
 
     async def reserve(self, tokens: int) -> None:
-        """Reserve that many tokens for the whole request, once they are known; raises :class:`ApiError` 429."""
+        """Reserve the tokens of the whole request, once counted; raises :class:`ApiError` 429."""
 
     async def settle(self, usage: Usage) -> None:
-        """The request is over: give back what was reserved and not used. To be called exactly once."""
+        """End the request and return unused tokens; called exactly once."""
 
 
 class Gate(Protocol):
-    """Decides who may do what."""
+    """Admits requests."""
 
     async def identify(self, authorization: str) -> Tenant:
         """The tenant of an Authorization header; raises :class:`ApiError` 401."""
 
     def credential(self, authorization: str) -> str:
-        """What may be stored of an Authorization header, to act for the caller later."""
+        """A storable credential from an Authorization header, to act for the tenant later."""
 
     async def of_credential(self, credential: str) -> Tenant:
-        """The tenant of what was stored; raises :class:`ApiError` 401 when the key has been taken away."""
+        """The tenant of a stored credential; raises :class:`ApiError` 401 when the key was removed."""
 
     async def enter(self, tenant: Tenant) -> Permit:
-        """Let a request in before anything is done that grows with its size; raises :class:`ApiError` 429."""
+        """Admit a request before any work that grows with its size; raises :class:`ApiError` 429."""
 
 
 @dataclass(slots=True)
@@ -57,14 +57,14 @@ class _Unlimited:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
     async def reserve(self, tokens: int) -> None:
-        """Nothing is limited."""
+        """Do nothing: there are no limits."""
 
     async def settle(self, usage: Usage) -> None:
-        """Nothing was reserved."""
+        """Do nothing: nothing was reserved."""
 
 
 class OpenGate:
-    """Everybody is the same nameless tenant without limits: tenancy is off."""
+    """The gate without tenancy: all callers are one tenant without name and limits."""
 
     def __init__(self) -> None:
         self._tenant = Tenant(admin=True)

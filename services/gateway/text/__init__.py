@@ -1,1 +1,1 @@
-"""Between token ids and text: templates, tokenization, incremental detokenization, stop strings."""
+"""Converts between text and token ids: templates, tokenization, incremental detokenization, stop strings."""

@@ -18,28 +18,28 @@ from services.gateway.text.detokenizer import Detokenizer, Vocabulary
 from services.gateway.text.guard import ControlTokens, PromptPart
 from services.gateway.text.template import ChatTemplate
 
-# Below this a tokenizer call is shorter (< 1 ms) than what handing it to a thread and back is worth.
+# Up to here a tokenizer call (< 1 ms) is cheaper than handing it to a thread.
 _INLINE_CHARS = 4_000
 _INLINE_TOKENS = 2_000
-_CHARS_PER_TOKEN = 8  # more than any language needs: a longer text is probed before it is tokenized
+_CHARS_PER_TOKEN = 8  # more than in any language: a longer text is probed before it is tokenized
 _THREADS = 2
 
 T = TypeVar("T")
 
 
 class ModelCardError(Exception):
-    """A worker's model card cannot be used; the message names the model and the reason."""
+    """A worker's model card is unusable; the message names the model and the reason."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Everything the gateway knows of one model."""
+    """A served model: its card, tokenizer and template."""
 
     card: worker_pb2.ModelCard
     tokenizer: Tokenizer
     vocabulary: Vocabulary
     template: ChatTemplate | None
-    # Few: texts that are tokenized at the same time share the cores with the event loop.
+    # Few threads, since they share the cores with the event loop.
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "text"))
 
     @staticmethod
@@ -48,31 +48,31 @@ class ServedModel:
         try:
             tokenizer = Tokenizer.from_buffer(card.tokenizer_json)
             template = ChatTemplate(card.chat_template, card.special_tokens) if card.chat_template else None
-        except Exception as error:  # the tokenizers library raises bare Exception
+        except Exception as error:  # the tokenizers library raises a bare Exception
             raise ModelCardError(f"model {card.model}: {error}") from error
-        # A tokenizer file may carry training-time settings; serving must neither cut nor pad prompts.
+        # A tokenizer file may contain truncation and padding from training, which must not change prompts.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return ServedModel(card, tokenizer, Vocabulary(tokenizer), template)
 
     @cached_property
     def name(self) -> str:
-        """The name clients use."""
+        """The name in requests."""
         return self.card.model
 
     @cached_property
     def max_len(self) -> int:
-        """Most tokens of prompt and output together."""
+        """The most tokens of prompt and output together."""
         return self.card.max_model_len
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end a sequence."""
+        """The tokens that end a sequence."""
         return frozenset(self.card.eos_token_ids)
 
     @cached_property
     def sampling_defaults(self) -> dict[str, float]:
-        """What its publisher recommends, by field."""
+        """The publisher's recommended sampling parameters, by field."""
         given = self.card.sampling_defaults.ListFields()
         return {field.name: as_written(value) if isinstance(value, float) else value for field, value in given}
 
@@ -86,36 +86,36 @@ class ServedModel:
 
     @cached_property
     def control_tokens(self) -> ControlTokens:
-        """What clients may not spell."""
+        """The control tokens, which clients' texts must not produce."""
         return ControlTokens(self.tokenizer)
 
     @cached_property
     def _longest_token(self) -> int:
-        """Bytes of the longest token; as spelled in the vocabulary, which is never shorter than what it stands for."""
+        """The bytes of the longest token in the vocabulary's spelling, which is never shorter than its text."""
         return max((len(token.encode()) for token in self.tokenizer.get_vocab()), default=1)
 
     @cached_property
     def _plain(self) -> Tokenizer:
-        """The tokenizer, reading control tokens as ordinary characters."""
+        """A copy of the tokenizer that reads control tokens as ordinary characters."""
         plain = Tokenizer.from_str(self.tokenizer.to_str())
         plain.encode_special_tokens = True
         return plain
 
     def check_length(self, size: int, param: str) -> None:
-        """Refuse a text of `size` characters that cannot fit, whatever it says; raises :class:`ApiError` (400)."""
+        """Refuse a text whose `size` in characters cannot fit the context; raises :class:`ApiError` (400)."""
         if size > self.max_len * self._longest_token:
             raise too_long(self.max_len, -(-size // self._longest_token), 0, param, at_least=True)
 
     async def off_loop(self, size: int, call: Callable[[], T], limit: int = _INLINE_CHARS) -> T:
-        """Call, on another thread if the work is large."""
+        """Run a call, on another thread if the work is large."""
         if size <= limit:
             return call()
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; long ones are tokenized off the event loop.
+        """Token ids of a text; long texts are tokenized off the event loop.
 
-        Raises :class:`ApiError` (400) for texts far beyond the context, before all of them is tokenized.
+        Raises :class:`ApiError` (400) for a text far beyond the context, before the whole text is tokenized.
         """
         self.check_length(len(text), param)
         return await self.off_loop(len(text), lambda: self.encode_now(text, param, add_special_tokens))
@@ -127,18 +127,18 @@ class ServedModel:
         return self._with_bos(ids, text) if add_special_tokens else ids
 
     def _with_bos(self, ids: list[int], text: str) -> list[int]:
-        """Ids of a text that begin with one BOS token, if the model wants any."""
+        """Make ids begin with one BOS token, if the model uses BOS."""
         bos = self._bos_id
         if bos is None:
             return ids
-        # Some tokenizer files leave the BOS token to the configuration instead of their post-processor.
+        # Some tokenizer files have the BOS token in the configuration, not in the post-processor.
         if self.card.add_bos_token and ids[:1] != [bos]:
             return [bos, *ids]
-        # A text that begins with the token's own spelling has it already.
+        # A text that begins with the spelling of BOS must not get a second one.
         return ids[1:] if ids[:2] == [bos, bos] and text.startswith(self._bos_text) else ids
 
     async def encode_start(self, text: str, limit: int) -> list[int]:
-        """At most the first `limit` tokens of a text, those around it included; off the event loop if it is long."""
+        """At most the first `limit` tokens of a text, including BOS and EOS; off the event loop if the text is long."""
         return await self.off_loop(len(text), lambda: self._encode_start(text, limit))
 
     def _encode_start(self, text: str, limit: int) -> list[int]:
@@ -168,7 +168,7 @@ class ServedModel:
         return self._with_bos(whole.ids, "" if not parts or parts[0].literal else parts[0].text)
 
     def _probe(self, text: str, param: str) -> None:
-        """Refuse a text whose beginning alone has twice the tokens that fit: the rest cannot take them back."""
+        """Refuse a text whose beginning alone has twice the tokens that fit; the rest cannot reduce their number."""
         probed = _INLINE_CHARS + _CHARS_PER_TOKEN * self.max_len
         if len(text) > probed:
             tokens = len(self.tokenizer.encode(text[:probed], add_special_tokens=False).ids)
@@ -176,7 +176,7 @@ class ServedModel:
                 raise too_long(self.max_len, tokens, 0, param, at_least=True)
 
     def spellings(self, ids: Sequence[int]) -> list[str | None]:
-        """Tokens as the vocabulary spells them."""
+        """The tokens in the vocabulary's spelling."""
         return [self.tokenizer.id_to_token(token_id) for token_id in ids]
 
     async def text_of(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -198,7 +198,7 @@ class ServedModel:
         return vocabulary.new_detokenizer(after)
 
     def token_text(self, token_id: int) -> str:
-        """A token as it is named in logprobs; one that is not whole UTF-8 as ``bytes:\\xNN...`` (OpenAI's form)."""
+        """A token's name in logprobs; ``bytes:\\xNN...`` for invalid UTF-8 (OpenAI's form)."""
         piece = self.vocabulary.token_bytes(token_id)
         try:
             return piece.decode("utf-8")

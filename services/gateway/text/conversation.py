@@ -1,4 +1,4 @@
-"""From messages to token ids, through a model's chat template."""
+"""Converts messages to token ids through a model's chat template."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from services.gateway.text.tool_turns import joined, with_text_arguments, with_t
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a template is to render."""
+    """The input of a chat template."""
 
-    turns: Sequence[dict[str, Any]]  # role, content (a text, or parts of text), and what else templates read
+    turns: Sequence[dict[str, Any]]  # role, content (a text, or parts of text), and other fields for templates
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: dict[str, Any] = field(default_factory=dict)
     control_tokens: bool = False  # whether messages may spell control tokens
-    tools: Sequence[dict[str, Any]] = ()  # as templates expect them
+    tools: Sequence[dict[str, Any]] = ()  # in the templates' form
 
     @property
     def size(self) -> int:
-        """Characters that clients wrote."""
+        """The characters in clients' texts."""
         return sum(_size(turn | {"content": joined(turn["content"])}) for turn in self.turns) + _size(self.tools)
 
 
 def _size(value: Any) -> int:
-    """Characters of all texts in a JSON value."""
+    """The characters of all texts in a JSON value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
@@ -55,7 +55,7 @@ async def _encode(model: ServedModel, conversation: Conversation, add_special_to
         message = f"The model `{model.name}` has no chat template; use /v1/completions."
         raise invalid(message, "model", "no_chat_template")
     template, count = model.template, len(conversation.turns)
-    if count > model.max_len:  # a turn costs a token at the least
+    if count > model.max_len:  # a turn has at least one token
         message = f"`messages` may hold at most {model.max_len} messages for this model, got {count}."
         raise invalid(message, "messages", "invalid_value")
     size = conversation.size
@@ -69,7 +69,7 @@ async def _encode(model: ServedModel, conversation: Conversation, add_special_to
 
 
 def _render(model: ServedModel, template: ChatTemplate, conversation: Conversation) -> list[PromptPart]:
-    """The text, cut where clients spelled control tokens."""
+    """The rendered text, cut where clients spelled control tokens."""
     marks, control = Marks(), model.control_tokens
     turns, variables = [_readable(turn, template) for turn in conversation.turns], conversation.variables
     if not template.knows_calls:
@@ -94,7 +94,7 @@ def _render(model: ServedModel, template: ChatTemplate, conversation: Conversati
 
 
 def _readable(turn: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
-    """A turn whose role the template knows. Several parts stay a list where it reads one, and are lines elsewhere."""
+    """A turn for the template: `developer` becomes `system`, and parts become lines, if the template needs it."""
     role, parts = turn["role"], turn["content"]
     if role == "developer" and not template.knows_developers:
         role = "system"
@@ -110,7 +110,7 @@ def _marked(content: str | list[dict[str, str]], mark: str) -> str | list[dict[s
 
 
 def _rendered(template: ChatTemplate, turns: list[dict[str, Any]], variables: dict[str, Any]) -> str:
-    """The text; arguments of calls are objects for most templates, text for a few, which refuse objects."""
+    """Render the text; arguments of calls are objects, or text for the few templates that refuse objects."""
     try:
         return template.render(turns, **variables)
     except ApiError:

@@ -1,7 +1,7 @@
-"""Incremental detokenization: the pieces, joined, are the decoding of all ids together.
+"""Incremental detokenization: the joined pieces equal the decoding of all ids at once.
 
 Text is held back while later ids can still change it: an unfinished UTF-8 sequence, or a run of sentencepiece byte
-tokens (which reads as text only if the whole run is valid).
+tokens, which is text only if the whole run is valid.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from tokenizers import Tokenizer
 from services.gateway.text.pieces import ByteLevelScheme, SentencePieceScheme, read_scheme
 
 _CONTEXT = 8  # ids
-_LOOKED_AT = 64  # of which some may be special
-_NEUTRAL = "a"  # a token that is a word of its own in every vocabulary
+_LOOKED_AT = 64  # ids, including special ones
+_NEUTRAL = "a"  # a whole word in every vocabulary
 _REPLACEMENT = "\ufffd"
 _new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer(ABC):
-    """The text of one generated sequence, piece by piece."""
+    """Produces the text of one generated sequence, piece by piece."""
 
     @abstractmethod
     def push(self, token_id: int) -> str:
-        """The text that became certain with this id; may be empty."""
+        """The text that this id makes final; may be empty."""
 
     def push_all(self, ids: Sequence[int]) -> str:
-        """The text that became certain with these ids."""
+        """The text that these ids make final."""
         return "".join(map(self.push, ids))
 
     @abstractmethod
     def flush(self) -> str:
-        """What was held back; nothing is pushed after it."""
+        """The text that was held back, at the end of the sequence."""
 
 
 class ByteLevelDetokenizer(Detokenizer):
-    """Bytes through an incremental UTF-8 decoder; invalid bytes become U+FFFD as in Rust's lossy decoding."""
+    """Decodes bytes as UTF-8, incrementally; invalid bytes become U+FFFD as in Rust's lossy decoding."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._pieces = vocabulary.byte_pieces
@@ -58,7 +58,7 @@ class ByteLevelDetokenizer(Detokenizer):
 
 
 class SentencePieceDetokenizer(Detokenizer):
-    """Text tokens pass, runs of byte tokens wait for their end, the start of a text loses its leading space."""
+    """Passes text tokens on, holds a run of byte tokens until it ends, and strips the text's leading space."""
 
     def __init__(self, vocabulary: Vocabulary, scheme: SentencePieceScheme, *, continues: bool) -> None:
         self._vocabulary = vocabulary
@@ -109,13 +109,13 @@ class SentencePieceDetokenizer(Detokenizer):
 
 
 class WindowDetokenizer(Detokenizer):
-    """For decoders we cannot read: decode a window of ids with and without the new ones, emit the difference."""
+    """For unknown decoders: decodes a window of ids with and without the new ones, and emits the difference."""
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int], *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
         self._window = list(context)
-        self._n_emitted = len(context)  # window[:n_emitted] has been emitted, or stands before the text
+        self._n_emitted = len(context)  # window[:n_emitted] was emitted, or precedes the text
 
     def push(self, token_id: int) -> str:
         """See :class:`Detokenizer`."""
@@ -133,7 +133,7 @@ class WindowDetokenizer(Detokenizer):
     def _emit(self, text: str) -> str:
         emitted = self._decode(self._window[: self._n_emitted])
         if len(text) == len(emitted):
-            return ""  # a token without text is no context for the next one
+            return ""  # a token without text does not affect the next one
         self._window = self._window[self._n_emitted :] if self._n_emitted else self._window
         self._n_emitted = len(self._window)
         return text[len(emitted) :]
@@ -166,7 +166,7 @@ class _TextPieces(dict[int, str | int | None]):
 
 
 class Vocabulary:
-    """The decoding side of one tokenizer, shared by all sequences of a model."""
+    """The decoder of one tokenizer, shared by all sequences of a model."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -183,13 +183,13 @@ class Vocabulary:
             self.text_pieces = _TextPieces(self, self._scheme)
 
     def token(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it; None for unknown ids and skipped special tokens: they add no text."""
+        """The token in the vocabulary's spelling; None for ids without text: unknown ids and skipped special tokens."""
         if self._skip_special and token_id in self._special:
             return None
         return self._tokenizer.id_to_token(token_id)
 
     def new_detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
-        """A detokenizer for one sequence; `after`: the ids before it, whose end its start joins."""
+        """A detokenizer for one sequence; `after`: the ids that precede it."""
         if isinstance(self._scheme, ByteLevelScheme):
             return ByteLevelDetokenizer(self)
         if isinstance(self._scheme, SentencePieceScheme):
@@ -197,20 +197,20 @@ class Vocabulary:
         return WindowDetokenizer(self._tokenizer, self._context(after), skip_special_tokens=self._skip_special)
 
     def _inside(self, token: str) -> str:
-        """What a token adds to a text that goes on before it."""
+        """The text that a token adds inside a text."""
         decoder = self._tokenizer.decoder
         if decoder is None:
-            return f" {token}"  # the tokenizers library joins with blanks
+            return f" {token}"  # without a decoder, the tokenizers library joins tokens with blanks
         before, both = decoder.decode([_NEUTRAL]), decoder.decode([_NEUTRAL, token])
         return both[len(before) :] if both.startswith(before) else token
 
     def _context(self, before: Sequence[int]) -> list[int]:
-        """The last ids that have a text: whether a space or a prefix comes first depends on no more than those."""
+        """The last ids with text; they decide whether a space or a prefix comes first."""
         tail = [token_id for token_id in before[-_LOOKED_AT:] if self.token(token_id) is not None]
         return tail[-_CONTEXT:]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token stands for on its own; special tokens as they are spelled."""
+        """The bytes of a single token; the spelling of a special token."""
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""

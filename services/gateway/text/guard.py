@@ -1,8 +1,8 @@
-"""Client text in a rendered conversation: where it stands, so that what it spells is never taken for control tokens.
+"""Finds clients' text in a rendered conversation, so that it never becomes control tokens.
 
-A template mixes its own control tokens with what clients wrote, in one text. Before it is rendered, every control
-token that a client spelled is put between two marks that no client can know; afterwards the marks say which parts of
-the text are to be read as ordinary characters.
+A template's output mixes its own control tokens with clients' texts. Before rendering, each control token that a client
+spelled is put between two marks that no client can know. After rendering, the marks show which parts of the text are
+ordinary characters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A run of the prompt; control tokens are only looked for in it when it is not `literal`."""
+    """A part of the prompt; a `literal` part has no control tokens."""
 
     text: str
     literal: bool
@@ -33,11 +33,11 @@ class ControlTokens:
         self._pattern = re.compile("|".join(map(re.escape, spelled))) if spelled else None
 
     def in_text(self, text: str) -> bool:
-        """Whether a text spells any."""
+        """Whether a text spells a control token."""
         return self._pattern is not None and self._pattern.search(text) is not None
 
     def wrap(self, value: Any, marks: Marks) -> Any:
-        """A JSON value with every spelling in its texts put between marks."""
+        """A JSON value with each control token in its texts put between marks."""
         if isinstance(value, str):
             return value if self._pattern is None else self._pattern.sub(marks.around, value)
         if isinstance(value, dict):
@@ -49,8 +49,8 @@ class ControlTokens:
     def parts(self, text: str, marks: Marks) -> list[PromptPart]:
         """Cut a rendered text into parts, without the marks.
 
-        Around each marked spelling the literal part reaches to the next control token of the template, so that its
-        characters are tokenized together with the text beside them.
+        A literal part extends from a marked spelling to the template's control tokens on both sides, so that its
+        characters are tokenized together with the adjacent text.
         """
         pieces = marks.split(text)
         if len(pieces) == 1:
@@ -69,28 +69,28 @@ class ControlTokens:
         return [part for part in parts if part.text]
 
     def _ends(self, text: str) -> tuple[int | None, int | None]:
-        """Where the first control token of a text begins and the last one ends."""
+        """The start of the first control token in a text, and the end of the last one."""
         found = list(self._pattern.finditer(text)) if self._pattern is not None else []
         return (found[0].start(), found[-1].end()) if found else (None, None)
 
 
 class Marks:
-    """Marks of one rendering. Digits between private-use characters: no template changes them."""
+    """The marks of one rendering: digits between private-use characters, which no template changes."""
 
     def __init__(self) -> None:
         number = secrets.randbits(64)
         self._open, self._close = f"\ue000{number}\ue001", f"\ue001{number}\ue000"
-        self.end = f"\ue002{number}\ue003"  # behind the message that is to be continued
+        self.end = f"\ue002{number}\ue003"  # follows the message that the model continues
 
     def around(self, found: re.Match[str]) -> str:
-        """A spelling between marks."""
+        """Put a spelling between marks."""
         return self._open + found[0] + self._close
 
     def split(self, text: str) -> Sequence[str]:
-        """Text and spellings in turn."""
+        """Split a text into alternating text and spellings."""
         return text.replace(self._close, self._open).split(self._open)
 
     def cut(self, text: str) -> str | None:
-        """The text up to the end of the message that is to be continued; None when the template dropped it."""
+        """The text up to the end of the message that the model continues; None when the template dropped the mark."""
         at = text.rfind(self.end)
         return None if at < 0 else text[:at]

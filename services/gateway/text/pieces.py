@@ -1,11 +1,11 @@
-"""What each token id adds to the text, read from a tokenizer's own decoder description.
+"""Reads the text of each token id from a tokenizer's description of its decoder.
 
-A Hugging Face ``tokenizer.json`` names its decoder. Two families are understood exactly:
+A Hugging Face ``tokenizer.json`` names its decoder. Two families are supported exactly:
 
 * byte-level (GPT-2, Llama 3, Qwen): every token is a run of bytes, the text is the UTF-8 reading of all bytes;
 * sentencepiece (Llama 2, Mistral, Gemma, T5): a token is text with ``▁`` for a space, or one byte ``<0xNN>``.
 
-For any other decoder :func:`read_scheme` returns None and the caller decodes windows of ids instead.
+For any other decoder :func:`read_scheme` returns None, and the caller decodes windows of ids.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ByteLevelScheme:
     alphabet: dict[str, int]
 
     def piece(self, token: str) -> bytes:
-        """The bytes of a token; one that leaves the alphabet (an added token) stands for its own text."""
+        """The bytes of a token; a token outside the alphabet (an added token) is its own text."""
         try:
             return bytes([self.alphabet[char] for char in token])
         except KeyError:
@@ -48,8 +48,8 @@ class SentencePieceScheme:
 
     replacements: tuple[tuple[str, str], ...]
     byte_fallback: bool
-    strip_start: int  # how many leading spaces the start of a text loses
-    first_token_loses: str = ""  # Metaspace: the character that is dropped from the first token altogether
+    strip_start: int  # leading spaces that are stripped from the start of a text
+    first_token_loses: str = ""  # Metaspace: a character that is removed from the first token
 
     def piece(self, token: str) -> str | int:
         """A token's text, or the value of a byte token."""
@@ -68,7 +68,7 @@ Scheme = ByteLevelScheme | SentencePieceScheme
 
 
 def read_scheme(tokenizer: Tokenizer) -> Scheme | None:
-    """The scheme of a tokenizer's decoder, or None when it is not one of the exact ones."""
+    """The scheme of a tokenizer's decoder, or None for an unknown decoder."""
     decoder = json.loads(tokenizer.to_str())["decoder"]
     if decoder is None:
         return None

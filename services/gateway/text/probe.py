@@ -1,4 +1,4 @@
-"""What a chat template does with parts of text, calls and results, found by rendering short conversations."""
+"""Finds out how a chat template handles parts of text, calls and results, by rendering short conversations."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def _call(arguments: Mapping[str, Any] | str) -> Turn:
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-_CALLS = (_call({"a": 1}), _call('{"a": 1}'))  # most templates take an object, some a text
+_CALLS = (_call({"a": 1}), _call('{"a": 1}'))  # most templates take arguments as an object, some as text
 
 
 def roles_with_parts(render: Render) -> frozenset[str]:
-    """The roles whose content may be a list of parts: all others show such a list as Python writes it, or fail."""
+    """The roles whose content may be a list of parts. For others the template fails or prints the Python list."""
     return frozenset(role for role in ROLES if any(_shows_parts(render, turns) for turns in _conversations(role)))
 
 
 def renders_calls(render: Render) -> bool:
-    """Whether calls and their results become text of the template's own."""
+    """Whether the template renders calls and their results."""
     result = {"role": "tool", "content": _FIRST, "tool_call_id": "a1b2c3d4e", "name": _CALLED}
     texts = [_rendered(render, [_USER, call, result]) for call in _CALLS]
     return any(_CALLED in text and _FIRST in text for text in texts)

@@ -1,4 +1,4 @@
-"""Stop strings: no part of one is ever emitted before it is known not to be one."""
+"""Stop strings: text that may begin a stop string is held back."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """Text that may be sent; `stopped` names the stop string that ended the sequence."""
+    """Text to send; `stopped` is the stop string that ended the sequence."""
 
     text: str
     stopped: str | None = None
 
 
 class StopBuffer:
-    """Holds text back while its end could be the start of a stop string."""
+    """Holds text back while its end may begin a stop string."""
 
     def __init__(self, stops: Sequence[str], *, include: bool) -> None:
         self._stops = tuple(stops)
@@ -24,11 +24,11 @@ class StopBuffer:
 
     @property
     def held(self) -> int:
-        """How many characters are being held back."""
+        """The number of characters that are held back."""
         return len(self._held)
 
     def push(self, text: str) -> Emitted:
-        """Add text; what is returned can no longer become part of a stop string, or ends the sequence."""
+        """Add text; returns the text that cannot be part of a stop string, or that ends the sequence."""
         if not self._stops:
             return Emitted(text)
         text = self._held + text
@@ -42,17 +42,17 @@ class StopBuffer:
         return Emitted(text[: len(text) - keep])
 
     def flush(self) -> str:
-        """What is held back, at the end of the sequence: it was no stop string after all."""
+        """The text that was held back, at the end of the sequence."""
         held, self._held = self._held, ""
         return held
 
     def _earliest(self, text: str) -> tuple[int, str] | None:
-        """The stop string whose occurrence ends first, as a stream read character by character would find it."""
+        """The stop string that ends first, as a reader character by character would find it."""
         found = [(text.find(stop), stop) for stop in self._stops if stop in text]
         return min(found, key=lambda hit: (hit[0] + len(hit[1]), hit[0]), default=None)
 
     def _possible_start(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
+        """The length of the longest suffix of `text` that begins a stop string."""
         longest = 0
         for stop in self._stops:
             for length in range(min(len(stop) - 1, len(text)), longest, -1):

@@ -1,4 +1,4 @@
-"""Rendering chat templates; what they refuse is the client's error."""
+"""Renders chat templates; a template's refusal is an error of the client."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._template = compile_template(source)
-        self._template.globals = dict(self._template.globals)  # every rendering copies them: not from a chain of maps
+        self._template.globals = dict(self._template.globals)  # copied at each rendering, a dict fastest
         self._special_tokens = dict(special_tokens)
         self.source = source
-        self.knows_tools = "tools" in source  # for others a message lists them
+        self.knows_tools = "tools" in source  # else a system message lists the tools
         self.knows_calls = self.knows_tools or renders_calls(self._render)
-        self.roles_with_parts = roles_with_parts(self._render)  # for others the parts are joined
-        self.knows_developers = "developer" in source  # others refuse the role: it is the newer name of `system`
+        self.roles_with_parts = roles_with_parts(self._render)  # for other roles the parts are joined
+        self.knows_developers = "developer" in source  # else `system` replaces the role `developer`
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any

@@ -1,4 +1,4 @@
-"""Tools and calls in the conversation that a chat template renders."""
+"""Adds tools and calls to a conversation for templates that do not support them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ You can call functions; the result of a call will follow it. These are the funct
 
 
 def joined(content: str | Sequence[dict[str, str]]) -> str:
-    """The content of a message as one text: each part begins a line."""
+    """The content of a message as one text, with a line for each part."""
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def with_tools_told(turns: Sequence[Turn], definitions: Sequence[dict[str, Any]], *, own_form: bool) -> list[Turn]:
-    """The conversation with a system message that lists the tools, for a template that does not.
+    """Add a system message that lists the tools, for a template that does not list them.
 
-    `own_form`: the template writes calls itself, so the message asks for no other form.
+    `own_form`: the template renders calls itself, so the message prescribes no form.
     """
     instructions = _OWN_FORM if own_form else _GENERIC_FORM
     text = instructions + "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in definitions)
@@ -38,7 +38,7 @@ def with_tools_told(turns: Sequence[Turn], definitions: Sequence[dict[str, Any]]
 
 
 def without_calls(turns: Sequence[Turn]) -> list[Turn]:
-    """Calls and results as plain messages in Hermes' form, for a template that knows neither."""
+    """Replace calls and results by plain messages in Hermes' form, for a template that renders neither."""
     return [_plain(turn) for turn in turns]
 
 
@@ -53,7 +53,7 @@ def _plain(turn: Turn) -> Turn:
 
 
 def with_text_arguments(turns: Sequence[Turn]) -> list[Turn]:
-    """Calls whose arguments are JSON text: a few templates join them to their own text."""
+    """Replace arguments of calls by JSON text, which a few templates expect."""
     return [
         turn | {"tool_calls": [call | {"function": _as_text(call["function"])} for call in turn["tool_calls"]]}
         if turn.get("tool_calls")

@@ -1,1 +1,1 @@
-"""Tool calls in what models write: one parser a format."""
+"""Tool calls in generated text, with one parser per format."""

@@ -1,4 +1,4 @@
-"""What a parser finds in a text: content, and calls piece by piece."""
+"""The results of parsers: content, and calls piece by piece."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 
 class MalformedCallError(ValueError):
-    """What looked like a call is none: it is content."""
+    """A text that looked like a call is content."""
 
 
 @dataclass(slots=True)
 class CallDelta:
-    """A piece of a call: its beginning has the name, later ones more of the arguments' JSON."""
+    """A piece of a call: the first has the name, later ones more of the arguments' JSON."""
 
     index: int
     name: str | None = None
     arguments: str = ""
-    id: str | None = None  # with the name
+    id: str | None = None  # in the piece with the name
 
 
 def join_calls(calls: list[CallDelta], deltas: Iterable[CallDelta]) -> None:
-    """Add pieces to the calls that they belong to."""
+    """Append pieces to their calls."""
     for delta in deltas:
         if delta.index == len(calls):
             calls.append(CallDelta(delta.index, delta.name, delta.arguments, delta.id))
@@ -34,7 +34,7 @@ def join_calls(calls: list[CallDelta], deltas: Iterable[CallDelta]) -> None:
 
 
 def call_deltas(calls: Iterable[CallDelta]) -> list[dict[str, Any]]:
-    """Pieces of calls as OpenAI's streams have them."""
+    """Pieces of calls in the form of OpenAI's streams."""
     return [
         {
             "index": call.index,
@@ -46,38 +46,38 @@ def call_deltas(calls: Iterable[CallDelta]) -> list[dict[str, Any]]:
 
 
 def function_json(call: CallDelta) -> dict[str, str]:
-    """A call's function; a later piece has no name."""
+    """A call's function; only the first piece has a name."""
     return ({} if call.name is None else {"name": call.name}) | {"arguments": call.arguments}
 
 
 @dataclass(slots=True)
 class Found:
-    """What a piece of text has added, and how many calls there were before."""
+    """The content and calls in a piece of text, and the number of earlier calls."""
 
     n_calls: int = 0
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
 
     def begin(self, name: str) -> None:
-        """Another call."""
+        """Begin another call."""
         self.calls.append(CallDelta(self.n_calls, name))
         self.n_calls += 1
 
     def arguments(self, text: str) -> None:
-        """More of the last call's arguments."""
+        """Append to the last call's arguments."""
         if not self.calls:
             self.calls.append(CallDelta(self.n_calls - 1))
         self.calls[-1].arguments += text
 
 
 class JsonCall:
-    """Reads one `{"name": ..., "arguments": {...}}`, character by character, and passes the arguments on as they come.
+    """Reads one `{"name": ..., "arguments": {...}}` by character, and passes the arguments on as they arrive.
 
-    Arguments that are written before the name wait for it; arguments in a string are taken out of it.
+    Arguments before the name wait for it; arguments inside a JSON string are unwrapped.
     """
 
     def __init__(self, names: frozenset[str] | None = None) -> None:
-        """`names`: a call of any other one is content."""
+        """`names`: a call of another function is content."""
         self.begun = False
         self.complete = False
         self._names = names
@@ -196,7 +196,7 @@ def _decoded(text: str) -> object:
 
 
 def _as_object(text: str) -> str:
-    """The arguments' JSON: some models write it into a string, or null for none."""
+    """The arguments' JSON object: some models write it as a string, or null for no arguments."""
     if text.startswith('"'):
         return str(_decoded(text))
     return "{}" if text == "null" else text

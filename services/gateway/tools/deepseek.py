@@ -1,6 +1,6 @@
-"""DeepSeek V3 and R1: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`, the arguments in a fence of JSON, and an end.
+"""DeepSeek V3 and R1: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`, the arguments in a JSON fence, an end mark.
 
-V3.1 writes the name before the separator and the arguments, without a fence, after it. Calls stand between
+V3.1 writes the name before the separator, and the arguments, without a fence, after it. Calls are between
 `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end｜>`.
 """
 
@@ -37,12 +37,12 @@ class _Call:
 
 
 class DeepSeekParser(ToolParser):
-    """See the module."""
+    """The parser of DeepSeek's format."""
 
     special = True
     begins = ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁begin｜>")
     ends = ("```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 
     def body(self, *, bare: bool) -> Body:
-        """Either form."""
+        """A reader for both forms."""
         return _Call()

@@ -1,4 +1,4 @@
-"""Calls that a grammar makes the model write: no marks, and nothing else in the text."""
+"""Parsers of calls that a grammar enforces: the text has no marks and nothing but calls."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from services.gateway.tools.parser import ToolParser
 
 
 class RequiredParser(ToolParser):
-    """`tool_choice: "required"`: an array of calls."""
+    """For `tool_choice: "required"`: the text is an array of calls."""
 
     bare = "["
 
 
 class NamedParser:
-    """A named function: the text is its arguments."""
+    """For a named function: the text is its arguments."""
 
     def __init__(self, name: str) -> None:
         self._name = name

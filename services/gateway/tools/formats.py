@@ -1,4 +1,4 @@
-"""Which parser reads a model's calls."""
+"""Chooses the parser of a model's calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARSERS: dict[str, type[ToolParser]] = {
     "generic": GenericParser,
 }
 
-# What a chat template contains if its model writes the format; the first one counts.
+# A model writes the first format whose sign its chat template contains.
 _SIGNS = (
     ("[TOOL_CALLS]", "mistral"),
     ("<｜tool▁call▁begin｜>", "deepseek"),
@@ -37,7 +37,7 @@ _SIGNS = (
 
 @lru_cache
 def parser_for(template: str, setting: str) -> type[ToolParser]:
-    """The parser that a setting names; for "auto" the one whose format the chat template shows."""
+    """The parser that a setting names; "auto" chooses it by the chat template."""
     if setting != "auto":
         return PARSERS[setting]
     return PARSERS[next((name for sign, name in _SIGNS if sign in template), "generic")]

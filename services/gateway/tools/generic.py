@@ -1,4 +1,4 @@
-"""Models that were not trained on tools and do as the prompt says: Hermes' form, with or without its marks."""
+"""For models without training on tools, which follow the prompt: Hermes' form, with or without marks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from services.gateway.tools.parser import ToolParser
 
 
 class GenericParser(ToolParser):
-    """See the module."""
+    """The parser of Hermes' form with optional marks."""
 
     begins = ("<tool_call>",)
     ends = ("</tool_call>",)

@@ -1,4 +1,4 @@
-"""Grammars of calls: required ones, and those of strict tools among free text or beside a schema of the answer."""
+"""Grammars of calls: of required calls, and of strict tools in free text or beside an answer by a schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """A function's name and what its arguments look like in a call."""
+    """A function's name and the schema of its arguments."""
 
     name: str
     schema: dict[str, Any]
@@ -27,31 +27,31 @@ class CallForm:
 
 
 def form_of(tool: FunctionDefinition, field: str, *, closed: bool) -> CallForm:
-    """The form of calls of a tool by its schema. Raises ValueError, :class:`ApiError`."""
+    """The form of a tool's calls, by its schema. Raises ValueError, :class:`ApiError`."""
     rules = SchemaRules(field, closed, tool.strict is True, tool.name)
     arguments = ready({} if tool.parameters is None else tool.parameters, rules)
     return CallForm(tool.name, arguments.schema, arguments.check)
 
 
 def free_form_of(tool: FunctionDefinition) -> CallForm:
-    """The form of calls with any object as arguments, or none where the tool has no parameters."""
+    """The form of calls with any object as arguments; with an empty one if the tool has no parameters."""
     return CallForm(tool.name, _ANY_OBJECT if tool.parameters else _NO_ARGUMENTS)
 
 
 def of_named(form: CallForm) -> str:
-    """The arguments of one function."""
+    """The grammar of one function's arguments."""
     return of_schema(form.schema)
 
 
 def of_required(forms: Sequence[CallForm], *, parallel: bool) -> str:
-    """An array of at least one call, and not more unless `parallel`."""
+    """The grammar of an array of one call, or of several if `parallel`."""
     more = '(", " call)*' if parallel else ""
     rules = [f'start: "[" call {more} "]"', f"call: {' | '.join(f'call_{i}' for i in range(len(forms)))}"]
     return "\n".join([*rules, *_calls(forms)])
 
 
 def of_strict(forms: Sequence[CallForm]) -> str:
-    """Free text, and calls in Hermes' form."""
+    """The grammar of free text with calls in Hermes' form."""
     tags = [
         StructTag(
             trigger="<tool_call>",
@@ -65,7 +65,7 @@ def of_strict(forms: Sequence[CallForm]) -> str:
 
 
 def of_answer_or_calls(forms: Sequence[CallForm], answer: dict[str, Any]) -> str:
-    """JSON by the schema `answer`, or calls in Hermes' form."""
+    """The grammar of JSON by the schema `answer`, or of calls in Hermes' form."""
     calls = " | ".join(f"call_{i}" for i in range(len(forms)))
     head = [
         "start: answer | call+",
@@ -76,7 +76,7 @@ def of_answer_or_calls(forms: Sequence[CallForm], answer: dict[str, Any]) -> str
 
 
 def _calls(forms: Sequence[CallForm]) -> list[str]:
-    """A rule `call_i` for every tool. Each schema is a grammar of its own: its `$ref`s are about itself."""
+    """A rule `call_i` for each tool. Each schema is a separate grammar, because its `$ref`s refer to itself."""
     rules = []
     for i, form in enumerate(forms):
         opening = json.dumps(f'{{"name": {json.dumps(form.name)}, "arguments": ')
@@ -85,6 +85,6 @@ def _calls(forms: Sequence[CallForm]) -> list[str]:
 
 
 def _schema(form: CallForm) -> dict[str, Any]:
-    """The arguments' schema, with blanks as in every other one."""
+    """The arguments' schema, with the usual rule for blanks."""
     schema: dict[str, Any] = json.loads(of_schema(form.schema))["grammars"][0]["json_schema"]
     return schema

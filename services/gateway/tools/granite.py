@@ -6,7 +6,7 @@ from services.gateway.tools.parser import ToolParser
 
 
 class GraniteParser(ToolParser):
-    """See the module."""
+    """The parser of Granite's format."""
 
     special = True
     begins = ("<|tool_call|>", "<tool_call>")

@@ -6,7 +6,7 @@ from services.gateway.tools.parser import ToolParser
 
 
 class HermesParser(ToolParser):
-    """See the module."""
+    """The parser of Hermes' format."""
 
     begins = ("<tool_call>",)
     ends = ("</tool_call>",)

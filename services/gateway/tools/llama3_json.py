@@ -6,7 +6,7 @@ from services.gateway.tools.parser import ToolParser
 
 
 class Llama3JsonParser(ToolParser):
-    """See the module."""
+    """The parser of Llama's JSON format."""
 
     special = True
     begins = ("<|python_tag|>",)

@@ -10,7 +10,7 @@ _MARKS = ("[CALL_ID]", "[ARGS]")
 
 
 class _Named:
-    """`name`, an optional call id, and the arguments."""
+    """Reads `name`, an optional call id, and the arguments."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -47,11 +47,11 @@ class _Named:
 
 
 class MistralParser(ToolParser):
-    """See the module."""
+    """The parser of Mistral's format."""
 
     special = True
     begins = ("[TOOL_CALLS]",)
 
     def body(self, *, bare: bool) -> Body:
-        """Either form."""
+        """A reader for both forms."""
         return _Named()

@@ -1,4 +1,4 @@
-"""The part that all formats share: where content ends and calls begin."""
+"""The common part of all parsers: separates content from calls."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from services.gateway.tools.calls import Found, JsonCalls, MalformedCallError
 
 
 class Body(Protocol):
-    """What stands between the marks of a call."""
+    """Reads the text between the marks of a call."""
 
-    begun: bool  # a name was found: it is a call
+    begun: bool  # a name was found, so the text is a call
     complete: bool
 
     def feed(self, char: str, found: Found) -> None:
@@ -20,38 +20,38 @@ class Body(Protocol):
 
 
 class CallReader(Protocol):
-    """Finds calls in a text that comes in pieces."""
+    """Finds calls in a text that arrives in pieces."""
 
     def push(self, text: str) -> Found:
         """Read a piece."""
         ...
 
     def finish(self) -> Found:
-        """The text has ended."""
+        """End the text; returns what was held back."""
         ...
 
 
 class ToolParser:
-    """Splits a text into content and calls, however it is cut into pieces. A format says what its marks are.
+    """Splits a text into content and calls; the text may come in any pieces. A format defines its marks.
 
-    Nothing that may be the beginning of a mark is passed on before it is known not to be; blanks before a call belong
-    to neither. What begins as a call and turns out to be none, before a name was found, is content.
+    Text that may begin a mark is held back. Blanks before a call are dropped. A text that looks like a call but fails
+    before its name is content.
     """
 
     begins: tuple[str, ...] = ()  # marks before a call
-    ends: tuple[str, ...] = ()  # marks after it; models may leave them out
-    bare = ""  # characters that begin a call without a mark, at the beginning of the text or after another call
+    ends: tuple[str, ...] = ()  # marks after a call, which models may omit
+    bare = ""  # characters that begin a call without a mark, at the text's beginning or after a call
     special = False  # the marks are control tokens
-    between = ""  # characters beside blanks that may stand between calls
+    between = ""  # characters, in addition to blanks, that may separate calls
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
         self._n_calls = 0
         self._held = ""
         self._body: Body | None = None
-        self._raw = ""  # of the body, as long as it may be content
-        self._open = True  # a bare call may begin
-        self._after = False  # a call: its end, and what may stand between calls
+        self._raw = ""  # the body's text, while it may still be content
+        self._open = True  # a call without a mark may begin
+        self._after = False  # after a call: skip its end mark and separators
 
     def body(self, *, bare: bool) -> Body:
         """A reader for the next call."""
@@ -72,7 +72,7 @@ class ToolParser:
         return found
 
     def finish(self) -> Found:
-        """The text has ended."""
+        """End the text; returns what was held back."""
         found = Found(self._n_calls)
         if self._body is not None and not self._body.begun:
             found.content = self._raw
@@ -82,7 +82,7 @@ class ToolParser:
         return found
 
     def _read_body(self, text: str, found: Found) -> str:
-        """Feed the body until it is complete; what is left of the text."""
+        """Feed the body until it is complete; returns the rest of the text."""
         assert self._body is not None
         for at, char in enumerate(text):
             if not self._body.begun:
@@ -100,11 +100,11 @@ class ToolParser:
         return ""
 
     def _read_text(self, text: str, found: Found) -> str | None:
-        """Pass content on up to the next call; what is left of the text, or None when more of it is needed."""
+        """Pass on content up to the next call; returns the rest of the text, or None when more text is needed."""
         if self._after and (rest := self._skip_after(text)) != text:
             return rest or None
         if self._open and (stripped := text.lstrip()) == "":
-            return None  # what follows the blanks says what they are
+            return None  # the text after the blanks decides whether they are content
         if self._open and stripped[0] in self.bare:
             self._begin(text[: len(text) - len(stripped)], bare=True)
             return stripped
@@ -129,7 +129,7 @@ class ToolParser:
         self._body = self.body(bare=bare)
 
     def _skip_after(self, text: str) -> str:
-        """Leave out an end mark, and what may stand between calls; nothing when more is needed to know."""
+        """Skip an end mark and separators; returns the rest of the text, or None when more text is needed."""
         stripped = text.lstrip(string.whitespace + self.between)
         for mark in self.ends:
             if stripped.startswith(mark):
@@ -137,7 +137,7 @@ class ToolParser:
         return "" if any(mark.startswith(stripped) for mark in self.ends) else stripped
 
     def _may_begin(self, text: str) -> int:
-        """How many characters at the end may belong to a mark, or to the blanks before it."""
+        """The length of a suffix that may begin a mark, including blanks before it."""
         longest = 0
         for mark in (*self.begins, *(self.ends if self._after else ())):
             for length in range(min(len(mark) - 1, len(text)), longest, -1):

@@ -1,6 +1,6 @@
 """Llama 3.2 and 4: the whole answer is a list of Python calls, `[get_weather(city="Oslo"), now()]`.
 
-A call is passed on as a whole, when its closing bracket is there: only then are its values known.
+A call is passed on as a whole after its closing bracket, since its values are known only then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class _Calls:
         self.complete = False
         self._names = names
         self._text = ""
-        self._depth = 0  # of brackets, the list's included
+        self._depth = 0  # open brackets, including the list's
         self._quote = ""
         self._escaped = False
 
@@ -51,7 +51,7 @@ class _Calls:
 
 
 def read_call(text: str) -> tuple[str, str]:
-    """Name and arguments, as JSON, of a Python call with literal keywords. Raises MalformedCallError."""
+    """The name and the arguments, as JSON, of a Python call with literal keywords. Raises MalformedCallError."""
     try:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
@@ -63,19 +63,19 @@ def read_call(text: str) -> tuple[str, str]:
 
 
 def _value(node: ast.expr) -> object:
-    """A literal; JSON's true, false and null are known, too."""
+    """The value of a Python literal, or of JSON's true, false and null."""
     if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
         return {"true": True, "false": False, "null": None}[node.id]
     return ast.literal_eval(node)
 
 
 class PythonicParser(ToolParser):
-    """See the module."""
+    """The parser of Python calls."""
 
     special = True
     begins = ("<|python_tag|>",)
     bare = "["
 
     def body(self, *, bare: bool) -> Body:
-        """A list of calls."""
+        """A reader for a list of calls."""
         return _Calls(self._names if bare else None)

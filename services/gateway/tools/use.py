@@ -1,4 +1,4 @@
-"""What a chat request says about tools: which may be called, what the prompt tells of them, how calls are read."""
+"""The tools of a chat request: which ones may be called, how the prompt lists them, how calls are parsed."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from services.gateway.tools.parser import CallReader, ToolParser
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a request that may call some."""
+    """The tools of a request that may call tools."""
 
-    field: str  # that they came by
+    field: str  # the body's field with the tools
     functions: list[FunctionDefinition]
     choice: str  # auto, required, or the name of a function
     parallel: bool
     legacy: bool  # `functions`: answers have a `function_call`
     native: type[ToolParser]
-    closed: bool = True  # arguments have no properties that a schema does not name, where it does not say
+    closed: bool = True  # arguments allow only named properties, unless the schema has `additionalProperties`
 
     @property
     def names(self) -> frozenset[str]:
-        """What may be called."""
+        """The names of the functions that may be called."""
         return frozenset(function.name for function in self.functions)
 
     def definitions(self) -> list[dict[str, Any]]:
-        """The tools as chat templates expect them."""
+        """The tools in the form that chat templates expect."""
         found = []
         for function in self.functions:
             about = {"name": function.name, "description": function.description or ""}
@@ -43,11 +43,11 @@ class ToolUse:
 
     @property
     def constrained(self) -> bool:
-        """Whether calls follow a grammar whatever else is asked for."""
+        """Whether calls always follow a grammar."""
         return self.choice != "auto" or any(function.strict for function in self.functions)
 
     def reader(self, *, constrained: bool) -> CallReader:
-        """A reader of the calls in a text that follows a grammar, or not."""
+        """A parser of calls; `constrained`: the text follows a grammar."""
         if self.choice == "required":
             return RequiredParser(self.names)
         if self.choice != "auto":
@@ -55,7 +55,7 @@ class ToolUse:
         return HermesParser(self.names) if constrained else self.native(self.names)
 
     def plan(self, asked: Asked | None) -> Asked:
-        """The grammar of the answer, given the one that was asked for; raises :class:`ApiError` (400)."""
+        """The grammar of the answer, by the structured output that was `asked` for; raises :class:`ApiError` (400)."""
         if self.choice == "required":
             forms = self._forms(self.functions)
             return self._asked(grammars.of_required(forms, parallel=self.parallel), forms)
@@ -89,7 +89,7 @@ class ToolUse:
 
 
 def _schema_of(asked: Asked) -> dict[str, Any] | None:
-    """The JSON Schema of a grammar that is nothing else."""
+    """The JSON Schema of a grammar that consists of only that schema."""
     if not asked.grammar.startswith("{"):
         return None
     schema: dict[str, Any] | None = json.loads(asked.grammar)["grammars"][0]["json_schema"]
@@ -97,7 +97,7 @@ def _schema_of(asked: Asked) -> dict[str, Any] | None:
 
 
 def tool_use(body: ChatBody, native: type[ToolParser], *, closed: bool) -> ToolUse | None:
-    """The tools that a body lets the model call; raises :class:`ApiError` (400) when they contradict each other."""
+    """The tools that the model may call; raises :class:`ApiError` (400) when fields contradict each other."""
     if body.tools and body.functions:
         raise invalid("Only one of `tools` and `functions` may be given.", "functions", "invalid_value")
     legacy = bool(body.functions)
@@ -122,7 +122,7 @@ def tool_use(body: ChatBody, native: type[ToolParser], *, closed: bool) -> ToolU
 def _allowed(
     functions: Sequence[FunctionDefinition], choice: ChosenTool
 ) -> tuple[list[FunctionDefinition], Literal["auto", "required"]]:
-    """The functions that a choice allows, and its mode; raises :class:`ApiError` (400)."""
+    """The functions that a tool choice allows, and its mode; raises :class:`ApiError` (400)."""
     asked = choice.allowed_tools
     if asked is None:
         raise _missing("tool_choice.allowed_tools")

@@ -1,4 +1,4 @@
-"""A JSON object that is passed on as it comes."""
+"""Reads a JSON object and passes it on as it arrives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from services.gateway.tools.calls import Found
 
 
 class JsonValue:
-    """The arguments of a call whose name is known: everything up to the brace that closes the first one."""
+    """Reads the arguments of a call whose name is known, up to the brace that closes the object."""
 
     begun = True
 
@@ -16,7 +16,7 @@ class JsonValue:
         self._in_string = self._escaped = False
 
     def feed(self, char: str, found: Found) -> None:
-        """Read a character; what comes before the object is left out."""
+        """Read a character; text before the object is dropped."""
         if self._depth == 0 and char != "{":
             return
         found.arguments(char)

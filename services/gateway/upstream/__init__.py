@@ -1,1 +1,1 @@
-"""Clients of the other services: routers, workers, and what they know of the models."""
+"""Clients of routers and workers, and the catalog of models."""

@@ -1,4 +1,4 @@
-"""Where the routers are: fixed addresses, and names that stand for as many as there are just now."""
+"""The routers' addresses: fixed ones, and DNS names with any number of addresses."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class RouterAddresses:
         self._troubled: set[str] = set()
 
     async def current(self) -> list[str]:
-        """All addresses, each once. A name that cannot be resolved stands for what it last stood for."""
+        """All addresses, each once. A name that cannot be resolved keeps its last addresses."""
         for entry in self._behind:
             try:
                 self._behind[entry] = await self._resolve(*_split(entry))
                 self._troubled.discard(entry)
             except OSError as error:
-                if entry not in self._troubled:  # one line per outage
+                if entry not in self._troubled:  # log one line per outage
                     log.warning("routers: the name of %s is not resolved: %s", entry, error)
                 self._troubled.add(entry)
         return list(dict.fromkeys([*self._fixed, *(address for some in self._behind.values() for address in some)]))

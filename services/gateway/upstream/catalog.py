@@ -1,4 +1,4 @@
-"""Which models there are: cards come from workers, workers from the routers' list."""
+"""The known models: cards come from workers, and the list of workers from routers."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _FIRST_REFRESH_S = 0.1
 
 
 class Catalog:
-    """Served models by name, renewed in the background.
+    """Served models by name, refreshed in the background.
 
-    `ready` once a router has said which workers there are, and the card of a model is here if any serves one; it stays.
-    Without workers a gateway is ready, too: its 503 with Retry-After tells clients more than a refused connection does.
+    `ready` becomes true, for good, once a router has listed the workers and, if a worker serves, one of the cards is
+    loaded. A gateway without workers is ready, too: a 503 with Retry-After is more useful than a refused connection.
     """
 
     def __init__(self, router: RouterClient, pool: WorkerPool) -> None:
         self._router = router
         self._pool = pool
         self._expected: frozenset[str] = frozenset()
-        self._dismissed: frozenset[str] = frozenset()  # were expected; known as long as a worker serves them
+        self._dismissed: frozenset[str] = frozenset()  # no longer expected; kept while a worker serves them
         self._adopting = asyncio.Lock()
-        # A model stays known when its last worker goes, so that requests hear 503 and not 404.
+        # A model stays known after its last worker leaves, so that requests get 503 and not 404.
         self._models: dict[str, ServedModel] = {}
         self._sources: dict[str, WorkerRef] = {}
-        self._troubles: dict[str, str | None] = {}  # by worker, as last logged
+        self._troubles: dict[str, str | None] = {}  # the last logged error of each worker
         self.ready = False
 
     def expect(self, models: frozenset[str]) -> None:
-        """Wait for these models from now on while no worker serves them, and for no others."""
+        """Set the expected models: requests for them wait while no worker serves them."""
         self._dismissed = (self._dismissed | self._expected) - models
         self._expected = models
 
@@ -59,7 +59,7 @@ class Catalog:
         return self.get(name, allowed)
 
     def get(self, name: str, allowed: Collection[str] = ()) -> ServedModel:
-        """The same without waiting. Its error lists no others than the `allowed` ones, if there are any."""
+        """A model by name, without waiting. If `allowed` is not empty, the error lists only those models."""
         if not self._models:
             raise unavailable("no model is being served yet")
         if not name and len(self._models) == 1:
@@ -74,29 +74,29 @@ class Catalog:
         return name in self._expected
 
     def knows(self, name: str) -> bool:
-        """Whether any worker has ever served the model."""
+        """Whether a worker has ever served the model."""
         return name in self._models
 
     def available(self) -> list[ServedModel]:
-        """Models that have a worker now."""
+        """The models that have a worker now."""
         live = self._router.listed.models()
         return [model for name, model in sorted(self._models.items()) if name in live]
 
     def listed(self, allowed: Collection[str] = ()) -> dict[str, ServedModel | None]:
-        """Models that requests may name: available ones, and expected ones; None for those no worker has served yet.
+        """The available and the expected models; None for an expected model that no worker has served yet.
 
-        Of the `allowed` ones only, if there are any.
+        If `allowed` is not empty, only those models.
         """
         found: dict[str, ServedModel | None] = {name: self._models.get(name) for name in self._expected}
         found |= {model.name: model for model in self.available()}
         return {name: found[name] for name in sorted(found) if not allowed or name in allowed}
 
     async def _wait_for(self, name: str, tenant: str) -> None:
-        """Return when the model is known; raises :class:`ApiError` (503) when the routers' queue gives up."""
+        """Wait until the model is known; raises :class:`ApiError` (503) when the routers' queue gives up."""
         request = routing_pb2.RouteRequest(request_id=new_id("wait"), model=name, tenant=tenant, attempt=1)
         try:
             ref = (await self._router.route(request)).ref
-            async with self._adopting:  # one card for all who have waited
+            async with self._adopting:  # all waiting requests share one fetched card
                 if name not in self._models:
                     await self._adopt(await _fetch_card(ref.address), ref)
         except NoWorkerError as error:
@@ -106,13 +106,13 @@ class Catalog:
             raise unavailable(f"The first worker of the model `{name}` cannot be used yet.") from error
 
     async def run(self, every_s: float) -> None:
-        """Renew until cancelled; quickly while nothing is known."""
+        """Refresh until cancelled, in short intervals while no model is known."""
         while True:
             await self.refresh()
             await asyncio.sleep(every_s if self._models else min(every_s, _FIRST_REFRESH_S))
 
     async def refresh(self) -> None:
-        """Renew the list of workers and the cards of models that are new or whose worker has gone."""
+        """Refresh the list of workers, and the cards of models that are new or whose worker has left."""
         workers = await self._router.list_workers()
         if workers is None:
             return
@@ -137,7 +137,7 @@ class Catalog:
                 self._complain(view.worker_id, error)
 
     def _complain(self, worker_id: str, error: grpc.aio.AioRpcError | ModelCardError) -> None:
-        """One line per trouble, not per try."""
+        """Log an error once, not at each try."""
         reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
         if self._troubles.get(worker_id) != reason:
             self._troubles[worker_id] = reason
@@ -153,7 +153,7 @@ class Catalog:
 
 
 def _identity(card: worker_pb2.ModelCard) -> tuple[object, ...]:
-    """What makes two cards the same model for the gateway."""
+    """The fields by which two cards are the same model for the gateway."""
     return (
         card.hash_root,
         card.tokenizer_json,

@@ -1,4 +1,4 @@
-"""Waiting for a gRPC channel, with an answer as soon as the peer refuses."""
+"""Waits for a gRPC channel, and returns as soon as the peer refuses the connection."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import grpc.aio
 
 
 async def became_ready(channel: grpc.aio.Channel, timeout_s: float) -> bool:
-    """True once the channel is connected; False when the first try fails or the time is over."""
+    """Wait for a connection; False when the first try fails or the time is over."""
     try:
         async with asyncio.timeout(timeout_s):
             state = channel.get_state(try_to_connect=True)
             if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                # Left over from an earlier failure: this wait deserves a try of its own.
+                # The state is of an earlier failure: wait for a new try.
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
             while state is not grpc.ChannelConnectivity.READY:

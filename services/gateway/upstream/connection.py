@@ -1,4 +1,4 @@
-"""One long-lived bidirectional stream to a worker, shared by all requests that run there."""
+"""One long-lived bidirectional stream to a worker, shared by all of the worker's requests."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from services.common.silence import TICK_S, Silence
 from services.common.tasks import end_tasks
 from services.gateway.upstream.channels import became_ready
 
-HEARTBEAT_MS = 300  # a message comes within twice this time as long as requests run
+HEARTBEAT_MS = 300  # while requests run, a message arrives within twice this time
 
 log = logging.getLogger(__name__)
 
 
 class WorkerUnreachableError(Exception):
-    """No connection to the worker; nothing was submitted."""
+    """There is no connection to the worker; nothing was submitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRef:
-    """One process of one worker. A restarted worker is another one."""
+    """One process of one worker. A restarted worker has another ref."""
 
     worker_id: str
     incarnation: str
@@ -38,22 +38,22 @@ class WorkerRef:
 
 
 class Sink(Protocol):
-    """Where one attempt's outputs go. Called from the reader, so it must not block."""
+    """Receives the outputs of one attempt. The reader calls it, so it must not block."""
 
     deadline: float  # event-loop time at which the attempt counts as stalled
 
     def deliver(self, output: worker_pb2.Output, now: float) -> bool:
-        """Take an output; True when it was the attempt's last."""
+        """Take an output; returns True for the attempt's last output."""
 
     def lose(self, detail: str) -> None:
-        """The connection is gone."""
+        """The connection has broken."""
 
     def stall(self) -> None:
         """`deadline` has passed."""
 
 
 class WorkerConnection:
-    """Submits go up, outputs come down to their sinks; when the stream breaks every sink is told at once."""
+    """Sends submits and delivers outputs to their sinks; when the stream breaks, it calls every sink's `lose`."""
 
     def __init__(self, ref: WorkerRef, gateway_id: str, silence_timeout_s: float) -> None:
         self.ref = ref
@@ -69,7 +69,7 @@ class WorkerConnection:
 
     @property
     def open_requests(self) -> int:
-        """Requests whose end has not been seen."""
+        """The number of requests that have not ended."""
         return len(self._sinks)
 
     async def open(self, timeout_s: float) -> None:
@@ -82,22 +82,22 @@ class WorkerConnection:
         self._tasks = (asyncio.create_task(self._read(call)), asyncio.create_task(self._write(call)))
 
     def submit(self, submit: worker_pb2.Submit, sink: Sink) -> None:
-        """Start a request; raises :class:`WorkerUnreachableError` when the connection has broken meanwhile."""
+        """Start a request; raises :class:`WorkerUnreachableError` when the connection has broken."""
         if self.closed:
             raise WorkerUnreachableError(f"the connection to {self.ref.worker_id} was lost")
         self._sinks[submit.request_id] = sink
         self._unsent.put_nowait(worker_pb2.ConnectFrame(submit=submit))
 
     def cancel(self, request_id: str) -> None:
-        """Stop a request; its sink hears nothing more."""
+        """Stop a request; its sink gets no further calls."""
         self._sinks.pop(request_id, None)
         if not self.closed:
             self._unsent.put_nowait(worker_pb2.ConnectFrame(cancel=worker_pb2.Cancel(request_id=request_id)))
 
     def watch(self, now: float) -> None:
-        """To be called every `TICK_S`: tell sinks whose deadline has passed, and all of them when the worker is silent.
+        """Stall sinks whose deadline has passed, and lose all of them when the worker is silent; called every `TICK_S`.
 
-        Its process is stopped then, or its machine gone without a word. One that knows no heartbeats is never silent.
+        A silent worker's process is stopped, or its machine is down. A worker without heartbeats is never silent.
         """
         heard = self._heard or not self._beats or not self._sinks
         self._heard = False
@@ -109,13 +109,13 @@ class WorkerConnection:
             sink.stall()
 
     async def close(self) -> None:
-        """End the stream; the worker cancels what is still running on it."""
+        """End the stream; the worker cancels the stream's running requests."""
         self._fail("the gateway closed the connection")
         await end_tasks(self._tasks)
         await self._channel.close()
 
     async def _write(self, call: grpc.aio.StreamStreamCall[worker_pb2.ConnectFrames, worker_pb2.StepOutputs]) -> None:
-        # A broken stream is reported by the reader, which gets the status.
+        # The reader gets the status of a broken stream and reports it.
         with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             async for frames in batches(self._unsent):
                 await call.write(worker_pb2.ConnectFrames(frames=frames))
@@ -155,7 +155,7 @@ class WorkerConnection:
 
 
 class WorkerPool:
-    """All worker connections of a gateway, opened on first use."""
+    """The worker connections of a gateway, opened on first use."""
 
     def __init__(self, gateway_id: str, connect_timeout_s: float, silence_timeout_s: float) -> None:
         self._gateway_id = gateway_id
@@ -167,9 +167,9 @@ class WorkerPool:
         """The connection to a worker; raises :class:`WorkerUnreachableError`."""
         opening = self._opening.get(ref)
         if opening is None or self._is_dead(opening):
-            # In a context of its own: it belongs to no request, not even to the first.
+            # An empty context: the shared connection must not carry the first request's trace.
             opening = self._opening[ref] = asyncio.create_task(self._open(ref), context=Context())
-        # Shielded: many requests wait for the same connection, one of them may be cancelled.
+        # Shielded: the cancellation of one request must not cancel the opening for others.
         return await asyncio.shield(opening)
 
     async def _open(self, ref: WorkerRef) -> WorkerConnection:
@@ -187,7 +187,7 @@ class WorkerPool:
         return [task.result() for task in self._opening.values() if task.done() and not self._is_dead(task)]
 
     async def keep(self, live: frozenset[WorkerRef]) -> None:
-        """Close broken connections, and idle ones to workers that are no longer `live`."""
+        """Close broken connections, and idle connections to workers that are not `live`."""
         for ref, opening in list(self._opening.items()):
             if not opening.done():
                 continue

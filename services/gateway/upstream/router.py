@@ -1,4 +1,4 @@
-"""Client of the routers: decisions, the list of workers, and reports of what became of requests."""
+"""Client of the routers: decisions, the list of workers, and reports on requests."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from services.gateway.upstream.workers import WorkerList
 
 log = logging.getLogger(__name__)
 
-_DOWN_S = 1.0  # a router that failed is asked last for this long
-_MAX_REPORTS = 10_000  # kept while a router is away; older ones are worth nothing
+_DOWN_S = 1.0  # for this long after a failure, a router is asked last
+_MAX_REPORTS = 10_000  # kept while a router is away; the oldest are dropped
 _LIST_TIMEOUT_S = 2.0
 _PROBE_PAUSE_S = 0.25
-_NO_MODEL = "-"  # its list of workers is empty
+_NO_MODEL = "-"  # a model without workers, for probes
 
 
 class NoWorkerError(Exception):
-    """No worker can take the request. `pool_empty` when there is none at all."""
+    """No worker can take the request; `pool_empty`: there is no worker at all."""
 
     def __init__(self, message: str, *, pool_empty: bool, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class NoWorkerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Where a request runs."""
+    """The worker that a request runs on."""
 
     ref: WorkerRef
     ticket: worker_pb2.DispatchTicket | None
@@ -58,10 +58,10 @@ class Assignment:
 class _Endpoint:
     address: str
     channel: grpc.aio.Channel
-    stub: routing_pb2_grpc.RouterAsyncStub  # made once: it registers every method with its channel
+    stub: routing_pb2_grpc.RouterAsyncStub  # made once, since it registers every method with its channel
     silent_s: float
     down_until: float = 0.0
-    probe: asyncio.Task[None] | None = None  # while it is silent: until it answers again
+    probe: asyncio.Task[None] | None = None  # runs while the router is silent, until it answers
     routes: Routes | None = None
     reports: deque[routing_pb2.Outcome] = field(default_factory=lambda: deque(maxlen=_MAX_REPORTS))
     reported: asyncio.Event = field(default_factory=asyncio.Event)
@@ -75,21 +75,21 @@ class _Endpoint:
         return endpoint
 
     def ask(self, request: routing_pb2.RouteRequest, timeout_s: float) -> asyncio.Future[routing_pb2.RouteAnswer]:
-        """The router's answer, over the call that all requests share, or CallBrokenError or TimeoutError."""
+        """Ask over the call that all requests share; the future raises CallBrokenError or TimeoutError."""
         if self.routes is None or self.routes.broken:
             self.routes = Context().run(
                 share_routes, self.stub, self.silent_s
-            )  # belongs to no request, not even to the first
+            )  # an empty context: the shared call must not carry the first request's trace
         traceparent = traceparent_of(trace.get_current_span())
         return self.routes.ask(routing_pb2.RouteFrame(route=request, traceparent=traceparent), timeout_s)
 
     @property
     def silent(self) -> bool:
-        """Whether it has stopped to say that it is alive, and has not answered since."""
+        """Whether the router's heartbeats have stopped, and it has not answered since."""
         return self.probe is not None and not self.probe.done()
 
     def fell_silent(self) -> None:
-        """Leave it alone until it answers: its connection looks as good as ever."""
+        """Skip the router until a probe succeeds, since its connection still looks healthy."""
         if not self.silent:
             self.probe = asyncio.create_task(self._until_it_answers(), name=f"probe {self.address}")
 
@@ -112,7 +112,7 @@ class _Endpoint:
 
 
 class RouterClient:
-    """Asks one router, the others when it is away, and decides from the last list of workers when all are."""
+    """Asks one router, the others when it is away; decides by the last list of workers when all are away."""
 
     def __init__(self, addresses: RouterAddresses, *, route_timeout_s: float, unknown_timeout_s: float) -> None:
         self._addresses = addresses
@@ -120,7 +120,7 @@ class RouterClient:
         self._route_timeout_s = route_timeout_s
         self._unknown_timeout_s = unknown_timeout_s
         self.listed = WorkerList()
-        self.answered = False  # whether any router did, last time
+        self.answered = False  # whether a router answered the last call
 
     async def route(self, request: routing_pb2.RouteRequest) -> Assignment:
         """Decide where a request runs; raises :class:`NoWorkerError`."""
@@ -138,7 +138,7 @@ class RouterClient:
             if answer.HasField("placed"):
                 return _assignment(answer.placed)
             _raise_refusal(answer.refused)
-            # Its own mistake over this request: the others need not go elsewhere.
+            # A bug of the router with this request, so other requests still go to it.
             log.warning("router %s could not decide: %s", endpoint.address, answer.refused.message)
         return self._route_alone(request)
 
@@ -150,7 +150,7 @@ class RouterClient:
         return Assignment(ref, None, "no router: rendezvous hashing")
 
     async def list_workers(self) -> WorkerList | None:
-        """Renew and return the view of all workers; None when no router answers (the old view stays)."""
+        """Refresh and return the list of all workers; None, with the old list kept, when no router answers."""
         for endpoint in self._by_health():
             if not await self._reachable(endpoint):
                 continue
@@ -165,13 +165,13 @@ class RouterClient:
         return None
 
     def report(self, outcome: routing_pb2.Outcome) -> None:
-        """Tell every router what became of a request; never waits."""
+        """Send a report on a request to every router, without waiting."""
         for endpoint in self._endpoints:
             endpoint.reports.append(outcome)
             endpoint.reported.set()
 
     async def follow_routers(self, every_s: float) -> None:
-        """Know the routers behind the addresses, new ones and gone ones, until cancelled."""
+        """Add and remove routers as the addresses change, until cancelled."""
         while True:
             await self._meet(await self._addresses.current())
             await asyncio.sleep(every_s)
@@ -180,11 +180,11 @@ class RouterClient:
         for endpoint in [endpoint for endpoint in self._endpoints if endpoint.address not in addresses]:
             log.info("router %s is gone", endpoint.address)
             self._endpoints.remove(endpoint)
-            await endpoint.close()  # who waits for its answer asks the next one
+            await endpoint.close()  # requests that wait for its answer ask the next router
         known = {endpoint.address for endpoint in self._endpoints}
         for address in addresses:
             if address not in known:
-                # Anywhere, so that gateways spread over the routers.
+                # At a random place, so that gateways spread over the routers.
                 self._endpoints.insert(
                     random.randint(0, len(self._endpoints)), _Endpoint.at(address, self._unknown_timeout_s)
                 )
@@ -211,7 +211,7 @@ class RouterClient:
 
     @staticmethod
     def _mark_down(endpoint: _Endpoint, reason: object) -> None:
-        if endpoint.down_until <= time.monotonic() - 10 * _DOWN_S:  # one line per outage, not per request
+        if endpoint.down_until <= time.monotonic() - 10 * _DOWN_S:  # log one line per outage, not per request
             log.warning("router %s does not answer: %s", endpoint.address, reason)
         endpoint.down_until = time.monotonic() + _DOWN_S
 
@@ -226,7 +226,7 @@ _NOBODY = {grpc.StatusCode.UNAVAILABLE.value[0], grpc.StatusCode.NOT_FOUND.value
 
 
 def _raise_refusal(refusal: routing_pb2.RouteRefusal) -> None:
-    """Turn a router's refusal into NoWorkerError; return when it means that the router itself is in trouble."""
+    """Raise NoWorkerError for a router's refusal; return when the refusal is an error of the router."""
     if refusal.code in _BUSY | _NOBODY:
         retry_after_s = float(refusal.retry_after_s or 1)
         raise NoWorkerError(refusal.message, pool_empty=refusal.code in _NOBODY, retry_after_s=retry_after_s)

@@ -1,4 +1,4 @@
-"""The last known view of all workers, and the assignment that needs no router."""
+"""The last known list of all workers, and the choice of a worker without a router."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from services.gateway.upstream.connection import WorkerRef
 
 @dataclass(frozen=True, slots=True)
 class WorkerList:
-    """Workers as a router listed them."""
+    """The workers that a router listed."""
 
     views: tuple[routing_pb2.WorkerView, ...] = ()
 
     def refs(self) -> frozenset[WorkerRef]:
-        """Every worker process."""
+        """The refs of all worker processes."""
         return frozenset(ref_of(view) for view in self.views)
 
     def models(self) -> set[str]:
-        """Models that some worker serves or is about to serve."""
+        """The models that a worker serves or will serve."""
         return {view.model for view in self.views}
 
     @property
     def anybody_serves(self) -> bool:
-        """Whether any worker is serving."""
+        """Whether a worker is serving."""
         return any(view.state.phase == worker_pb2.PHASE_SERVING for view in self.views)
 
     def pick(self, model: str, key: str, excluded: Collection[str]) -> WorkerRef | None:
-        """Rendezvous hashing (Thaler and Ravishankar 1998): every gateway picks the same worker for the same key."""
+        """Pick a worker by rendezvous hashing (Thaler and Ravishankar 1998): the same one on all gateways."""
         eligible = [
             view
             for view in self.views
@@ -45,7 +45,7 @@ class WorkerList:
 
 
 def ref_of(view: routing_pb2.WorkerView) -> WorkerRef:
-    """The worker process of a view."""
+    """The ref of a listed worker process."""
     return WorkerRef(view.worker_id, view.state.incarnation, view.address)
 
 

@@ -1,4 +1,4 @@
-"""Where a WebSocket's handshake goes, and how it is refused."""
+"""Routes WebSocket handshakes, and refuses them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.gateway.observation import request_id_of
 
 
 class Sockets:
-    """The ASGI callable of all WebSockets, by path."""
+    """The ASGI app of all WebSockets, by path."""
 
     def __init__(self, by_path: Mapping[str, ASGIApp]) -> None:
         self._by_path = by_path
@@ -29,7 +29,7 @@ class Sockets:
 
 
 async def refuse(scope: Scope, send: Send, error: ApiError) -> None:
-    """Answer the handshake with an error: its connection never becomes a WebSocket."""
+    """Refuse the handshake with an HTTP error."""
     request_id = request_id_of(header(scope, b"x-request-id"))
     headers = [JSON, (b"x-request-id", request_id.encode("latin-1"))]
     await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})

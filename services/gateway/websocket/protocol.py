@@ -1,35 +1,34 @@
 """The WebSocket protocol of ``/v1/stream``: JSON text messages, several generations on one connection.
 
-Client to server, told apart by ``type``:
+Client to server, distinguished by ``type``:
 
 * ``auth``: ``{"type": "auth", "key": "..."}``, first, where the client cannot set an Authorization header (browsers).
 * ``start``: ``{"type": "start", "id": "a", "kind": "chat", "request": {...}}`` where ``request`` is the body of
   ``/v1/chat/completions`` (``kind: chat``) or ``/v1/completions`` (``kind: completion``) for one sequence, without
   ``echo`` and ``prompt_logprobs``. ``id`` is the client's own name for the generation on this connection.
 * ``cancel``: ``{"type": "cancel", "id": "a"}``; answered by ``done`` with ``finish_reason: cancelled``.
-* ``resume``: ``{"type": "resume", "id": "a", "token": "...", "from": 17}`` on a new connection: go on after a lost
-  one, from token index 17. ``token`` is the one of ``started``. The gateway keeps generating and remembers everything
-  for a while after a connection is lost. Only the gateway process that started it can: others answer
-  ``unknown_generation``.
-* ``ping``: ``{"type": "ping"}``, answered by ``pong``. The server's own WebSocket pings need no answer by the
-  application.
+* ``resume``: ``{"type": "resume", "id": "a", "token": "...", "from": 17}`` on a new connection: continue the
+  generation of a lost connection at token index 17. ``token`` comes from ``started``. After a connection is lost, the
+  gateway continues to generate and keeps all tokens for a while. Only the gateway process that started the generation
+  can resume it: others answer ``unknown_generation``.
+* ``ping``: ``{"type": "ping"}``, answered by ``pong``. The application need not answer the server's WebSocket pings.
 
 Server to client:
 
-* ``started``: ``{"type": "started", "id", "token", "model", "prompt_tokens"}``. It comes again, before the first token,
-  when the model has lost its last worker meanwhile and the fallback model answers.
+* ``started``: ``{"type": "started", "id", "token", "model", "prompt_tokens"}``. It is sent again, before the first
+  token, when the model has lost its last worker and the fallback model answers.
 * ``token``: ``{"type": "token", "id", "index", "text", "ids"}``: tokens ``index`` to ``index + len(ids) - 1`` and the
-  text they add. Tokens that are ready together travel together: a slow reader gets larger messages, never fewer
-  tokens. Joined texts are the whole text; text can lag behind its ids (an unfinished character, a possible stop
-  string). ``logprobs``, where they were asked for, come in the shape of the kind, with the text they belong to.
+  text they add. Tokens that are ready together share a message: a slow reader gets larger messages, never fewer
+  tokens. The joined texts are the whole text; text can lag behind its ids (an unfinished character, a possible stop
+  string). If requested, ``logprobs`` have the shape of the kind and accompany their text.
   ``reasoning_content`` and ``tool_calls`` are those of a chat's stream.
-  With ``stream_options.include_workers`` a message with the first tokens of another worker has ``worker``.
+  With ``stream_options.include_workers``, the first message after a change of the worker has ``worker``.
 * ``done``: ``{"type": "done", "id", "finish_reason", "usage"}``.
 * ``error``: ``{"type": "error", "id", "error": {...}}`` with OpenAI's error object; ``id`` is empty when the message
   itself could not be read. An error ends its generation, not the connection.
 
-Indices have no gap and do not go back, except that after ``resume`` the first message may begin before ``from``, where
-a message began that time: what the client already has, it knows by the index.
+Indices have no gaps and never decrease, with one exception: after ``resume``, the first message may begin before
+``from``, at the start of an earlier message. The client recognizes repeated tokens by their index.
 """
 
 from __future__ import annotations
@@ -50,20 +49,20 @@ from services.gateway.generation.request import Caller
 from services.gateway.text.codec import ServedModel
 from services.gateway.usage import Usage, usage_json
 
-CANCELLED = "cancelled"  # a finish reason that REST has no use for
+CANCELLED = "cancelled"  # a finish reason that REST does not have
 
 Body = TypeVar("Body", bound=SamplingBody)
 GenerationName = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 class Auth(Struct, tag="auth", forbid_unknown_fields=True):
-    """Who is calling."""
+    """Authenticate."""
 
     key: str
 
 
 class Start(Struct, tag="start", forbid_unknown_fields=True):
-    """Begin a generation."""
+    """Start a generation."""
 
     id: GenerationName
     kind: Literal["chat", "completion"]
@@ -71,13 +70,13 @@ class Start(Struct, tag="start", forbid_unknown_fields=True):
 
 
 class Cancel(Struct, tag="cancel", forbid_unknown_fields=True):
-    """End a generation."""
+    """Cancel a generation."""
 
     id: GenerationName
 
 
 class Resume(Struct, tag="resume", forbid_unknown_fields=True):
-    """Go on after a lost connection."""
+    """Resume a generation of a lost connection."""
 
     id: GenerationName
     token: str
@@ -85,7 +84,7 @@ class Resume(Struct, tag="resume", forbid_unknown_fields=True):
 
 
 class Ping(Struct, tag="ping", forbid_unknown_fields=True):
-    """Is anybody there?"""
+    """Check the connection."""
 
 
 ClientMessage = Auth | Start | Cancel | Resume | Ping
@@ -93,7 +92,7 @@ _decoder = msgspec.json.Decoder(ClientMessage)
 
 
 def read(data: bytes | str) -> ClientMessage:
-    """A client's message; raises :class:`ApiError`."""
+    """Decode a client's message; raises :class:`ApiError`."""
     try:
         message: ClientMessage = _decoder.decode(data)
     except msgspec.ValidationError as error:
@@ -106,7 +105,7 @@ def read(data: bytes | str) -> ClientMessage:
 
 
 def _check_body(body: SamplingBody) -> None:
-    """Refuse what these messages have no place for; raises :class:`ApiError` (400)."""
+    """Refuse fields whose results these messages cannot carry; raises :class:`ApiError` (400)."""
     options = body.stream_options
     for name, asked in (
         ("echo", getattr(body, "echo", None)),
@@ -121,7 +120,7 @@ WriteLogprobs = Callable[[LogprobWriter, Sequence[ScoredToken]], dict[str, Any]]
 
 
 class SingleSequence(Generic[Body]):
-    """A kind of generation: its body, its one sequence, and the shape of its logprobs."""
+    """A kind of generation: the type of its body, its single sequence, and the shape of its logprobs."""
 
     def __init__(self, body: type[Body], preparer: Preparer[Body], write_logprobs: WriteLogprobs) -> None:
         self._decoder = BodyDecoder(body)
@@ -142,7 +141,7 @@ class SingleSequence(Generic[Body]):
         return prepared
 
     def logprobs(self, prepared: Prepared, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
-        """The logprobs of some tokens, in the shape that REST has for this kind."""
+        """The logprobs of tokens, in REST's shape for this kind."""
         writer = LogprobWriter(prepared.model, prepared.generations[0].request.options.logprobs or 0)
         return self._write_logprobs(writer, tokens)
 
@@ -153,5 +152,5 @@ def failure(name: str, error: ApiError) -> dict[str, object]:
 
 
 def cancelled(name: str) -> dict[str, object]:
-    """The end of a generation that was cancelled before it had begun."""
+    """The `done` message of a generation that was cancelled before it began."""
     return {"type": "done", "id": name, "finish_reason": CANCELLED, "usage": usage_json(Usage())}

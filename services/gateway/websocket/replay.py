@@ -1,4 +1,4 @@
-"""A generation and everything it has produced: it outlives the connection that started it."""
+"""Keeps a generation and its output beyond the end of the connection that started it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class ReplayBuffer:
-    """Runs one sequence to its end. What it keeps is bounded by the model's context."""
+    """Runs one sequence to its end, and keeps its output, which the model's context bounds."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class ReplayBuffer:
         observed: ObservedRequest,
         drain: Drain,
     ) -> None:
-        """Runs in a task of its own, which ends what is `held`: the request, that has started."""
+        """Start a task that runs the sequence and then exits `held`, the context of the started request."""
         self.token = secrets.token_urlsafe(16)
         self.tenant = request.tenant.name
         self.chunks: list[OutputChunk] = []
         self.error: ApiError | None = None
         self.finish: str | None = None
-        self._starts: list[int] = []  # token index at which each chunk begins
+        self._starts: list[int] = []  # the token index at which each chunk begins
         self._tokens = 0
         self._request = request
         self._kind = kind
@@ -59,17 +59,17 @@ class ReplayBuffer:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the generation has ended."""
         return self.finish is not None or self.error is not None
 
     def position_of(self, token_index: int) -> int:
-        """The chunk that holds a token, or the next one; text released after the last token counts as next."""
+        """The index of the chunk with a token, or of the next chunk; text after the last token is a chunk, too."""
         if token_index >= self._tokens:
             return bisect_left(self._starts, self._tokens)
         return bisect_right(self._starts, token_index) - 1
 
     def message(self, name: str, position: int) -> dict[str, Any]:
-        """All chunks from `position` on as one token message."""
+        """All chunks from `position` on, as one token message."""
         chunks, prepared = self.chunks[position:], self._request.prepared
         ids = [token_id for chunk in chunks for token_id in chunk.ids]
         text = "".join(chunk.text for chunk in chunks)
@@ -87,26 +87,26 @@ class ReplayBuffer:
         return message
 
     def beginning(self, name: str) -> dict[str, Any]:
-        """The message before the first token."""
+        """The `started` message."""
         prompt_tokens = len(self._request.prepared.generations[0].request.prompt_ids)
         return {
             "type": "started", "id": name, "token": self.token, "model": self.model, "prompt_tokens": prompt_tokens,
         }  # fmt: skip
 
     def ending(self, name: str) -> dict[str, Any]:
-        """The message after the last token."""
+        """The `done` or `error` message."""
         if self.error is not None:
             return {"type": "error", "id": name, **self.error.body()}
         usage = usage_json(self._request.prepared.usage())
         return {"type": "done", "id": name, "finish_reason": self.finish, "usage": usage}
 
     def follow(self, on_news: Callable[[], None]) -> None:
-        """Call `on_news` whenever there is something new; replaces the listener before."""
+        """Call `on_news` at each change; replaces the previous listener."""
         self._on_news = on_news
 
     async def cancel(self) -> None:
         """Stop generating."""
-        await asyncio.sleep(0)  # a task that is cancelled before its first step would not run its end
+        await asyncio.sleep(0)  # a task that is cancelled before its first step would skip its `finally`
         await end_tasks([self._task])
 
     async def _run(self) -> None:
@@ -116,7 +116,7 @@ class ReplayBuffer:
                 await self._fill()
         except ApiError as error:
             self.error = error
-        except Exception:  # a mistake of ours: it ends this generation and no other
+        except Exception:  # a bug ends only this generation
             log.exception("generation failed")
             self.error = internal_error()
         finally:
@@ -147,7 +147,7 @@ class ReplayBuffer:
 
 
 class ReplayBuffers:
-    """Generations by resume token. One without a listener is given up after `window_s`."""
+    """Generations by resume token. A generation without a listener is dropped after `window_s`."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -156,11 +156,11 @@ class ReplayBuffers:
         self._ending: set[asyncio.Task[None]] = set()
 
     def add(self, buffer: ReplayBuffer) -> None:
-        """Make a generation known."""
+        """Add a generation."""
         self._by_token[buffer.token] = buffer
 
     def take(self, token: str, tenant: Tenant) -> ReplayBuffer:
-        """The generation of a token, which then has a listener again; raises :class:`ApiError`."""
+        """The generation of a resume token, for a new listener; raises :class:`ApiError`."""
         buffer = self._by_token.get(token)
         if buffer is None or buffer.tenant != tenant.name:
             message = "No generation has this token; it may have been given up. Start it again."
@@ -170,7 +170,7 @@ class ReplayBuffers:
         return buffer
 
     def release(self, buffer: ReplayBuffer) -> None:
-        """Nobody follows a generation any more: keep it for a while."""
+        """Keep a generation without a listener for `window_s`."""
         buffer.follow(lambda: None)
         loop = asyncio.get_running_loop()
         if old := self._timers.pop(buffer.token, None):
@@ -185,14 +185,14 @@ class ReplayBuffers:
         task.add_done_callback(self._ending.discard)
 
     def give_up_lost(self) -> None:
-        """Give up what has no listener, and from now on at once: no connection can come to resume it."""
+        """Drop generations without a listener, now and in future, since no new connection can resume them."""
         self._window_s = 0.0
         for token, timer in list(self._timers.items()):
             timer.cancel()
             self._give_up(self._by_token[token])
 
     async def aclose(self) -> None:
-        """Give everything up."""
+        """Drop all generations."""
         for timer in self._timers.values():
             timer.cancel()
         await asyncio.gather(*(buffer.cancel() for buffer in self._by_token.values()))

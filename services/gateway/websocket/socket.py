@@ -1,4 +1,4 @@
-"""One WebSocket connection: reads messages, and sends whatever its generations have produced meanwhile."""
+"""One WebSocket connection: reads messages, and sends the output of its generations."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ from services.gateway.websocket.replay import ReplayBuffer, ReplayBuffers
 log = logging.getLogger(__name__)
 
 _MAX_REPLIES = 256
-_BROUGHT = ("ids", "text", "logprobs", "reasoning_content", "tool_calls")  # of a token message: there may be nothing
+_BROUGHT = ("ids", "text", "logprobs", "reasoning_content", "tool_calls")  # fields of a token message that may be empty
 NO_CODE = 1005
-SERVICE_RESTART = 1012  # a close code of RFC 6455's registry: connect again
+SERVICE_RESTART = 1012  # the registered close code that asks the client to reconnect
 
 
 @dataclass(slots=True)
 class _Followed:
     buffer: ReplayBuffer
-    position: int  # chunks sent
-    model: str  # as told to the client
+    position: int  # the number of chunks sent
+    model: str  # the last name sent to the client
 
 
 @dataclass(frozen=True)
 class StreamSocket:
-    """The ASGI callable of /v1/stream; see :mod:`services.gateway.websocket.protocol`."""
+    """The ASGI app of /v1/stream; see :mod:`services.gateway.websocket.protocol`."""
 
     entrance: Entrance
     kinds: Mapping[str, SingleSequence[Any]]
@@ -100,7 +100,7 @@ class _Connection:
         self, socket: StreamSocket, send: Send, authorization: str, session: str, traceparent: str, request_id: str
     ) -> None:
         self._traceparent = traceparent
-        self._request_id = request_id  # of the connection: its generations have it in common
+        self._request_id = request_id  # of the connection; its generations share it
         self._socket = socket
         self._send = send
         self._authorization = authorization
@@ -109,25 +109,25 @@ class _Connection:
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._replies: list[dict[str, Any]] = []
         self._news = asyncio.Event()
-        self._news.set()  # the gateway may be closing
+        self._news.set()  # the gateway may already be closing
         self._drained = asyncio.Event()
-        self._broken = False  # nothing can be sent any more
+        self._broken = False  # sending has failed
 
     def release(self) -> None:
-        """The connection is gone; its generations stay resumable for a while, but for those that have not begun."""
+        """Release a lost connection's generations: those that have begun stay resumable for a while."""
         for starting in self._starting.values():
             starting.cancel()
         for followed in self._followed.values():
             self._socket.buffers.release(followed.buffer)
 
     def wake(self) -> None:
-        """There may be something to send, or an end to come to."""
+        """Wake the sender, which sends news or ends the connection."""
         self._news.set()
 
     # --- receiving -------------------------------------------------------------------------------------------------
 
     async def handle(self, data: bytes | str) -> None:
-        """Act on a client's message; errors become messages."""
+        """Handle a client's message; errors become messages."""
         name = ""
         try:
             message = read(data)
@@ -135,7 +135,7 @@ class _Connection:
             await self._act(message)
         except ApiError as error:
             self._reply(failure(name, error))
-        # A client that asks and does not read is not read from.
+        # Backpressure: stop reading from a client that does not read its replies.
         if len(self._replies) > _MAX_REPLIES and not self._broken:
             self._drained.clear()
             await self._drained.wait()
@@ -160,7 +160,7 @@ class _Connection:
                     await self._followed[name].buffer.cancel()
 
     def _start(self, message: Start) -> None:
-        """In a task of its own: it may wait for a model, and the client's other generations must not."""
+        """Start a generation in a separate task, since it may wait for a model and must not delay others."""
         observed = self._socket.observer.begin(
             message.kind, f"stream {message.kind}", self._traceparent, self._request_id
         )
@@ -176,7 +176,7 @@ class _Connection:
 
     def _begun(self, name: str, observed: ObservedRequest, task: asyncio.Task[None]) -> None:
         del self._starting[name]
-        if task.cancelled():  # perhaps before its first step
+        if task.cancelled():  # maybe before its first step
             observed.end(CLIENT_GONE, "")
         self.wake()
 
@@ -186,7 +186,7 @@ class _Connection:
                 buffer = await self._buffer(message, observed)
         except ApiError as error:
             self._refuse(message.id, error, observed)
-        except Exception:  # a mistake of ours: it ends this generation and no other
+        except Exception:  # a bug ends only this generation
             log.exception("generation not begun")
             self._refuse(message.id, internal_error(), observed)
         else:
@@ -233,9 +233,9 @@ class _Connection:
         self._news.set()
 
     async def send_all(self) -> None:
-        """Send until cancelled. A send waits while the client does not read: what comes meanwhile is sent together.
+        """Send until cancelled. A send waits while the client does not read; output of that time shares one message.
 
-        A gateway that closes ends the connection after its last generation.
+        A closing gateway ends the connection after its last generation.
         """
         try:
             while True:
@@ -271,7 +271,7 @@ class _Connection:
         if ended:
             self._followed.pop(name, None)
             await self._write(buffer.ending(name))
-            # The client may have lost the end together with its connection.
+            # Keep it resumable: a lost connection may have lost the last message.
             self._socket.buffers.release(buffer)
 
     async def _write(self, message: dict[str, Any]) -> None:
