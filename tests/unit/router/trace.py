@@ -1,4 +1,4 @@
-"""A hundred thousand decisions as routers meet them, from a seed; and what every policy decided, as digests.
+"""Decisions as routers meet them, from a seed; and what every policy decided, as digests.
 
 python -m tests.unit.router.trace    records decisions.txt anew; only when a policy is meant to decide otherwise
 """
@@ -18,8 +18,8 @@ from services.router.speeds import ReportedSpeeds, speeds_of
 
 RECORD = Path(__file__).with_name("decisions.txt")
 NAMES = ("cost", "round_robin", "weighted", "least_loaded", "session_hash")
-SEED, SNAPSHOTS, QUERIES = 20_261_126, 2_000, 50
-PER_DIGEST = 1_000
+SEED, SNAPSHOTS, QUERIES = 20_261_126, 600, 10
+PER_DIGEST = 500
 # Device rates and decode steps of one pool: all alike, or two generations side by side.
 _SPEEDS = ((8_000.0, 12.0), (30_000.0, 7.0), (2_000.0, 30.0))
 _HARD = np.array(
