@@ -7,7 +7,8 @@ processes. The router has the first core to itself; everything else is on the ot
 the rest. Latency is seen from a client on the same machine, which asks as gateways do, over one call: it includes gRPC
 on both sides. What that alone takes is shown first: a service on the router's core that answers without a decision.
 The router's own clock (`ryzanstein_router_decision_seconds`) says how many decisions took it 5 ms at most, Redis and
-coordinator included.
+coordinator included. CPU is the router's, paced and flat out: the busier it is, the more decisions share a message, a
+round trip to Redis and one to the coordinator. What flat out takes of a core says how many a core can make.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from tests.integration.router.processes import RedisServer, coordinator_process,
 
 PREFIX = list(range(1, 65))  # the shared system prompt: 1,024 tokens
 LEASES_AT_ONCE = 5
+FLAT_OUT_CLIENTS = 128  # with few the router waits for them in turns: 16 get half of what 128 get
 FLAT_OUT_S = 2.0  # for longer, and the workers, which give way to the client, would pass for dead
 Row = dict[str, float]
 HOLDERS = 20  # workers that have it cached
@@ -253,13 +255,17 @@ async def measure_once(target: Target, sessions: int, options: argparse.Namespac
     cpu_s = sum(target.process.cpu_times()[:2]) - cpu_before
     quick, timed = await target.timed()
     cuts = statistics.quantiles(latencies, n=1000)
+    cpu_before = sum(target.process.cpu_times()[:2])
+    rate = await flat_out(route, FLAT_OUT_S, FLAT_OUT_CLIENTS)
+    flat_out_cpu_s = sum(target.process.cpu_times()[:2]) - cpu_before
     return {
         "p50_ms": cuts[499],
         "p99_ms": cuts[989],
         "p99.9_ms": cuts[998],
         "within_5_ms": (quick - quick_before) / (timed - timed_before) * 100,
         "cpu_ms": cpu_s / len(latencies) * 1000,
-        "flat_out_per_s": await flat_out(route, FLAT_OUT_S, clients=16),
+        "flat_out_cpu_ms": flat_out_cpu_s / (rate * FLAT_OUT_S) * 1000,
+        "flat_out_per_s": rate,
     }
 
 
@@ -284,6 +290,7 @@ def readings(rows: dict[str, Row], options: argparse.Namespace) -> list[Reading]
         name = f"router/{options.workers} workers, {options.rate:g}/s, {kind}"
         found += [lower(f"{name}/decision {cut}", round(row[f"{cut}_ms"], 2), "ms") for cut in ("p50", "p99")]
         found.append(lower(f"{name}/CPU per decision", round(row["cpu_ms"], 2), "ms"))
+        found.append(lower(f"{name}/CPU per decision, flat out", round(row["flat_out_cpu_ms"], 3), "ms"))
         found.append(higher(f"{name}/flat out", round(row["flat_out_per_s"]), "decisions/s"))
     return found
 
@@ -311,11 +318,12 @@ def show(rows: dict[str, Row], options: argparse.Namespace) -> None:
     """Print the table; write it where that is wanted."""
     print(f"{options.workers} workers, {options.rate:.0f} decisions/s offered, median of {options.rounds}")
     print(
-        f"{'requests':32}{'p50 ms':>10}{'p99 ms':>10}{'p99.9 ms':>10}{'% in 5 ms':>10}{'CPU ms':>10}{'flat out /s':>14}"
+        f"{'requests':32}{'p50 ms':>10}{'p99 ms':>10}{'p99.9 ms':>10}{'% in 5 ms':>10}{'CPU ms':>10}"
+        f"{'flat out ms':>12}{'flat out /s':>12}"
     )
     for kind, row in rows.items():
-        *times, rate = row.values()
-        print(f"{kind:32}" + "".join(f"{value:>10.2f}" for value in times) + f"{rate:>14.0f}")
+        *times, flat_out_ms, rate = row.values()
+        print(f"{kind:32}" + "".join(f"{value:>10.2f}" for value in times) + f"{flat_out_ms:>12.3f}{rate:>12.0f}")
     if options.json:
         write_readings(options.json, readings(rows, options))
 

@@ -133,6 +133,17 @@ def environment(container: Object) -> dict[str, Any]:
     return {entry["name"]: entry.get("value", entry.get("valueFrom", "")) for entry in container.get("env", ())}
 
 
+def expected_models(rendered: Rendered, component: str) -> list[str]:
+    """The names in the file that the component's pods read, from the ConfigMap that is mounted there."""
+    (pod,) = rendered.pods_of(component)
+    folder, _, key = environment(pod.containers[0])["RYZANSTEIN_EXPECTED_MODELS_FILE"].rpartition("/")
+    (mount,) = [mount for mount in pod.containers[0]["volumeMounts"] if mount["mountPath"] == folder]
+    assert "subPath" not in mount, "kubelet does not renew it"
+    (volume,) = [volume for volume in pod.spec["volumes"] if volume["name"] == mount["name"]]
+    names: str = rendered.named("ConfigMap", volume["configMap"]["name"])["data"][key]
+    return names.splitlines()
+
+
 def quantity(text: str | float) -> float:
     """A Kubernetes quantity as a number: cores or bytes."""
     units = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from deploy.docker.build import IMAGES, ROOT
-from tests.charts.rendering import render
+from tests.charts.rendering import expected_models, render
 from tests.programs import CHART
 
 SERVICES = {"gateway": "gateway", "router": "router", "coordinator": "coordinator", "worker": "worker"}
@@ -41,6 +41,8 @@ def _default(value: str) -> str:
 def test_compose_tells_a_service_what_the_chart_tells_it(service: str) -> None:
     (pod, *_) = render().pods_of(SERVICES[service])
     of_chart = {entry["name"]: entry.get("value") for entry in pod.containers[0]["env"]}
+    if of_chart.pop("RYZANSTEIN_EXPECTED_MODELS_FILE", None):  # one model, which does not change, needs no file
+        of_chart["RYZANSTEIN_EXPECTED_MODELS"] = ",".join(expected_models(render(), service))
     of_compose = {key: _default(value) for key, value in _compose()[service]["environment"].items()}
     assert of_compose.pop("OTEL_EXPORTER_OTLP_ENDPOINT") == ""  # jaeger's, with the profile `monitoring`
     ours = {name for name in of_chart if name.startswith("RYZANSTEIN_")} - OF_REDIS_AUTH

@@ -48,13 +48,11 @@ def test_the_list_of_images_is_complete() -> None:
     assert set(listed) == used - of_users
 
 
-def test_one_value_mirrors_every_image(values: Path) -> None:
-    for image in _images(render(values, f"global: {{imageRegistry: '{MIRROR}'}}")):
+def test_values_of_parent_charts_mirror_every_image_and_give_every_pod_the_secret_for_it(values: Path) -> None:
+    rendered = render(values, f"global: {{imageRegistry: '{MIRROR}', imagePullSecrets: [{{name: pull}}]}}")
+    for image in _images(rendered):
         assert image.startswith(f"{MIRROR}/"), image
-
-
-def test_pull_secrets_reach_every_pod(values: Path) -> None:
-    for pod in render(values, "global: {imagePullSecrets: [{name: pull}]}").pods:
+    for pod in rendered.pods:
         assert {"name": "pull"} in pod.spec["imagePullSecrets"], pod
 
 

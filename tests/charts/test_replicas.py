@@ -13,6 +13,12 @@ COMPONENTS = {
     "worker": "workers: {pools: {default: {%s}}}",
 }
 
+AUTOSCALED = ("gateway", "worker")
+
+
+def _every(fields: str) -> str:
+    return "\n".join(values % fields for values in COMPONENTS.values())
+
 
 def _workload(rendered: Rendered, component: str) -> Object:
     (pod,) = rendered.pods_of(component)
@@ -24,15 +30,16 @@ def _budgets(rendered: Rendered, component: str) -> list[Object]:
     return [each for each in budgets if each["metadata"]["labels"]["app.kubernetes.io/component"] == component]
 
 
-@pytest.mark.parametrize("component", COMPONENTS)
-def test_a_budget_only_where_one_can_be_spared(component: str) -> None:
+def test_a_budget_only_where_one_can_be_spared() -> None:
     """With one replica it would only block `kubectl drain`."""
-    one, two = (render(inline=COMPONENTS[component] % f"replicas: {count}") for count in (1, 2))
-    assert _budgets(one, component) == []
-    (budget,) = _budgets(two, component)
-    assert budget["spec"]["maxUnavailable"] == 1
-    selector = budget["spec"]["selector"]["matchLabels"]
-    assert selector == _workload(two, component)["spec"]["selector"]["matchLabels"]
+    one, two = (render(inline=_every(f"replicas: {count}")) for count in (1, 2))
+    for component in COMPONENTS:
+        assert _budgets(one, component) == []
+        (budget,) = _budgets(two, component)
+        assert budget["spec"]["maxUnavailable"] == 1
+        workload = _workload(two, component)["spec"]
+        assert workload["replicas"] == 2
+        assert budget["spec"]["selector"]["matchLabels"] == workload["selector"]["matchLabels"]
 
 
 def test_no_budget_blocks_a_drain(rendered: Rendered) -> None:
@@ -41,38 +48,29 @@ def test_no_budget_blocks_a_drain(rendered: Rendered) -> None:
         assert "minAvailable" not in budget["spec"], budget["metadata"]["name"]
 
 
-@pytest.mark.parametrize("component", ["gateway", "worker"])
-def test_replicas_can_be_left_to_others(component: str) -> None:
-    rendered = render(inline=COMPONENTS[component] % "replicas: 2, replicasManaged: false")
-    assert "replicas" not in _workload(rendered, component)["spec"]
-    assert len(_budgets(rendered, component)) == 1
-
-
-@pytest.mark.parametrize("component", COMPONENTS)
-def test_replicas_are_rendered_otherwise(component: str) -> None:
-    rendered = render(inline=COMPONENTS[component] % "replicas: 3")
-    assert _workload(rendered, component)["spec"]["replicas"] == 3
+def test_replicas_can_be_left_to_others() -> None:
+    rendered = render(inline="\n".join(COMPONENTS[each] % "replicas: 2, replicasManaged: false" for each in AUTOSCALED))
+    for component in AUTOSCALED:
+        assert "replicas" not in _workload(rendered, component)["spec"]
+        assert len(_budgets(rendered, component)) == 1
 
 
 @pytest.mark.parametrize(
-    ("component", "mode", "kind"),
-    [
-        ("gateway", "hpa-cpu", "HorizontalPodAutoscaler"),
-        ("gateway", "keda", "ScaledObject"),
-        ("worker", "keda", "ScaledObject"),
-    ],
+    ("components", "mode", "kind"),
+    [(["gateway"], "hpa-cpu", "HorizontalPodAutoscaler"), (["gateway", "worker"], "keda", "ScaledObject")],
 )
-def test_an_autoscaler_decides_alone(component: str, mode: str, kind: str) -> None:
-    values = COMPONENTS[component] % f"autoscaling: {{mode: {mode}, min: 2, max: 5}}"
-    rendered = render(inline=values)
-    workload = _workload(rendered, component)
-    assert "replicas" not in workload["spec"]
-    (scaler,) = rendered.of(*SCALERS)
-    assert scaler["kind"] == kind
-    spec = scaler["spec"]
-    assert {spec["scaleTargetRef"]["name"]} == {workload["metadata"]["name"]}
-    bounds = {spec.get(key) for key in ("minReplicas", "maxReplicas", "minReplicaCount", "maxReplicaCount")}
-    assert bounds == {2, 5, None}
+def test_an_autoscaler_decides_alone(components: list[str], mode: str, kind: str) -> None:
+    values = [COMPONENTS[each] % f"autoscaling: {{mode: {mode}, min: 2, max: 5}}" for each in components]
+    rendered = render(inline="\n".join(values))
+    scalers = rendered.of(*SCALERS)
+    assert {scaler["kind"] for scaler in scalers} == {kind}
+    targets = {scaler["spec"]["scaleTargetRef"]["name"] for scaler in scalers}
+    workloads = [_workload(rendered, component) for component in components]
+    assert targets == {workload["metadata"]["name"] for workload in workloads}
+    assert not [workload for workload in workloads if "replicas" in workload["spec"]]
+    for scaler in scalers:
+        keys = ("minReplicas", "maxReplicas", "minReplicaCount", "maxReplicaCount")
+        assert {scaler["spec"].get(key) for key in keys} == {2, 5, None}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.charts.rendering import ALL_VALUES, CI_VALUES, HELMS, NEWEST, OLDEST, Rendered, render, run_helm
+from tests.charts.rendering import CI_VALUES, HELMS, NEWEST, OLDEST, Rendered, render, run_helm
 from tests.programs import CHART
 
 TEMPLATES = sorted(
@@ -34,29 +34,27 @@ def test_there_is_a_values_file_for_the_defaults() -> None:
     assert "default-values" in [path.stem for path in CI_VALUES]
 
 
-def test_two_renderings_are_equal(values: Path) -> None:
-    assert render.__wrapped__(values).text == render(values).text
-
-
 def test_helm_3_and_4_render_the_same(values: Path) -> None:
     three, four = (render(values, major=major).objects for major in HELMS)
     assert sorted(map(_key, three)) == sorted(map(_key, four))
 
 
-def test_the_version_of_kubernetes_changes_nothing(values: Path) -> None:
+def test_another_rendering_for_another_kubernetes_is_equal(values: Path) -> None:
     assert render(values, kubernetes=OLDEST).text == render(values, kubernetes=NEWEST).text
 
 
 @pytest.mark.parametrize("major", HELMS)
 def test_lint_has_nothing_to_say(major: int) -> None:
-    for values in ALL_VALUES:
+    """Of the least and of the most that the chart renders; that it renders the other values, the other tests show."""
+    for name in ("default", "everything"):
+        values = CHART / "ci" / f"{name}-values.yaml"
         run_helm("lint", "--strict", str(CHART), "--values", str(values), major=major)
 
 
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: str(path.relative_to(CHART / "templates")))
-def test_templates_call_nothing_unrepeatable(template: Path) -> None:
-    for expression in EXPRESSION.findall(template.read_text()):
-        assert not UNREPEATABLE.search(QUOTED.sub('""', expression)), expression
+def test_templates_call_nothing_unrepeatable() -> None:
+    for template in TEMPLATES:
+        for expression in EXPRESSION.findall(template.read_text()):
+            assert not UNREPEATABLE.search(QUOTED.sub('""', expression)), (template.name, expression)
 
 
 def test_hooks_are_tests_only(rendered: Rendered) -> None:

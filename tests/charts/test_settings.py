@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import certifi
@@ -15,7 +16,7 @@ from services.router.policies.pickers.round_robin import RoundRobin
 from services.router.policies.registry import Composition
 from services.router.settings import RouterSettings
 from services.worker.settings import WorkerSettings
-from tests.charts.rendering import Pod, Rendered, RenderError, environment, render
+from tests.charts.rendering import Pod, Rendered, RenderError, environment, expected_models, render
 
 SETTINGS: dict[str, type[ServiceSettings]] = {
     "gateway": GatewaySettings,
@@ -26,7 +27,6 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 PREFIX = "RYZANSTEIN_"
 # What Kubernetes fills in.
 FIELDS = {"status.podIP": "10.0.0.7", "metadata.name": "pod-0", "metadata.namespace": "serving"}
-POOL = "workers: {pools: {default: {%s}}}"
 
 
 def _fields(component: str) -> set[str]:
@@ -82,50 +82,63 @@ def test_workers_keep_their_name_over_restarts(rendered: Rendered, monkeypatch: 
         assert _settings(pod, monkeypatch).worker_id == FIELDS["metadata.name"]
 
 
-@pytest.mark.parametrize(
-    ("values", "component", "name", "expected"),
-    [
-        ("gateway: {settings: {maxBodyBytes: 33554432}}", "gateway", "max_body_bytes", 33554432),
-        (
-            "gateway: {settings: {allowedOrigins: ['https://a.example', 'https://b.example']}}",
-            "gateway",
-            "allowed_origins",
-            ("https://a.example", "https://b.example"),
-        ),
-        ("router: {settings: {queueTimeoutS: 7.5}}", "router", "queue_timeout_s", 7.5),
-        (
-            "router: {settings: {policy: {name: mine, filters: [{type: affordable, ms: 1e6}], picker: {type: turn}}}}",
-            "router",
-            "policy",
-            Composition(name="mine", filters=(Affordable(ms=1e6),), picker=RoundRobin()),
-        ),
-        ("coordinator: {settings: {hotPrefixes: 64}}", "coordinator", "hot_prefixes", 64),
-        (POOL % "settings: {maxRunning: 8}", "worker", "max_running", 8),
-        (POOL % "kvTokens: 1048576", "worker", "kv_tokens", 1048576),
-        (POOL % "maxModelLen: 4096", "worker", "max_model_len", 4096),
-        (POOL % "dtype: bfloat16", "worker", "dtype", "bfloat16"),
-        (POOL % "device: cpu", "worker", "device", "cpu"),
-        (POOL % "tensorParallel: 2", "worker", "tensor_parallel", 2),
-        (POOL % "servedName: mine", "worker", "served_model_name", "mine"),
-        ("logLevel: debug", "worker", "log_level", "debug"),
-        ("redis: {keyPrefix: shared}", "router", "namespace", "shared"),
-        ("bindAddress: '::'", "coordinator", "host", "::"),
-        ("gateway: {env: {RYZANSTEIN_MAX_CHOICES: '7'}}", "gateway", "max_choices", 7),
-    ],
-)
-def test_a_value_reaches_its_service(
-    values: str, component: str, name: str, expected: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (pod,) = render(inline=values).pods_of(component)
-    assert getattr(_settings(pod, monkeypatch), name) == expected
+SET = """
+gateway:
+  settings: {maxBodyBytes: 33554432, allowedOrigins: ['https://a.example', 'https://b.example']}
+  env: {RYZANSTEIN_MAX_CHOICES: '7'}
+router:
+  settings:
+    queueTimeoutS: 7.5
+    policy: {name: mine, filters: [{type: affordable, ms: 1e6}], picker: {type: turn}}
+coordinator: {settings: {hotPrefixes: 64}}
+workers:
+  pools:
+    default:
+      {settings: {maxRunning: 8}, kvTokens: 1048576, maxModelLen: 4096, dtype: bfloat16, device: cpu, tensorParallel: 2,
+       servedName: mine}
+logLevel: debug
+redis: {keyPrefix: shared}
+bindAddress: '::'
+"""
+REACHES: dict[str, dict[str, Any]] = {
+    "gateway": {
+        "max_body_bytes": 33554432,
+        "allowed_origins": ("https://a.example", "https://b.example"),
+        "max_choices": 7,
+    },
+    "router": {
+        "queue_timeout_s": 7.5,
+        "policy": Composition(name="mine", filters=(Affordable(ms=1e6),), picker=RoundRobin()),
+    },
+    "coordinator": {"hot_prefixes": 64},
+    "worker": {
+        "max_running": 8,
+        "kv_tokens": 1048576,
+        "max_model_len": 4096,
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "tensor_parallel": 2,
+        "served_model_name": "mine",
+    },
+}
+
+
+@pytest.mark.parametrize("component", REACHES)
+def test_values_reach_their_service(component: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (pod,) = render(inline=SET).pods_of(component)
+    settings = _settings(pod, monkeypatch)
+    expected = REACHES[component] | {"log_level": "debug", "namespace": "shared", "host": "::"}
+    assert {name: getattr(settings, name) for name in expected} == expected
 
 
 def test_a_setting_that_no_service_knows_is_refused() -> None:
     """The product ignores unknown variables: a typo would change nothing and say nothing."""
-    for component, values in [("gateway", "gateway: {%s}"), ("router", "router: {%s}"), ("worker", POOL)]:
-        with pytest.raises(RenderError, match="maxBodyBites"):
-            render(inline=values % "settings: {maxBodyBites: 1}")
-        assert component
+    wrong = "{settings: {maxBodyBites: 1}}"
+    values = f"{{gateway: {wrong}, router: {wrong}, workers: {{pools: {{default: {wrong}}}}}}}"
+    with pytest.raises(RenderError) as refused:
+        render(inline=values)
+    for place in ("/gateway/settings", "/router/settings", "/workers/pools/default/settings"):
+        assert re.search(f"'{place}': .*maxBodyBites", str(refused.value)), place
     with pytest.raises(RenderError, match="policy"):
         render(inline="router: {settings: {policy: {filters: [{type: afordable}]}}}")
 
@@ -150,25 +163,14 @@ def test_a_pool_overrides_the_defaults_key_by_key() -> None:
     assert (env["A"], env["B"]) == ("1", "2")
 
 
-def _expected_models(rendered: Rendered, component: str) -> list[str]:
-    """The names in the file that the component's pods read, from the ConfigMap that is mounted there."""
-    (pod,) = rendered.pods_of(component)
-    folder, _, key = environment(pod.containers[0])["RYZANSTEIN_EXPECTED_MODELS_FILE"].rpartition("/")
-    (mount,) = [mount for mount in pod.containers[0]["volumeMounts"] if mount["mountPath"] == folder]
-    assert "subPath" not in mount, "kubelet does not renew it"
-    (volume,) = [volume for volume in pod.spec["volumes"] if volume["name"] == mount["name"]]
-    names: str = rendered.named("ConfigMap", volume["configMap"]["name"])["data"][key]
-    return names.splitlines()
-
-
 def test_services_know_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first worker, and with a pool at zero, a request waits or gets 503; never 404."""
     rendered = render(inline="workers: {pools: {default: {servedName: one}, second: {servedName: two}}}")
     for component in ("gateway", "router"):
-        assert _expected_models(rendered, component) == ["one", "two"]
+        assert expected_models(rendered, component) == ["one", "two"]
     (worker,) = render().pods_of("worker")
     bundled = _settings(worker, monkeypatch).model.rsplit("/", 1)[-1]
-    assert _expected_models(render(), "gateway") == [bundled]
+    assert expected_models(render(), "gateway") == [bundled]
 
 
 def test_a_model_that_comes_or_goes_restarts_only_its_own_workers() -> None:
