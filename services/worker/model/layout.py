@@ -55,7 +55,7 @@ class Layout:
 
     codes: Grid
     scales: Grid
-    zeros: Grid | None = None  # None: 0
+    zeros: Grid | None = None  # of the same blocks as the scales; None: 0
     groups: str = ""  # suffix of a vector that says to which block of inputs each one belongs; "": in order
     optional: tuple[str, ...] = ()  # suffixes of the above that need not be there
     unread: tuple[str, ...] = ()  # suffixes of what says nothing about the weight, such as scales of activations

@@ -49,9 +49,9 @@ class GridReader:
         layout, (groups, of_inputs) = self._layout, self._groups(shard)
         codes, zero = self._codes(shard), None
         if layout.zeros is not None and self._name(layout.zeros, shard.key) in self._files.names:
-            zero = self._per_group(layout.zeros, shard, groups) + layout.zeros.offset
+            zero = self._per_group(layout.zeros, shard, groups).int() + layout.zeros.offset
         scale = self._per_group(layout.scales, shard, groups)
-        symmetric = layout.codes.offset == 0 and (zero is None or not zero.any())
+        symmetric = zero is None or not zero.any()
         if codes.dtype is not torch.uint8 and symmetric and len(groups) == 1:
             return PerChannel(codes, scale)
         if codes.is_floating_point():

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -34,11 +33,11 @@ class StoredShape:
 
 
 class Checkpoint:
-    """The tensors of one checkpoint folder under their logical keys. A context manager: it holds the files open."""
+    """The tensors of one checkpoint under their logical keys, as long as its files are open."""
 
     def __init__(
         self,
-        folder: Path,
+        files: TensorFiles,
         refs: Mapping[str, TensorRef],
         ignored: tuple[str, ...] = (),
         optional_prefix: str = "",
@@ -52,27 +51,14 @@ class Checkpoint:
         `refs` where there is such a tensor. `layout`: of the modules that are stored quantized. `dtype`: weights that
         are not finite in it are refused.
         """
-        self._dtype = dtype
-        self._files = TensorFiles(folder)
-        self._quantized = None if layout is None else GridReader(self._files, layout)
-        try:
-            bare = not any(name.startswith(optional_prefix) for name in self._files.names)
-            prefix = optional_prefix if bare else ""
-            self._refs = {key: _strip(ref, prefix) for key, ref in refs.items()}
-            instead = {key: _strip(ref, prefix) for key, ref in (where_stored or {}).items()}
-            self._refs |= {key: ref for key, ref in instead.items() if self._is_stored(ref)}
-            self._check_names(ignored)
-        except BaseException:
-            self._files.close()
-            raise
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.close()
+        self._files, self._dtype = files, dtype
+        self._quantized = None if layout is None else GridReader(files, layout)
+        bare = not any(name.startswith(optional_prefix) for name in files.names)
+        prefix = optional_prefix if bare else ""
+        self._refs = {key: _strip(ref, prefix) for key, ref in refs.items()}
+        instead = {key: _strip(ref, prefix) for key, ref in (where_stored or {}).items()}
+        self._refs |= {key: ref for key, ref in instead.items() if self._is_stored(ref)}
+        self._check_names(ignored)
 
     def __contains__(self, key: str) -> bool:
         return key in self._refs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from services.worker.backends.collectives import SingleRank
 from services.worker.backends.torch.backend import TorchBackend
 from services.worker.model.build import build_decoder
 from services.worker.model.families.config import Config
+from services.worker.model.formats.safetensors import TensorFiles
 from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.registry import find_family
@@ -95,7 +97,8 @@ def _agrees(sample: Sample, mutate: Callable[[ModelSpec], ModelSpec]) -> bool:
     config = Config.load(sample.folder)
     family = find_family(config)
     spec = mutate(family.read_spec(config))
-    with torch.inference_mode(), Checkpoint(sample.folder, family.refs(spec), family.ignored) as source:
+    with torch.inference_mode(), closing(TensorFiles(sample.folder)) as files:
+        source = Checkpoint(files, family.refs(spec), family.ignored)
         load = LinearLoader(source, SingleRank(), TorchBackend(torch.float32, CPU))
         model = build_decoder(spec, load, spec.max_positions)
     logits = model.logits(Engine(model).run(sample.ids, [30]))[:, : sample.logits.shape[1]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from services.worker.model.families.naming import TensorRef
+from services.worker.model.formats.safetensors import TensorFiles
 from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.registry import read_spec
 from services.worker.model.shard import Shard
@@ -80,7 +82,8 @@ def test_transformers_computes_the_same_weights(made: Sample) -> None:
     """By its own operation, which loading a model with it would need more than torch for."""
     tensors, refs = load_file(made.folder / "model.safetensors"), {"x": TensorRef(f"{_Q}.weight")}
     parts = {suffix: tensors[f"{_Q}.{suffix}"] for suffix in ("weight", "weight_scale_inv")}
-    with Checkpoint(made.folder, refs, ("*",), layout=read_spec(made.folder).quantization) as source:
+    with closing(TensorFiles(made.folder)) as files:
+        source = Checkpoint(files, refs, ("*",), layout=read_spec(made.folder).quantization)
         weight = source.weight(Shard.whole("x", (48, 48)))
     assert torch.equal(weight.rows(0, 48), Fp8Dequantize(None).convert(parts)["weight"])
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from services.worker.model.families.naming import TensorRef
+from services.worker.model.formats.safetensors import TensorFiles
 from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import ModelError
@@ -25,8 +29,14 @@ def _one_file(folder: Path, **tensors: torch.Tensor) -> Path:
 
 def _read(folder: Path, ref: TensorRef, rows: Span | None = None, cols: Span | None = None) -> torch.Tensor:
     shape = (4, 4) if ref.n_stored or ref.n_parts > 1 else (12, 4)
-    with Checkpoint(folder, {"x": ref}) as source:
+    with _opened(folder, {"x": ref}) as source:
         return _matrix(source, "x", shape, rows, cols)
+
+
+@contextmanager
+def _opened(folder: Path, refs: dict[str, TensorRef], *settings: Any, **more: Any) -> Iterator[Checkpoint]:
+    with closing(TensorFiles(folder)) as files:
+        yield Checkpoint(files, refs, *settings, **more)
 
 
 def _matrix(
@@ -64,7 +74,7 @@ def test_projections_fused_in_turns(tmp_path: Path) -> None:
 def test_vectors(tmp_path: Path) -> None:
     folder = _one_file(tmp_path, b=A[:, 0])
     refs = {"all": TensorRef("b"), "k": TensorRef("b", unit=2, part=1, n_parts=3)}
-    with Checkpoint(folder, refs) as source:
+    with _opened(folder, refs) as source:
         assert torch.equal(source.vector("all", 12, Span(3, 5)), A[3:5, 0])
         assert torch.equal(source.vector("k", 4), A[[2, 3, 8, 9], 0])
 
@@ -74,7 +84,7 @@ def test_shards_are_found_by_their_index(tmp_path: Path) -> None:
     save_file({"b": A + 1}, tmp_path / "model-2.safetensors")
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with Checkpoint(tmp_path, {"x": TensorRef("a"), "y": TensorRef("b")}) as source:
+    with _opened(tmp_path, {"x": TensorRef("a"), "y": TensorRef("b")}) as source:
         assert torch.equal(_matrix(source, "y", rows=Span(1, 2)), A[1:2] + 1)
 
 
@@ -87,7 +97,7 @@ def test_the_index_decides_which_of_several_files_holds_a_tensor(tmp_path: Path)
     def read(**changes: str) -> torch.Tensor:
         index = {"weight_map": {name: file for name, file in (places | changes).items() if file}}
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-        with Checkpoint(tmp_path, refs) as source:
+        with _opened(tmp_path, refs) as source:
             return _matrix(source, "x")
 
     assert torch.equal(read(), A)
@@ -104,7 +114,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(wrong: float, tmp_path:
     a[5, 2] = wrong
     folder = _one_file(tmp_path, a=a, b=a[:, 2])
     refs = {"x": TensorRef("a"), "y": TensorRef("b")}
-    with Checkpoint(folder, refs) as source:
+    with _opened(folder, refs) as source:
         for read in (lambda: _matrix(source, "x"), lambda: source.vector("y", 12)):
             with pytest.raises(ModelError, match=rf"model\.safetensors: [ab]: holds {wrong}, which is not finite"):
                 read()
@@ -113,10 +123,10 @@ def test_weights_that_are_not_finite_are_refused_by_name(wrong: float, tmp_path:
 
 def test_weights_that_the_served_dtype_cannot_hold_are_refused_by_name(tmp_path: Path) -> None:
     folder = _one_file(tmp_path, a=A * 2048)
-    with Checkpoint(folder, {"x": TensorRef("a")}, dtype=torch.bfloat16) as source:
+    with _opened(folder, {"x": TensorRef("a")}, dtype=torch.bfloat16) as source:
         _matrix(source, "x")
     with (
-        Checkpoint(folder, {"x": TensorRef("a")}, dtype=torch.float16) as source,
+        _opened(folder, {"x": TensorRef("a")}, dtype=torch.float16) as source,
         pytest.raises(ModelError, match=r"a: holds 96256\.0, which is not finite in torch\.float16"),
     ):
         _matrix(source, "x")
@@ -124,21 +134,21 @@ def test_weights_that_the_served_dtype_cannot_hold_are_refused_by_name(tmp_path:
 
 def test_a_prefix_that_some_checkpoints_leave_out(tmp_path: Path) -> None:
     folder = _one_file(tmp_path, **{"h.0.w": A})
-    with Checkpoint(folder, {"x": TensorRef("transformer.h.0.w")}, (), "transformer.") as source:
+    with _opened(folder, {"x": TensorRef("transformer.h.0.w")}, (), "transformer.") as source:
         assert torch.equal(_matrix(source, "x"), A)
 
 
 def test_errors_name_file_and_key(tmp_path: Path) -> None:
     folder = _one_file(tmp_path, a=A, extra=A + 1)
     with pytest.raises(ModelError, match=r"b: missing"):
-        Checkpoint(folder, {"x": TensorRef("a"), "y": TensorRef("b")})
+        Checkpoint(TensorFiles(folder), {"x": TensorRef("a"), "y": TensorRef("b")})
     with pytest.raises(ModelError, match=r"a\.b: missing \(1 tensors in all\); it is there with the prefix 'lm\.'"):
-        Checkpoint(_one_file(tmp_path, **{"lm.a.b": A}), {"x": TensorRef("a.b")})
+        Checkpoint(TensorFiles(_one_file(tmp_path, **{"lm.a.b": A})), {"x": TensorRef("a.b")})
     folder = _one_file(tmp_path, a=A, extra=A + 1)
     with pytest.raises(ModelError, match=r"model\.safetensors: extra: not used"):
-        Checkpoint(folder, {"x": TensorRef("a")})
+        Checkpoint(TensorFiles(folder), {"x": TensorRef("a")})
     with (
-        Checkpoint(folder, {"x": TensorRef("a")}, ("ext*",)) as source,
+        _opened(folder, {"x": TensorRef("a")}, ("ext*",)) as source,
         pytest.raises(ModelError, match=r"model\.safetensors: a: expected shape \[6, 4\], found \[12, 4\]"),
     ):
         _matrix(source, "x", (6, 4))
@@ -147,15 +157,15 @@ def test_errors_name_file_and_key(tmp_path: Path) -> None:
 def test_pickles_are_refused_with_the_reason(tmp_path: Path) -> None:
     torch.save({"a": A}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"pytorch_model\.bin: pickle files are refused.*runs the code"):
-        Checkpoint(tmp_path, {})
+        Checkpoint(TensorFiles(tmp_path), {})
 
 
 def test_broken_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="neither"):
-        Checkpoint(tmp_path, {})
+        Checkpoint(TensorFiles(tmp_path), {})
     (tmp_path / "model.safetensors").write_bytes(b"not a safetensors file")
     with pytest.raises(ModelError, match=r"model\.safetensors"):
-        Checkpoint(tmp_path, {})
+        Checkpoint(TensorFiles(tmp_path), {})
     index = tmp_path / "model.safetensors.index.json"
     for broken, said in (
         *(("{", "not JSON"), ("[]", "not a JSON object"), ("{}", "weight_map"), ('{"weight_map": []}', "weight_map")),
@@ -167,8 +177,8 @@ def test_broken_folders_are_refused(tmp_path: Path) -> None:
     ):
         index.write_text(broken)
         with pytest.raises(ModelError, match=said):
-            Checkpoint(tmp_path, {})
+            Checkpoint(TensorFiles(tmp_path), {})
     save_file({"a": A}, tmp_path / "one.safetensors")
     index.write_text('{"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}')
     with pytest.raises(ModelError, match="no file holds b"):
-        Checkpoint(tmp_path, {"x": TensorRef("a"), "y": TensorRef("b")})
+        Checkpoint(TensorFiles(tmp_path), {"x": TensorRef("a"), "y": TensorRef("b")})
