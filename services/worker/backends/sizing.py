@@ -15,29 +15,6 @@ class NotEnoughMemoryError(RuntimeError):
     """The KV cache that was asked for does not fit; the message says what is needed and what is there."""
 
 
-def blocks_for(
-    *, kv_tokens: int | None, kv_bytes: int | None, block_size: int, block_bytes: int, max_model_len: int
-) -> int:
-    """Return the number of KV blocks (without the null block) for a size in tokens or in bytes per rank.
-
-    Raises ValueError unless exactly one size is given, and NotEnoughMemoryError when the size cannot hold one
-    block.
-    """
-    if (kv_tokens is None) == (kv_bytes is None):
-        raise ValueError("size the KV cache by exactly one of kv_tokens and kv_bytes")
-    if kv_tokens is not None:
-        n_blocks = -(-kv_tokens // block_size)
-    else:
-        assert kv_bytes is not None
-        n_blocks = kv_bytes // block_bytes - 1  # the null block is paid for, too
-    if n_blocks < 1:
-        raise NotEnoughMemoryError(
-            f"the KV cache would hold no block: one takes {block_bytes:,} bytes a rank and a null block is needed "
-            f"besides (kv_tokens={kv_tokens}, kv_bytes={kv_bytes}, max_model_len={max_model_len})"
-        )
-    return n_blocks
-
-
 def least_kv_tokens(kv_tokens: int, max_model_len: int) -> int:
     """Return how small a KV cache of `kv_tokens` may become where memory is short: some prompts must still fit."""
     return min(kv_tokens, max_model_len, _LEAST_KV_TOKENS)

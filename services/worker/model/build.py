@@ -52,10 +52,10 @@ def load_model(
     drafts = "num_nextn_predict_layers"
     n_drafts = config.integer(drafts, at_most=MAX_LAYERS) if config.raw(drafts) else 0
     ignored = (*family.ignored, *(f"*layers.{spec.n_layers + index}.*" for index in range(n_drafts)))
-    # A head that is stored is meant, even where the config calls it tied.
-    stored = {"head": family.refs(replace(spec, tied=False))["head"]} | stacked_refs(spec)
     with torch.inference_mode(), closing(TensorFiles(path)) as files:
-        check_counts(config, family, spec, n_drafts, files.names)
+        check_counts(config, family, spec, n_drafts, files.names)  # before as many references are made
+        # A head that is stored is meant, even where the config calls it tied.
+        stored = {"head": family.refs(replace(spec, tied=False))["head"]} | stacked_refs(spec)
         prefix, dtype = family.optional_prefix, backend.dtype
         source = Checkpoint(files, family.refs(spec), ignored, prefix, stored, spec.quantization, dtype)
         check_shapes(config, family, spec, source)

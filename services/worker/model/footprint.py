@@ -15,7 +15,7 @@ _VOCABULARY_ALIGNMENT = 16  # vector registers of float32; also keeps every rank
 # Of a rank before it loads anything: Python, torch, the kernels and their threads. Measured on CPUs: 145 to 165 MiB.
 _PROCESS = 176 * _MIB
 _TORCHRUN = 176 * _MIB  # the launcher of several ranks
-_SERVER = 96 * _MIB  # what the server takes beyond what it has when it asks, and the launcher of one rank
+_SERVER = 96 * _MIB  # what the server takes beyond what it has when it asks
 # What the allocator keeps in reserve (MALLOC_TOP_PAD_) and what the warm-up leaves behind.
 _RESERVE = 64 * _MIB
 

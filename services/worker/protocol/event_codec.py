@@ -17,8 +17,6 @@ class ModelFacts:
 
     vocab_size: int
     hidden_size: int
-    n_layers: int
-    max_model_len: int
 
 
 @dataclass(frozen=True, slots=True)

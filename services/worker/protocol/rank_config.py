@@ -22,7 +22,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class RankGroupConfig:
-    """One tensor-parallel group. The KV cache is sized by exactly one of n_blocks, kv_tokens and kv_bytes."""
+    """One tensor-parallel group. The KV cache is sized by exactly one of n_blocks and kv_tokens."""
 
     model_path: str
     ranks: int = 1
@@ -31,7 +31,6 @@ class RankGroupConfig:
     block_size: int = 16
     n_blocks: int | None = None
     kv_tokens: int | None = None
-    kv_bytes: int | None = None  # per rank
     kv_fits: bool = False  # fewer blocks where memory is short, instead of none
     max_running: int = 64
     max_batched_tokens: int = 2048  # rows of a step
@@ -53,11 +52,18 @@ class RankGroupConfig:
             raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(_DTYPES)}")
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"device {self.device!r} is not one of cpu, cuda")
-        if sum(size is not None for size in (self.n_blocks, self.kv_tokens, self.kv_bytes)) != 1:
-            raise ValueError("size the KV cache by exactly one of n_blocks, kv_tokens, kv_bytes")
+        if (self.n_blocks is None) == (self.kv_tokens is None):
+            raise ValueError("size the KV cache by exactly one of n_blocks, kv_tokens")
         for name in ("ranks", "block_size", "max_running", "max_batched_tokens", "max_model_len", "max_in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.blocks_wanted < 1:
+            raise ValueError("a KV cache holds at least one block")
+
+    @property
+    def blocks_wanted(self) -> int:
+        """KV blocks that are asked for, the null block excluded."""
+        return self.n_blocks or -(-(self.kv_tokens or 0) // self.block_size)
 
 
 @dataclass(frozen=True, slots=True)

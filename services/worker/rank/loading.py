@@ -21,7 +21,7 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
     spec = decoder.spec
     return LoadedModel(
         decoder=decoder,
-        facts=ModelFacts(spec.vocab_size, spec.hidden_size, spec.n_layers, config.max_model_len),
+        facts=ModelFacts(spec.vocab_size, spec.hidden_size),
         kv_bytes_per_token=decoder.kv_bytes_per_token,
         make_cache=partial(decoder.make_cache, block_size=config.block_size),
         footprint=footprint(spec, config),

@@ -8,7 +8,7 @@ import torch
 
 from services.worker.backends.base import Memory
 from services.worker.backends.collectives import Communicator
-from services.worker.backends.sizing import blocks_for, least_kv_tokens, require_memory
+from services.worker.backends.sizing import least_kv_tokens, require_memory
 from services.worker.protocol.ledger import MemoryLedger
 from services.worker.protocol.rank_config import RankGroupConfig
 
@@ -33,13 +33,7 @@ class MemoryMeter:
     ) -> int:
         """Return n_blocks, the same on every rank; `workspace` bytes are left over. Raises NotEnoughMemoryError."""
         block_bytes = bytes_per_token * config.block_size
-        asked = config.n_blocks or blocks_for(
-            kv_tokens=config.kv_tokens,
-            kv_bytes=config.kv_bytes,
-            block_size=config.block_size,
-            block_bytes=block_bytes,
-            max_model_len=config.max_model_len,
-        )
+        asked = config.blocks_wanted
         # Every rank has loaded its weights once all have answered; the scarcest one decides.
         mine = torch.tensor([self._memory.available(config.ranks)], device=device)
         scarcest = int(comm.all_gather(mine).min())

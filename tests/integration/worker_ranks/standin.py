@@ -125,7 +125,7 @@ def standin_cache(n_blocks: int, block_size: int) -> StandinCache:
 def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> LoadedModel:
     return LoadedModel(
         StandinDecoder(comm, misbehave=config.model_path == "misbehave"),
-        ModelFacts(VOCAB, HIDDEN, 1, config.max_model_len),
+        ModelFacts(VOCAB, HIDDEN),
         HIDDEN * 4,
         lambda n_blocks: standin_cache(n_blocks, config.block_size),
         Footprint(ranks=1, process=0, weights=0, workspace=0, kv_token=0),

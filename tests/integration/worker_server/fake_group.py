@@ -13,7 +13,7 @@ from services.worker.protocol.ledger import MemoryLedger
 from services.worker.protocol.plan import StepPlan, StepResult
 from tests.unit.worker.scheduling.fake_ranks import VOCAB, FakeRanks
 
-FACTS = ModelFacts(vocab_size=VOCAB, hidden_size=8, n_layers=1, max_model_len=256)
+FACTS = ModelFacts(vocab_size=VOCAB, hidden_size=8)
 
 
 class FakeGroup:

@@ -131,9 +131,7 @@ def test_minus_infinity_survives() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        RankStarted(
-            1, 77, {"launch": 1.5, "warm_up": 0.25}, MemoryLedger(1, 2, 3, 4, 5, 6), 9, ModelFacts(96, 16, 2, 64)
-        ),
+        RankStarted(1, 77, {"launch": 1.5, "warm_up": 0.25}, MemoryLedger(1, 2, 3, 4, 5, 6), 9, ModelFacts(96, 16)),
         RankError(0, 78, "ValueError: é", 'Traceback:\n  "x"', (1,)),
     ],
 )
@@ -154,8 +152,9 @@ def test_settings_round_trip() -> None:
     [
         ({"dtype": "int8", "kv_tokens": 1}, "float32, bfloat16, float16"),
         ({"device": "tpu", "kv_tokens": 1}, "cpu, cuda"),
-        ({}, "exactly one of n_blocks, kv_tokens, kv_bytes"),
-        ({"kv_tokens": 1, "n_blocks": 1}, "exactly one of n_blocks, kv_tokens, kv_bytes"),
+        ({}, "exactly one of n_blocks, kv_tokens"),
+        ({"kv_tokens": 1, "n_blocks": 1}, "exactly one of n_blocks, kv_tokens"),
+        ({"kv_tokens": 0}, "at least one block"),
         ({"kv_tokens": 1, "ranks": 0}, "ranks must be at least 1, not 0"),
     ],
 )

@@ -13,7 +13,6 @@ from services.worker.backends.sizing import (
     HostRoom,
     NotEnoughMemoryError,
     available_host_memory,
-    blocks_for,
     host_room,
     require_memory,
 )
@@ -22,15 +21,9 @@ from services.worker.rank.memory import MemoryMeter
 from tests.unit.common.containers import container
 
 
-def test_tokens_round_up_and_bytes_round_down_after_the_null_block() -> None:
-    common = {"block_size": 16, "block_bytes": 1000, "max_model_len": 64}
-    assert blocks_for(kv_tokens=100, kv_bytes=None, **common) == 7
-    assert blocks_for(kv_tokens=None, kv_bytes=7999, **common) == 6
-    with pytest.raises(NotEnoughMemoryError, match="would hold no block: one takes 1,000 bytes"):
-        blocks_for(kv_tokens=None, kv_bytes=1999, **common)
-    for sizes in ({"kv_tokens": 1, "kv_bytes": 1}, {"kv_tokens": None, "kv_bytes": None}):
-        with pytest.raises(ValueError, match="exactly one of kv_tokens and kv_bytes"):
-            blocks_for(**sizes, **common)
+def test_tokens_are_rounded_up_to_blocks() -> None:
+    assert RankGroupConfig("m", kv_tokens=100).blocks_wanted == 7
+    assert RankGroupConfig("m", n_blocks=9).blocks_wanted == 9
 
 
 def test_too_little_memory_names_need_and_supply() -> None:
