@@ -1,3 +1,3 @@
-"""What is fast, what is not, and compared with whom."""
+"""Benchmarks of Ryzanstein and comparisons with other servers."""
 
 import services  # noqa: F401  # sets gRPC up as services do, before a benchmark's client imports it

@@ -1,4 +1,4 @@
-"""What the collectives of ranks cost beside gloo's, and what more ranks would bring: shared memory, bfloat16.
+"""Measures our collectives (shared memory, bfloat16) against gloo's, and predicts the speedup of more ranks.
 
 python -m bench.collectives --model CHECKPOINT [--ranks 2] [--json FILE]
 """
@@ -20,8 +20,8 @@ from services.common.cores import usable_cores
 
 
 def measure(ranks: int, options: list[str]) -> dict[str, Any]:
-    """The report of `bench.collectives_rank` on so many ranks."""
-    # As in a worker: idle OpenMP threads must not take the cores from the other ranks.
+    """Run `bench.collectives_rank` on this many ranks, and return its report."""
+    # As in a worker: idle OpenMP threads must not take cores from other ranks.
     defaults = {"OMP_NUM_THREADS": str(max(1, usable_cores() // ranks)), "OMP_WAIT_POLICY": "PASSIVE"}
     launch = ["-m", "services.worker.process.launch", "--standalone", f"--nproc-per-node={ranks}"]
     command = [sys.executable, *launch, "-m", "bench.collectives_rank", *options]
@@ -31,7 +31,7 @@ def measure(ranks: int, options: list[str]) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any]) -> str:
-    """The report as tables."""
+    """Format the report as tables."""
     lines = [f"all-reduce, {report['ranks']} ranks, bfloat16, µs (median / p99)"]
     for t in report["timings"]:
         ours = f"{t['shared_memory_p50']:9,.0f} /{t['shared_memory_p99']:9,.0f}"
@@ -49,7 +49,7 @@ def show(report: dict[str, Any]) -> str:
 
 
 def readings(report: dict[str, Any]) -> list[Reading]:
-    """All-reduces by size, ours and gloo's on the same tensors, and communication's share of a decode step."""
+    """All-reduces by size, ours and gloo's, and the share of communication in a decode step."""
     name = f"collectives/{report['ranks']} ranks"
     found = [
         lower(f"{name}, {timing['n_bytes'] >> 10} KiB/all-reduce {carrier} {cut}", timing[f"{key}_{cut}"], "us")

@@ -1,6 +1,6 @@
-"""What the collectives cost, measured by the ranks themselves; `bench.collectives` starts this with torchrun.
+"""Measures the collectives inside the ranks; `bench.collectives` starts it with torchrun.
 
-All-reduces of our shared-memory collectives and of gloo take turns, so that drift of the machine hits both alike.
+Our all-reduces and gloo's alternate, so that drift of the machine affects both alike.
 Rank 0 prints its report as JSON.
 """
 
@@ -47,7 +47,7 @@ class CollectiveTiming:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that one run measured."""
+    """The measurements of one run."""
 
     ranks: int
     timings: list[CollectiveTiming]
@@ -57,7 +57,7 @@ class Report:
 
 
 def time_all_reduce(comm: StepCommunicator, n_bytes: int, repeats: int) -> CollectiveTiming:
-    """Measure both implementations on a bfloat16 tensor of `n_bytes`, one all-reduce of each in turn."""
+    """Measure both implementations on a bfloat16 tensor of `n_bytes`, in alternation."""
     x = torch.zeros(n_bytes // 2, dtype=torch.bfloat16)
     ours, gloo = [], []
     for _ in range(_WARM_UP + repeats):
@@ -74,7 +74,7 @@ def _microseconds(collective: Callable[[], object]) -> float:
 
 
 def share_memory(config: RankGroupConfig) -> Segment:
-    """Return the group's segment: rank 0 makes it, the others map it. Needs a process group."""
+    """The group's segment: rank 0 creates it, the others map it. Needs a process group."""
     where: list[tuple[int, int] | None] = [None]
     segment = None
     if dist.get_rank() == 0:
@@ -83,15 +83,15 @@ def share_memory(config: RankGroupConfig) -> Segment:
     dist.broadcast_object_list(where, src=0)
     assert where[0] is not None
     segment = segment or Segment.attach(*where[0])
-    dist.barrier()  # nobody leaves before everybody has mapped it
+    dist.barrier()  # rank 0 must not exit before all ranks have mapped it
     return segment
 
 
 def join(config: RankGroupConfig, segment: Segment) -> StepCommunicator:
-    """Return this rank's end of the product's collectives."""
+    """Join the collectives that workers use."""
     layout, rank = GroupLayout.of(config), dist.get_rank()
     line = RankLine(segment, layout.control, rank)
-    # No server process here, but one is counted: ranks must wait as they do in the product.
+    # Count a server process, although there is none here, so that ranks wait as they do in a worker.
     patience = Patience.choose(config.ranks + 1, usable_cores(), _SPIN_S)
     seat = GroupSeat(
         rank,
@@ -107,7 +107,7 @@ def join(config: RankGroupConfig, segment: Segment) -> StepCommunicator:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure. Every rank of the group calls it; only rank 0's report counts."""
+    """Measure. All ranks of the group call it; only rank 0's report is used."""
     config = RankGroupConfig(
         model_path=str(options.model or ""),
         ranks=dist.get_world_size(),

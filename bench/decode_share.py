@@ -1,4 +1,4 @@
-"""How much of a decode step is communication, and what that says about more ranks."""
+"""Measures the share of communication in a decode step, and predicts the speedup of more ranks."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ class DecodeStep:
 
     @property
     def step_us(self) -> float:
-        """The whole step, without waiting for its plan."""
+        """The whole step, without the wait for its plan."""
         return self.forward_us + self.communication_us + self.sample_us
 
     @property
     def share(self) -> float:
-        """Communication's share of the step, within [0, 1)."""
+        """The share of communication in the step, within [0, 1)."""
         return self.communication_us / self.step_us
 
 
 def predict_speedup(share: float, measured_ranks: int, ranks: int) -> float:
-    """Return how much faster a decode step at `ranks` is than at one rank, given one measured share.
+    """How many times faster a decode step is with `ranks` than with one rank, from one measured share.
 
-    With the step at N = `measured_ranks` as unit, s = `share` of it is communication and 1 - s is compute. Compute
-    divides by the ranks; a one-shot all-reduce reads the buffers of n - 1 peers, so its time grows with n - 1:
+    The unit is the step at N = `measured_ranks`: s = `share` of it is communication, 1 - s is compute. Compute is
+    divided by the ranks; a one-shot all-reduce reads the buffers of n - 1 peers, so that its time grows with n - 1:
 
         T(n) = (1 - s) N / n  +  s (n - 1) / (N - 1)
         S(n) = T(1) / T(n)
 
-    It takes a free core per rank for granted and counts replicated work (norms, scheduling) as divided, so it is
-    optimistic about compute; an all-reduce also has a constant part, so it is pessimistic about communication.
+    The prediction is optimistic about compute: it assumes a free core per rank, and counts replicated work (norms,
+    scheduling) as divided. It is pessimistic about communication, since an all-reduce has a constant part.
     """
     if measured_ranks < 2:
         raise ValueError(f"one rank does not communicate: measure at 2 or more, not {measured_ranks}")
@@ -62,7 +62,7 @@ def measure_decode(
 ) -> DecodeStep | None:
     """Prefill `batch` prompts, then decode to the model length of `config`.
 
-    Every rank of the group calls it; only rank 0 gets times.
+    All ranks of the group call it; only rank 0 gets times.
     """
     backend = open_backend(getattr(torch, config.dtype), torch.device("cpu"))
     model = load(config, comm, backend)
@@ -95,7 +95,7 @@ def measure_decode(
 
 
 def decode_plans(batch: int, prompt_tokens: int, steps: int, block_size: int) -> list[StepPlan]:
-    """Return one step that prefills `batch` prompts in full, then `_WARM_UP_STEPS` or more that decode."""
+    """One step that prefills `batch` prompts in full, then `steps` decode steps, more than `_WARM_UP_STEPS`."""
     if steps <= _WARM_UP_STEPS:
         raise ValueError(f"{steps} decode steps are too few: the first {_WARM_UP_STEPS} are warm-up")
     per_slot = -(-(prompt_tokens + steps) // block_size)

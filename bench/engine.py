@@ -1,10 +1,10 @@
-"""How fast a worker's engine is, without gRPC and gateway: the scheduler and its ranks, driven offline.
+"""Measures a worker's engine without gRPC and gateway: scheduler and ranks, driven offline.
 
     python -m bench.engine /tmp/llama-100m --ranks 2 --batches 1,4,16,64
 
-For each batch size: prefill tokens/s, decode tokens/s and where a decode step's time goes. `plan` is what the
-scheduler costs in the server process; `forward`, `communication`, `sample` and `wait` are rank 0's own times; the
-rest of a step is the hand-off between the processes.
+For each batch size: prefill tokens/s, decode tokens/s, and the parts of a decode step. `plan` is the scheduler's time
+in the server process; `forward`, `communication`, `sample` and `wait` are rank 0's times; the rest of a step is the
+hand-off between the processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from services.worker.scheduling.request import Request
 
 @dataclass(frozen=True)
 class Measured:
-    """One batch size. Times of a decode step are medians in microseconds."""
+    """The result for one batch size. Times of a decode step are medians in microseconds."""
 
     batch: int
     prefill_tokens_per_s: float
@@ -54,14 +54,14 @@ class _Step:
 
 
 class MeasuredEngine(OfflineEngine):
-    """Keeps the times of every step."""
+    """An engine that records the times of every step."""
 
     def __init__(self, group: RankGroup, started: GroupStarted) -> None:
         super().__init__(group, started)
         self._steps: dict[int, _Step] = {}
 
     def plan(self) -> StepPlan | None:
-        """Time what a plan costs."""
+        """Plan a step, and record the time."""
         began = time.perf_counter()
         plan = super().plan()
         if plan is not None:
@@ -69,7 +69,7 @@ class MeasuredEngine(OfflineEngine):
         return plan
 
     def apply(self, result: StepResult) -> None:
-        """Time what a result costs."""
+        """Apply a result, and record the time."""
         began = time.perf_counter()
         super().apply(result)
         step = self._steps[result.step]
@@ -77,7 +77,7 @@ class MeasuredEngine(OfflineEngine):
         step.cost_us += (time.perf_counter() - began) * 1e6
 
     async def measure(self, requests: list[Request]) -> list[_Step]:
-        """Run the requests to their end; returns their steps in order."""
+        """Run the requests to their end; return their steps in order."""
         self._steps.clear()
         await self.run(requests)
         return [self._steps[number] for number in sorted(self._steps)]
@@ -85,7 +85,7 @@ class MeasuredEngine(OfflineEngine):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What every request of a run is like."""
+    """The size and sampling of all requests of a run."""
 
     prompt_tokens: int
     output_tokens: int
@@ -93,7 +93,7 @@ class Workload:
 
 
 def make_requests(batch: int, workload: Workload, vocab: int, seed: int) -> list[Request]:
-    """Random prompts that share nothing."""
+    """Requests with random prompts that share no prefix."""
     rng = random.Random(seed)
     prompts = [[rng.randrange(vocab) for _ in range(workload.prompt_tokens)] for _ in range(batch)]
     return [Request(p, len(p), workload.sampling, max_tokens=workload.output_tokens) for p in prompts]
@@ -127,7 +127,7 @@ def summarise(batch: int, prompt_tokens: int, steps: list[_Step], started: float
 async def measure(
     config: RankGroupConfig, batches: list[int], workload: Workload, rounds: int
 ) -> tuple[GroupStarted, list[Measured]]:
-    """Start the ranks once, warm up, then measure each batch size `rounds` times and keep the median round."""
+    """Start the ranks once, warm up, then measure each batch size `rounds` times; return the median rounds."""
     group = RankGroup(config)
     started = await group.start()
     engine = MeasuredEngine(group, started)
@@ -147,7 +147,7 @@ async def measure(
 
 
 def readings(measured: list[Measured], where: str) -> list[Reading]:
-    """Everything that was measured, as data."""
+    """The results as readings."""
     found = []
     for m in measured:
         name = f"{where}, {m.batch} at once"

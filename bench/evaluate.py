@@ -1,9 +1,9 @@
-"""What a number format costs in quality, measured through the served API.
+"""Measures the loss of quality of a number format, through the served API.
 
     python -m bench.evaluate --model models/ryzanstein-tiny --dtype bfloat16 --against float32
 
-A stack is started per format, and each one scores the same held-out documents by the prompt logprobs of
-`/v1/completions`: what is measured is what a client gets, with sharding, paging and sampling numerics in it.
+It starts a stack per format, and scores the same held-out documents by the prompt logprobs of `/v1/completions`. So it
+measures the numbers that a client gets, with the numerics of sharding, paging and sampling included.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BUNDLED = Path("models/ryzanstein-tiny")
 
 
 class Dtype(StrEnum):
-    """What `ryzanstein up --dtype` takes."""
+    """Values of `ryzanstein up --dtype`."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -47,7 +47,7 @@ class Setup:
 
 
 def start_token(model: Path) -> int:
-    """The id that a document begins with; raises BadParameter where config.json names none."""
+    """The token id at the start of a document; raises BadParameter if config.json has none."""
     found = json.loads((model / "config.json").read_text())["bos_token_id"]
     if not isinstance(found, int):
         raise typer.BadParameter(
@@ -69,7 +69,7 @@ def score(setup: Setup, documents: Sequence[Document], concurrency: int) -> list
 def by_group(
     reference: Sequence[ScoredDocument], candidate: Sequence[ScoredDocument], seed: int
 ) -> dict[str, Comparison]:
-    """Comparisons over everything (`all`) and per group of documents."""
+    """Comparisons over all documents (`all`) and per group of documents."""
     groups = ["all", *sorted({scored.document.group for scored in reference})]
     found = {}
     for group in groups:
@@ -79,7 +79,7 @@ def by_group(
 
 
 def show(results: dict[str, Comparison], candidate: Setup, reference: Setup, console: Console) -> None:
-    """One column per group."""
+    """Print a table with one column per group."""
     title = f"{candidate.model.name}, {candidate.dtype} against {reference.dtype}: value [95 % interval]"
     table = Table(title=title, caption=f"KL: over the {TOP} likeliest tokens and the rest as one bucket")
     table.add_column("")

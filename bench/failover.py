@@ -1,10 +1,10 @@
-"""What a stream waits for when its worker is killed, and how much of that is computing its tokens again.
+"""Measures how long a stream pauses when its worker is killed, and how much of the pause is re-prefill.
 
     python -m bench.failover --streams 64 --rounds 4
 
-Streams run on three workers; in mid-stream the busiest one's rank or its server process is killed. The trace of a
-stream that had to move divides its pause: until it was submitted elsewhere, queue and re-prefill there, and the rest.
-Clients never try again; the exit status is 1 when one of them did not get all of its tokens.
+Streams run on three workers; in mid-stream, the busiest worker's rank or server process is killed. The trace of a moved
+stream divides its pause into parts: until it was submitted to another worker, queue and re-prefill there, and the rest.
+Clients never retry; the exit status is 1 if a client did not get all its tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SPANS = {_ARRIVAL, "worker.queue", "worker.prefill"}
 
 @dataclass(frozen=True)
 class Plan:
-    """What a round is."""
+    """The parameters of a round."""
 
     workers: int
     streams: int
@@ -51,23 +51,23 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pause:
-    """Of one stream that had to move; milliseconds."""
+    """The pause of one moved stream, in milliseconds."""
 
-    whole: float  # from the last token before to the first one after, as the client sees them
+    whole: float  # from the last token before the kill to the next one, at the client
     usual: float  # the stream's median gap between events
-    submitted: float  # from the kill until another worker had the request
-    prefill: float  # the queue and the re-prefill there
+    submitted: float  # from the kill to the submission at another worker
+    prefill: float  # queue and re-prefill at that worker
 
     @property
     def beyond(self) -> float:
-        """Without the re-prefill."""
+        """The pause without queue and re-prefill."""
         return self.whole - self.prefill
 
 
 def divide(answer: Answer, spans: dict, killed_ns: int, offset_ns: int) -> Pause | None:
-    """The pause of a stream by its trace; None for one that was not interrupted.
+    """Compute the pause of a stream from its trace; None if the stream was not interrupted.
 
-    `offset_ns`: from the clock of the answer's times to the epoch, in which spans count.
+    `offset_ns` converts the clock of the answer's times to the time since the epoch, which spans use.
     """
     submitted = _submitted(spans)
     if len(submitted) < 2:
@@ -84,7 +84,7 @@ def divide(answer: Answer, spans: dict, killed_ns: int, offset_ns: int) -> Pause
 
 
 def spans_of(collector: Collector, trace_id: str) -> dict:
-    """A stream's spans, the worker's being those of the last attempt: the ones before it are here sooner."""
+    """Wait for a stream's spans, including the worker's spans of the last attempt, which arrive last."""
     submitted = _submitted(collector.wait(trace_id, {_ARRIVAL}))
     return collector.wait(trace_id, _SPANS, {"worker.queue", "worker.prefill"}, submitted[-1])
 
@@ -96,16 +96,16 @@ def _submitted(spans: dict) -> list[int]:
 async def run(
     stack: RunningStack, collector: Collector, plan: Plan, kind: FaultKind, seed: int
 ) -> tuple[list[Pause], list[int]]:
-    """One kill in mid-stream: the pauses, and how many streams the workers had before it, the busiest first.
+    """Kill once in mid-stream; return the pauses, and the workers' streams before the kill, the busiest first.
 
-    Raises RuntimeError when a client did not get all of its tokens.
+    Raises RuntimeError if a client did not get all its tokens.
     """
     rng = random.Random(seed)
     traces = [secrets.token_hex(16) for _ in range(plan.streams)]
     prompts = [[rng.randrange(300, plan.vocab) for _ in range(plan.prompt_tokens)] for _ in traces]
 
     async def stream(index: int) -> Answer:
-        # Sessions are spread over all workers; ids tell how many tokens an event has.
+        # Sessions spread the streams over all workers; token ids show how many tokens an event has.
         fields = {"session_id": f"{seed}-{index}", "return_token_ids": True}
         header = f"traceparent: 00-{traces[index]}-{secrets.token_hex(8)}-01\r\n"
         return await complete(stack.url, "ryzanstein-tiny", prompts[index], plan.output_tokens, fields, header)
@@ -124,7 +124,7 @@ async def run(
 
 
 def measure(plan: Plan, rounds: int, console: Console) -> dict[FaultKind, list[Pause]]:
-    """All rounds on one installation, kinds in turns."""
+    """Run all rounds on one installation, alternating the kinds of kill."""
     found: dict[FaultKind, list[Pause]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory(prefix="rz-") as folder, collecting() as (collector, variables):
         os.environ.update(variables)
@@ -143,7 +143,7 @@ def measure(plan: Plan, rounds: int, console: Console) -> dict[FaultKind, list[P
 
 
 def readings(found: dict[FaultKind, list[Pause]]) -> list[Reading]:
-    """Medians, 95th percentiles and the longest ones."""
+    """Medians, 95th percentiles and maxima, as readings."""
     rows = [(f"failover/{kind}", part, values) for kind, pauses in found.items() for part, values in parts(pauses)]
     return [
         lower(f"{name}/{part}, {which}", value, "ms")
@@ -153,7 +153,7 @@ def readings(found: dict[FaultKind, list[Pause]]) -> list[Reading]:
 
 
 def parts(pauses: Sequence[Pause]) -> list[tuple[str, list[float]]]:
-    """What is told of them."""
+    """The reported parts of the pauses."""
     return [
         ("whole pause", [pause.whole for pause in pauses]),
         ("until submitted elsewhere", [pause.submitted for pause in pauses]),

@@ -1,9 +1,9 @@
-"""What the gateway costs: against its worker's own gRPC, against other proxies, and gRPC against REST.
+"""Measures the gateway's overhead: against the worker's gRPC, against other proxies, and gRPC against REST.
 
     python -m bench.gateway [--peer litellm=/path/to/venv --peer vllm-router=/path/to/venv]
 
-Answers are 64 tokens from scripted mocks, so that nothing but the proxy takes time. Each proxy runs alone on core 0,
-the mocks and the client on the other cores; targets take turns within each round, and the median round counts.
+Scripted mocks answer with 64 tokens, so that only the proxy takes time. Each proxy runs alone on core 0, the mocks and
+the client on the other cores; targets take turns within each round, and the median round counts.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from bench.stats import median, percentile
 from services.common.ports import free_port
 
 AT_ONCE, UNPACED = 0, 1
-WIRE_PACE_US = 8_000  # slow enough that every token travels alone
+WIRE_PACE_US = 8_000  # slow enough that every token is a message of its own
 DIRECT, OURS, BACKEND = "worker, no gateway", "ryzanstein gateway", "mock backend, no proxy"
 
 
 @dataclass(frozen=True)
 class Ran:
-    """One closed loop; latencies in milliseconds."""
+    """The result of one closed loop; latencies in milliseconds."""
 
     p50: float
     p99: float
@@ -56,7 +56,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Row:
-    """One target: whole answers one at a time and 32 at a time, streams 64 at a time."""
+    """The results of one target: whole answers, 1 and 32 at a time; streams, 64 at a time."""
 
     alone: Ran
     busy: Ran
@@ -64,7 +64,7 @@ class Row:
 
 
 async def loop(target: Target, requests: int, clients: int, pace_us: int, *, stream: bool) -> Ran:
-    """Requests from that many clients, each waiting for its answer before it asks again."""
+    """Run a closed loop of that many clients: each waits for its answer before its next request."""
     latencies: list[float] = []
     left = iter(range(requests))
 
@@ -80,18 +80,18 @@ async def loop(target: Target, requests: int, clients: int, pace_us: int, *, str
 
 
 def middle(runs: list[Ran]) -> Ran:
-    """The median of each number."""
+    """The median of each field."""
     return Ran(median([r.p50 for r in runs]), median([r.p99 for r in runs]), median([r.per_s for r in runs]))
 
 
 def turns(targets: list[Target], round_number: int) -> list[Target]:
-    """Another target goes first in every round."""
+    """Rotate the targets, so that another one goes first in every round."""
     cut = round_number % len(targets)
     return targets[cut:] + targets[:cut]
 
 
 async def overhead(targets: list[Target], rounds: int) -> dict[str, Row]:
-    """Every target under the same loads."""
+    """Measure every target under the same loads."""
     runs: dict[tuple[str, str], list[Ran]] = {}
     loads = (("alone", 200, 1, AT_ONCE, False), ("busy", 640, 32, AT_ONCE, False), ("streams", 128, 64, UNPACED, True))
     for target in targets:
@@ -109,7 +109,7 @@ async def overhead(targets: list[Target], rounds: int) -> dict[str, Row]:
 
 
 async def hold_streams(port: int, streams: int, pace_ms: int) -> dict[str, float]:
-    """All streams at once. Gaps are between arrivals on one stream; an answer with any token missing is an error."""
+    """Run all streams at once. A gap lies between two arrivals of a stream; a missing token makes an error."""
     target = HttpTarget(OURS, port, answers=[])
     began = time.perf_counter()
     asked = (target.ask(pace_ms * 1000, stream=True) for _ in range(streams))
@@ -132,7 +132,7 @@ async def hold_streams(port: int, streams: int, pace_ms: int) -> dict[str, float
 
 
 async def grpc_against_rest(rest_port: int, grpc_port: int, rounds: int) -> dict[str, dict[str, object]]:
-    """Latency of whole answers and bytes on the wire."""
+    """Measure the latency of whole answers, and bytes on the wire."""
     targets: list[Target] = [HttpTarget("REST", rest_port), GrpcTarget("gRPC", f"127.0.0.1:{grpc_port}")]
     runs: dict[tuple[str, int], list[Ran]] = {}
     for target in targets:
@@ -166,7 +166,7 @@ async def grpc_against_rest(rest_port: int, grpc_port: int, rounds: int) -> dict
 def running(
     command: list[str], log: Path, cores: set[int], env: dict[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process on these cores while the block runs."""
+    """Run a process on these cores while the block runs."""
     with log.open("w") as errors:
         process = subprocess.Popen(
             command,
@@ -187,7 +187,7 @@ def running(
 
 
 def wait_ready(url: str, process: subprocess.Popen[str], log: Path) -> None:
-    """Return once the URL answers 200; raises RuntimeError."""
+    """Return once the URL answers 200; raises RuntimeError after two minutes, or if the process ends."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(httpx.HTTPError):
@@ -198,7 +198,7 @@ def wait_ready(url: str, process: subprocess.Popen[str], log: Path) -> None:
 
 
 def peer_command(name: str, home: Path, port: int, backend: int, folder: Path) -> tuple[list[str], str]:
-    """How a peer is started in front of the mock backend, and the path that says it is ready."""
+    """The command that starts a peer in front of the mock backend, and the path of its readiness probe."""
     url = f"http://127.0.0.1:{backend}"
     if name == "litellm":
         params = {"model": f"openai/{MODEL}", "api_base": f"{url}/v1", "api_key": "unused"}
@@ -216,7 +216,7 @@ def peer_command(name: str, home: Path, port: int, backend: int, folder: Path) -
 
 
 async def measure(options: argparse.Namespace, folder: Path, processes: contextlib.ExitStack) -> dict[str, Any]:
-    """Start everything, then run every part once."""
+    """Start all processes, then run every part once."""
     every = os.sched_getaffinity(0)
     proxy_cores = {min(every)}
     os.sched_setaffinity(0, every - proxy_cores or every)
@@ -242,7 +242,7 @@ async def measure(options: argparse.Namespace, folder: Path, processes: contextl
         peer = processes.enter_context(running(command, log, proxy_cores))
         wait_ready(f"http://127.0.0.1:{port}{ready}", peer, log)
         peers.append(HttpTarget(name, port))
-    targets: list[Target] = [  # after the last fork: gRPC has threads
+    targets: list[Target] = [  # after the last fork, since gRPC starts threads
         ConnectTarget(DIRECT, addresses["worker"]),
         HttpTarget(OURS, rest),
         HttpTarget(BACKEND, addresses["backend"]),
@@ -260,7 +260,7 @@ async def measure(options: argparse.Namespace, folder: Path, processes: contextl
 
 
 def show(results: dict[str, Any]) -> str:
-    """The tables, in Markdown."""
+    """Format the tables in Markdown."""
     lines = [
         "| 64-token answers | C=1 p50 ms | p99 ms | C=32 p50 ms | p99 ms | req/s | C=64 streams, tokens/s |",
         "|---|---|---|---|---|---|---|",
@@ -290,7 +290,7 @@ def show(results: dict[str, Any]) -> str:
 
 
 def readings(results: dict[str, Any]) -> list[Reading]:
-    """What clients of this gateway notice, as data; raises RuntimeError when a held stream lost a token."""
+    """The gateway's results as readings; raises RuntimeError if a held stream lost a token."""
     held, row, found = results["held"], results["overhead"][OURS], []
     if held["errors"]:
         raise RuntimeError(f"{held['errors']} of {held['streams']} held streams were not whole")

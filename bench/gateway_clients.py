@@ -1,4 +1,4 @@
-"""Clients that cost little themselves: the client shares the machine with what it measures."""
+"""Clients with little overhead, since they share the machine with the server under test."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ _PROMPT_IDS = list(range(100, 140))
 
 
 class BadAnswerError(RuntimeError):
-    """An answer was not what the mock gave."""
+    """An answer differs from the mock's answer."""
 
 
 class Target(Protocol):
-    """Something that answers with 64 tokens."""
+    """A server under test, which answers with 64 tokens."""
 
     name: str
 
     async def ask(self, pace_us: int, *, stream: bool) -> list[float]:
-        """One request; returns when its parts arrived (`time.perf_counter()`). Raises BadAnswerError, OSError."""
+        """Send one request; return the arrival times of its parts (`time.perf_counter()`).
+
+        Raises BadAnswerError or OSError.
+        """
         ...
 
     async def close(self) -> None:
@@ -49,7 +52,7 @@ class _Answer(asyncio.Protocol):
         self.lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by descent
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it
 
     def data_received(self, data: bytes) -> None:
         self.arrivals.append(time.perf_counter())
@@ -76,7 +79,7 @@ class HttpTarget:
 
     name: str
     port: int
-    answers: list[bytes] | None = None  # a list collects every answer as it came over the wire
+    answers: list[bytes] | None = None  # if a list, it collects the raw bytes of every answer
     _idle: list[_Answer] = field(default_factory=list)
 
     async def ask(self, pace_us: int, *, stream: bool) -> list[float]:
@@ -123,7 +126,7 @@ def streamed_text(answer: bytes) -> str:
 
 
 class ConnectTarget:
-    """The worker's own gRPC, without a gateway: one Connect stream for all requests, as a gateway has it."""
+    """The worker's gRPC without a gateway: one Connect stream for all requests, as gateways use."""
 
     def __init__(self, name: str, address: str) -> None:
         self.name = name
@@ -194,7 +197,7 @@ class GrpcTarget:
 
 @dataclass
 class Relay:
-    """Passes TCP through and counts the bytes."""
+    """Forwards TCP connections and counts the bytes."""
 
     upstream: int
     up: int = 0
@@ -219,7 +222,7 @@ class Relay:
 
 
 async def bytes_per_request(target: Target, relay: Relay, *, pace_us: int, stream: bool) -> tuple[float, float]:
-    """Bytes up and down per request once the connection is there."""
+    """Bytes up and down per request on an open connection."""
     await target.ask(pace_us, stream=stream)
     await asyncio.sleep(0.05)
     requests, up, down = 20, relay.up, relay.down

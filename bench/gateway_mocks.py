@@ -1,7 +1,7 @@
-"""What stands behind a proxy that is measured: a scripted worker with its router, and an OpenAI-compatible backend.
+"""Mocks behind a proxy under test: a scripted worker with its router, and an OpenAI-compatible backend.
 
-Run as a process of its own; prints the addresses as one line of JSON. The `seed` of a request says how fast it is
-answered: 0 at once, n with one token every n microseconds (1: as fast as they can be sent).
+It runs as its own process, and prints the addresses as one line of JSON. The `seed` of a request sets the pace of its
+answer: 0 is all tokens at once, n is one token every n microseconds (1: as fast as possible).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODEL = "mock"
 ANSWER_TOKENS = 64
 TOKENIZER_FOLDER = Path(__file__).parents[1] / "models" / "ryzanstein-tiny"
 _TEXT = "def mean(values):\n    total = sum(values)\n    return total / len(values)\n" * 4
-_UNPACED_S = 1e-5  # a pause this short is none: the loop only gives way to others
+_UNPACED_S = 1e-5  # up to this pause, only yield to the event loop
 
 
 def answer_ids(tokenizer: Tokenizer) -> list[int]:
@@ -40,7 +40,7 @@ def answer_text() -> str:
 
 
 def model_card(worker_id: str, incarnation: str) -> worker_pb2.ModelCard:
-    """A card with the bundled model's tokenizer and template: what gateways do with text is part of their work."""
+    """A card with the bundled model's tokenizer and template, so that the gateway's text processing is measured."""
     config = json.loads((TOKENIZER_FOLDER / "tokenizer_config.json").read_text())
     tokenizer = (TOKENIZER_FOLDER / "tokenizer.json").read_bytes()
     return worker_pb2.ModelCard(
@@ -66,7 +66,7 @@ class _Running:
 
 
 class MockWorker(worker_pb2_grpc.WorkerServicer):
-    """Steps like an engine: every running request gets its next token in one message."""
+    """Steps like an engine: one message has the next token of every running request."""
 
     def __init__(self, worker_id: str) -> None:
         self.worker_id, self.model, self.incarnation = worker_id, MODEL, uuid.uuid4().hex
@@ -134,7 +134,7 @@ async def _read(
 
 
 class MockBackend(asyncio.Protocol):
-    """The least that proxies take for an OpenAI server; HTTP/1.1 with keep-alive."""
+    """The minimal OpenAI server that proxies accept; HTTP/1.1 with keep-alive."""
 
     def __init__(self, texts: list[str]) -> None:
         self._texts = texts
@@ -143,7 +143,7 @@ class MockBackend(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by descent
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
@@ -213,7 +213,7 @@ async def serve() -> None:
     worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
     worker.address = f"127.0.0.1:{bind(server, '127.0.0.1', 0)}"
     await server.start()
-    router = Router([worker])  # type: ignore[list-item]  # it asks no more of a worker than this one has
+    router = Router([worker])  # type: ignore[list-item]  # it needs only what the mock has
     await router.start()
     tokenizer = Tokenizer.from_file(str(TOKENIZER_FOLDER / "tokenizer.json"))
     texts = [tokenizer.decode([token]) for token in answer_ids(tokenizer)]

@@ -1,8 +1,8 @@
-"""How fast `transformers` itself generates: a peer of `bench.engine` on the same model, batch and lengths.
+"""Measures generation with `transformers`, for comparison with `bench.engine` on the same model, batch and lengths.
 
     python -m bench.generate /tmp/llama-1b --device cuda --batches 1,16,64 --static
 
-`--static` gives the cache a fixed shape, with which `generate` compiles the decode step (CUDA graphs on a GPU).
+`--static` gives the cache a fixed shape, so that `generate` compiles the decode step (CUDA graphs on a GPU).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 
 def seconds(model: PreTrainedModel, ids: torch.Tensor, tokens: int, static: bool) -> float:
-    """Return how long `tokens` more of each row of `ids` take, greedy."""
+    """Time to generate `tokens` more tokens for each row of `ids`, greedily."""
     options = {"cache_implementation": "static"} if static else {}
     began = time.perf_counter()
     found = model.generate(
@@ -48,7 +48,7 @@ def main(
     few = output_tokens // 8
     for batch in (int(size) for size in batches.split(",")):
         ids = torch.randint(2, loaded.config.vocab_size, (batch, prompt_tokens), device=device)
-        for tokens in (output_tokens, few):  # what is compiled is compiled now
+        for tokens in (output_tokens, few):  # warm-up: compiles
             seconds(loaded, ids, tokens, static)
         whole = min(seconds(loaded, ids, output_tokens, static) for _ in range(rounds))
         start = min(seconds(loaded, ids, few, static) for _ in range(rounds))

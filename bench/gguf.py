@@ -1,4 +1,4 @@
-"""Write a benchmark checkpoint as GGUF, so that llama.cpp runs on the very same bf16 weights."""
+"""Writes a benchmark checkpoint as GGUF, so that llama.cpp runs the same bf16 weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "
 
 
 def write_gguf(checkpoint: Path, out: Path) -> Path:
-    """Convert a folder written by `make_checkpoint`; returns `out`."""
+    """Convert a folder written by `make_checkpoint`; return `out`."""
     config = json.loads((checkpoint / "config.json").read_text())
     writer = gguf.GGUFWriter(str(out), "llama")
     _write_facts(writer, config)
@@ -63,7 +63,7 @@ def _write_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges([f"{tokens[2]} {tokens[3]}"])  # the reader refuses an empty list; this pair is never made
+    writer.add_token_merges([f"{tokens[2]} {tokens[3]}"])  # the reader refuses an empty list; this pair never occurs
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_add_bos_token(False)
@@ -86,6 +86,6 @@ def _write_tensor(writer: gguf.GGUFWriter, name: str, tensor: torch.Tensor, conf
 
 
 def _interleave_rotary(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of a head from halves (Hugging Face) to pairs (llama.cpp): [n_heads * head_dim, hidden]."""
+    """Reorder the rows of each head from halves (Hugging Face) to pairs (llama.cpp): [n_heads * head_dim, hidden]."""
     rows, hidden = weight.shape
     return weight.view(heads, 2, rows // heads // 2, hidden).transpose(1, 2).reshape(rows, hidden)

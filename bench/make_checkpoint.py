@@ -1,9 +1,9 @@
-"""Make a Llama checkpoint of a named shape with random weights and the bundled tokenizer's files.
+"""Makes a Llama checkpoint of a named shape with random weights and a byte-level tokenizer.
 
     python -m bench.make_checkpoint 100m /tmp/llama-100m
 
-What speed depends on is the shape; what the weights hold does not matter. The tokenizer is a byte-level one of the
-shape's vocabulary size, so that every server accepts text and token ids alike.
+Speed depends on the shape, not on the values of weights. The tokenizer has the shape's vocabulary size, so that every
+server accepts both text and token ids.
 """
 
 from __future__ import annotations

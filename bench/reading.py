@@ -1,7 +1,7 @@
-"""What every bench hands back as data: `--json FILE` writes a list of readings.
+"""Readings, the results of benches as data: `--json FILE` writes a list of them.
 
-A reading is one number with what it takes to compare it with another day's: its unit, and which way is better. Names
-are paths, `area/circumstances/what`; `ryzanstein bench compare` goes by them, so they stay as they are.
+A reading is a number with its unit and whether lower or higher is better. Its name is a path,
+`area/circumstances/what`. `ryzanstein bench compare` matches readings by name, so names must not change.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Reading:
 
 
 def lower(name: str, value: float, unit: str) -> Reading:
-    """A reading of which less is better: times, memory."""
+    """A reading that improves by falling, such as a time or memory."""
     return Reading(name, value, unit, Better.LOWER)
 
 
 def higher(name: str, value: float, unit: str) -> Reading:
-    """A reading of which more is better: rates."""
+    """A reading that improves by rising, such as a rate."""
     return Reading(name, value, unit, Better.HIGHER)
 
 
 def write_readings(path: Path, readings: Iterable[Reading]) -> None:
-    """Write them as JSON; raises ValueError for a name that comes twice."""
+    """Write readings as JSON; raises ValueError for a duplicate name."""
     found = list(readings)
     names = [reading.name for reading in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -44,5 +44,5 @@ def write_readings(path: Path, readings: Iterable[Reading]) -> None:
 
 
 def read_readings(path: Path) -> list[Reading]:
-    """What :func:`write_readings` wrote."""
+    """Read a file of :func:`write_readings`."""
     return [Reading(**{**entry, "better": Better(entry["better"])}) for entry in json.loads(path.read_text())]

@@ -1,14 +1,14 @@
-"""Decisions per second and their latency of one router process over many workers.
+"""Measures the decisions per second and their latency, for one router process and many workers.
 
     python -m bench.router [--workers 1000] [--rate 500] [--seconds 5] [--rounds 3]
 
-Workers are real gRPC servers without a model, in a process of their own; Redis, coordinator and router are real
-processes. The router has the first core to itself; everything else is on the other cores, where the workers give way to
-the rest. Latency is seen from a client on the same machine, which asks as gateways do, over one call: it includes gRPC
-on both sides. What that alone takes is shown first: a service on the router's core that answers without a decision.
-The router's own clock (`ryzanstein_router_decision_seconds`) says how many decisions took it 5 ms at most, Redis and
-coordinator included. CPU is the router's, paced and flat out: the busier it is, the more decisions share a message, a
-round trip to Redis and one to the coordinator. What flat out takes of a core says how many a core can make.
+Workers are real gRPC servers without a model, in their own process; Redis, coordinator and router are real processes.
+The router has the first core to itself; the others share the other cores, the workers with low priority. A client on
+the same machine measures latency: it uses one call, as gateways do, and so includes gRPC on both sides. The first row
+shows gRPC alone: a service on the router's core that answers without a decision. The share of decisions within 5 ms
+comes from the router's metric `ryzanstein_router_decision_seconds`, which includes Redis and coordinator. CPU is the
+router's time per decision, paced and flat out: under load, more decisions share a message and the round trips to Redis
+and to the coordinator. Flat out, it shows how many decisions a core can make.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from tests.integration.router.processes import RedisServer, coordinator_process,
 
 PREFIX = list(range(1, 65))  # the shared system prompt: 1,024 tokens
 LEASES_AT_ONCE = 5
-FLAT_OUT_CLIENTS = 128  # with few the router waits for them in turns: 16 get half of what 128 get
-FLAT_OUT_S = 2.0  # for longer, and the workers, which give way to the client, would pass for dead
+FLAT_OUT_CLIENTS = 128  # fewer clients leave the router idle at times: 16 get half the rate of 128
+FLAT_OUT_S = 2.0  # if longer, the low-priority workers would miss heartbeats and look dead
 Row = dict[str, float]
-HOLDERS = 20  # workers that have it cached
-AGAIN = (sys.executable, "-m", "bench.router")  # as a module: `bench` sets gRPC up before it is imported
+HOLDERS = 20  # workers that have PREFIX cached
+AGAIN = (sys.executable, "-m", "bench.router")  # as a module, so that `bench` sets gRPC up before its import
 EMPTY = "no decision: an empty service"
 SECONDS = "ryzanstein_router_decision_seconds"
-# How many sessions take turns: the few are all bound during the warm-up, the many are each new when they come.
+# Number of sessions that take turns: a few are all bound during the warm-up; of many, each request's session is new.
 KINDS = {"plain": 0, "session and prefix": 200, "new session and prefix": 1 << 30}
 
 
 async def serve_workers(redis_url: str, n: int) -> None:
-    """The fleet; runs until killed."""
-    os.nice(10)  # its heartbeats may be late, the decisions that are timed may not
+    """Run the fleet of workers until killed."""
+    os.nice(10)  # late heartbeats are fine, late decisions are not
     workers = [FakeWorker(f"worker-{i}") for i in range(n)]
-    for worker in workers:  # as real ones: what pulls would save is worked out for every decision with a prefix
+    for worker in workers:  # as real workers, so that decisions with a prefix compute pulls
         worker.update(kv_bytes_per_token=20_000, pull_bytes_per_s=1e9)
     for worker in workers[:HOLDERS]:
         worker.store(PREFIX)
@@ -70,8 +70,8 @@ async def serve_workers(redis_url: str, n: int) -> None:
         await worker.start(port=0)
     async with redis.from_url(redis_url) as client:
         leases = LeaseTable(client, RedisKeys("default"))
-        # A few workers at a time: a fleet does not beat in step, and a thousand keepers would take the machine that is
-        # measured.
+        # A few workers at a time: a real fleet does not renew its leases in step, and a thousand tasks would load the
+        # machine under test.
         while True:
             for first in range(0, n, LEASES_AT_ONCE):
                 some = workers[first : first + LEASES_AT_ONCE]
@@ -84,14 +84,14 @@ async def serve_workers(redis_url: str, n: int) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """A service that is asked where to run requests."""
+    """A routing service under test."""
 
     routes: Routes
     process: psutil.Process
-    metrics_url: str = ""  # '' where there are none
+    metrics_url: str = ""  # '' if it has no metrics
 
     async def timed(self) -> tuple[float, float]:
-        """How many decisions took it 5 ms at most, and how many there were; NaN where it does not say."""
+        """The number of decisions within 5 ms, and of all decisions; NaN without metrics."""
         if not self.metrics_url:
             return math.nan, math.nan
         async with httpx.AsyncClient(trust_env=False) as client:
@@ -102,7 +102,7 @@ class Target:
 
 
 class EmptyService(routing_pb2_grpc.RouterServicer):
-    """Answers every request with the same worker."""
+    """A service that answers every request with the same worker."""
 
     async def RouteMany(self, messages, context):  # type: ignore[no-untyped-def]  # noqa: N802, D102
         placed = routing_pb2.RouteResponse(worker_id="worker-1", incarnation="0" * 32, address="127.0.0.1:1")
@@ -112,7 +112,7 @@ class EmptyService(routing_pb2_grpc.RouterServicer):
 
 
 async def serve_nothing(port: int) -> None:
-    """The empty service; runs until killed."""
+    """Run the empty service until killed."""
     server = new_server()
     routing_pb2_grpc.add_RouterServicer_to_server(EmptyService(), server)
     bind(server, "127.0.0.1", port)
@@ -122,7 +122,7 @@ async def serve_nothing(port: int) -> None:
 
 
 def request(i: int, sessions: int) -> routing_pb2.RouteRequest:
-    """A request of one of that many sessions, with a prompt of its own behind the shared prefix; 0: without both."""
+    """A request of one of `sessions` sessions, with its own prompt after the shared prefix; 0: without both."""
     return routing_pb2.RouteRequest(
         request_id=f"request-{i}",
         prompt_tokens=1500,
@@ -135,7 +135,7 @@ def request(i: int, sessions: int) -> routing_pb2.RouteRequest:
 
 @contextlib.contextmanager
 def ticking(every_s: float) -> Iterator[asyncio.Event]:
-    """An event that a timer of the kernel sets: the event loop's own know whole milliseconds only."""
+    """An event that a kernel timer sets: timers of the event loop have a resolution of a millisecond."""
     tick, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGALRM, tick.set)
     signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
@@ -147,7 +147,7 @@ def ticking(every_s: float) -> Iterator[asyncio.Event]:
 
 
 async def paced(route: Callable[[int], Awaitable[object]], rate: float, seconds: float) -> list[float]:
-    """Latencies in ms when requests arrive evenly, whatever becomes of the earlier ones."""
+    """Latencies in ms of requests that are sent at even intervals, without waiting for earlier ones."""
     latencies: list[float] = []
 
     async def one(i: int, due: float) -> None:
@@ -167,7 +167,7 @@ async def paced(route: Callable[[int], Awaitable[object]], rate: float, seconds:
 
 
 async def flat_out(route: Callable[[int], Awaitable[object]], seconds: float, clients: int) -> float:
-    """Decisions per second with that many clients, each waiting for its answer."""
+    """Decisions per second with that many clients, each of which waits for its answer."""
     done, end = 0, time.perf_counter() + seconds
 
     async def client(offset: int) -> None:
@@ -183,7 +183,7 @@ async def flat_out(route: Callable[[int], Awaitable[object]], seconds: float, cl
 
 @contextlib.contextmanager
 def on(cores: set[int]) -> Iterator[None]:
-    """This thread, and the processes it starts meanwhile, run on these cores."""
+    """Pin this thread, and processes that it starts, to these cores while the block runs."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -194,7 +194,7 @@ def on(cores: set[int]) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def stack(n_workers: int) -> AsyncIterator[Target]:
-    """Everything, up and connected; the router."""
+    """Start Redis, workers, coordinator and router; yield the router once all workers are connected."""
     every = os.sched_getaffinity(0)
     first = {min(every)}
     with contextlib.ExitStack() as processes:
@@ -227,7 +227,7 @@ async def stack(n_workers: int) -> AsyncIterator[Target]:
 
 @contextlib.asynccontextmanager
 async def empty_service() -> AsyncIterator[Target]:
-    """The same for a service that decides nothing, on the router's core."""
+    """Start the empty service on the router's core."""
     port = free_port()
     with on({min(os.sched_getaffinity(0))}):
         process = subprocess.Popen([*AGAIN, "--empty", str(port)])  # noqa: ASYNC220
@@ -243,7 +243,7 @@ async def empty_service() -> AsyncIterator[Target]:
 
 
 async def measure_once(target: Target, sessions: int, options: argparse.Namespace) -> Row:
-    """One kind of request, once."""
+    """Measure one kind of request once."""
 
     async def route(i: int) -> object:
         return await target.routes.ask(routing_pb2.RouteFrame(route=request(i, sessions)), 10)
@@ -270,10 +270,10 @@ async def measure_once(target: Target, sessions: int, options: argparse.Namespac
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Row]:
-    """Medians over the rounds, in which all kinds take turns."""
+    """Measure all kinds in turn in each round; return medians over the rounds."""
     rows: dict[str, list[Row]] = {kind: [] for kind in (EMPTY, *KINDS)}
     async with stack(options.workers) as router, empty_service() as empty:
-        freeze_started()  # a full collection of the client would pass for the router's pause
+        freeze_started()  # otherwise a garbage collection of the client would count as the router's latency
         for _ in range(options.rounds):
             rows[EMPTY].append(await measure_once(empty, 0, options))
             for kind, sessions in KINDS.items():
@@ -284,7 +284,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Row]:
 
 
 def readings(rows: dict[str, Row], options: argparse.Namespace) -> list[Reading]:
-    """The same as data."""
+    """The results as readings."""
     found = []
     for kind, row in rows.items():
         name = f"router/{options.workers} workers, {options.rate:g}/s, {kind}"
@@ -296,7 +296,7 @@ def readings(rows: dict[str, Row], options: argparse.Namespace) -> list[Reading]
 
 
 def main() -> None:
-    """Read what is wanted, measure, show."""
+    """Parse the options, measure, and show the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--rate", type=float, default=500, help="paced decisions per second")
@@ -315,7 +315,7 @@ def main() -> None:
 
 
 def show(rows: dict[str, Row], options: argparse.Namespace) -> None:
-    """Print the table; write it where that is wanted."""
+    """Print the table; write the readings with `--json`."""
     print(f"{options.workers} workers, {options.rate:.0f} decisions/s offered, median of {options.rounds}")
     print(
         f"{'requests':32}{'p50 ms':>10}{'p99 ms':>10}{'p99.9 ms':>10}{'% in 5 ms':>10}{'CPU ms':>10}"

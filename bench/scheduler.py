@@ -1,4 +1,4 @@
-"""What a step costs the scheduler: plan and apply, without ranks.
+"""Measures the scheduler's time per step: plan and apply, without ranks.
 
 python -m bench.scheduler --running 64
 """

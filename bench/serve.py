@@ -1,10 +1,10 @@
-"""Drive any OpenAI-compatible server and say how fast it answers.
+"""Sends a load to any OpenAI-compatible server and measures its speed.
 
     python -m bench.serve --url http://127.0.0.1:8000 --concurrency 16 --prompt-tokens 128 --output-tokens 128
 
-Prompts are token ids, so that no server's tokenizer counts. Workloads: `random` (no two prompts share anything),
-`shared-prefix` (all prompts start with the same tokens), either closed-loop (`--concurrency`) or Poisson arrivals
-(`--rate`). Every stream is read to its end with raw asyncio sockets: the client must not be what is measured.
+Prompts are token ids, so that tokenizers take no time. Workloads: `random` (prompts share no prefix), `shared-prefix`
+(all prompts start with the same tokens), either closed-loop (`--concurrency`) or with Poisson arrivals (`--rate`).
+Streams are read to their end with raw asyncio sockets, so that the client is not the bottleneck.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.stats import percentile
 
 
 class Workload(StrEnum):
-    """How prompts relate to each other."""
+    """Whether prompts share a prefix."""
 
     RANDOM = "random"
     SHARED_PREFIX = "shared-prefix"
@@ -37,7 +37,7 @@ class Workload(StrEnum):
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of the server."""
+    """The requests that are sent to the server."""
 
     requests: int
     concurrency: int
@@ -62,7 +62,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Summary:
-    """The measured run."""
+    """The results of a run."""
 
     requests: int
     errors: int
@@ -78,7 +78,7 @@ class Summary:
 
 
 def make_prompts(load: Load) -> list[list[int]]:
-    """Fixed by the seed: every server is asked the same."""
+    """The prompts of a load; the seed fixes them, so that all servers get the same."""
     rng = random.Random(load.seed)
 
     def draw(n: int) -> list[int]:
@@ -91,9 +91,9 @@ def make_prompts(load: Load) -> list[list[int]]:
 async def complete(
     url: str, model: str, prompt: list[int], output_tokens: int, fields: dict | None = None, header: str = ""
 ) -> Answer:
-    """Stream one completion; the answer's token times count SSE events with text or token.
+    """Stream one completion, and record the arrival time of every token.
 
-    `fields` of the request and a `header`, a whole line, are added to what every server is asked.
+    `fields` are added to the request's body, `header` (a whole line) to its head.
     """
     answer, parts = Answer(), urlsplit(url)
     body = json.dumps(
@@ -134,7 +134,7 @@ async def complete(
 
 
 def _tokens_of(event: dict) -> int:
-    """Tokens in one event: a server that says how many is believed, else an event with a choice counts as one."""
+    """Tokens in one event: as many as `token_ids` has, else one for an event with a choice."""
     if not event.get("choices"):
         return 0
     choice = event["choices"][0]
@@ -144,10 +144,10 @@ def _tokens_of(event: dict) -> int:
 
 
 async def drive(url: str, model: str, load: Load) -> Summary:
-    """Send the load and summarise; raises nothing for failed requests, they are counted."""
+    """Send the load and summarise the answers; failed requests are counted, not raised."""
     prompts = make_prompts(load)
     gc.collect()
-    gc.freeze()  # a full collection of what was loaded before would pass for a pause of the server
+    gc.freeze()  # otherwise a garbage collection here would count as a pause of the server
     limit = asyncio.Semaphore(load.concurrency)
     rng = random.Random(load.seed + 1)
 
@@ -166,7 +166,7 @@ async def drive(url: str, model: str, load: Load) -> Summary:
 
 
 def summarise(answers: list[Answer], seconds: float, output_tokens: int) -> Summary:
-    """Latencies and throughput of the requests that succeeded."""
+    """Latencies and throughput of the successful requests."""
     good = [answer for answer in answers if not answer.error and answer.token_times]
     errors = [answer.error or "no token" for answer in answers if answer not in good]
     gaps = [
@@ -193,7 +193,7 @@ def summarise(answers: list[Answer], seconds: float, output_tokens: int) -> Summ
 
 
 def readings(summary: Summary, load: Load) -> list[Reading]:
-    """What a client notices, as data."""
+    """The summary as readings."""
     arrivals = f"{load.rate:g}/s" if load.rate else f"{load.concurrency} at once"
     shared = f"{load.shared_tokens}+" if load.workload is Workload.SHARED_PREFIX else ""
     name = f"serve/{arrivals}, {shared}{load.prompt_tokens}+{load.output_tokens} tokens"

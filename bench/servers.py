@@ -1,4 +1,4 @@
-"""Starts the servers that are compared, and knows what each one costs to have."""
+"""Starts the servers of a comparison, and measures their start time and memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Server:
         return total / 2**20
 
     async def stop(self) -> None:
-        """SIGINT, then SIGKILL to whatever is left of the tree."""
+        """Send SIGINT, then SIGKILL to the remaining processes of the tree."""
         tree = self._tree()
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGINT)
@@ -77,7 +77,7 @@ class Server:
 
 @asynccontextmanager
 async def started(peer: Peer, home: str, model: str, ranks: int, log: Path) -> AsyncIterator[Server]:
-    """A peer that runs while the block does; raises RuntimeError or OSError when it does not start."""
+    """Run a peer while the block runs; raises RuntimeError or OSError if it does not start."""
     server = await start(peer, home, model, ranks, log)
     try:
         yield server
@@ -86,7 +86,7 @@ async def started(peer: Peer, home: str, model: str, ranks: int, log: Path) -> A
 
 
 async def start(peer: Peer, home: str, model: str, ranks: int, log: Path, timeout_s: float = 300) -> Server:
-    """Start a peer and wait until it says it is ready; raises RuntimeError when it ends or stays silent."""
+    """Start a peer and wait until it is ready; raises RuntimeError if it ends or is not ready in time."""
     port = free_port()
     cores = len(os.sched_getaffinity(0))
     words = {"home": home, "model": model, "port": port, "threads": cores, "ranks": ranks}

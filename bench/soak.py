@@ -1,10 +1,10 @@
-"""Load and faults for a long time: nothing may be lost, nothing doubled, nothing may grow.
+"""Runs load and faults for a long time: no token may be lost or duplicated, no process may grow.
 
     python -m bench.soak --minutes 30 --fault-every 20s --seed 0
 
 Clients stream fixed requests from a local installation while processes are killed and stopped. Every answer is compared
-with the one given before the first fault. The exit status is 1 when a client saw an error or a wrong answer, or when a
-fault was not recovered from.
+with the answer before the first fault. The exit status is 1 if a client got an error or a wrong answer, or if the
+installation did not recover from a fault.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from bench.soaking.memory import Memory, growth
 from bench.soaking.verdict import FaultRecord, Verdict, judge, show
 from tests.stack import RunningStack, running_stack
 
-# Longer than the gateway waits for a silent worker (15 s, stall_timeout_s): its streams have moved on when the stopped
-# server is continued and comes back with tokens that nobody waits for any more.
+# Longer than the gateway waits for a silent worker (15 s, stall_timeout_s). So streams have moved to other workers when
+# the stopped server continues and sends tokens of them.
 _STOPPED_S = 20.0
 _RECOVERY_S = 90.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does."""
+    """The parameters of a run."""
 
     seconds: float
     fault_every_s: float
@@ -61,7 +61,7 @@ def seconds_of(text: str) -> float:
 
 
 async def disturb(stack: RunningStack, health: Health, plan: Plan, until: float, console: Console) -> list[FaultRecord]:
-    """One fault at a time: the next one when its time has come and the one before is recovered from."""
+    """Cause one fault at a time: the next one at its time, but after recovery from the last one."""
     records: list[FaultRecord] = []
     due = time.monotonic() + plan.fault_every_s
     for fault in schedule(plan.seed, plan.workers, plan.kinds):
@@ -74,7 +74,7 @@ async def disturb(stack: RunningStack, health: Health, plan: Plan, until: float,
         word = "NOT recovered" if recovered is None else f"recovered after {recovered:.1f} s"
         console.print(f"{fault.kind} ({fault.victim}): {word}", highlight=False)
         if recovered is None:
-            return records  # another fault now would only say the same again
+            return records  # further faults would show the same failure
     raise AssertionError("the schedule has no end")
 
 
@@ -92,7 +92,7 @@ async def _meet(stack: RunningStack, health: Health, fault: Fault) -> FaultRecor
 
 
 async def soak(stack: RunningStack, plan: Plan, console: Console) -> Verdict:
-    """Take the references, then run clients, faults and the memory watch side by side."""
+    """Get the reference answers, then run clients, faults and the memory watch concurrently."""
     cases = make_cases(plan.cases, plan.tokens, plan.seed)
     health, memory = Health.of(stack, plan.workers), Memory(stack)
     served: list[Served] = []
@@ -137,7 +137,7 @@ def main(
     """Soak a local installation."""
     kinds = tuple(kind or FaultKind)
     plan = Plan(minutes * 60, seconds_of(fault_every), seed, workers, concurrency, cases, tokens, kinds)
-    # A KV cache takes memory when its blocks are first used: one that is full soon does not look like a leak.
+    # A KV cache takes memory when its blocks are first used. A small one is full soon, and does not look like a leak.
     args = ["--workers", str(workers), "--tensor-parallel", "1", "--kv-tokens", str(kv_tokens)]
     args += ["--model", model] if model else []
     console = Console(width=120)

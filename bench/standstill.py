@@ -1,11 +1,10 @@
-"""When the machine itself stands still, which every process on it takes for a slow step of its own.
+"""Detects when the machine itself stands still, which looks like a slow step in every process on it.
 
     python -m bench.standstill --seconds 60
 
-A virtual machine that has used more than its share of the host is stopped for a part of every period, and others may
-have its cores for a while. On every core a process of real-time priority, to which all others give way, sleeps for a
-few milliseconds again and again: where it wakes late, nothing could run. Takes the right to that priority (root, or
-CAP_SYS_NICE).
+A host stops a virtual machine that has used more than its CPU share, or gives its cores to other machines for a time.
+On every core, a process with real-time priority sleeps for a few milliseconds in a loop; if it wakes late, no process
+could run on that core. Real-time priority needs root or CAP_SYS_NICE.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SLEEP_S = 0.004
-LATE_S = 0.005  # interrupts and the probe itself take less
+LATE_S = 0.005  # longer than interrupts and the probe itself take
 PRIORITY = 50
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Running probes and their files, in which every standstill is a line: start and end, by `time.perf_counter`."""
+    """Running probes and their files, with a line per standstill: start and end, by `time.perf_counter`."""
 
     probes: tuple[subprocess.Popen[bytes], ...]
     files: tuple[Path, ...]
 
     def held_up_ms(self, began: float, ended: float) -> float | None:
-        """How long the core that stood still most did so in that time; None where a probe could not run."""
+        """The longest total standstill of any core in that time; None if a probe could not run."""
         if any(probe.poll() is not None for probe in self.probes):
             return None
         return max(1e3 * sum(_parts(file, began, ended)) for file in self.files)
@@ -48,7 +47,7 @@ def _parts(file: Path, began: float, ended: float) -> Iterator[float]:
 
 @contextlib.contextmanager
 def watch(cores: Iterable[int]) -> Iterator[Watch]:
-    """Probes on these cores while the block runs; one that may not run says why on stderr and ends."""
+    """Run probes on these cores while the block runs. A probe without permission prints why to stderr and ends."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         probes, files = [], []
         for core in cores:
@@ -63,7 +62,7 @@ def watch(cores: Iterable[int]) -> Iterator[Watch]:
 
 
 def probe(core: int, file: Path) -> None:
-    """Write down when this core stands still; runs until killed."""
+    """Record the standstills of this core until killed."""
     try:
         os.sched_setaffinity(0, {core})
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
@@ -79,7 +78,7 @@ def probe(core: int, file: Path) -> None:
 
 
 def main() -> None:
-    """Watch for a while, say what was seen."""
+    """Watch for some seconds, and print the standstills."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--core", type=int, help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""From the command to the first token: how long `ryzanstein up` takes until a client has text.
+"""Measures the time from the command `ryzanstein up` to a client's first token.
 
 python -m bench.start --rounds 5
 """
@@ -22,7 +22,7 @@ from services.common.ports import free_port
 
 
 async def first_token(model: str, arguments: list[str]) -> float:
-    """Seconds from the start of the command to the first token of the first answer; raises RuntimeError."""
+    """Seconds from the start of the command to the first answer's first token; raises RuntimeError if it ends."""
     port = free_port()
     command = str(Path(sys.executable).with_name("ryzanstein"))
     began = time.perf_counter()

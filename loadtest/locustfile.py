@@ -1,8 +1,8 @@
-"""Users of a running installation; `make loadtest` starts one for them.
+"""Simulated users of a running installation; `make loadtest` starts an installation for them.
 
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000 --grpc 127.0.0.1:8001
 
-Name classes at the end of the command line to run only some of them.
+Classes that are named at the end of the command line run alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ __all__ = ["ChatUser", "CompletionUser", "GrpcUser", "SocketUser"]
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: LocustArgumentParser) -> None:
-    """What the users need to know beside --host."""
+    """Options of the users besides --host."""
     parser.add_argument("--grpc", default="127.0.0.1:8001", help="Address of the public gRPC API.")
     parser.add_argument("--think", type=float, default=3.0, help="Median think time in seconds.")

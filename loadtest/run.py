@@ -1,4 +1,4 @@
-"""Users against an installation that is started for them; see loadtest/locustfile.py.
+"""Starts an installation and runs simulated users against it; see loadtest/locustfile.py.
 
 python -m loadtest.run --users 20 --run-time 1m
 """
@@ -18,11 +18,11 @@ from services.common.ports import free_port
 from tests.stack import RunningStack, running_stack
 
 FOLDER = Path(__file__).parent
-_STOP_S = 30  # for the answers under way at the end
+_STOP_S = 30  # for answers in progress at the end
 
 
 def locust(stack: RunningStack, grpc_port: int, users: int, run_time: str, think: float, report: Path) -> int:
-    """Run the users to their end; returns locust's exit status: not 0 when a request failed."""
+    """Run the users to their end; return locust's exit status, which is not 0 if a request failed."""
     return subprocess.run(
         [
             *(sys.executable, "-m", "locust", "-f", str(FOLDER / "locustfile.py"), "--headless", "--only-summary"),

@@ -1,4 +1,4 @@
-"""What a user of a stream feels: the wait for the first text, the pace of the rest, the longest stall."""
+"""Times of a streamed answer as its user sees them: the first text, the pace, the longest pause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class AnswerTimes:
-    """One streamed answer, in milliseconds."""
+    """The times of one streamed answer, in milliseconds."""
 
     total: float
     first: float  # TTFT: from the request to the first text
@@ -19,7 +19,7 @@ class AnswerTimes:
 
 
 class AnswerClock:
-    """Takes the time of every message of a stream; it runs from its making."""
+    """Records the arrival of every message of a stream; it starts when it is created."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -27,16 +27,16 @@ class AnswerClock:
         self._arrivals: list[float] = []
 
     def arrived(self) -> None:
-        """A message with text is here."""
+        """Record a message with text."""
         self._arrivals.append(self._clock() - self._began)
 
     @property
     def messages(self) -> int:
-        """How many came."""
+        """The number of messages so far."""
         return len(self._arrivals)
 
     def times(self, tokens: int) -> AnswerTimes:
-        """Of the answer as it is now, which has `tokens` tokens; without a message the wait goes on until now."""
+        """The times of the answer so far, which has `tokens` tokens; without a message, the wait lasts until now."""
         total = self._clock() - self._began
         first = self._arrivals[0] if self._arrivals else total
         last = self._arrivals[-1] if self._arrivals else total

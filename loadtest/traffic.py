@@ -1,4 +1,4 @@
-"""What the users say, and how long they think. Every choice comes from the generator that is passed in."""
+"""Texts and think times of the users. Every choice comes from the random generator of the caller."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Shared by all conversations of an application, so that prefix caching and placement by prefix have work to do.
+# All conversations of an application share its system prompt, so that caching and placement by prefix have an effect.
 SYSTEM_PROMPTS = (
     "You are a helpful assistant for the Python standard library. Answer briefly, name the module and the function, "
     "and give one example. Say so when something is deprecated. Prefer pathlib to os.path, subprocess.run to os.system "
@@ -15,7 +15,7 @@ SYSTEM_PROMPTS = (
     "Do not rewrite the whole program; show only the lines that change.",
     "You explain error messages of Python to beginners, in one paragraph, without jargon, and end with one question.",
 )
-SYSTEM_WEIGHTS = (6, 3, 1)  # few applications have most of the traffic
+SYSTEM_WEIGHTS = (6, 3, 1)  # a few applications have most of the traffic
 
 QUESTIONS = (
     "What does os.path.join do?",
@@ -41,14 +41,14 @@ CODE = (
 
 @dataclass(frozen=True)
 class Turn:
-    """What a user says next, and for how long they read and think before it."""
+    """A user's next message, and the time to read and think before it."""
 
     text: str
     think_s: float
 
 
 def choose_system_prompt(rng: random.Random) -> str:
-    """A popular application more often than others."""
+    """Choose the system prompt of an application, by popularity."""
     return rng.choices(SYSTEM_PROMPTS, SYSTEM_WEIGHTS)[0]
 
 
@@ -60,5 +60,5 @@ def conversation(rng: random.Random, think_s: float) -> Iterator[Turn]:
 
 
 def code_prompt(rng: random.Random) -> str:
-    """The beginning of a file; a comment makes most of them new to every cache."""
+    """The beginning of a file; a random comment makes most prompts new to every cache."""
     return f"# file {rng.randrange(10_000)}\n{rng.choice(CODE)}"

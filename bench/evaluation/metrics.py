@@ -11,12 +11,12 @@ import numpy as np
 from bench.evaluation.served import Position, ScoredDocument
 
 RESAMPLES = 2_000
-_SMALLEST = 1e-12  # mass of "everything else" when rounding leaves none
+_SMALLEST = 1e-12  # probability of all other tokens, if rounding leaves none
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and its 95 % confidence interval; none where there is a single document to draw from."""
+    """A value and its 95 % confidence interval; None for a single document."""
 
     value: float
     interval: tuple[float, float] | None
@@ -50,15 +50,15 @@ class Sums:
     kl: np.ndarray
 
     def of(self, rows: np.ndarray) -> Sums:
-        """Totals over drawn documents: `rows` is [n_resamples, n_documents], the result's arrays [n_resamples]."""
+        """Totals over drawn documents: `rows` is [n_resamples, n_documents], the result's arrays are [n_resamples]."""
         return Sums(*(values[rows].sum(axis=1) for values in vars(self).values()))
 
 
 def divergence(reference: Position, candidate: Position) -> float:
-    """KL(reference || candidate) in nats over the tokens that both report, and one bucket for all others.
+    """KL(reference || candidate) in nats, over the tokens that both report and one bucket for all others.
 
-    Merging tokens into a bucket can only lose divergence: this is a lower bound of the KL over the vocabulary, and
-    a close one, since both report their 20 likeliest tokens.
+    Merging tokens into a bucket can only lower the divergence. So this is a lower bound of the KL over the vocabulary,
+    and a close one, since both report their 20 likeliest tokens.
     """
     shared = reference.known.keys() & candidate.known.keys()
     total, rest_p, rest_q = 0.0, 1.0, 1.0
@@ -91,7 +91,7 @@ def add_up(reference: Sequence[ScoredDocument], candidate: Sequence[ScoredDocume
 
 
 def compare(reference: Sequence[ScoredDocument], candidate: Sequence[ScoredDocument], seed: int = 0) -> Comparison:
-    """All measures. Documents are drawn with replacement, since tokens of one document are not independent."""
+    """Compute all measures. The bootstrap draws documents, since tokens of one document are not independent."""
     sums = add_up(reference, candidate)
     n = len(sums.tokens)
     whole = sums.of(np.arange(n)[None])

@@ -1,4 +1,4 @@
-"""Scores texts with what a running server answers: `/tokenize` and the prompt logprobs of `/v1/completions`."""
+"""Scores texts through a running server: `/tokenize` and the prompt logprobs of `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _TIMEOUT_S = 300
 
 @dataclass(frozen=True)
 class Position:
-    """What the model says where one token of the text stands."""
+    """The model's prediction at the position of one token of the text."""
 
-    logprob: float  # of the text's own token, in nats
+    logprob: float  # log probability of the text's token, in nats
     best: int  # the most likely token
-    known: dict[int, float]  # log probabilities of the `TOP` likeliest and of the text's own token
+    known: dict[int, float]  # log probabilities of the `TOP` likeliest tokens and of the text's token
 
 
 @dataclass(frozen=True)
 class ScoredDocument:
-    """Every token of a document but the start token."""
+    """A document with the positions of all its tokens except the start token."""
 
     document: Document
     positions: tuple[Position, ...]
@@ -33,16 +33,16 @@ class ScoredDocument:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A served model, and how text is put to it."""
+    """Scores documents with a served model."""
 
     client: httpx.AsyncClient
     model: str
-    start_token: int  # what a document begins with, so that its first token has a probability too
+    start_token: int  # precedes a document, so that its first token has a probability, too
     context: int = 1_024
     stride: int = 512
 
     async def score(self, document: Document) -> ScoredDocument:
-        """Score one document; raises httpx.HTTPStatusError when the server refuses."""
+        """Score one document; raises httpx.HTTPStatusError if the server refuses."""
         ids = [self.start_token, *await self._tokenize(document.text)]
         windows = [await self._window(window) for window in cut(ids, self.context, self.stride)]
         return ScoredDocument(document, tuple(position for window in windows for position in window))
@@ -67,9 +67,9 @@ class Scorer:
 
 
 def read_position(token_id: int, entries: dict[str, dict[str, float]]) -> Position:
-    """One entry of `prompt_logprobs`: the text's own token first, then the alternatives in their order."""
+    """Parse an entry of `prompt_logprobs`: the text's token first, then the alternatives in order."""
     known = {int(key): entry["logprob"] for key, entry in entries.items()}
-    # Of equally likely tokens each has rank 1: the last one listed is the one that the sampler would take.
+    # Equally likely tokens all have rank 1; the sampler would take the last one in the list.
     best = [int(key) for key, entry in entries.items() if entry["rank"] == 1][-1]
     return Position(known[token_id], best, known)
 

@@ -1,4 +1,4 @@
-"""Held-out documents, and how a long one is cut into scored windows."""
+"""Held-out documents, and their division into scored windows."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class Document:
 
 @dataclass(frozen=True)
 class Window:
-    """A prompt of which only the tokens from `first` on are scored; those before them are context."""
+    """A prompt whose tokens are scored from `first` on; earlier tokens are context."""
 
     ids: tuple[int, ...]
     first: int
 
 
 def read_documents(path: Path, limit: int = 0) -> list[Document]:
-    """The documents of a JSON-lines file of `path`, `group`, `text`; the first `limit` ones, 0 for all."""
+    """The first `limit` documents (0: all) of a JSON-lines file with the fields `path`, `group`, `text`."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [Document(**json.loads(line)) for line in (lines[:limit] if limit else lines)]
 
 
 def cut(ids: Sequence[int], context: int, stride: int) -> Iterator[Window]:
-    """Windows of at most `context` tokens that score every token but the first exactly once.
+    """Windows of at most `context` tokens that score each token except the first exactly once.
 
-    The first window scores all it holds, each later one `stride` tokens that see `context - stride` before them.
+    The first window scores all its tokens; each later one scores `stride` tokens after `context - stride` of context.
     """
-    done = 1  # nothing is before the first token, so it has no probability
+    done = 1  # the first token follows none, so it has no probability
     while done < len(ids):
         last = min(len(ids), context if done == 1 else done + stride)
         begin = max(0, last - context)

@@ -1,4 +1,4 @@
-"""What is done to a running installation, in an order fixed by a seed."""
+"""Faults in a running installation, in an order that a seed fixes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.stack import RunningStack
 
 
 class FaultKind(StrEnum):
-    """What happens; the names are those of the report."""
+    """Kinds of faults, with their names in the report."""
 
     KILL_RANK = "kill rank"
     STOP_RANK = "stop rank"
@@ -37,34 +37,34 @@ _STOPS = (FaultKind.STOP_RANK, FaultKind.STOP_WORKER)
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault and whom it meets: the name of a process of the stack."""
+    """One fault and its victim, the name of a process of the stack."""
 
     kind: FaultKind
     victim: str
 
     @property
     def replaces(self) -> bool:
-        """Whether recovery means another process; a stopped server goes on when it is continued."""
+        """Whether recovery needs a new process. A stopped server needs none: it is continued."""
         return self.kind is not FaultKind.STOP_WORKER
 
 
 @dataclass(frozen=True)
 class Struck:
-    """A fault that happened, to these processes."""
+    """A fault that has happened, and the processes that it hit."""
 
     fault: Fault
     pids: tuple[int, ...]
-    at_ns: int  # just before, by time.time_ns
+    at_ns: int  # just before the fault, by time.time_ns
 
     def release(self) -> None:
-        """Continue a stopped server. A stopped rank stays: finding it is the worker's business."""
+        """Continue a stopped server. A stopped rank stays stopped: the worker must detect it."""
         if self.fault.kind is FaultKind.STOP_WORKER:
-            with contextlib.suppress(ProcessLookupError):  # what stood still for too long was replaced
+            with contextlib.suppress(ProcessLookupError):  # it was stopped for too long and has been replaced
                 os.kill(self.pids[0], signal.SIGCONT)
 
 
 def schedule(seed: int, workers: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Iterator[Fault]:
-    """Faults without end. Each kind comes once before any comes again, so that a short run meets all of them."""
+    """An endless sequence of faults. All kinds come before any repeats, so that a short run has each of them."""
     rng = random.Random(seed)
     while True:
         for kind in rng.sample(kinds, len(kinds)):
@@ -73,14 +73,14 @@ def schedule(seed: int, workers: int, kinds: Sequence[FaultKind] = tuple(FaultKi
 
 
 def pids_of(stack: RunningStack, fault: Fault) -> tuple[int, ...]:
-    """The processes that a fault meets, as they are now."""
+    """The current processes that a fault hits."""
     if fault.kind in _OF_RANKS:
         return tuple(stack.rank_pids(fault.victim)[:1])
     return (stack.pid_of(fault.victim),)
 
 
 def strike(stack: RunningStack, fault: Fault) -> Struck:
-    """Let it happen; raises ProcessLookupError when the victim is not there."""
+    """Cause the fault; raises ProcessLookupError if the victim does not exist."""
     pids = pids_of(stack, fault)
     if not pids:
         raise ProcessLookupError(f"{fault.victim} has no rank")

@@ -1,4 +1,4 @@
-"""When an installation is whole again after a fault."""
+"""Detects when an installation has recovered from a fault."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.stack import RunningStack
 
 _POLL_S = 0.1
 _TIMEOUT_S = 1.0
-_SETTLED_S = 1.0  # so that a view from before the fault does not pass for recovery
+_SETTLED_S = 1.0  # longer than a service may report its state from before the fault
 
 
 @dataclass(frozen=True)
 class Health:
-    """Asks the control services how they are; close with :meth:`aclose`."""
+    """Asks the control services for their health; close it with :meth:`aclose`."""
 
     stack: RunningStack
     workers: int
@@ -33,7 +33,7 @@ class Health:
 
     @classmethod
     def of(cls, stack: RunningStack, workers: int) -> Health:
-        """Restarted processes keep their addresses, so one set of connections lasts."""
+        """Connect to the services. Restarted processes keep their addresses, so the connections last."""
         state = stack.state
         redis = Redis(unix_socket_path=str(stack.folder / "redis.sock"), socket_timeout=_TIMEOUT_S)
         return cls(stack, workers, open_channel(state["router"]), open_channel(state["coordinator"]), redis)
@@ -43,7 +43,7 @@ class Health:
         await asyncio.gather(self.router.close(), self.coordinator.close(), self.redis.aclose())
 
     async def whole(self) -> bool:
-        """Redis and the coordinator answer, and the router gives work to every worker."""
+        """Whether Redis and the coordinator answer, and all workers are eligible at the router."""
         try:
             await self.redis.ping()
             await kv_pb2_grpc.KvCoordinatorStub(self.coordinator).Stats(kv_pb2.StatsRequest(), timeout=_TIMEOUT_S)
@@ -55,7 +55,7 @@ class Health:
         return sum(worker.eligible for worker in seen.workers) >= self.workers
 
     def replaced(self, struck: Struck) -> bool:
-        """Whether a successor stands where the victim was (where there is to be one)."""
+        """Whether a new process has replaced the victim; True if the fault needs no replacement."""
         if not struck.fault.replaces:
             return True
         try:
@@ -65,7 +65,7 @@ class Health:
         return bool(now) and not set(now) & set(struck.pids)
 
     async def recovered(self, struck: Struck, timeout_s: float) -> float | None:
-        """Seconds from now until everything was whole and stayed so; None when that took longer than `timeout_s`."""
+        """Seconds until the installation was whole and stayed so; None if that takes longer than `timeout_s`."""
         began = time.monotonic()
         since: float | None = None
         while time.monotonic() - began < timeout_s:

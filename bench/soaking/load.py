@@ -1,4 +1,4 @@
-"""Constant streaming load: clients that ask one thing after another and never try again."""
+"""Constant streaming load: clients that send one request after another and never retry."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OPENINGS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A request whose undisturbed answer is always the same."""
+    """A request whose answer is always the same without faults."""
 
     prompt: str
     temperature: float
@@ -41,7 +41,7 @@ class Case:
 
 @dataclass
 class Served:
-    """What one client got for a case; times are of the monotonic clock."""
+    """A client's answer to a case; times are of the monotonic clock."""
 
     case: int
     began: float
@@ -57,13 +57,13 @@ class Served:
 
     @property
     def longest_pause(self) -> float:
-        """Seconds that the client waited in vain, the wait for the first message included."""
+        """The longest wait for a message in seconds, including the wait for the first one."""
         times = [self.began, *self.arrivals]
         return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
 
 
 def make_cases(count: int, tokens: int, seed: int) -> list[Case]:
-    """Half greedy, half sampled; no two prompts alike."""
+    """Cases with different prompts, half greedy, half sampled."""
     rng = random.Random(seed)
     return [
         Case(
@@ -77,7 +77,7 @@ def make_cases(count: int, tokens: int, seed: int) -> list[Case]:
 
 
 async def ask(client: httpx.AsyncClient, index: int, case: Case) -> Served:
-    """Stream one answer; what goes wrong is in `error`."""
+    """Stream one answer; a failure is in `error`."""
     body = {
         "model": case.model,
         "prompt": case.prompt,
@@ -125,13 +125,13 @@ async def _choices(response: httpx.Response) -> Any:
 
 
 def open_client(url: str, concurrency: int) -> httpx.AsyncClient:
-    """One connection per client of the load."""
+    """An HTTP client with one connection per client of the load."""
     limits = httpx.Limits(max_connections=concurrency)
     return httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, limits=limits, trust_env=False)
 
 
 async def references(client: httpx.AsyncClient, cases: Sequence[Case], concurrency: int) -> list[Answer]:
-    """The undisturbed answers; raises RuntimeError when one of them fails."""
+    """The answers without faults; raises RuntimeError if a request fails."""
     limit = asyncio.Semaphore(concurrency)
 
     async def one(index: int, case: Case) -> Answer:
@@ -147,7 +147,7 @@ async def references(client: httpx.AsyncClient, cases: Sequence[Case], concurren
 async def keep_asking(
     client: httpx.AsyncClient, cases: Sequence[Case], rng: random.Random, until: float, report: Callable[[Served], None]
 ) -> None:
-    """One client: ask random cases until the clock passes `until`, and finish the last one."""
+    """Run one client: ask random cases until the time `until`, and finish the last one."""
     while time.monotonic() < until:
         index = rng.randrange(len(cases))
         report(await ask(client, index, cases[index]))

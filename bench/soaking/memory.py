@@ -1,4 +1,4 @@
-"""Memory of every process over time, and how fast each kind of process grows."""
+"""Measures the memory of every process over time, and the growth of each kind of process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import psutil
 
 from tests.stack import RunningStack
 
-WARM_UP_S = 30.0  # a young process fills its caches and pools; that is not growth
+WARM_UP_S = 30.0  # a new process fills its caches and pools, which is not growth
 _EVERY_S = 5.0
-_CHILDREN = {  # in this order: the launcher is also given the module that it is to run
+_CHILDREN = {  # in this order: the launcher's command line also contains the module of the ranks
     "services.worker.process.launch": "rank launcher",
     "services.worker.rank": "rank",
 }
@@ -23,28 +23,28 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Sample:
-    """One process at one time."""
+    """The memory of one process at one time."""
 
     kind: str
-    life: tuple[int, float]  # pid and start time: a restarted process is another life
+    life: tuple[int, float]  # pid and start time, which differ after a restart
     at: float  # unix time
     pss: int  # bytes; shared pages count in proportion
-    private: int  # bytes that no other process has (USS)
+    private: int  # bytes that no other process shares (USS)
 
 
 @dataclass(frozen=True)
 class Growth:
-    """All lives of one kind of process.
+    """The memory of one kind of process, over all its lives.
 
-    The level is PSS. The growth is that of private memory: a process's share of shared pages rises whenever a neighbour
-    ends, which would look like growth.
+    The level is PSS. The growth is measured on private memory, since a process's share of shared pages rises when
+    another process ends.
     """
 
     kind: str
     lives: int
-    last_mib: float  # PSS, largest of the last samples of the lives
-    mib_per_hour: float | None  # private memory; None: no life was long enough to tell
-    observed_s: float  # time after warm-up that the slope rests on
+    last_mib: float  # PSS: the largest last sample of any life
+    mib_per_hour: float | None  # private memory; None: no life was long enough
+    observed_s: float  # time after warm-up that the slope is fitted over
 
 
 @dataclass
@@ -55,14 +55,14 @@ class Memory:
     samples: list[Sample] = field(default_factory=list)
 
     async def watch(self) -> None:
-        """Sample now and then; each round runs in a thread, so that it does not delay the clients."""
+        """Take samples at intervals, in a thread, so that clients are not delayed."""
         while True:
             self.samples += await asyncio.to_thread(lambda: list(take(self.stack)))
             await asyncio.sleep(_EVERY_S)
 
 
 def take(stack: RunningStack) -> Iterator[Sample]:
-    """A sample of every process of the stack; those that end meanwhile are left out."""
+    """A sample of every process of the stack; skips processes that end meanwhile."""
     for name, pid in stack.state["processes"].items():
         try:
             process = psutil.Process(pid)
@@ -108,9 +108,9 @@ def _growth_of(kind: str, samples: list[Sample]) -> Growth:
 
 
 def slope(lives: Sequence[Sequence[tuple[float, float]]]) -> float | None:
-    """Common slope per hour of (seconds, value) series that each have a level of their own: least squares.
+    """The common slope per hour of series of (seconds, value) with different levels, by least squares.
 
-    A restart changes the level and not the slope, so it neither looks like growth nor hides any.
+    A restart changes the level but not the slope, so that it neither looks like growth nor hides growth.
     """
     across, along = 0.0, 0.0
     for life in lives:

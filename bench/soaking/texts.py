@@ -1,4 +1,4 @@
-"""How a disturbed answer differs from the undisturbed one."""
+"""Classifies the difference between an answer and its reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client received."""
+    """An answer as a client received it."""
 
     text: str = ""
     ids: tuple[int, ...] = ()
@@ -17,7 +17,7 @@ class Answer:
 
 
 class Difference(StrEnum):
-    """What went wrong with an answer."""
+    """Kinds of wrong answers."""
 
     NONE = "none"
     LOST = "tokens lost"
@@ -40,6 +40,6 @@ def difference(expected: Answer, got: Answer) -> Difference:
 
 
 def _within(part: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether `part` is `whole` with some elements left out."""
+    """Whether `part` is a subsequence of `whole`."""
     remaining = iter(whole)
     return all(token in remaining for token in part)

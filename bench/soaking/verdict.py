@@ -1,4 +1,4 @@
-"""What a soak run comes to."""
+"""The verdict of a soak run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.stats import median, percentile
 
 @dataclass(frozen=True)
 class FaultRecord:
-    """One fault; `recovered_s` counts from the fault, None when it took too long."""
+    """One fault; `recovered_s` is the time from fault to recovery, None if it took too long."""
 
     kind: FaultKind
     victim: str
@@ -36,12 +36,12 @@ class FaultSummary:
     unrecovered: int
     recover_s_median: float
     recover_s_max: float
-    longest_pause_s: float  # that any client saw in an answer under way when the fault happened
+    longest_pause_s: float  # of any client whose answer was in progress at the fault
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The run; latencies in milliseconds, of requests without an error."""
+    """The results of a run; latencies in milliseconds, of requests without an error."""
 
     seconds: float
     requests: int
@@ -59,12 +59,12 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """No error, no wrong answer, every fault recovered from, and something was asked."""
+        """Whether there was at least one request, no error, no wrong answer, and recovery from all faults."""
         unrecovered = sum(fault.unrecovered for fault in self.faults)
         return self.requests > 0 and not (self.errors or self.differences or unrecovered)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, and whether it passed."""
+        """All fields, and whether the run passed."""
         return {"passed": self.passed, **asdict(self)}
 
 
@@ -75,7 +75,7 @@ def judge(
     faults: Sequence[FaultRecord],
     memory: Sequence[Growth],
 ) -> Verdict:
-    """Compare every answer with its reference and sum up."""
+    """Compare every answer with its reference, and summarise the run."""
     good = [one for one in served if not one.error]
     errors = [one.error for one in served if one.error]
     found = Counter(difference(references[one.case], one.answer) for one in good)
@@ -113,7 +113,7 @@ def _summary(kind: FaultKind, faults: Sequence[FaultRecord], served: Sequence[Se
 
 
 def show(verdict: Verdict, console: Console) -> None:
-    """Three tables and a word."""
+    """Print three tables, and PASSED or FAILED."""
     console.print(_requests_table(verdict), _faults_table(verdict), _memory_table(verdict))
     if verdict.first_error:
         console.print(f"First error: {verdict.first_error}", markup=False)

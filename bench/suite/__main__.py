@@ -1,10 +1,10 @@
-"""Every bench that fits a quarter of an hour on two cores: `make bench`.
+"""`make bench`: runs all benches that together take a quarter of an hour on two cores.
 
     python -m bench.suite --rounds 5
     python -m bench.suite --only scheduler --only router --out /tmp/results
 
-Each round runs every bench once, each in a process of its own: a metric has one sample per round, spread over the whole
-run. Writes DATE.json and DATE.md. It needs the machine for itself.
+Each round runs every bench once, each in its own process, so that a metric has one sample per round, spread over the
+whole run. It writes DATE.json and DATE.md. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from services.cli.benchmarks.results import Results
 
 
 async def measure(steps: tuple[Step, ...], rounds: int) -> list[list[Reading]]:
-    """All rounds."""
+    """Run all rounds."""
     with tempfile.TemporaryDirectory() as folder:
         return [await run_round(steps, number, Path(folder)) for number in range(rounds)]
 
 
 def results_of(rounds: list[list[Reading]], taken: time.struct_time) -> Results:
-    """The rounds with what they were measured on."""
+    """The results of the rounds, with the facts of the machine."""
     return Results(
         taken=time.strftime("%Y-%m-%dT%H:%M:%SZ", taken),
         commit=commit(),

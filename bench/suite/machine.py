@@ -1,4 +1,4 @@
-"""What a run was taken on: without it a number means nothing."""
+"""Facts of the machine and the software that a run is measured on."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def machine() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Python and the packages that speed depends on."""
+    """Versions of Python and of the packages that affect speed."""
     return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
 
 def commit() -> str:
-    """The commit that is checked out, with "+changes" when tracked files differ from it."""
+    """The checked-out commit, with "+changes" if tracked files differ from it."""
     changed = _git("status", "--porcelain", "--untracked-files=no")
     return _git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
 

@@ -1,4 +1,4 @@
-"""A run for people: a Markdown page with a table for each area."""
+"""Writes a run as a Markdown page with a table for each area."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from services.cli.benchmarks.results import Metric, Results, readable
 
 
 def areas(metrics: Mapping[str, Metric]) -> dict[str, dict[str, Metric]]:
-    """Metrics by the first part of their names, which is left out."""
+    """Group metrics by the first part of their names, and remove that part."""
     split = [(*name.split("/", 1), metric) for name, metric in metrics.items()]
     return {area: {name: metric for _, name, metric in rows} for area, rows in groupby(split, key=lambda row: row[0])}
 
 
 def summarise(results: Results) -> str:
-    """The page."""
+    """Format the page."""
     facts = " · ".join(f"{name} {value}" for name, value in (results.machine | results.versions).items())
     lines = [
         f"# Benchmarks of {results.taken}",
@@ -36,7 +36,7 @@ def summarise(results: Results) -> str:
 
 
 def write_report(results: Results, folder: Path, name: str) -> list[Path]:
-    """Write NAME.json and NAME.md; returns them."""
+    """Write NAME.json and NAME.md; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     data, page = folder / f"{name}.json", folder / f"{name}.md"
     data.write_text(results.model_dump_json(indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Runs the benches: each a process of its own, one after the other, in rounds."""
+"""Runs the benches in rounds, one after another, each in its own process."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from bench.suite.steps import RANDOM_100M, SHAPE, Step, turned
 from services.cli.benchmarks.results import Metric
 from services.cli.stack.options import BUNDLED_MODEL
 
-STEP_S = 300.0  # ten times what the slowest bench of the set takes
+STEP_S = 300.0  # ten times the slowest bench of the set
 
 
 class BenchError(RuntimeError):
-    """A bench did not end well; the message holds its last words."""
+    """A bench failed; the message contains the end of its output."""
 
 
 async def run_round(steps: tuple[Step, ...], number: int, folder: Path) -> list[Reading]:
-    """One reading of everything; raises :class:`BenchError`.
+    """Run every bench once; raises :class:`BenchError`.
 
-    `folder` keeps what is made once: checkpoints, logs.
+    `folder` keeps files for all rounds: checkpoints and logs.
     """
     found: list[Reading] = []
     for step in turned(steps, number):
@@ -38,7 +38,7 @@ async def run_round(steps: tuple[Step, ...], number: int, folder: Path) -> list[
 
 
 async def _serving(step: Step, folder: Path) -> list[Reading]:
-    """Run against an installation of the bundled model that is there for this step only."""
+    """Run a step against an installation of the bundled model that runs for this step alone."""
     server = await start(read_peers()["ryzanstein"], sys.prefix, str(BUNDLED_MODEL), 2, folder / "serve.log")
     try:
         return await _run(step, ("--url", server.url), folder)
@@ -54,7 +54,7 @@ async def _run(step: Step, more: tuple[str, ...], folder: Path) -> list[Reading]
             cwd=PROJECT,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,  # so that it can be ended with whatever it has started
+            start_new_session=True,  # so that it can be killed with its children
         )
         try:
             async with asyncio.timeout(STEP_S):
@@ -71,7 +71,7 @@ async def _run(step: Step, more: tuple[str, ...], folder: Path) -> list[Reading]
 
 
 def _checkpoint(folder: Path) -> str:
-    """Random weights of the shape; made once."""
+    """A checkpoint with random weights of the shape; created once."""
     checkpoint = folder / f"random-{SHAPE}"
     if not checkpoint.exists():
         write_checkpoint(SHAPES[SHAPE], checkpoint)
@@ -79,7 +79,7 @@ def _checkpoint(folder: Path) -> str:
 
 
 def gather(rounds: Sequence[Sequence[Reading]]) -> dict[str, Metric]:
-    """A metric per name, in the order of the names; raises ValueError when a round lacks one."""
+    """Collect the readings of all rounds into metrics, grouped by area; raises ValueError if a round lacks one."""
     by_name: dict[str, list[Reading]] = {}
     for readings in rounds:
         for reading in readings:

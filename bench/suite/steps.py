@@ -1,4 +1,4 @@
-"""Which benches `make bench` runs, and how large: one round takes about a minute and a half on two cores."""
+"""The benches of `make bench` and their sizes: one round takes about a minute and a half on two cores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from services.cli.stack.options import BUNDLED_MODEL
 
-RANDOM_100M = "{random-100m}"  # replaced by a checkpoint that is made once per run
+RANDOM_100M = "{random-100m}"  # placeholder for a checkpoint that is created once per run
 SHAPE = "100m"
 
 
@@ -17,7 +17,7 @@ class Step:
     name: str
     module: str
     arguments: tuple[str, ...] = ()
-    served: bool = False  # takes `--url` of an installation that runs for this step alone
+    served: bool = False  # takes the `--url` of an installation, which runs for this step alone
 
 
 def _serve(concurrency: int, requests: int) -> Step:
@@ -42,7 +42,7 @@ STEPS = (
 
 
 def chosen(names: list[str]) -> tuple[Step, ...]:
-    """The steps of these names, all for no names; raises ValueError for one that does not exist."""
+    """The steps of these names, all without names; raises ValueError for an unknown name."""
     known = {step.name: step for step in STEPS}
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"no bench called {', '.join(unknown)}; there are {', '.join(known)}")
@@ -50,6 +50,6 @@ def chosen(names: list[str]) -> tuple[Step, ...]:
 
 
 def turned(steps: tuple[Step, ...], number: int) -> tuple[Step, ...]:
-    """Another step goes first in every round, so that drift of the machine hits all alike."""
+    """Rotate the steps, so that another one goes first in every round and drift of the machine affects all alike."""
     cut = number % len(steps)
     return steps[cut:] + steps[:cut]

@@ -1,4 +1,4 @@
-"""What all users share: their own generator of choices, think time, and how an answer is entered in the statistics."""
+"""The base of all users: a random generator, think time, and reports to the statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtest.timing import AnswerTimes
 
 
 class Person(User):
-    """A user that thinks; `--think` scales it."""
+    """A user with think time, which `--think` scales."""
 
     abstract = True
 
@@ -27,18 +27,18 @@ class Person(User):
         return float(self.environment.parsed_options.think)
 
     def wait_time(self) -> float:
-        """Between two tasks."""
+        """Seconds between two tasks."""
         return self.think_s * self.rng.lognormvariate(0, 0.6)
 
     def report(self, name: str, times: AnswerTimes) -> None:
-        """Enter the times of a whole answer beside its request: as rows of their own, TTFT, TPOT and PAUSE."""
+        """Report the times of a whole answer, as rows of their own: TTFT, TPOT and PAUSE."""
         for kind, value in (("TTFT", times.first), ("TPOT", times.per_token), ("PAUSE", times.longest_pause)):
             self.environment.events.request.fire(
                 request_type=kind, name=name, response_time=value, response_length=0, exception=None, context={}
             )
 
     def report_request(self, kind: str, name: str, milliseconds: float, size: int, error: Exception | None) -> None:
-        """Enter a request of a protocol that locust does not know."""
+        """Report a request of a protocol that locust does not know."""
         self.environment.events.request.fire(
             request_type=kind, name=name, response_time=milliseconds, response_length=size, exception=error, context={}
         )

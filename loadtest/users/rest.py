@@ -13,12 +13,12 @@ from loadtest.timing import AnswerClock
 from loadtest.traffic import choose_system_prompt, code_prompt, conversation
 from loadtest.users.base import Person
 
-_ABANDONED = 0.05  # share of completions that the user stops reading
+_ABANDONED = 0.05  # share of completions that the user abandons
 _ABANDON_AFTER = 5  # messages
 
 
 def events_of(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """The JSON events of a server-sent event stream; raises EOFError when it ends without `[DONE]`."""
+    """The JSON events of a server-sent event stream; raises EOFError if it ends without `[DONE]`."""
     for line in lines:
         if line == b"data: [DONE]":
             return
@@ -28,12 +28,12 @@ def events_of(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def chat_text(event: dict[str, Any]) -> str:
-    """What a chat event adds."""
+    """The text of a chat event."""
     return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
 
 
 def completion_text(event: dict[str, Any]) -> str:
-    """What a completion event adds."""
+    """The text of a completion event."""
     return "".join(choice["text"] for choice in event["choices"])
 
 
@@ -45,7 +45,7 @@ class RestUser(HttpUser, Person):
     def stream(
         self, path: str, body: dict[str, Any], text_of: Callable[[dict[str, Any]], str], messages: int | None = None
     ) -> str:
-        """Ask, read the answer (or its first `messages`), enter its times; returns its text."""
+        """Send a request, read the answer (or its first `messages`), report its times; return its text."""
         body = {**body, "stream": True, "stream_options": {"include_usage": True}, "session_id": self.session_id}
         name = path if messages is None else f"{path} (abandoned)"
         clock, text, tokens = AnswerClock(), "", 0
@@ -68,7 +68,7 @@ class RestUser(HttpUser, Person):
                 response.failure(error)
                 return text
             times = clock.times(tokens or clock.messages)
-            # For a streamed response locust's own time ends with the headers.
+            # Locust's own time for a streamed response ends with the headers.
             response.request_meta["response_time"] = times.total
             response.request_meta["response_length"] = len(text.encode())
         self.report(name, times)
@@ -76,13 +76,13 @@ class RestUser(HttpUser, Person):
 
 
 class ChatUser(RestUser):
-    """Talks for a few turns, thinks between them, and stays in one session."""
+    """A user that chats for a few turns, with think time between them, in one session."""
 
     weight = 5
 
     @task
     def talk(self) -> None:
-        """One conversation; the history travels with every turn."""
+        """Hold one conversation; every turn sends the history."""
         messages = [{"role": "system", "content": choose_system_prompt(self.rng)}]
         for turn in conversation(self.rng, self.think_s):
             gevent.sleep(turn.think_s)
@@ -93,13 +93,13 @@ class ChatUser(RestUser):
 
 
 class CompletionUser(RestUser):
-    """An editor that asks for the next lines; sometimes the programmer types on and the answer is dropped."""
+    """An editor that asks for the next lines of code. If the programmer types on, it abandons the answer."""
 
     weight = 3
 
     @task
     def complete(self) -> None:
-        """One completion."""
+        """Ask for one completion."""
         body = {"prompt": code_prompt(self.rng), "max_tokens": self.rng.choice((16, 32, 64)), "temperature": 0.2}
         abandoned = self.rng.random() < _ABANDONED
         self.stream("/v1/completions", body, completion_text, _ABANDON_AFTER if abandoned else None)

@@ -29,12 +29,12 @@ class GrpcUser(Person):
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
     def on_stop(self) -> None:
-        """Leave."""
+        """Close the channel."""
         self._channel.close()
 
     @task
     def generate(self) -> None:
-        """One streamed continuation."""
+        """Ask for one streamed continuation."""
         options = inference_pb2.GenerationOptions(max_tokens=48, temperature=0.2, session_id=self.session_id)
         request = inference_pb2.GenerateRequest(prompt=code_prompt(self.rng), options=options)
         clock, size, tokens, error = AnswerClock(), 0, 0, None

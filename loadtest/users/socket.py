@@ -18,7 +18,7 @@ _TIMEOUT_S = 60
 
 
 class SocketUser(Person):
-    """A chat page: connects once, asks again and again; connects anew when the connection is lost."""
+    """A chat page: connects once, sends many questions, and reconnects after a lost connection."""
 
     weight = 1
 
@@ -28,12 +28,12 @@ class SocketUser(Person):
         self._names = (f"g{number}" for number in count())
 
     def on_stop(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self._disconnect()
 
     @task
     def ask(self) -> None:
-        """One question; an error is entered and the connection made anew."""
+        """Ask one question; report an error and reconnect."""
         clock, text, error = AnswerClock(), "", None
         try:
             text, tokens = self._generate(clock)

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from services.common.logs import configure_logging
 from services.common.settings import PREFIX, ServiceSettings
 
-# The form of variables that Kubernetes sets in every pod for each Service, such as RYZANSTEIN_GATEWAY_PORT.
+# The form of values that Kubernetes sets in every pod for each Service, in variables like RYZANSTEIN_GATEWAY_PORT.
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 
 log = logging.getLogger(__name__)

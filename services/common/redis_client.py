@@ -45,7 +45,7 @@ class RedisAccess:
             raise RedisUrlError("must start with redis://, rediss:// or unix://")
         if parts.scheme == "unix":
             ok = bool(path)
-        else:  # a later @ means an unencoded password, part of which would be read as the host
+        else:  # a later @ means an unencoded password: the host would be wrong
             ok = (
                 bool(parts.hostname)
                 and port != 0

@@ -48,7 +48,7 @@ class Fleet:
         self._homes: dict[str, Pool] = {}  # by worker id
         self._expected: frozenset[str] = frozenset()
         self._empty_since: dict[str, float] = {}  # by model
-        self._somebody = asyncio.Event()  # set while any pool exists
+        self._somebody = asyncio.Event()  # a worker has joined; cleared with the last pool
         self._router_id = router_id
         self._saturation_s = saturation_s
         self._limits = limits

@@ -69,9 +69,10 @@ class RouteQueue(Generic[T]):
                 lines.move_to_end(tenant)
 
     def _make_room(self, newcomer: _Waiter[T]) -> None:
-        """Evict the last waiter of the longest line, among lines of the newcomer's priority or a worse one.
+        """Evict the last waiter of the longest line of the worst priority, unless that is better than the newcomer's.
 
-        Raises QueueFullError if the newcomer's own line would become as long.
+        Raises QueueFullError if there is no such line, or if it has the newcomer's priority and the newcomer's own line
+        would become as long.
         """
         tenants = self._lines.get(newcomer.priority, OrderedDict())
         own = len(tenants[newcomer.tenant]) if newcomer.tenant in tenants else 0

@@ -25,7 +25,7 @@ ENOUGH_WORDS, ENOUGH_VARIANCE = 100.0, 4.0
 # A reported step time is capped at this many times the expected one, or at the mean: a delayed step says nothing about
 # batches.
 HELD_UP = 4.0
-# Until any worker of the pool has reported a measurement.
+# Assumed until a worker of the pool has reported a measurement.
 ASSUMED_PREFILL_RATE = 2000.0
 ASSUMED_STEP_MS = 20.0
 

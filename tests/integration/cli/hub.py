@@ -29,8 +29,8 @@ class Hub:
     damage: Counter[str] = field(default_factory=Counter)  # file: how often one byte is wrong
     fail: Counter[str] = field(default_factory=Counter)  # path: how often it is 503
     open_gate: threading.Event = field(default_factory=threading.Event)
-    behind_gate: str = ""  # a file of which only half comes before the gate is opened
-    waiting: threading.Event = field(default_factory=threading.Event)  # somebody waits at the gate
+    behind_gate: str = ""  # half of this file is held back until the gate opens
+    waiting: threading.Event = field(default_factory=threading.Event)  # set when a download waits at the gate
     sent: Counter[str] = field(default_factory=Counter)  # bodies by file
     asked: list[str] = field(default_factory=list)
 

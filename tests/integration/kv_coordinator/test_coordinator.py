@@ -113,7 +113,7 @@ async def test_a_gap_is_noticed_and_repaired_by_a_dump(
     worker = await workers.start("w")
     worker.store(CHAIN[:2])
     await until_depths(coordinator, CHAIN, {"w": 2})
-    worker.held |= dict.fromkeys(CHAIN[2:5])  # told by events that are lost
+    worker.held |= dict.fromkeys(CHAIN[2:5])  # stored by events that are lost
     worker.skip_events(3)
     worker.store(CHAIN[5:6])
     await until_depths(coordinator, CHAIN, {"w": 6})

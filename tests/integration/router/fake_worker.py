@@ -46,7 +46,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         )
         self.address = ""
         self.drains: list[int] = []
-        self.stalled = asyncio.Event()  # while set, nothing is told any more
+        self.stalled = asyncio.Event()  # while set, the worker sends no states
         self.held: dict[int, None] = {}
         self.syncs: list[pb.KvSyncRequest] = []
         self._events: deque[pb.KvEvent] = deque(maxlen=kept_events)
@@ -78,7 +78,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self._append(pb.KvEvent(cleared=True))
 
     def skip_events(self, n: int) -> None:
-        """Lose events that were never told: the next one leaves a gap."""
+        """Drop events before they are sent, so that the next one leaves a gap."""
         self.next_seq += n
         self._events.clear()
 

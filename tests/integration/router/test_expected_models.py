@@ -1,4 +1,4 @@
-"""Requests while no worker is there: they wait, for whom is expected and for whoever comes first."""
+"""Requests without a worker wait: for a worker of an expected model, or for the first worker of all."""
 
 from __future__ import annotations
 

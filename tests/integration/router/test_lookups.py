@@ -1,4 +1,4 @@
-"""What a router asks the coordinator: real processes, and coordinators that answer nobody."""
+"""Look-ups of a router at the coordinator, with real processes and with coordinators that do not answer."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ async def test_without_redis_live_workers_are_kept_and_routers_agree_on_sessions
         assert here.worker_id == there.worker_id
     await asyncio.sleep(1.5)
     assert await eligible(one, 4)
-    # It comes back empty: nobody is dropped while the workers have not beaten again.
+    # Redis restarts empty: no worker is dropped before the workers have renewed their leases.
     fleet.redis_server.start()
 
     async def bound_again() -> bool:

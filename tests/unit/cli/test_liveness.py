@@ -1,4 +1,4 @@
-"""What answers nobody is noticed, whether it has ever answered or not."""
+"""A process that does not answer is detected, whether it has ever answered or not."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ async def test_only_a_peer_that_sends_heartbeats_is_given_up_for_its_silence(bea
         )
         if beats:
             peer.answers.put_nowait(pb.LookupResponse())
-        await asyncio.sleep(1.0)  # nobody waits: nothing has to be said
+        await asyncio.sleep(1.0)  # no request waits, so no message is due
         first = call.ask(pb.LookupRequest(hashes=[1]), PATIENCE_S)
         await peer.until_asked(1)
         if beats:

@@ -42,7 +42,7 @@ class Simulation:
     """Clients in a closed loop; one tenant of eight starts half of the conversations."""
 
     def __init__(self, seed: int, n_workers: int, n_clients: int, blind: float = 0.0, answer: int = ANSWER) -> None:
-        """`blind`: the share of requests for which nobody can say in time what is cached; `answer`: tokens of each."""
+        """`blind`: the share of requests whose look-up times out; `answer`: tokens of each answer."""
         self.blind, self.answer = blind, answer
         self.random, self.lab, self.policy = random.Random(seed), Lab(), make_policy("cost", 0.5)
         self.workers = {f"worker-{i}": SimulatedWorker() for i in range(n_workers)}
@@ -175,7 +175,7 @@ def test_sessions_of_one_worker_spread_over_all_without_going_back_and_forth(n_w
 @pytest.mark.parametrize("sessions", [True, False])
 @pytest.mark.parametrize("probes_ms", [(1.5, 5.5, 1.6), (2.0, 2.0, 2.0)])
 def test_requests_that_all_come_at_once_are_spread_evenly(probes_ms: tuple[float, ...], sessions: bool) -> None:
-    """Nobody tells anything between the decisions."""
+    """No worker reports a state between the decisions."""
     lab, policy = Lab(), make_policy("cost", 0.5)
     for i, probe_ms in enumerate(probes_ms):
         lab.join(f"w{i}", decode_step_ms=probe_ms, prefill_tokens_per_s=26_000 / probe_ms)

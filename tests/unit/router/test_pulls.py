@@ -51,7 +51,7 @@ def test_a_small_gain_is_not_taken() -> None:
     ("target", "matched"),
     [
         (worker(rate=1e6), (0, 3000)),  # computes faster than the link carries
-        (worker(pull_rate=0), (0, 3000)),  # told not to pull
+        (worker(pull_rate=0), (0, 3000)),  # configured not to pull
         (worker(kv_bytes=0), (0, 3000)),  # its blocks cannot be moved
         (worker(), (0, 32)),  # less than the latency is worth
     ],

@@ -133,7 +133,7 @@ def test_steps_that_were_held_up_tell_little_of_batches(growing: Lab) -> None:
 
 
 def test_probes_make_no_worker_slow() -> None:
-    """They run while the others start, too; whoever was unlucky would get no request and never be measured again."""
+    """Probes run while other processes start: a slow probe must not keep a worker from getting requests."""
     lab = Lab()
     for worker_id, step_ms, rate in (("a", 5.5, 5_000), ("b", 1.5, 17_000), ("c", 1.6, 16_000)):
         lab.join(worker_id, decode_step_ms=step_ms, prefill_tokens_per_s=rate)
@@ -147,7 +147,7 @@ def test_probes_make_no_worker_slow() -> None:
 
 
 def test_one_worker_that_was_held_up_does_not_make_those_slow_that_are_idle() -> None:
-    """Ranks that were stopped for seconds: the worker is told to be slow, and then nobody asks it."""
+    """Ranks were stopped for seconds: the worker reports a slow step, and then gets no requests."""
     lab = Lab()
     for worker_id, step_ms in (("held up", 500), ("idle", 10), ("busy", 10)):
         lab.join(worker_id, decode_step_ms=step_ms, running=4)

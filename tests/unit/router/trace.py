@@ -71,7 +71,7 @@ def _snapshot(rng: np.random.Generator) -> Snapshot:
 
 
 def _queries(rng: np.random.Generator, n_workers: int) -> Iterator[Query]:
-    """Requests that reach one pool: with and without sessions, bound here, elsewhere, or nobody knows."""
+    """Requests for one pool: without a session, or with a session that is bound here, elsewhere, or unknown."""
     prompts = np.minimum(rng.lognormal(6.5, 1.2, QUERIES), 60_000.0).astype(int) + 1
     answers = rng.choice([0, 16, 128, 400, 4_000], QUERIES)
     keys = rng.integers(1, 1 << 64, (2, QUERIES), dtype=np.uint64).tolist()

@@ -10,8 +10,8 @@ from services.router.policies.base import Amount, Candidates, Factor, Pick, Pick
 class LowestCost(Picker):
     """The lowest cost; ties are broken by the request's hash, the same on every router.
 
-    Close costs count as equal: they differ by less than the age of the states explains, and a strict minimum would
-    send all requests between two states to one worker.
+    Close costs count as equal, since the states behind them are slightly out of date. A strict minimum would send all
+    requests between two states to one worker.
     """
 
     type: Literal["lowest_cost"] = "lowest_cost"

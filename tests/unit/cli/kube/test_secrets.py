@@ -21,7 +21,7 @@ ARGUMENTS = ("kube", "ensure-secrets", "--namespace", NAMESPACE)
 
 
 class Server(ThreadingHTTPServer):
-    """Secrets by name; what was asked; whom it refuses."""
+    """A mock API server: its secrets by name, the requests it got, and the requests it refuses."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
