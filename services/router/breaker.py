@@ -44,7 +44,7 @@ class Breaker:
     def __init__(self, limits: BreakerLimits) -> None:
         self.limits = limits
         self._faults: deque[float] = deque(maxlen=limits.faults)
-        self._failing_since: float | None = None  # without a success
+        self._failing_since: float | None = None  # the first fault since the last success
         self._openings = 0
         self._open_until: float | None = None
         self._probe_since: float | None = None

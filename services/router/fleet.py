@@ -64,7 +64,7 @@ class Fleet:
         self._expected = models
 
     async def follow(self, lease: Lease) -> None:
-        """Keep a worker in its pool and its state stream open until cancelled."""
+        """Keep a worker in its pool, and keep its state stream open, until cancelled."""
         self.join(lease)
         name, pause, extra = lease.worker_id, RECONNECT_MIN_S, {"worker_id": lease.worker_id, "address": lease.address}
         broken = False

@@ -68,7 +68,7 @@ class LoadBook:
         account, index = self._accounts[member], member.index
         self._table[_QUEUED, index] = state.queued_prefill_tokens + account.unacked_tokens
         self._table[_REQUESTS, index] = state.running + state.waiting + len(account.dispatches)
-        weight = self._work_weight(now)  # may rescale the row: not in the same expression
+        weight = self._work_weight(now)  # first, since it may rescale the row
         self._table[_WORK, index] += (state.computed_tokens - account.computed) * weight
         account.computed = state.computed_tokens
 

@@ -107,5 +107,5 @@ def _size(folder: Path) -> int:
 def _size_of(path: Path) -> int:
     try:
         return path.stat().st_size
-    except FileNotFoundError:  # renamed meanwhile
+    except FileNotFoundError:  # the file was renamed meanwhile
         return 0

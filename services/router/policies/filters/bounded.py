@@ -19,7 +19,7 @@ class Bounded(Filter):
 
     type: Literal["bounded"] = "bounded"
     factor: Factor = 1.25
-    """A worker may have this many times the mean, rounded up, the request that is placed included."""
+    """A worker may have this many times the mean, rounded up; the mean counts the new request."""
 
     def narrow(self, candidates: Candidates) -> Mask:
         """The workers below the bound; the least loaded one always is."""
