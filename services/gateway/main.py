@@ -30,6 +30,7 @@ from services.gateway.generation.attempt import Cause
 from services.gateway.generation.budget import ResumeBudget
 from services.gateway.generation.cache import ResponseCache
 from services.gateway.generation.chat import ChatPreparer
+from services.gateway.generation.chat_body import ChatBodyPreparer
 from services.gateway.generation.completions import CompletionPreparer
 from services.gateway.generation.embedding import Embedder
 from services.gateway.generation.entrance import Entrance
@@ -198,7 +199,7 @@ class _Services:
         socket = StreamSocket(
             entrance,
             {
-                "chat": SingleSequence(ChatBody, self.chat, LogprobWriter.chat),
+                "chat": SingleSequence(ChatBody, ChatBodyPreparer(self.chat), LogprobWriter.chat),
                 "completion": SingleSequence(CompletionBody, self.completions, LogprobWriter.completion),
             },
             self.buffers,
@@ -226,7 +227,13 @@ class _Services:
         """gRPC."""
         observer = Observer("grpc", self.metrics, self.tracer)
         return InferenceService(
-            self.catalog, self._entrance(self.gate), self.completions, self.chat, self.embedder, observer, self.drain
+            self.catalog,
+            self._entrance(self.gate),
+            self.completions,
+            ChatBodyPreparer(self.chat),
+            self.embedder,
+            observer,
+            self.drain,
         )
 
 

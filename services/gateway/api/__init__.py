@@ -1,1 +1,1 @@
-"""The request bodies of all APIs."""
+"""The request bodies of all APIs, and the chat that three of the bodies become."""

@@ -7,16 +7,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from services.gateway.api.fields import ADVISORY, neutral
+from services.gateway.api.options import FunctionDefinition, Session, TextOptions, TokenId
 
-TokenId = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
-Probability = Annotated[float, Meta(ge=0, le=1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Bias = Annotated[float, Meta(ge=-100, le=100)]
-MAX_SESSION_CHARS = 512
 MAX_TEXTS = 2048  # in an embedding request; OpenAI's limit
-Session = Annotated[str, Meta(max_length=MAX_SESSION_CHARS)]
 _WINDOW = "Like `24h`, at most as long as files are kept (RYZANSTEIN_BATCH_FILE_LIFE_S)"
-NonEmpty = Annotated[str, Meta(min_length=1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -30,90 +24,19 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: Annotated[bool | None, ADVISORY] = None
 
 
-class JsonSchemaFormat(Struct, forbid_unknown_fields=True):
-    """A named JSON Schema. Output follows it whether or not `strict` is set."""
-
-    name: str | None = None
-    schema: dict[str, Any] | bool | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-
-class TagStructure(Struct, forbid_unknown_fields=True):
-    """A JSON text by a schema, between two marks."""
-
-    begin: NonEmpty
-    schema: dict[str, Any] | bool
-    end: str
-
-
-class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Plain text, any JSON object, JSON that follows a schema, a regex, or free text with tagged structures."""
-
-    type: Literal["text", "json_object", "json_schema", "json", "regex", "structural_tag"]
-    json_schema: JsonSchemaFormat | None = None
-    value: (
-        Annotated[
-            dict[str, Any] | bool | str,
-            Meta(description="The schema, or the regex, as text-generation-inference takes it"),
-        ]
-        | None
-    ) = None
-    structures: Annotated[list[TagStructure], Meta(max_length=128, description="Of structural_tag")] | None = None
-    triggers: Annotated[list[NonEmpty], Meta(max_length=128, description="Beginnings of `begin`")] | None = None
-
-
-class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The form of the text: exactly one of json, regex, choice, grammar, json_object and structural_tag."""
-
-    json: Annotated[dict[str, Any] | bool | str | None, Meta(description="A JSON Schema, or its text")] = None
-    regex: str | None = None
-    choice: Annotated[list[str], Meta(max_length=1024)] | None = None
-    grammar: Annotated[str, Meta(description="Lark, or GBNF (`root ::= ...`)")] | None = None
-    json_object: bool | None = None
-    structural_tag: Annotated[str, Meta(description="The JSON of a response_format structural_tag")] | None = None
-    disable_additional_properties: (
-        Annotated[bool, Meta(description="Objects of `json` that do not say it themselves are closed")] | None
-    ) = None
-    whitespace_pattern: Annotated[str, Meta(description="Regex of the blanks between JSON tokens")] | None = None
-    disable_any_whitespace: bool | None = None
-
-
-class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that completions and chat share. In every field null means the default."""
+class SamplingBody(TextOptions, kw_only=True, forbid_unknown_fields=True):
+    """Fields that completions and chat share."""
 
     model: Annotated[str, Meta(description="A model of /v1/models; may be left out when there is only one")] | None = (
         None
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy")] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1, description="0 keeps the likeliest token only")] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=0xFFFFFFFF, description="0 and -1 are off")] | None = None
-    min_p: Probability | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
-    logit_bias: dict[TokenId, Bias] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    stop: NonEmpty | list[NonEmpty] | None = None
-    include_stop_str_in_output: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: Annotated[bool, Meta(description="Default true")] | None = None
     return_token_ids: Annotated[bool, Meta(description="Adds token_ids to each choice")] | None = None
     user: Annotated[Session, Meta(description="Keeps a user's requests on one worker without session_id")] | None = None
     session_id: Annotated[Session, Meta(description="Requests of a session stay on one worker")] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: Annotated[dict[str, Any] | bool | str, Meta(description="structured_outputs.json")] | None = None
-    guided_regex: Annotated[str, Meta(description="structured_outputs.regex")] | None = None
-    guided_choice: Annotated[list[str], Meta(max_length=1024, description="structured_outputs.choice")] | None = None
-    guided_grammar: Annotated[str, Meta(description="structured_outputs.grammar")] | None = None
-    guided_whitespace_pattern: str | None = None
     metadata: Annotated[dict[str, Any] | None, ADVISORY] = None
     client_metadata: Annotated[Any, ADVISORY] = None
     service_tier: Annotated[str | None, ADVISORY] = None
@@ -177,18 +100,6 @@ class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields
 
 
 ContentPart = TextPart | RefusalPart
-
-
-FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-
-
-class FunctionDefinition(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A function that the model may call."""
-
-    name: FunctionName
-    description: str | None = None
-    parameters: Annotated[dict[str, Any] | None, Meta(description="A JSON Schema of the arguments")] = None
-    strict: Annotated[bool | None, Meta(description="Calls follow the schema whatever the model would write")] = None
 
 
 class Tool(Struct, kw_only=True, forbid_unknown_fields=True):

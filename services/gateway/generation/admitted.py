@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.api.schema import MAX_SESSION_CHARS
+from services.gateway.api.options import MAX_SESSION_CHARS
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.choice import Choice, merged
 from services.gateway.generation.models import Models

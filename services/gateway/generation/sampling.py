@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from services.gateway.api.schema import SamplingBody
+from services.gateway.api.options import TextOptions
 from services.gateway.errors import invalid
 from services.gateway.generation.request import SamplingOptions
 
@@ -13,19 +13,19 @@ _MAX_IDS = 1024  # what a worker takes
 _MAX_STOP_CHARS = 1024  # all of a stop string is compared with the text at every token
 
 
-def stop_strings(body: SamplingBody, limit: int) -> tuple[str, ...]:
-    """The stop strings; raises :class:`ApiError` (400) when there are too many."""
+def stop_strings(body: TextOptions, limit: int, field: str) -> tuple[str, ...]:
+    """The stop strings; raises :class:`ApiError` (400) when `field` has too many."""
     stops: Sequence[str] = () if body.stop is None else [body.stop] if isinstance(body.stop, str) else body.stop
     for stop in stops:
         if len(stop) > _MAX_STOP_CHARS:
             message = f"A stop string may have at most {_MAX_STOP_CHARS} characters, got {len(stop)}."
-            raise invalid(message, "stop", "invalid_value")
+            raise invalid(message, field, "invalid_value")
     if len(stops) > limit:
-        raise invalid(f"`stop` may hold at most {limit} strings, got {len(stops)}.", "stop", "invalid_value")
+        raise invalid(f"`{field}` may hold at most {limit} strings, got {len(stops)}.", field, "invalid_value")
     return tuple(stops)
 
 
-def check_token_ids(body: SamplingBody, vocab_size: int) -> None:
+def check_token_ids(body: TextOptions, vocab_size: int) -> None:
     """Refuse too many ids and ids outside of the vocabulary; raises :class:`ApiError` (400)."""
     for field, ids in (("logit_bias", body.logit_bias or ()), ("stop_token_ids", body.stop_token_ids or ())):
         if len(ids) > _MAX_IDS:
@@ -37,7 +37,7 @@ def check_token_ids(body: SamplingBody, vocab_size: int) -> None:
 
 
 def sampling_options(
-    body: SamplingBody,
+    body: TextOptions,
     defaults: Mapping[str, float],
     *,
     max_tokens: int,
@@ -45,6 +45,7 @@ def sampling_options(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
     grammar: str = "",
+    stop_field: str = "stop",
 ) -> SamplingOptions:
     """The options of a body, the model's defaults where it names none; raises :class:`ApiError` (400)."""
     min_tokens = body.min_tokens or 0
@@ -65,7 +66,7 @@ def sampling_options(
         logit_bias=body.logit_bias or {},
         seed=body.seed,
         min_tokens=min_tokens,
-        stop=stop_strings(body, max_stops),
+        stop=stop_strings(body, max_stops, stop_field),
         include_stop=bool(body.include_stop_str_in_output),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
@@ -76,6 +77,6 @@ def sampling_options(
     )
 
 
-def _given(body: SamplingBody, defaults: Mapping[str, float], field: str, neutral: float) -> float:
+def _given(body: TextOptions, defaults: Mapping[str, float], field: str, neutral: float) -> float:
     value: float | None = getattr(body, field)
     return defaults.get(field, neutral) if value is None else value

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from services.common.grammar import MAX_GRAMMAR_BYTES
-from services.gateway.api.schema import SamplingBody
+from services.gateway.api.chat import CHAT_COMPLETIONS, FieldNames
+from services.gateway.api.options import TextOptions
 from services.gateway.errors import ApiError, invalid
 from services.gateway.grammar.formats import Asked, asked_for, wants_grammar
 from services.gateway.text.codec import ServedModel
@@ -45,9 +46,11 @@ class GrammarCompiler:
         self._told: dict[str, ServedModel] = {}  # models whose tokenizer the process has, by name
         self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
 
-    async def asked(self, body: SamplingBody) -> Asked | None:
-        """The structured output that a body asks for; raises :class:`ApiError` (400)."""
-        return await asyncio.to_thread(asked_for, body, closed=self._closed) if wants_grammar(body) else None
+    async def asked(self, options: TextOptions, names: FieldNames = CHAT_COMPLETIONS) -> Asked | None:
+        """The structured output that the options ask for; raises :class:`ApiError` (400)."""
+        if not wants_grammar(options):
+            return None
+        return await asyncio.to_thread(asked_for, options, names, closed=self._closed)
 
     async def admit(self, asked: Asked, model: ServedModel) -> str:
         """The grammar for the workers; raises :class:`ApiError` (400) with the reason if they cannot follow it."""

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 from llguidance import LLMatcher, StructTag
 
-from services.gateway.api.schema import ResponseFormat, SamplingBody, StructuredOutputs
+from services.gateway.api.chat import CHAT_COMPLETIONS, FieldNames
+from services.gateway.api.options import ResponseFormat, StructuredOutputs, TextOptions
 from services.gateway.errors import ApiError, invalid
 from services.gateway.grammar.schemas import Check, Schema, SchemaRules, ready
 
@@ -42,7 +43,7 @@ class Asked:
     checks: Checks = Checks()
 
 
-def wants_grammar(body: SamplingBody) -> bool:
+def wants_grammar(body: TextOptions) -> bool:
     """Whether a body has any field that asks for structured output."""
     return not (
         body.response_format is None
@@ -54,12 +55,12 @@ def wants_grammar(body: SamplingBody) -> bool:
     )
 
 
-def asked_for(body: SamplingBody, *, closed: bool = True) -> Asked | None:
+def asked_for(body: TextOptions, names: FieldNames = CHAT_COMPLETIONS, *, closed: bool = True) -> Asked | None:
     """The one grammar of a body; raises :class:`ApiError` (400) naming the field when the body asks for several.
 
     `closed`: an object without `additionalProperties` allows only the properties that its schema names.
     """
-    found = [*_response_format(body, closed), *_structured_outputs(body, closed), *_guided(body, closed)]
+    found = [*_response_format(body, names, closed), *_structured_outputs(body, closed), *_guided(body, closed)]
     if not found:
         return None
     fields = [field for field, _ in found]
@@ -81,17 +82,17 @@ def asked_for(body: SamplingBody, *, closed: bool = True) -> Asked | None:
 Build = tuple[str, Callable[[], tuple[str, Check | None]]]
 
 
-def _response_format(body: SamplingBody, closed: bool) -> list[Build]:
+def _response_format(body: TextOptions, names: FieldNames, closed: bool) -> list[Build]:
     asked = body.response_format
     if asked is None or asked.type == "text":
         return []
     if asked.type == "json_object" and asked.value is None:
-        return [("response_format", lambda: (of_schema(_JSON_OBJECT), None))]
+        return [(names.format, lambda: (of_schema(_JSON_OBJECT), None))]
     if asked.type == "structural_tag":
         return [("response_format.structures", lambda: (of_structural_tag(asked, closed=closed), None))]
     if asked.type == "json_schema" and asked.json_schema is not None:
         schema, strict = asked.json_schema.schema, asked.json_schema.strict is True
-        rules = SchemaRules("response_format.json_schema.schema", closed, strict)
+        rules = SchemaRules(names.schema, closed, strict)
         return [(rules.field, lambda: of_client_schema({} if schema is None else schema, rules))]
     if asked.value is None:
         field = "response_format.json_schema" if asked.type == "json_schema" else "response_format.value"
@@ -102,7 +103,7 @@ def _response_format(body: SamplingBody, closed: bool) -> list[Build]:
     return [("response_format.value", lambda: of_client_schema(value, SchemaRules("response_format.value", closed)))]
 
 
-def _structured_outputs(body: SamplingBody, closed: bool) -> list[Build]:
+def _structured_outputs(body: TextOptions, closed: bool) -> list[Build]:
     asked = body.structured_outputs
     if asked is None:
         return []
@@ -126,7 +127,7 @@ def _whitespace(asked: StructuredOutputs) -> str:
     return _WHITESPACE if asked.whitespace_pattern is None else asked.whitespace_pattern
 
 
-def _guided(body: SamplingBody, closed: bool) -> list[Build]:
+def _guided(body: TextOptions, closed: bool) -> list[Build]:
     found = _kinds("guided_", body.guided_regex, body.guided_choice, body.guided_grammar)
     if (schema := body.guided_json) is not None:
         whitespace = _WHITESPACE if body.guided_whitespace_pattern is None else body.guided_whitespace_pattern

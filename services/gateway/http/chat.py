@@ -11,7 +11,7 @@ import msgspec
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import ChatBody
 from services.gateway.errors import ApiError
-from services.gateway.generation.chat import ChatPreparer
+from services.gateway.generation.chat_body import ChatBodyPreparer
 from services.gateway.generation.choice import Choice
 from services.gateway.generation.logprobs import LogprobWriter
 from services.gateway.generation.output import Generation, OutputChunk, ScoredToken
@@ -59,7 +59,7 @@ DOCUMENTED = Documentation(
 class ChatEndpoint:
     """Chats, written as chat completions."""
 
-    def __init__(self, preparer: ChatPreparer) -> None:
+    def __init__(self, preparer: ChatBodyPreparer) -> None:
         self._preparer = preparer
         self.decode = BodyDecoder(ChatBody).decode
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.gateway.generation.chat import ChatPreparer
+from services.gateway.generation.chat_body import ChatBodyPreparer
 from services.gateway.generation.completions import CompletionPreparer
 from services.gateway.generation.embedding import Embedder
 from services.gateway.generation.entrance import Entrance
@@ -48,7 +49,9 @@ def hot_routes(
     beat_s = settings.sse_heartbeat_s
     score, rerank = comparison.ScoreForm(), comparison.RerankForm()
     return [
-        Route("/v1/chat/completions", GenerateHandler(chat.ChatEndpoint(chats), beat_s), chat.DOCUMENTED),
+        Route(
+            "/v1/chat/completions", GenerateHandler(chat.ChatEndpoint(ChatBodyPreparer(chats)), beat_s), chat.DOCUMENTED
+        ),
         Route(
             "/v1/responses",
             GenerateHandler(responses.ResponsesEndpoint(chats, store), beat_s),

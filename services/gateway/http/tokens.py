@@ -8,10 +8,12 @@ from msgspec import Meta, Struct
 
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.fields import neutral
-from services.gateway.api.schema import ChatBody, Message, TokenId, Tool
+from services.gateway.api.options import TokenId
+from services.gateway.api.schema import ChatBody, Message, Tool
 from services.gateway.errors import invalid
 from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.chat import ChatPreparer
+from services.gateway.generation.chat_body import chat_of
 from services.gateway.generation.pipeline import check_prompt
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import Exchange
@@ -82,7 +84,8 @@ class TokenizeHandler:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("Exactly one of `prompt` and `messages` is needed.", "prompt", "invalid_value")
         if body.messages is not None:
-            chat = ChatBody(messages=body.messages, **{name: getattr(body, name) for name in _OF_MESSAGES})
+            body_of_chat = ChatBody(messages=body.messages, **{name: getattr(body, name) for name in _OF_MESSAGES})
+            chat = chat_of(body_of_chat, model.max_len)
             return (await self._chats.encode(chat, model, add_special_tokens=bool(body.add_special_tokens))).ids
         for name in _OF_MESSAGES:
             if getattr(body, name) is not None:

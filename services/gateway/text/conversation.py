@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.gateway.errors import ApiError, invalid
+from services.gateway.api.chat import CHAT_COMPLETIONS, FieldNames
+from services.gateway.errors import invalid
 from services.gateway.text.codec import ServedModel
 from services.gateway.text.guard import Marks, PromptPart
-from services.gateway.text.template import ChatTemplate
+from services.gateway.text.template import ChatTemplate, TemplateRefusedError
 from services.gateway.text.tool_turns import joined, with_text_arguments, with_tools_told, without_calls
 
 
@@ -23,6 +24,7 @@ class Conversation:
     variables: dict[str, Any] = field(default_factory=dict)
     control_tokens: bool = False  # whether messages may spell control tokens
     tools: Sequence[dict[str, Any]] = ()  # in the templates' form
+    names: FieldNames = CHAT_COMPLETIONS  # for errors
 
     @property
     def size(self) -> int:
@@ -46,24 +48,22 @@ async def encode_conversation(
     try:
         return await _encode(model, conversation, add_special_tokens)
     except RecursionError as error:
-        message = "The calls in `messages`, `tools` or `chat_template_kwargs` are nested too deeply."
-        raise invalid(message, "messages", "invalid_value") from error
+        field, tools = conversation.names.messages, conversation.names.tools
+        message = f"The calls in `{field}`, `{tools}` or `chat_template_kwargs` are nested too deeply."
+        raise invalid(message, field, "invalid_value") from error
 
 
 async def _encode(model: ServedModel, conversation: Conversation, add_special_tokens: bool) -> list[int]:
     if model.template is None:
         message = f"The model `{model.name}` has no chat template; use /v1/completions."
         raise invalid(message, "model", "no_chat_template")
-    template, count = model.template, len(conversation.turns)
-    if count > model.max_len:  # a turn has at least one token
-        message = f"`messages` may hold at most {model.max_len} messages for this model, got {count}."
-        raise invalid(message, "messages", "invalid_value")
+    template, count, field = model.template, len(conversation.turns), conversation.names.messages
     size = conversation.size
-    model.check_length(size, "messages")
+    model.check_length(size, field)
 
     def encode() -> list[int]:
         parts = _render(model, template, conversation)
-        return model.encode_parts(parts, "messages", add_special_tokens=add_special_tokens)
+        return model.encode_parts(parts, field, add_special_tokens=add_special_tokens)
 
     return await model.off_loop(size + 40 * count, encode)
 
@@ -83,12 +83,17 @@ def _render(model: ServedModel, template: ChatTemplate, conversation: Conversati
         variables = control.wrap(variables, marks)
     if conversation.continue_final_message:
         turns[-1] = turns[-1] | {"content": _marked(turns[-1]["content"], marks.end)}
-    text = _rendered(template, turns, variables | {"add_generation_prompt": conversation.add_generation_prompt})
+    variables = variables | {"add_generation_prompt": conversation.add_generation_prompt}
+    try:
+        text = _rendered(template, turns, variables)
+    except TemplateRefusedError as error:
+        message = f"The model's chat template refused the messages: {error}"
+        raise invalid(message, conversation.names.messages, "chat_template_error") from error
     if conversation.continue_final_message:
         kept = marks.cut(text)
         if kept is None:
             message = "The chat template drops the final message: it cannot be continued."
-            raise invalid(message, "continue_final_message", "chat_template_error")
+            raise invalid(message, conversation.names.continued, "chat_template_error")
         text = kept
     return control.parts(text, marks)
 
@@ -113,7 +118,7 @@ def _rendered(template: ChatTemplate, turns: list[dict[str, Any]], variables: di
     """Render the text; arguments of calls are objects, or text for the few templates that refuse objects."""
     try:
         return template.render(turns, **variables)
-    except ApiError:
+    except TemplateRefusedError:
         if not any(turn.get("tool_calls") for turn in turns):
             raise
         return template.render(with_text_arguments(turns), **variables)

@@ -1,4 +1,4 @@
-"""Renders chat templates; a template's refusal is an error of the client."""
+"""Renders chat templates, and says what a template supports."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 from jinja2 import TemplateError
 
 from services.common.templates import compile_template
-from services.gateway.errors import ApiError, invalid
 from services.gateway.text.probe import renders_calls, roles_with_parts
+
+
+class TemplateRefusedError(Exception):
+    """A conversation that a template does not take."""
 
 
 class ChatTemplate:
@@ -28,16 +31,12 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """The prompt for a conversation; raises :class:`ApiError` (400) when the template refuses it."""
+        """The prompt for a conversation; raises :class:`TemplateRefusedError` when the template does not take it."""
         try:
             return self._render(messages, add_generation_prompt=add_generation_prompt, **variables)
         except (TemplateError, TypeError, ValueError, KeyError) as error:
-            raise _refused(error) from error
+            raise TemplateRefusedError(str(error)) from error
 
     def _render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         fixed = {"tools": None, "documents": None, "add_generation_prompt": False, **self._special_tokens}
         return self._template.render(**(fixed | variables), messages=messages)
-
-
-def _refused(error: Exception) -> ApiError:
-    return invalid(f"The model's chat template refused the messages: {error}", "messages", "chat_template_error")

@@ -9,7 +9,7 @@ from typing import Any
 
 from llguidance import StructTag
 
-from services.gateway.api.schema import FunctionDefinition
+from services.gateway.api.options import FunctionDefinition
 from services.gateway.grammar.formats import of_schema
 from services.gateway.grammar.schemas import Check, SchemaRules, ready
 

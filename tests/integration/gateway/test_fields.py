@@ -11,14 +11,7 @@ import pytest
 from msgspec import inspect
 
 from services.gateway.api.fields import neutral_values
-from services.gateway.api.schema import (
-    BatchBody,
-    ChatBody,
-    CompletionBody,
-    EmbeddingBody,
-    RerankBody,
-    ScoreBody,
-)
+from services.gateway.api.schema import BatchBody, ChatBody, CompletionBody, EmbeddingBody, RerankBody, ScoreBody
 from services.gateway.http.messages.endpoint import NO_THREADS
 from services.gateway.http.messages.schema import CountBody, MessagesBody
 from services.gateway.http.responses.counting import InputTokensBody

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from services.gateway.api.chat import ChatRequest
 from services.gateway.api.decode import BodyDecoder
-from services.gateway.api.schema import ChatBody
 from services.gateway.asgi import Scope, header
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.admitted import AdmittedRequest
@@ -19,8 +19,7 @@ from services.gateway.http.exchange import ApiDialect, ErrorShape, Exchange, ign
 from services.gateway.http.messages.errors import error_body, error_frames
 from services.gateway.http.messages.schema import CountBody, MessagesBody, ThinkingAdaptive, ThinkingOff, ThinkingOn
 from services.gateway.http.messages.serializer import PING, MessagesSerializer, Thoughts
-from services.gateway.http.messages.tools import read_tools
-from services.gateway.http.messages.translation import chat_of, in_our_words, sampled_chat_of
+from services.gateway.http.messages.translation import chat_of, sampled_chat_of
 from services.gateway.http.serializer import Answer
 from services.gateway.ids import new_id
 from services.gateway.text.codec import ServedModel
@@ -83,19 +82,14 @@ class MessagesEndpoint:
 
     async def answer(self, body: MessagesBody, model: ServedModel, caller: Caller) -> Answer:
         """See :class:`GeneratingEndpoint`."""
-        thoughts = _thoughts(body)
-        try:
-            chat = await _translated(sampled_chat_of, body, model)
-            prompt = await self._chat.prompt(chat, model)
-            room = model.max_len - len(prompt.ids)
-            full = 0 < room < body.max_tokens
-            if full:
-                chat.max_tokens = room
-            prepared = await self._chat.prepare(chat, model, caller, new_id("msg"), prompt)
-        except ApiError as error:
-            raise in_our_words(error) from error
-        serializer = MessagesSerializer(prepared.request_id, model.name, thoughts, full=full)
-        return Answer(replace(prepared, ignored_tools=tuple(read_tools(body).hosted)), serializer)
+        chat = await _translated(sampled_chat_of, body, model)
+        prompt = await self._chat.prompt(chat, model)
+        room = model.max_len - len(prompt.ids)
+        full = 0 < room < body.max_tokens
+        if full:
+            chat = replace(chat, max_tokens=room)
+        prepared = await self._chat.prepare(chat, model, caller, new_id("msg"), prompt)
+        return Answer(prepared, MessagesSerializer(prepared.request_id, model.name, _thoughts(body), full=full))
 
 
 class CountHandler:
@@ -109,16 +103,13 @@ class CountHandler:
         """See :class:`Handler`."""
         model = await request.find_model(body.model)
         exchange.model = model.name
-        try:
-            chat = await _translated(chat_of, body, model)
-            prompt = await self._chat.prompt(chat, model)
-        except ApiError as error:
-            raise in_our_words(error) from error
-        exchange.answer_headers = [*request.admission.headers, *ignored_tools_header(read_tools(body).hosted)]
+        chat = await _translated(chat_of, body, model)
+        prompt = await self._chat.prompt(chat, model)
+        exchange.answer_headers = [*request.admission.headers, *ignored_tools_header(chat.ignored_tools)]
         await exchange.send_json(200, {"input_tokens": len(prompt.ids)})
 
 
-async def _translated(translate: Callable[[Body], ChatBody], body: Body, model: ServedModel) -> ChatBody:
+async def _translated(translate: Callable[[Body], ChatRequest], body: Body, model: ServedModel) -> ChatRequest:
     """The chat of a body; raises :class:`ApiError` (400), for too many blocks before any is looked at."""
     for field, contents in (("system", [body.system or ""]), ("messages", [turn.content for turn in body.messages])):
         count = sum(1 if isinstance(content, str) else max(1, len(content)) for content in contents)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from services.gateway.api.fields import ADVISORY, neutral
-from services.gateway.api.schema import FunctionName, NonEmpty, Session
+from services.gateway.api.options import FunctionName, NonEmpty, Session
 
 
 class TextBlock(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""From Anthropic's bodies to a chat's."""
+"""From Anthropic's bodies to chats."""
 
 from __future__ import annotations
 
@@ -8,69 +8,57 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.api.schema import (
-    ChatBody,
-    ChosenFunction,
-    ChosenTool,
-    ContentPart,
-    FunctionCall,
-    FunctionDefinition,
-    JsonSchemaFormat,
-    Message,
-    ResponseFormat,
-    TextPart,
-    Tool,
-    ToolCall,
-)
+from services.gateway.api.chat import Call, ChatRequest, FieldNames, OfferedTools, Turn
+from services.gateway.api.options import FunctionDefinition, JsonSchemaFormat, ResponseFormat, TextOptions
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.messages import schema
 from services.gateway.http.messages.tools import read_tools
 
-# Fields of a chat by those that clients of messages have written.
-_FIELDS = {
-    "stop": "stop_sequences",
-    "response_format.json_schema.schema": "output_config.format.schema",
-    "continue_final_message": "messages",
-}
+NAMES = FieldNames(continued="messages", stop="stop_sequences")
 
 
-def chat_of(body: schema.CountBody) -> ChatBody:
+def chat_of(body: schema.CountBody) -> ChatRequest:
     """The chat that a body asks for, with the prompt that both have; raises :class:`ApiError` (400)."""
-    messages = _messages(body)
-    continued = messages[-1].role == "assistant"
-    if messages[-1].tool_calls:
+    turns, offer = _turns(body), read_tools(body)
+    continued = turns[-1].role == "assistant"
+    if turns[-1].calls:
         where = f"messages[{len(body.messages) - 1}]"
         message = f"`{where}` calls tools: their results have to follow, as `tool_result` blocks of a user's message."
         raise invalid(message, where, "invalid_value")
-    choice = body.tool_choice
-    return ChatBody(
-        model=body.model,
-        messages=messages,
+    form = "output_config.format" if body.output_format is None else "output_format"
+    return ChatRequest(
+        turns=turns,
+        names=replace(NAMES, format=form, schema=f"{form}.schema"),
         add_generation_prompt=not continued,
         continue_final_message=continued,
-        chat_template_kwargs=_thinking(body),
-        reasoning_effort=body.output_config.effort if body.output_config else None,
-        response_format=_format(body),
-        tools=[_tool(tool) for tool in read_tools(body).tools],
-        tool_choice=_choice(choice),
-        parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
+        variables=_variables(body),
+        tools=OfferedTools(
+            [_function(tool) for tool in offer.tools],
+            _choice(body.tool_choice),
+            not getattr(body.tool_choice, "disable_parallel_tool_use", False),
+        ),
+        options=TextOptions(response_format=_format(body)),
+        ignored_tools=offer.hosted,
     )
 
 
-def sampled_chat_of(body: schema.MessagesBody) -> ChatBody:
+def sampled_chat_of(body: schema.MessagesBody) -> ChatRequest:
     """The same, with how tokens are chosen."""
     chat = chat_of(body)
-    chat.temperature, chat.top_p, chat.top_k, chat.seed = body.temperature, body.top_p, body.top_k, body.seed
-    chat.stop, chat.stream, chat.max_tokens = list(body.stop_sequences or ()), body.stream, body.max_tokens
-    return chat
+    options = TextOptions(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        seed=body.seed,
+        stop=list(body.stop_sequences or ()),
+        response_format=chat.options.response_format,
+    )
+    return replace(chat, options=options, max_tokens=body.max_tokens)
 
 
-def in_our_words(error: ApiError) -> ApiError:
-    """An error about a chat, naming the fields of the body that it was made from."""
-    ours = _FIELDS.get(error.param or "")
-    if ours is None:
-        return error
-    return replace(error, message=error.message.replace(f"`{error.param}`", f"`{ours}`"), param=ours)
+def _variables(body: schema.CountBody) -> dict[str, Any]:
+    effort = body.output_config.effort if body.output_config else None
+    return ({} if effort is None else {"reasoning_effort": effort}) | (_thinking(body) or {})
 
 
 def _thinking(body: schema.CountBody) -> dict[str, Any] | None:
@@ -90,57 +78,54 @@ def _format(body: schema.CountBody) -> ResponseFormat | None:
     return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=asked.schema)) if asked else None
 
 
-def _tool(tool: schema.CustomTool) -> Tool:
-    parameters, strict = tool.input_schema, tool.strict
-    return Tool(
-        function=FunctionDefinition(name=tool.name, description=tool.description, parameters=parameters, strict=strict)
+def _function(tool: schema.CustomTool) -> FunctionDefinition:
+    return FunctionDefinition(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
     )
 
 
-def _choice(choice: schema.Choice | None) -> Any:
+def _choice(choice: schema.Choice | None) -> str:
     match choice:
         case schema.OneChoice(name=name):
-            return ChosenTool(function=ChosenFunction(name))
+            return name
         case schema.AnyChoice():
             return "required"
         case schema.NoChoice():
             return "none"
-    return None
+    return "auto"
 
 
-def _messages(body: schema.CountBody) -> list[Message]:
-    """A chat's messages. Turns of the same role that follow each other are one: many templates want them in turn."""
-    found = [Message(role="system", content=_content(_texts(body.system, "system")))] if body.system else []
+def _turns(body: schema.CountBody) -> list[Turn]:
+    """A chat's turns. Those of the same role that follow each other are one: many templates want them in turn."""
+    found = [Turn("system", _texts(body.system, "system"))] if body.system else []
     names: dict[str, str] = {}  # of called tools, by the calls' ids
     for index, turn in enumerate(body.messages):
         where = f"messages[{index}]"
         if isinstance(turn.content, str) or turn.role == "system":
-            added = [Message(role=turn.role, content=_content(_texts(turn.content, f"{where}.content")))]
+            added = [Turn(turn.role, _texts(turn.content, f"{where}.content"))]
         elif turn.role == "assistant":
             added = [_assistant(turn.content, f"{where}.content", names)]
         else:
             added = _user(turn.content, f"{where}.content", names)
-        for message in added:
-            if found and message.role == found[-1].role in ("user", "assistant"):
-                found[-1] = _joined(found[-1], message)
+        for one in added:
+            if found and one.role == found[-1].role in ("user", "assistant"):
+                found[-1] = _joined(found[-1], one)
             else:
-                found.append(message)
+                found.append(one)
     return found
 
 
-def _joined(first: Message, second: Message) -> Message:
-    texts = [*first.texts(), *second.texts()]
-    thoughts = [message.reasoning_content or "" for message in (first, second)]
-    calls = [*(first.tool_calls or ()), *(second.tool_calls or ())]
-    return Message(
-        role=first.role,
-        content=_content([text for text in texts if text]),
+def _joined(first: Turn, second: Turn) -> Turn:
+    thoughts = [turn.reasoning_content or "" for turn in (first, second)]
+    return Turn(
+        first.role,
+        [text for text in (*first.texts, *second.texts) if text],
         reasoning_content="\n".join(filter(None, thoughts)) or None,
-        tool_calls=calls or None,
+        calls=[*first.calls, *second.calls],
     )
 
 
-def _assistant(blocks: Sequence[schema.Block], where: str, names: dict[str, str]) -> Message:
+def _assistant(blocks: Sequence[schema.Block], where: str, names: dict[str, str]) -> Turn:
     texts, thoughts, calls = [], [], []
     for index, block in enumerate(blocks):
         match block:
@@ -150,19 +135,12 @@ def _assistant(blocks: Sequence[schema.Block], where: str, names: dict[str, str]
                 thoughts.append(thinking)
             case schema.ToolUseBlock(id=call_id, name=name, input=arguments):
                 names[call_id] = name
-                calls.append(
-                    ToolCall(function=FunctionCall(name, _json(arguments, f"{where}[{index}].input")), id=call_id)
-                )
+                calls.append(Call(name, _json(arguments, f"{where}[{index}].input"), call_id))
             case schema.RedactedThinkingBlock():
                 continue  # for its maker's eyes only
             case _:
                 raise _misplaced(block, f"{where}[{index}]")
-    return Message(
-        role="assistant",
-        content=_content(texts),
-        reasoning_content="\n".join(thoughts) or None,
-        tool_calls=calls or None,
-    )
+    return Turn("assistant", texts, reasoning_content="\n".join(thoughts) or None, calls=calls)
 
 
 def _json(value: dict[str, Any], field: str) -> str:
@@ -172,9 +150,9 @@ def _json(value: dict[str, Any], field: str) -> str:
         raise invalid(f"`{field}` is nested too deeply.", field, "invalid_value") from error
 
 
-def _user(blocks: Sequence[schema.Block], where: str, names: Mapping[str, str]) -> list[Message]:
-    """A message, and one before it for each result of a tool."""
-    found: list[Message] = []
+def _user(blocks: Sequence[schema.Block], where: str, names: Mapping[str, str]) -> list[Turn]:
+    """A turn, and one before it for each result of a tool."""
+    found: list[Turn] = []
     texts: list[str] = []
     for index, block in enumerate(blocks):
         match block:
@@ -184,10 +162,10 @@ def _user(blocks: Sequence[schema.Block], where: str, names: Mapping[str, str]) 
                 found.append(_result(block, f"{where}[{index}]", names))
             case _:
                 raise _misplaced(block, f"{where}[{index}]")
-    return [*found, Message(role="user", content=_content(texts))] if texts or not found else found
+    return [*found, Turn("user", texts)] if texts or not found else found
 
 
-def _result(block: schema.ToolResultBlock, where: str, names: Mapping[str, str]) -> Message:
+def _result(block: schema.ToolResultBlock, where: str, names: Mapping[str, str]) -> Turn:
     name = names.get(block.tool_use_id)
     if name is None:
         field = f"{where}.tool_use_id"
@@ -195,12 +173,7 @@ def _result(block: schema.ToolResultBlock, where: str, names: Mapping[str, str])
         raise invalid(message, field, "invalid_value")
     first, *others = _texts(block.content or "", f"{where}.content") or [""]
     texts = [f"Error: {first}" if block.is_error else first, *others]
-    return Message(role="tool", content=_content(texts), tool_call_id=block.tool_use_id, name=name)
-
-
-def _content(texts: Sequence[str]) -> str | list[ContentPart]:
-    """One text as it is, several as parts: the chat template may keep them apart."""
-    return [TextPart(text) for text in texts] if len(texts) > 1 else "".join(texts)
+    return Turn("tool", texts, tool_call_id=block.tool_use_id, name=name)
 
 
 def _texts(content: str | Sequence[schema.Block], where: str) -> list[str]:

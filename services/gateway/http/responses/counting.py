@@ -8,12 +8,11 @@ from msgspec import Meta, Struct
 
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.fields import ADVISORY, neutral
-from services.gateway.errors import ApiError
 from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
 from services.gateway.http.exchange import Exchange, ignored_tools_header
-from services.gateway.http.responses.chat import chat_of, in_own_words
+from services.gateway.http.responses.chat import chat_of
 from services.gateway.http.responses.schema import ReasoningConfig, ResponseId, ResponsesBody, TextConfig
 from services.gateway.http.responses.store import ResponseStore
 from services.gateway.http.responses.tools import read_tools
@@ -72,10 +71,7 @@ class InputTokensHandler:
         turn = await self._turns.read(asked, model, request.tenant.name)
 
         async def attempt(start: int) -> int:
-            try:
-                return len((await self._chats.prompt(chat_of(asked, turn.items[start:], offer), model)).ids)
-            except ApiError as error:
-                raise in_own_words(error) from error
+            return len((await self._chats.prompt(chat_of(asked, turn.items[start:], offer), model)).ids)
 
         count = await as_much_as_fits(turn, attempt, lambda _count: None)
         exchange.answer_headers = [*request.admission.headers, *ignored_tools_header(offer.hosted)]

@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 
 from services.gateway.api.decode import BodyDecoder
-from services.gateway.api.schema import ChatBody
 from services.gateway.errors import ApiError, invalid
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.logprobs import LogprobWriter
 from services.gateway.generation.prepared import Prepared
 from services.gateway.generation.request import Caller
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
-from services.gateway.http.responses.chat import chat_of, in_own_words
+from services.gateway.http.responses.chat import chat_of
 from services.gateway.http.responses.output import OutputItems
 from services.gateway.http.responses.schema import ResponsesBody
 from services.gateway.http.responses.serializer import ResponseSerializer
@@ -81,7 +80,7 @@ class ResponsesEndpoint:
         output = OutputItems(stem_of(turn.response_id), self._writer(body, model), offer)
         serializer = ResponseSerializer(self._facts(turn, model, offer), output, partial(self._keep, turn))
         prepared = await self._prepared(turn, model, caller, offer)
-        return Answer(replace(prepared, ignored_tools=tuple(offer.hosted)), serializer)
+        return Answer(prepared, serializer)
 
     async def _check_store(self, body: ResponsesBody) -> None:
         """Refuse now what could not be kept later; raises :class:`ApiError` 400 or 503."""
@@ -96,11 +95,8 @@ class ResponsesEndpoint:
         """The sequences for as much of the conversation as the model takes, where the body lets turns be dropped."""
 
         async def attempt(start: int) -> Prepared:
-            chat: ChatBody = chat_of(turn.body, turn.items[start:], offer)
-            try:
-                return await self._chat.prepare(chat, model, caller, turn.response_id)
-            except ApiError as error:
-                raise in_own_words(error) from error
+            request = chat_of(turn.body, turn.items[start:], offer)
+            return await self._chat.prepare(request, model, caller, turn.response_id)
 
         return await as_much_as_fits(turn, attempt, Prepared.close)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from services.gateway.api.fields import ADVISORY, neutral
-from services.gateway.api.schema import FunctionName, NonEmpty, Penalty, Probability, Session
+from services.gateway.api.options import FunctionName, NonEmpty, Penalty, Probability, Session
 
 ResponseId = Annotated[str, Meta(max_length=256)]
 

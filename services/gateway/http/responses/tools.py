@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from services.gateway.api import schema as chat
+from services.gateway.api.chat import OfferedTools
 from services.gateway.api.decode import converted, unsupported_value
+from services.gateway.api.options import FunctionDefinition
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.responses.schema import (
     AllowedTools,
@@ -20,8 +20,7 @@ from services.gateway.http.responses.schema import (
     ToolChoice,
 )
 
-Mode = Literal["none", "auto", "required"]
-_MODES: dict[str, Mode] = {"none": "none", "auto": "auto", "required": "required"}
+_MODES = ("none", "auto", "required")
 _SERVED = ("function", "custom", "namespace")
 # Tools of OpenAI's own: what they are and who runs them only its models know.
 _HOSTED = (
@@ -71,16 +70,16 @@ class OfferedTool:
         """What the model calls it."""
         return flat_name(self.namespace, self.tool.name)
 
-    def function(self) -> chat.FunctionDefinition:
+    def function(self) -> FunctionDefinition:
         """As a chat's function: a custom tool has one argument, its text."""
         tool = self.tool
         if isinstance(tool, FunctionTool):
-            return chat.FunctionDefinition(
+            return FunctionDefinition(
                 name=self.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
             )
         described = [tool.description or "", _grammar_note(tool.format)]
         description = "\n\n".join(filter(None, described))
-        return chat.FunctionDefinition(name=self.name, description=description, parameters=_INPUT)
+        return FunctionDefinition(name=self.name, description=description, parameters=_INPUT)
 
 
 def _grammar_note(form: dict[str, Any] | None) -> str:
@@ -146,19 +145,24 @@ def _is_hosted(kind: object) -> bool:
     return isinstance(kind, str) and (kind in _HOSTED or kind.startswith(_HOSTED_VERSIONS))
 
 
-def chosen_tools(body: ResponsesBody, offer: ToolOffer) -> tuple[list[OfferedTool], chat.ChosenTool | Mode | None]:
+def offered_tools(body: ResponsesBody, offer: ToolOffer) -> OfferedTools:
     """The tools that the model is told of, and which of them it must call; raises :class:`ApiError` (400)."""
-    choice = body.tool_choice
+    tools, choice = _chosen(body.tool_choice, offer)
+    functions = [offered.function() for offered in tools]
+    return OfferedTools(functions, choice, body.parallel_tool_calls is not False)
+
+
+def _chosen(choice: str | dict[str, Any] | None, offer: ToolOffer) -> tuple[list[OfferedTool], str]:
     if choice is None:
-        return offer.tools, None
+        return offer.tools, "auto"
     if isinstance(choice, str):
         if choice not in _MODES:
-            raise unsupported_value("tool_choice", choice, tuple(_MODES))
-        return offer.tools, _MODES[choice]
+            raise unsupported_value("tool_choice", choice, _MODES)
+        return offer.tools, choice
     kind = choice.get("type")
     if kind in ("function", "custom"):
         name = offer.names(converted(choice, ToolChoice, "tool_choice"), "tool_choice")[0]
-        return offer.tools, chat.ChosenTool(function=chat.ChosenFunction(name))
+        return offer.tools, name
     if kind == "allowed_tools":
         allowed = converted(choice, AllowedTools, "tool_choice")
         return _allowed(allowed, offer), allowed.mode
@@ -178,8 +182,3 @@ def _allowed(choice: AllowedTools, offer: ToolOffer) -> list[OfferedTool]:
 def _forced(where: str, name: str) -> ApiError:
     message = f"`{where}` forces `{name}`, a hosted tool: this server has none, so it is left out of `tools`."
     return invalid(message, where, "unsupported_value")
-
-
-def tools_of(offered: Sequence[OfferedTool]) -> list[chat.Tool] | None:
-    """As a chat has them."""
-    return [chat.Tool(function=one.function()) for one in offered] or None
