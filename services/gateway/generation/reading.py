@@ -59,5 +59,5 @@ def reading_of(
 def _finish(tools: ToolUse | None) -> FinishReason:
     if tools is not None and tools.offered.legacy:
         return FinishReason.FUNCTION_CALL
-    named = tools is not None and tools.choice not in ("auto", "required")
+    named = tools is not None and tools.offered.choice not in ("auto", "required")
     return FinishReason.STOP if named else FinishReason.TOOL_CALLS

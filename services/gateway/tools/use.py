@@ -27,53 +27,44 @@ class ToolUse:
     closed: bool = True  # arguments allow only named properties, unless the schema has `additionalProperties`
 
     @property
-    def functions(self) -> Sequence[FunctionDefinition]:
-        """What is offered."""
-        return self.offered.functions
-
-    @property
-    def choice(self) -> str:
-        """auto, required, or the name of a function."""
-        return self.offered.choice
-
-    @property
     def names(self) -> frozenset[str]:
-        """The names of the functions that may be called."""
-        return frozenset(function.name for function in self.functions)
+        """What may be called."""
+        return frozenset(function.name for function in self.offered.functions)
 
     def definitions(self) -> list[dict[str, Any]]:
         """The tools in the form that chat templates expect."""
         found = []
-        for function in self.functions:
+        for function in self.offered.functions:
             about = {"name": function.name, "description": function.description or ""}
             found.append({"type": "function", "function": {**about, "parameters": function.parameters or {}}})
         return found
 
     @property
     def constrained(self) -> bool:
-        """Whether calls always follow a grammar."""
-        return self.choice != "auto" or any(function.strict for function in self.functions)
+        """Whether calls follow a grammar whatever else is asked for."""
+        return self.offered.choice != "auto" or any(function.strict for function in self.offered.functions)
 
     def reader(self, *, constrained: bool) -> CallReader:
-        """A parser of calls; `constrained`: the text follows a grammar."""
-        if self.choice == "required":
+        """A reader of the calls in a text that follows a grammar, or not."""
+        if self.offered.choice == "required":
             return RequiredParser(self.names)
-        if self.choice != "auto":
-            return NamedParser(self.choice)
+        if self.offered.choice != "auto":
+            return NamedParser(self.offered.choice)
         return HermesParser(self.names) if constrained else self.native(self.names)
 
     def plan(self, asked: Asked | None) -> Asked:
-        """The grammar of the answer, by the structured output that was `asked` for; raises :class:`ApiError` (400)."""
-        if self.choice == "required":
-            forms = self._forms(self.functions)
+        """The grammar of the answer, given the one that was asked for; raises :class:`ApiError` (400)."""
+        functions, choice = self.offered.functions, self.offered.choice
+        if choice == "required":
+            forms = self._forms(functions)
             return self._asked(grammars.of_required(forms, parallel=self.offered.parallel), forms)
-        if self.choice != "auto":
-            forms = self._forms([function for function in self.functions if function.name == self.choice])
+        if choice != "auto":
+            forms = self._forms([function for function in functions if function.name == choice])
             return self._asked(grammars.of_named(forms[0]), forms)
         if asked is not None:
             return self._beside(asked)
-        forms = self._forms([function for function in self.functions if function.strict])
-        free = [grammars.free_form_of(function) for function in self.functions if not function.strict]
+        forms = self._forms([function for function in functions if function.strict])
+        free = [grammars.free_form_of(function) for function in functions if not function.strict]
         return self._asked(grammars.of_strict([*forms, *free]), forms)
 
     def _forms(self, functions: Sequence[FunctionDefinition]) -> list[grammars.CallForm]:
@@ -95,7 +86,7 @@ class ToolUse:
                 f"`{asked.field}` leaves no room for calls: set `{names.tool_choice}`, or ask by `{names.format}`."
             )
             raise invalid(message, asked.field, "invalid_value")
-        forms = self._forms(self.functions)
+        forms = self._forms(self.offered.functions)
         found = self._asked(grammars.of_answer_or_calls(forms, schema), forms)
         return replace(found, checks=replace(found.checks, text=asked.checks.text))
 

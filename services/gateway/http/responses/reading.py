@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from services.gateway.api.decode import converted, unsupported_value
-from services.gateway.errors import ApiError
-from services.gateway.http.responses.schema import ITEMS, PARTS, Item, MessageItem, ReferenceItem
-
-_PART_TYPE = re.compile(r"\[\d+\]\.type$")
+from services.gateway.http.responses.schema import ITEMS, Item, MessageItem, ReferenceItem
 
 
 def read_items(value: str | Sequence[dict[str, Any]] | None, field: str = "input") -> list[Item | ReferenceItem]:
@@ -26,14 +22,5 @@ def read_items(value: str | Sequence[dict[str, Any]] | None, field: str = "input
         struct = ITEMS.get(kind) if isinstance(kind, str) else None
         if struct is None:
             raise unsupported_value(f"{where}.type", kind, tuple(ITEMS))
-        found.append(_converted({**raw, "type": kind}, struct, where))
+        found.append(converted({**raw, "type": kind}, struct, where))
     return found
-
-
-def _converted(raw: dict[str, Any], kind: type[Item | ReferenceItem], where: str) -> Item | ReferenceItem:
-    try:
-        return converted(raw, kind, where)
-    except ApiError as error:
-        if _PART_TYPE.search(error.param or ""):
-            error.message += f" Supported are {', '.join(f'`{part}`' for part in PARTS)}."
-        raise

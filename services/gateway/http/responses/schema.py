@@ -41,7 +41,6 @@ class Refusal(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=Tru
 
 
 Part = InputText | OutputText | Refusal
-PARTS = ("input_text", "output_text", "refusal")
 Content = str | list[Part]
 
 
