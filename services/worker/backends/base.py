@@ -18,7 +18,9 @@ from torch import Tensor
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import Communicator, GroupSeat, StepCommunicator
 from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.kv_format import KvFormat
 from services.worker.backends.names import Activation
+from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.weights import Stacked
 
 PlanT = TypeVar("PlanT")
@@ -111,8 +113,8 @@ class Ops(Protocol):
         """Return the rope whose angles' `cos` and `sin` [max_positions, rotary_dim / 2] float32 are given."""
         ...
 
-    def write_kv(self, cache: KvCache, layer: int, slots: Tensor, rows: Tensor) -> None:
-        """Write `rows` [n, 2 * n_kv_heads * head_dim], K then V, to `slots` [n] of a layer."""
+    def scatter(self, table: Tensor, places: Tensor, rows: Tensor) -> None:
+        """Write `rows` [n, width] to the rows `places` [n] of `table` [n_rows, width], of one dtype."""
         ...
 
     def activation(self, name: Activation) -> Elementwise:
@@ -130,22 +132,6 @@ class Ops(Protocol):
     def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:
         """Return what samples of `n_columns` columns of the logits, a multiple of 16, from token `first_id` on."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """One rank's heads."""
-
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    scale: float
-    softcap: float | None
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a KV head."""
-        return self.n_heads // self.n_kv_heads
 
 
 class Attention(Protocol[PlanT]):
@@ -247,6 +233,7 @@ class ModelBackend(Protocol):
     dtype: torch.dtype
     device: torch.device
     ops: Ops
+    kv_format: KvFormat
 
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the attention of a rank's heads. Raises RuntimeError where none computes them."""

@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 
-from services.worker.backends.base import Attention, AttentionShape
+from services.worker.backends.base import Attention
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.kv_format import KvFormat
+from services.worker.backends.shapes import AttentionShape, KvShape
 from services.worker.backends.torch.attention import ReferenceAttention
+from services.worker.backends.torch.ops import TorchOps
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +28,17 @@ _WORK = ((1, 1), (1, 16), (1, 700), (45, 45), (30, 93))
 
 
 def choose_attention(
-    choices: Sequence[Candidate], shape: AttentionShape, dtype: torch.dtype, device: torch.device
+    choices: Sequence[Candidate],
+    shape: AttentionShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_format: KvFormat,
 ) -> Attention[Any]:
     """Return the first that passes its check, warning of those that do not. Raises RuntimeError."""
-    for make in choices:
+    for make in (*kv_format.attentions(shape, device), *choices):
         try:
-            attention = make()
-            problem = check_attention(attention, shape, dtype, device)
+            attention: Attention[Any] = make()
+            problem = check_attention(attention, shape, dtype, device, kv_format)
         except ImportError as error:  # another release of torch
             logger.warning("an attention is not used: %s", error)
             continue
@@ -45,14 +52,20 @@ def choose_attention(
 
 
 def check_attention(
-    attention: Attention[Any], shape: AttentionShape, dtype: torch.dtype, device: torch.device
+    attention: Attention[Any],
+    shape: AttentionShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_format: KvFormat,
 ) -> str | None:
     """Run `attention` on a random paged batch; return what is wrong with it, or None."""
     batch = _random_batch(device)
     n_blocks = int(batch.block_tables.max())
-    cache = KvCache(1, n_blocks, _BLOCK_SIZE, shape.n_kv_heads, shape.head_dim, dtype, device)
+    kv_shape = KvShape(_BLOCK_SIZE, shape.n_kv_heads, shape.head_dim)
+    cache = KvCache(kv_format, 1, n_blocks, kv_shape, dtype, device, TorchOps(dtype, device).scatter)
     generator = torch.Generator().manual_seed(0)
-    cache.kv[0][1:] = torch.randn(cache.kv[0][1:].shape, generator=generator).to(device, dtype)
+    slots = torch.arange(_BLOCK_SIZE, (n_blocks + 1) * _BLOCK_SIZE, device=device)
+    cache.write(0, slots, torch.randn((len(slots), kv_shape.width), generator=generator).to(device, dtype))
     reference = ReferenceAttention(shape)
     for window in (None, _WINDOW):
         plan = attention.plan(batch, _BLOCK_SIZE, window)

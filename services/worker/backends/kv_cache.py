@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
+from services.worker.backends.kv_format import KvFormat, Scatter
+from services.worker.backends.shapes import KvShape
 
 
 class KvCache:
     """K and V of every layer in blocks; block 0 is the null block: always zero, read where there is no key.
 
-    K and V of a token lie side by side, so that one copy writes and one gather reads both. `k[layer]` and `v[layer]`
-    are views [n_blocks + 1, block_size, n_kv_heads, head_dim] of `kv[layer]`, and `rows[layer]` is
-    [(n_blocks + 1) * block_size, 2 * n_kv_heads * head_dim].
+    `layers[i]` is [n_blocks + 1, ...] as the format lays it out.
     """
 
     def __init__(
         self,
+        kv_format: KvFormat,
         n_layers: int,
         n_blocks: int,
-        block_size: int,
-        n_kv_heads: int,
-        head_dim: int,
+        shape: KvShape,
         dtype: torch.dtype,
         device: torch.device,
+        scatter: Scatter,
     ) -> None:
-        """`n_kv_heads`: of this rank."""
-        self.n_blocks, self.block_size = n_blocks, block_size
-        shape = (n_blocks + 1, block_size, 2, n_kv_heads, head_dim)
-        self.kv = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layers)]
-        self.k = [kv[:, :, 0] for kv in self.kv]
-        self.v = [kv[:, :, 1] for kv in self.kv]
-        self.rows = [kv.view(shape[0] * shape[1], -1) for kv in self.kv]
+        """`dtype`: of what is computed."""
+        self.kv_format, self.n_blocks, self.block_size = kv_format, n_blocks, shape.block_size
+        self.layers = [kv_format.allocate(n_blocks + 1, shape, device) for _ in range(n_layers)]
+        self._shape, self._dtype, self._scatter = shape, dtype, scatter
 
-    def gather(self, layer: int, slots: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def write(self, layer: int, slots: Tensor, rows: Tensor) -> None:
+        """Write `rows` [n, 2 * n_kv_heads * head_dim], K then V, to `slots` [n] of a layer."""
+        self.kv_format.write(self.layers[layer], self._shape, slots, rows, self._scatter)
+
+    def gather(self, layer: int, slots: Tensor, out: Tensor | None = None) -> Tensor:
         """Read `slots` [n]: [n, 2 * n_kv_heads * head_dim], K then V; into `out` where given."""
-        return torch.index_select(self.rows[layer], 0, slots, out=out)
+        return self.kv_format.read(self.layers[layer], self._shape, slots, self._dtype, out)

@@ -9,13 +9,17 @@ import torch
 from services.worker.backends.base import Backend
 from services.worker.backends.cpu.backend import open_cpu
 from services.worker.backends.cuda.backend import CudaBackend
+from services.worker.backends.kv_format import KvFormat
 
 logger = logging.getLogger(__name__)
 
 
-def open_backend(dtype: torch.dtype, device: torch.device) -> Backend:
-    """Return what serves `dtype` on `device`, a CPU or a GPU. Raises RuntimeError when it cannot be opened."""
+def open_backend(dtype: torch.dtype, device: torch.device, kv_format: KvFormat | None = None) -> Backend:
+    """Return what serves `dtype` on `device`, a CPU or a GPU. Raises RuntimeError when it cannot be opened.
+
+    `kv_format`: of the KV cache; None for numbers of `dtype`.
+    """
     if device.type == "cpu":
-        return open_cpu(dtype)
+        return open_cpu(dtype, kv_format)
     logger.info("kernels: torch's, because the device is %s", device.type)
-    return CudaBackend(dtype, device)
+    return CudaBackend(dtype, device, kv_format)

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from services.worker.backends.base import Attention, AttentionShape, ModelBackend, Norm
+from services.worker.backends.base import Attention, ModelBackend, Norm
 from services.worker.backends.collectives import Communicator
+from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.sizing import available_host_memory
 from services.worker.model.agreement import check_counts, check_shapes
 from services.worker.model.decoder import Decoder, DecoderLayer, LayerNorms, Tables

@@ -12,6 +12,7 @@ from services.worker.backends.base import Attention, Computations, ModelBackend,
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.shapes import KvShape
 from services.worker.model.layers.attention import AttentionLayer, LastRows
 from services.worker.model.layers.embedding import VocabEmbedding, VocabHead, VocabShard, pad_rows
 from services.worker.model.spec import ModelSpec
@@ -98,15 +99,13 @@ class Decoder:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes that this rank stores for a token, over all layers."""
-        spec = self.spec
-        elements = 2 * spec.n_layers * spec.kv_heads_per_rank(self._comm.size) * spec.head_dim
-        return elements * self._backend.dtype.itemsize
+        return self.spec.n_layers * self._backend.kv_format.token_bytes(self._kv_shape(1))
 
     def make_cache(self, n_blocks: int, block_size: int) -> KvCache:
         """Allocate a cache of `n_blocks` and the null block."""
-        spec = self.spec
-        sizes = (spec.n_layers, n_blocks, block_size, spec.kv_heads_per_rank(self._comm.size), spec.head_dim)
-        return KvCache(*sizes, self._backend.dtype, self._backend.device)
+        backend, shape = self._backend, self._kv_shape(block_size)
+        of = (self.spec.n_layers, n_blocks, shape, backend.dtype, backend.device)
+        return KvCache(backend.kv_format, *of, backend.ops.scatter)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, cache: KvCache, last_of: Sequence[int] | None = None) -> torch.Tensor:
@@ -137,6 +136,9 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 [n, vocab_local] of [n, hidden_size]: this rank's slice of the padded vocabulary."""
         return self._head(hidden, self.spec.logit_scale, self.spec.logit_softcap)
+
+    def _kv_shape(self, block_size: int) -> KvShape:
+        return KvShape(block_size, self.spec.kv_heads_per_rank(self._comm.size), self.spec.head_dim)
 
     def _lay_out(self, batch: StepBatch, cache: KvCache) -> tuple[Step, int]:
         """Return what the layers share, and how many rows they get: padding once saves it in every layer."""

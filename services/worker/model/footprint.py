@@ -70,7 +70,8 @@ def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
         process=_PROCESS,
         weights=weights + _tables(spec, itemsize, config.max_model_len),
         workspace=n_rows * row * itemsize + 2 * logits + _RESERVE,
-        kv_token=2 * spec.n_layers * n_kv * spec.head_dim * itemsize,
+        # Formats that are no plain numbers take less than those of the dtype.
+        kv_token=2 * spec.n_layers * n_kv * spec.head_dim * _ITEM_SIZES.get(config.kv_format, itemsize),
     )
 
 

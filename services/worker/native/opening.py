@@ -43,14 +43,14 @@ async def open_native(
 
 def served_model(files: ModelFiles, config: RankGroupConfig) -> EngineModel:
     """What the model folder and the configuration say about the model."""
-    # KV of another model, dtype or rope must never be taken for this one's.
+    # KV of another model, dtype, rope or format must never be taken for this one's.
     rope = files.spec.rope_choice(config.max_model_len)
     return EngineModel(
         architecture=files.architecture,
         dtype=config.dtype,
         device=config.device,
         tensor_parallel=config.ranks,
-        hash_root=":".join(filter(None, (files.identity, config.dtype, rope))),
+        hash_root=":".join(filter(None, (files.identity, config.dtype, rope, config.kv_format))),
         tokenizer_json=files.tokenizer_json,
         chat_template=files.chat_template,
         special_tokens=files.special_tokens,

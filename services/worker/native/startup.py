@@ -9,6 +9,7 @@ from pathlib import Path
 
 from services.common import denied
 from services.common.lifecycle import StartupError
+from services.worker.backends import kv_formats
 from services.worker.backends.sizing import HostRoom, least_kv_tokens
 from services.worker.cpu import has_avx2, has_bfloat16
 from services.worker.model.footprint import footprint, in_mib
@@ -70,6 +71,7 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             block_size=settings.kv_block_tokens,
             kv_tokens=settings.kv_tokens or DEFAULT_KV_TOKENS,
             kv_fits=not settings.kv_tokens,
+            kv_format=_kv_format(settings.kv_format),
             max_running=settings.max_running,
             max_batched_tokens=settings.max_batched_tokens,
             max_model_len=settings.max_model_len or spec.max_positions,
@@ -124,6 +126,13 @@ def _dtype(asked: str, spec: ModelSpec, device: str) -> str:
         return asked
     half = spec.dtype != "float32" and (device == "cuda" or has_bfloat16() or has_avx2())
     return "bfloat16" if half else "float32"
+
+
+def _kv_format(asked: str) -> str:
+    """Return "" for `auto`. Raises ValueError."""
+    if asked not in ("auto", *kv_formats.NAMES):
+        raise ValueError(f"RYZANSTEIN_KV_FORMAT {asked!r}: expected auto, {', '.join(kv_formats.NAMES)}")
+    return "" if asked == "auto" else asked
 
 
 def _device(asked: str) -> str:

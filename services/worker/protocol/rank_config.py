@@ -31,6 +31,7 @@ class RankGroupConfig:
     block_size: int = 16
     n_blocks: int | None = None
     kv_tokens: int | None = None
+    kv_format: str = ""  # by name; empty: numbers of `dtype`
     kv_fits: bool = False  # fewer blocks where memory is short, instead of none
     max_running: int = 64
     max_batched_tokens: int = 2048  # rows of a step

@@ -11,7 +11,7 @@ from services.worker.protocol.copy_codec import CopyOrder
 
 
 class BlockCopier:
-    """Over the cache's tensors, one [n_blocks + 1, block_size, ...] per layer, and a staging area in bytes."""
+    """Over the cache's layers [n_blocks + 1, ...], each contiguous and in any format, and a staging area in bytes."""
 
     def __init__(self, layers: Sequence[Tensor], staging: memoryview) -> None:
         self._layers = [layer.view(layer.shape[0], -1) for layer in layers]  # [n_blocks + 1, elements]

@@ -14,6 +14,7 @@ import torch
 from services.common.heap import freeze_started
 from services.worker.backends.base import ModelBackend
 from services.worker.backends.collectives import Communicator
+from services.worker.backends.kv_format import find_kv_format
 from services.worker.backends.opening import open_backend
 from services.worker.model.footprint import Footprint
 from services.worker.model.loading.pooling import Pooling
@@ -70,7 +71,7 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
     device = torch.device("cpu") if config.device == "cpu" else torch.device("cuda", rank)
     dtype: torch.dtype = getattr(torch, config.dtype)
     with phases.measure("rendezvous"):
-        backend = open_backend(dtype, device)
+        backend = open_backend(dtype, device, find_kv_format(config.kv_format) if config.kv_format else None)
         comm = join_group(link, config, rank, backend)
     meter = MemoryMeter(backend.memory)
     with phases.measure("weights"):
@@ -103,7 +104,7 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
     started = RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
     freeze_started()  # a full collection took 0.1 s in the middle of every stream
     link.send(encode_event(started))
-    _execute_plans(link, runner, BlockCopier(cache.kv, link.staging))
+    _execute_plans(link, runner, BlockCopier(cache.layers, link.staging))
 
 
 def _execute_plans(link: ServerLink, runner: Runner[Any], copier: BlockCopier) -> None:

@@ -42,7 +42,7 @@ class StandinCache:
     block_size: int
 
     @property
-    def kv(self) -> list[torch.Tensor]:
+    def layers(self) -> list[torch.Tensor]:
         return [self.rows.view(-1, self.block_size, HIDDEN)]
 
 

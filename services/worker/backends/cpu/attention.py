@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from services.worker.backends.base import AttentionShape
 from services.worker.backends.batch import StepBatch, long_tensor
 from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.shapes import AttentionShape
 from services.worker.kernels.attention import VectorAttention
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 
@@ -43,7 +43,7 @@ class PagedKernels:
         out = torch.empty(q.shape, dtype=q.dtype)
         sizes = (shape.n_kv_heads, shape.group, shape.head_dim, cache.block_size)
         numbers = (shape.scale, shape.softcap or 0.0, plan.window)
-        self.kernels.attend(q, out, cache.kv[layer], (*sizes, *numbers), plan.sequences)
+        self.kernels.attend(q, out, cache.layers[layer], (*sizes, *numbers), plan.sequences)
         return out
 
 

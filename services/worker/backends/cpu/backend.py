@@ -13,16 +13,7 @@ from typing import Any
 
 import torch
 
-from services.worker.backends.base import (
-    Attention,
-    AttentionShape,
-    Backend,
-    Computations,
-    Memory,
-    NoGraph,
-    Ops,
-    StepGraphs,
-)
+from services.worker.backends.base import Attention, Backend, Computations, Memory, NoGraph, Ops, StepGraphs
 from services.worker.backends.choice import Candidate, choose_attention
 from services.worker.backends.collectives import GroupSeat, StepCommunicator
 from services.worker.backends.cpu.attention import PagedAmx, PagedKernels, PagedVectors
@@ -30,6 +21,8 @@ from services.worker.backends.cpu.collectives import ReplayedLoneRank
 from services.worker.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGraph
 from services.worker.backends.cpu.ops import KernelOps, OneDnnOps
 from services.worker.backends.cpu.shared_memory import KernelCommunicator, SharedMemoryCommunicator
+from services.worker.backends.kv_format import KvFormat, plain_format
+from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.sizing import available_host_memory
 from services.worker.backends.torch.gathering import PagedSdpa
 from services.worker.kernels.attention import open_attention, serves
@@ -67,18 +60,20 @@ class OneDnnBackend:
     process_group: str | None = None  # shared memory does everything
     device = CPU
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, kv_format: KvFormat | None = None) -> None:
+        """`kv_format`: None for numbers of `dtype`."""
         self.dtype = dtype
+        self.kv_format: KvFormat = kv_format or plain_format(dtype)
         self.ops: Ops = OneDnnOps(dtype)
         self.memory: Memory = HostMemory()
 
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the fastest attention that agrees with the reference. Raises RuntimeError."""
-        return choose_attention(self._attentions(shape), shape, self.dtype, CPU)
+        return choose_attention(self._attentions(shape), shape, self.dtype, CPU, self.kv_format)
 
     def _attentions(self, shape: AttentionShape) -> list[Candidate]:
         gathering = [lambda: PagedSdpa(shape, self.dtype, CPU)]
-        if not serves(self.dtype, shape.head_dim):
+        if self.kv_format.numbers is not self.dtype or not serves(self.dtype, shape.head_dim):
             return [*gathering]
         kernel = open_attention(self.dtype)
         return [lambda: PagedVectors(shape, kernel), *gathering]
@@ -95,13 +90,14 @@ class OneDnnBackend:
 class KernelBackend(OneDnnBackend):
     """A CPU by our kernels, in bfloat16. Steps of few rows are replayed."""
 
-    def __init__(self, kernels: Bfloat16Kernels) -> None:
-        super().__init__(torch.bfloat16)
+    def __init__(self, kernels: Bfloat16Kernels, kv_format: KvFormat | None = None) -> None:
+        super().__init__(torch.bfloat16, kv_format)
         self.kernels = kernels
         self.ops = KernelOps(kernels)
 
     def _attentions(self, shape: AttentionShape) -> list[Candidate]:
-        if shape.head_dim % self.kernels.head_multiple or shape.head_dim > MAX_HEAD_DIM:
+        fits = shape.head_dim % self.kernels.head_multiple == 0 and shape.head_dim <= MAX_HEAD_DIM
+        if not fits or self.kv_format.numbers is not self.dtype:
             return super()._attentions(shape)
         paged = PagedAmx if self.kernels.amx else PagedVectors
         return [lambda: paged(shape, self.kernels), lambda: PagedSdpa(shape, self.dtype, CPU)]
@@ -121,7 +117,7 @@ class KernelBackend(OneDnnBackend):
         return ReplayedLoneRank(seat.line) if seat.size == 1 else KernelCommunicator(seat, self.kernels)
 
 
-def open_cpu(dtype: torch.dtype) -> Backend:
+def open_cpu(dtype: torch.dtype, kv_format: KvFormat | None = None) -> Backend:
     """Return the backend that serves `dtype` on this CPU; the log says which it is, and why.
 
     Raises RuntimeError when this machine should have our kernels and they are missing, or when there are no threads.
@@ -135,6 +131,6 @@ def open_cpu(dtype: torch.dtype) -> Backend:
             logger.warning("%s: torch's kernels serve, at a fraction of the speed", refused)
         else:
             logger.info("kernels: ours for %s", kernels.made_for)
-            return KernelBackend(kernels)
+            return KernelBackend(kernels, kv_format)
     logger.info("kernels: torch's, because %s", reason)
-    return OneDnnBackend(dtype)
+    return OneDnnBackend(dtype, kv_format)

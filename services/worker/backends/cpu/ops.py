@@ -13,7 +13,6 @@ from torch import Tensor
 from services.worker.backends.base import Elementwise, Linear, LogitShard, Lookup, RmsNorm, Rope
 from services.worker.backends.cpu.linear import KernelLinear, PackedLinear
 from services.worker.backends.cpu.logit_shard import KernelLogitShard
-from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.names import Activation
 from services.worker.backends.torch.ops import TorchOps
 from services.worker.backends.weights import Dense, Stacked
@@ -113,9 +112,12 @@ class KernelOps(OneDnnOps):
         rotate_ = self._kernels.rotate_
         return lambda positions: lambda heads: rotate_(heads, cos, sin, positions)
 
-    def write_kv(self, cache: KvCache, layer: int, slots: Tensor, rows: Tensor) -> None:
-        """Write `rows` to `slots` [n] of a layer."""
-        self._kernels.write_rows(cache.rows[layer], slots, rows)
+    def scatter(self, table: Tensor, places: Tensor, rows: Tensor) -> None:
+        """Write `rows` to the rows `places` of `table`."""
+        if table.dtype is torch.bfloat16:
+            self._kernels.write_rows(table, places, rows)
+        else:
+            super().scatter(table, places, rows)
 
     def gate(self, name: Activation) -> Elementwise:
         """Return act(gate) * up."""

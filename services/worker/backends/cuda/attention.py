@@ -11,9 +11,9 @@ from itertools import pairwise
 
 import torch
 
-from services.worker.backends.base import AttentionShape
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.shapes import AttentionShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class PagedVarlen:
         self._kernel(
             out[: plan.n_rows].view(heads),
             q[: plan.n_rows].view(heads),
-            cache.k[layer],
-            cache.v[layer],
+            cache.layers[layer][:, :, 0],
+            cache.layers[layer][:, :, 1],
             plan.row_starts,
             None,
             plan.max_rows,

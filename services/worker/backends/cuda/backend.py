@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 
-from services.worker.backends.base import Attention, AttentionShape, Computations, Memory, NoGraph, StepGraphs
+from services.worker.backends.base import Attention, Computations, Memory, NoGraph, StepGraphs
 from services.worker.backends.choice import Candidate, choose_attention
 from services.worker.backends.collectives import GroupSeat, LoneRank, StepCommunicator
 from services.worker.backends.cuda.attention import PagedVarlen
 from services.worker.backends.cuda.graph import CudaDecodes
 from services.worker.backends.cuda.nccl import NcclCommunicator
 from services.worker.backends.cuda.ops import CudaOps
+from services.worker.backends.kv_format import KvFormat
+from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.torch.backend import TorchBackend
 from services.worker.backends.torch.gathering import PagedSdpa
 
@@ -38,8 +40,8 @@ class CudaBackend(TorchBackend):
 
     process_group: str | None = "cpu:gloo,cuda:nccl"
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(dtype, device)
+    def __init__(self, dtype: torch.dtype, device: torch.device, kv_format: KvFormat | None = None) -> None:
+        super().__init__(dtype, device, kv_format)
         # cuDNN's attention builds a plan for every shape that it sees, and no two prompts have the same.
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.ops = CudaOps(dtype, device)
@@ -48,9 +50,10 @@ class CudaBackend(TorchBackend):
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the fastest attention that agrees with the reference."""
         choices: list[Candidate] = [lambda: PagedSdpa(shape, self.dtype, self.device)]
-        if shape.softcap is None and self.dtype is not torch.float32:
+        plain = self.kv_format.numbers is self.dtype
+        if plain and shape.softcap is None and self.dtype is not torch.float32:
             choices.insert(0, lambda: PagedVarlen(shape))
-        return choose_attention(choices, shape, self.dtype, self.device)
+        return choose_attention(choices, shape, self.dtype, self.device, self.kv_format)
 
     def capture(self, computations: Computations) -> StepGraphs:
         """Replay decodes, where no collective is among them."""

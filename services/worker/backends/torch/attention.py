@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from services.worker.backends.base import AttentionShape
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.shapes import AttentionShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,14 @@ class ReferenceAttention:
         out = torch.zeros_like(queries)
         for index, length in enumerate(batch.context_lens):
             rows = slice(batch.query_starts[index], batch.query_starts[index + 1])
-            blocks = batch.block_tables[index]
             key_positions = torch.arange(length, device=q.device)
+            slots = batch.block_tables[index][key_positions // cache.block_size] * cache.block_size
+            kv = cache.gather(layer, slots + key_positions % cache.block_size)
+            k_heads, v_heads = kv.view(length, 2, shape.n_kv_heads, shape.head_dim).float().unbind(1)
             distance = batch.positions[rows].unsqueeze(1) - key_positions  # [n_rows, n_keys]
             hidden = (distance < 0) | (distance >= (plan.window or length))
             for head in range(shape.n_heads):
-                k, v = (
-                    part[layer][blocks, :, head // shape.group].flatten(0, 1)[:length].float()  # [n_keys, head_dim]
-                    for part in (cache.k, cache.v)
-                )
+                k, v = (part[:, head // shape.group] for part in (k_heads, v_heads))  # [n_keys, head_dim] each
                 scores = queries[rows, head] @ k.T * shape.scale
                 if shape.softcap is not None:
                     scores = torch.tanh(scores / shape.softcap) * shape.softcap

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from services.worker.backends.base import Attention, AttentionShape, Computations, NoGraph, Ops, StepGraphs
+from services.worker.backends.base import Attention, Computations, NoGraph, Ops, StepGraphs
+from services.worker.backends.kv_format import KvFormat, plain_format
+from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.torch.attention import ReferenceAttention
 from services.worker.backends.torch.ops import TorchOps
 
@@ -14,8 +16,10 @@ from services.worker.backends.torch.ops import TorchOps
 class TorchBackend:
     """What the others are tested against. Made to be read, not to serve."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, kv_format: KvFormat | None = None) -> None:
+        """`kv_format`: None for numbers of `dtype`."""
         self.dtype, self.device = dtype, device
+        self.kv_format: KvFormat = kv_format or plain_format(dtype)
         self.ops: Ops = TorchOps(dtype, device)
 
     def attention(self, shape: AttentionShape) -> Attention[Any]:

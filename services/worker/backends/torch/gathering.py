@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from services.worker.backends.base import AttentionShape
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.shapes import AttentionShape
 
 _KEY_MULTIPLE = 64
 _KEY_BLOCK = 512  # where a window lets us skip keys, skip whole blocks of the kernel: sums keep their order

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from services.worker.backends.base import Elementwise, Linear, LogitShard, Lookup, Norm, RmsNorm, Rope, Rotation
-from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.names import Activation
 from services.worker.backends.torch.logit_shard import TorchLogitShard
 from services.worker.backends.weights import Stacked
@@ -106,9 +105,9 @@ class TorchOps:
 
         return at
 
-    def write_kv(self, cache: KvCache, layer: int, slots: Tensor, rows: Tensor) -> None:
-        """Write `rows` to `slots` [n] of a layer."""
-        cache.rows[layer].index_copy_(0, slots, rows)
+    def scatter(self, table: Tensor, places: Tensor, rows: Tensor) -> None:
+        """Write `rows` to the rows `places` of `table`."""
+        table.index_copy_(0, places, rows)
 
     def activation(self, name: Activation) -> Elementwise:
         """Return the function of an activation."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from services.worker.backends.base import Attention, Linear, Ops, RmsNorm, Step
+from services.worker.backends.base import Attention, Linear, RmsNorm, Step
 from services.worker.backends.collectives import Communicator
 from services.worker.model.layers.embedding import pad_rows
 from services.worker.model.layers.linear import LinearLoader
@@ -102,13 +102,12 @@ class AttentionLayer:
         o: Linear,
         qk_norm: QkNorm | None,
         attention: Attention[Any],
-        ops: Ops,
         plan: int,
         rotation: int | None,
     ) -> None:
         """`plan` and `rotation` are indices into the step's."""
         self._index, self._qkv, self._o, self._qk_norm = index, qkv, o, qk_norm
-        self._attention, self._ops, self._plan, self._rotation = attention, ops, plan, rotation
+        self._attention, self._plan, self._rotation = attention, plan, rotation
         self._n_rotated, self._head_dim = len(heads.q) + len(heads.kv), heads.head_dim
         self._q_size = len(heads.q) * heads.head_dim
 
@@ -123,7 +122,7 @@ class AttentionLayer:
             if self._rotation is not None:
                 step.rotations[self._rotation](qk)
         slots = step.batch.kv_slots
-        self._ops.write_kv(step.cache, self._index, slots, qkv[: len(slots), self._q_size :])
+        step.cache.write(self._index, slots, qkv[: len(slots), self._q_size :])
         return qkv[:, : self._q_size]
 
     def attend(self, q: torch.Tensor, step: Step) -> torch.Tensor:
@@ -152,7 +151,7 @@ def load_attention(
     )
     o = load.row_parallel(f"{key}o", hidden, q_out)
     qk_norm = _load_qk_norm(spec, load, key, heads)
-    return AttentionLayer(index, heads, qkv, o, qk_norm, attention, load.backend.ops, plan, rotation)
+    return AttentionLayer(index, heads, qkv, o, qk_norm, attention, plan, rotation)
 
 
 def _load_qk_norm(spec: ModelSpec, load: LinearLoader, key: str, heads: Heads) -> QkNorm | None:

@@ -7,15 +7,18 @@ import logging
 import pytest
 import torch
 
-from services.worker.backends.base import AttentionShape
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.choice import check_attention, choose_attention
 from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.kv_format import plain_format
+from services.worker.backends.shapes import AttentionShape, KvShape
 from services.worker.backends.torch.attention import ReferenceAttention
 from services.worker.backends.torch.gathering import PagedSdpa
+from services.worker.backends.torch.ops import TorchOps
 from tests.unit.worker.model.harness import CPU
 
 DEVICES = [CPU, torch.device("cuda")] if torch.cuda.is_available() else [CPU]
+FLOAT32 = plain_format(torch.float32)
 SHAPE = AttentionShape(n_heads=6, n_kv_heads=2, head_dim=32, scale=0.2, softcap=None)
 
 
@@ -27,7 +30,7 @@ def test_the_gathering_backend_is_right(
     device: torch.device, dtype: torch.dtype, softcap: float | None, n_heads: int, n_kv_heads: int, head_dim: int
 ) -> None:
     shape = AttentionShape(n_heads, n_kv_heads, head_dim, head_dim**-0.5, softcap)
-    assert check_attention(PagedSdpa(shape, dtype, device), shape, dtype, device) is None
+    assert check_attention(PagedSdpa(shape, dtype, device), shape, dtype, device, plain_format(dtype)) is None
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
@@ -43,8 +46,10 @@ def test_decodes_are_laid_out_on_the_device_as_by_the_host(
     tables = torch.full((len(lengths), 40), 99)  # beyond a sequence's end anything may be left
     for row, own in enumerate(blocks.split(n_blocks)):
         tables[row, : len(own)] = own
-    cache = KvCache(1, int(blocks.max()), size, 2, 32, torch.float32, device)
-    cache.kv[0][1:] = torch.randn(cache.kv[0][1:].shape, generator=torch.Generator().manual_seed(1)).to(device)
+    scatter = TorchOps(torch.float32, device).scatter
+    cache = KvCache(FLOAT32, 1, int(blocks.max()), KvShape(size, 2, 32), torch.float32, device, scatter)
+    layer = cache.layers[0]
+    layer[1:] = torch.randn(layer[1:].shape, generator=torch.Generator().manual_seed(1)).to(device)
     q = torch.randn(len(lengths), 6 * 32, generator=torch.Generator().manual_seed(2)).to(device)
     counts = torch.tensor(lengths)
     batch = StepBatch(
@@ -97,7 +102,9 @@ class Raises(PagedSdpa):
 @pytest.mark.parametrize("wrong", [WrongScale, ForgetsTheWindow, LeavesRowsUnwritten, Raises])
 def test_a_wrong_backend_is_passed_over_with_a_warning(wrong: type, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        chosen = choose_attention([wrong, lambda: PagedSdpa(SHAPE, torch.float32, CPU)], SHAPE, torch.float32, CPU)
+        chosen = choose_attention(
+            [wrong, lambda: PagedSdpa(SHAPE, torch.float32, CPU)], SHAPE, torch.float32, CPU, FLOAT32
+        )
     assert type(chosen) is PagedSdpa
     assert f"{wrong.__name__} is not used" in caplog.text
 
@@ -108,17 +115,10 @@ def test_an_attention_that_torch_does_not_have_is_passed_over(caplog: pytest.Log
 
     with caplog.at_level(logging.WARNING):
         choices = [missing, lambda: PagedSdpa(SHAPE, torch.float32, CPU)]
-        assert type(choose_attention(choices, SHAPE, torch.float32, CPU)) is PagedSdpa
+        assert type(choose_attention(choices, SHAPE, torch.float32, CPU, FLOAT32)) is PagedSdpa
     assert "an attention is not used: cannot import name 'varlen_attn_out'" in caplog.text
 
 
 def test_no_right_backend_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="no attention computes"):
-        choose_attention([Raises], SHAPE, torch.float32, CPU)
-
-
-def test_bytes_per_token_are_what_is_allocated() -> None:
-    cache = KvCache(3, 4, 16, 2, 32, torch.bfloat16, CPU)
-    allocated = sum(kv.numel() * kv.element_size() for kv in cache.kv)
-    assert allocated == 5 * 16 * (2 * 3 * 2 * 32 * 2)
-    assert [tuple(part[0].shape) for part in (cache.k, cache.v)] == [(5, 16, 2, 32)] * 2
+        choose_attention([Raises], SHAPE, torch.float32, CPU, FLOAT32)

@@ -83,7 +83,7 @@ def test_replayed_decodes_are_what_eager_ones_are(name: str, dtype: torch.dtype,
     for row, exact in zip(torch.cat(found).float(), torch.cat(expected).float(), strict=True):
         limit = 1.0 if name == "mixtral" and dtype is not torch.float32 else _TOLERANCE[dtype]  # other experts at ties
         assert (row - exact).norm() <= limit * exact.norm()
-    for kv, exact in zip(engine.cache.kv, by_hand.cache.kv, strict=True):
+    for kv, exact in zip(engine.cache.layers, by_hand.cache.layers, strict=True):
         assert not kv[0].any(), "the null block"
         if name != "mixtral":
             assert (kv - exact).float().norm() <= _TOLERANCE[dtype] * exact.float().norm()

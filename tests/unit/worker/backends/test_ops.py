@@ -10,7 +10,6 @@ from torch import Tensor
 
 from services.worker.backends.base import ModelBackend, Ops
 from services.worker.backends.cpu.backend import OneDnnBackend
-from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.opening import open_backend
 from services.worker.backends.torch.ops import TorchOps
 from services.worker.backends.weights import Dense, Stacked
@@ -49,11 +48,10 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
         return out
 
     def written(x: Tensor, positions: Tensor) -> Tensor:
-        n_kv_heads = SIZE // (2 * HEAD_DIM)
-        cache = KvCache(2, -(-N_ROWS // BLOCK_SIZE), BLOCK_SIZE, n_kv_heads, HEAD_DIM, dtype, device)
-        ops.write_kv(cache, 1, positions + BLOCK_SIZE, x)
-        assert not cache.rows[0].any()
-        return cache.gather(1, positions + BLOCK_SIZE)
+        table = torch.zeros(2 * N_ROWS, SIZE, dtype=dtype, device=device)
+        ops.scatter(table, positions + BLOCK_SIZE, x)
+        assert not table[:BLOCK_SIZE].any()
+        return table[positions + BLOCK_SIZE]
 
     # Of so many terms that oneDNN sums them by the number of rows, were it allowed to.
     weight = Stacked((Dense(normal(30, 3 * SIZE)), Dense(normal(66, 3 * SIZE))))
@@ -74,7 +72,7 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
         "rms norm of heads": lambda x, _: head_norm(heads(x)),
         "layer norm": lambda x, _: layer_norm(x),
         "rope": rotated,
-        "kv": written,
+        "scatter": written,
         "add": lambda x, _: ops.add(x.clone(), x.flip(-1).contiguous(), 0.75),
         "best columns": lambda x, _: shard.best(x.float(), 5)[0].sort(dim=-1).values,
         "mass of columns": lambda x, _: shard.mass(x.float()),

@@ -85,7 +85,7 @@ class Pair:
     def spoil(self, index: int) -> None:
         """A sequence is over, and its blocks hold the worst there is."""
         for engine, request in zip(self._engines, self._requests[index], strict=True):
-            for kv in engine.cache.kv:
+            for kv in engine.cache.layers:
                 kv[request.table] = torch.nan
 
     def step(self, work: list[tuple[int, int]]) -> None:

@@ -10,10 +10,11 @@ import pytest
 import torch
 import transformers
 
-from services.worker.backends.base import Attention, AttentionShape
+from services.worker.backends.base import Attention
 from services.worker.backends.collectives import SingleRank
 from services.worker.backends.cpu.attention import PagedAmx, PagedVectors
 from services.worker.backends.cpu.backend import KernelBackend, OneDnnBackend
+from services.worker.backends.shapes import AttentionShape
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder

@@ -48,7 +48,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.cache = self.model.make_cache(self.n_blocks, self.block_size)
-        self._device = self.cache.kv[0].device
+        self._device = self.cache.layers[0].device
         order = torch.randperm(self.n_blocks, generator=torch.Generator().manual_seed(1)) + 1
         self._free = order.tolist()
 

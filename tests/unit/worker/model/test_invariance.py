@@ -181,7 +181,7 @@ def test_leftovers_in_free_blocks_cannot_leak(dtype: str, load: Load) -> None:
     """A block handed on holds another request's values, even NaN, until they are overwritten."""
     model, kind = load("llama", _DTYPES[dtype]), _DTYPES[dtype]
     engine = Engine(model, block_size=16)
-    for kv in engine.cache.kv:
+    for kv in engine.cache.layers:
         kv[1:] = torch.nan
     assert torch.equal(engine.run(_ids(4, 90), [30, 1, 50]), _alone(model, kind, _ids(4, 90)))
 

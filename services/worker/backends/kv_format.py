@@ -1,0 +1,93 @@
+"""How keys and values lie in the cache: a format is a file of `kv_formats/` with a `FORMAT`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from services.worker.backends.shapes import AttentionShape, KvShape
+
+Scatter = Callable[[Tensor, Tensor, Tensor], None]  # table [n_rows, width], rows' numbers [n], rows [n, width]
+
+
+class KvFormat(Protocol):
+    """Allocates a layer of the cache, writes it, reads it.
+
+    A layer is one contiguous tensor whose first dimension is the block. So one copier serves all formats: it takes
+    blocks as they lie.
+    """
+
+    name: str
+    numbers: torch.dtype | None  # of a layer [n_blocks, block_size, 2, n_kv_heads, head_dim] that kernels may read
+
+    def token_bytes(self, shape: KvShape) -> int:
+        """Return the bytes of a token in a layer."""
+        ...
+
+    def allocate(self, n_blocks: int, shape: KvShape, device: torch.device) -> Tensor:
+        """Return a layer whose positions all read as zeros."""
+        ...
+
+    def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor, scatter: Scatter) -> None:
+        """Write `rows` [n, width] to the positions `slots` [n]; `scatter` is the device's."""
+        ...
+
+    def read(self, layer: Tensor, shape: KvShape, slots: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+        """Return the positions `slots` [n] as [n, width] of `dtype`; in `out` where that is given."""
+        ...
+
+    def attentions(self, shape: AttentionShape, device: torch.device) -> Sequence[Callable[[], Any]]:
+        """Return attentions of the format's own, best first. Those that read any format by `read` follow them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainNumbers:
+    """Numbers of one dtype, as they are computed or rounded to it."""
+
+    name: str
+    numbers: torch.dtype
+
+    def token_bytes(self, shape: KvShape) -> int:
+        """Return the bytes of a token in a layer."""
+        return shape.width * self.numbers.itemsize
+
+    def allocate(self, n_blocks: int, shape: KvShape, device: torch.device) -> Tensor:
+        """Return a layer of zeros, [n_blocks, block_size, 2, n_kv_heads, head_dim].
+
+        K and V of a token lie side by side, so that one copy writes and one gather reads both.
+        """
+        sizes = (n_blocks, shape.block_size, 2, shape.n_kv_heads, shape.head_dim)
+        return torch.zeros(sizes, dtype=self.numbers, device=device)
+
+    def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor, scatter: Scatter) -> None:
+        """Write `rows` [n, width] to the positions `slots` [n]."""
+        scatter(layer.view(-1, shape.width), slots, rows if rows.dtype is self.numbers else rows.to(self.numbers))
+
+    def read(self, layer: Tensor, shape: KvShape, slots: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+        """Return the positions `slots` [n] as [n, width] of `dtype`."""
+        rows = layer.view(-1, shape.width)
+        if dtype is self.numbers:
+            return torch.index_select(rows, 0, slots, out=out)
+        found = rows.index_select(0, slots).to(dtype)
+        return found if out is None else out.copy_(found)
+
+    def attentions(self, shape: AttentionShape, device: torch.device) -> Sequence[Callable[[], Any]]:
+        """Return none: devices have kernels for plain numbers."""
+        return ()
+
+
+def find_kv_format(name: str) -> KvFormat:
+    """Return the format of that name, a file of `kv_formats/`."""
+    found: KvFormat = import_module(f"services.worker.backends.kv_formats.{name}").FORMAT
+    return found
+
+
+def plain_format(dtype: torch.dtype) -> KvFormat:
+    """Return the format of plain numbers of `dtype`."""
+    return find_kv_format(str(dtype).removeprefix("torch."))
