@@ -37,7 +37,7 @@ def step_costs(running: int, steps: int) -> list[float]:
         while (plan := scheduler.plan()) is not None:
             plans.append(plan)
         planned = time.perf_counter() - began
-        slots = tuple(chunk.slot for chunk in plans[0].chunks if chunk.sample)
+        slots = tuple(chunk.slot for chunk in plans[0].chunks if chunk.n_draws)
         result = StepResult(plans.popleft().step, slots, (50,) * len(slots))
         began = time.perf_counter()
         scheduler.apply(result)

@@ -33,7 +33,7 @@ class Chunk:
     slot: int
     start: int
     n_tokens: int
-    sample: bool  # draw the token of position start + n_tokens
+    n_draws: int  # of its last rows; each draws the token of the position behind it
     new_blocks: tuple[int, ...] = ()  # appended to the slot's block table before the step
 
 
@@ -68,7 +68,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Rank 0's answer to a plan. `slots[i]` drew `token_ids[i]`."""
+    """Rank 0's answer to a plan. `slots[i]` drew `token_ids[i]`; a slot that drew several stands as often, in order."""
 
     step: int
     slots: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 """StepPlan as flat int32: lists of chunks become columns, so that ranks use them without a Python object each.
 
 header    kind, step (2 words), counts of released, chunks, new blocks, admissions
-columns   released | slot | start | n_tokens | sample | count of new blocks | new blocks
+columns   released | slot | start | n_tokens | n_draws | count of new blocks | new blocks
 then      one record per admission: slot, n_prompt, embed, n_tokens, tokens, sampling (protobuf)
 """
 
@@ -13,7 +13,6 @@ from itertools import chain
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.protocol.plan import Admission, StepPlan
@@ -52,7 +51,7 @@ class PlanView:
     slots: Words  # [n_chunks]
     starts: Words  # [n_chunks]
     n_tokens: Words  # [n_chunks]
-    sample: NDArray[np.bool_]  # [n_chunks]
+    n_draws: Words  # [n_chunks]
     block_counts: Words  # [n_chunks]
     new_blocks: Words  # [sum of block_counts]
 
@@ -67,7 +66,7 @@ def encode_plan(plan: StepPlan) -> memoryview:
     words.extend([chunk.slot for chunk in chunks])
     words.extend([chunk.start for chunk in chunks])
     words.extend([chunk.n_tokens for chunk in chunks])
-    words.extend([chunk.sample for chunk in chunks])
+    words.extend([chunk.n_draws for chunk in chunks])
     words.extend(counts)
     words.extend(chain.from_iterable([chunk.new_blocks for chunk in chunks if chunk.new_blocks]))
     for admission in plan.admissions:
@@ -82,12 +81,12 @@ def decode_plan(words: Words) -> PlanView:
     low, high, n_released, n_chunks, n_blocks, n_admissions = words[1:_HEADER].tolist()
     cursor = WordCursor(words, _HEADER)
     released = cursor.take(n_released)
-    slots, starts, n_tokens, sample, counts = cursor.take(5 * n_chunks).reshape(5, n_chunks)
+    slots, starts, n_tokens, n_draws, counts = cursor.take(5 * n_chunks).reshape(5, n_chunks)
     new_blocks = cursor.take(n_blocks)
     admissions = tuple(_decode_admission(cursor) for _ in range(n_admissions))
     cursor.finish()
     step = join64(low, high)
-    return PlanView(step, released, admissions, slots, starts, n_tokens, sample != 0, counts, new_blocks)
+    return PlanView(step, released, admissions, slots, starts, n_tokens, n_draws, counts, new_blocks)
 
 
 def view_plan(plan: StepPlan) -> PlanView:

@@ -16,6 +16,15 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
+class DrawingRows:
+    """Rows that draw a token each, those of a sequence in order."""
+
+    slots: Ints  # [n_draws]
+    positions: Ints  # [n_draws], of the tokens
+    rows: Ints  # [n_draws], of the step
+
+
+@dataclass(frozen=True, slots=True)
 class BatchLayout:
     """The step's sequences in batch order: those with one row first."""
 
@@ -23,7 +32,16 @@ class BatchLayout:
     starts: Ints  # [n_sequences], position of the first row
     ends: Ints  # [n_sequences], position after the last row
     row_ends: Ints  # [n_sequences], index after the last row
-    sample: NDArray[np.bool_]  # [n_sequences]
+    n_draws: NDArray[np.int32]  # [n_sequences], of the last rows
+
+    def drawing(self, sequences: Ints) -> DrawingRows:
+        """Return the rows of `sequences` that draw."""
+        counts = self.n_draws[sequences]
+        if counts.max(initial=0) <= 1:  # most steps
+            return DrawingRows(self.slots[sequences], self.ends[sequences], self.row_ends[sequences] - 1)
+        before_last = np.repeat(np.cumsum(counts), counts) - np.arange(1, counts.sum() + 1)
+        ends, row_ends = (np.repeat(values[sequences], counts) - before_last for values in (self.ends, self.row_ends))
+        return DrawingRows(np.repeat(self.slots[sequences], counts), ends, row_ends - 1)
 
 
 def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple[StepBatch, BatchLayout]:
@@ -31,11 +49,11 @@ def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple
     table.require_computable(plan, plan.starts + plan.n_tokens)
     slots, starts, n_sequences = plan.slots.astype(np.int64), plan.starts.astype(np.int64), len(plan.slots)
     if plan.n_tokens.max() == 1:  # decode only: most steps, and the shortest
-        sample, n_decode, row_slots, positions = plan.sample, n_sequences, slots, starts
+        n_draws, n_decode, row_slots, positions = plan.n_draws, n_sequences, slots, starts
         ends, row_ends = starts + 1, np.arange(1, n_sequences + 1)
     else:
         order = np.argsort(plan.n_tokens > 1, kind="stable")
-        slots, starts, sample = slots[order], starts[order], plan.sample[order]
+        slots, starts, n_draws = slots[order], starts[order], plan.n_draws[order]
         counts = plan.n_tokens[order].astype(np.int64)
         n_decode = int((counts == 1).sum())
         ends, row_ends = starts + counts, np.cumsum(counts)
@@ -55,7 +73,7 @@ def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple
         block_tables=_tensor(tables, device),
         n_decode=n_decode,
     )
-    return batch, BatchLayout(slots, starts, ends, row_ends, sample)
+    return batch, BatchLayout(slots, starts, ends, row_ends, n_draws)
 
 
 def _tensor(values: Ints, device: torch.device) -> torch.Tensor:

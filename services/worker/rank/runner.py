@@ -25,7 +25,7 @@ from services.worker.protocol.plan import (
     StepTimes,
 )
 from services.worker.protocol.plan_codec import PlanView, view_plan
-from services.worker.rank.batching import BatchLayout, build_batch
+from services.worker.rank.batching import BatchLayout, DrawingRows, build_batch
 from services.worker.rank.pooling import PooledSlots
 from services.worker.rank.slot_table import SlotTable
 from services.worker.sampling.grammar import Vocabulary, no_vocabulary
@@ -103,8 +103,8 @@ class Runner(Generic[Cache]):
         """Compute a prompt of `n_tokens` and a decode step, so that first requests pay no set-up."""
         n_blocks = -(-(n_tokens + 1) // self._table.block_size)
         admission = Admission(0, Sampling(temperature=1.0), (0,) * n_tokens, n_prompt=n_tokens)
-        prefill = Chunk(0, 0, n_tokens, sample=True, new_blocks=tuple(range(1, n_blocks + 1)))
-        decode = Chunk(0, n_tokens, 1, sample=True)
+        prefill = Chunk(0, 0, n_tokens, n_draws=1, new_blocks=tuple(range(1, n_blocks + 1)))
+        decode = Chunk(0, n_tokens, 1, n_draws=1)
         plans = (
             StepPlan(0, admissions=(admission,), chunks=(prefill,)),
             StepPlan(0, chunks=(decode,)),
@@ -119,16 +119,17 @@ class Runner(Generic[Cache]):
         if not len(plan.slots):
             return StepResult(plan.step, times=StepTimes(wait=wait_us)) if self._comm.rank == 0 else None
         batch, layout = build_batch(self._table, plan, self._device)
-        rows = self._drawing_rows(layout)
-        every_row = bool(self._prompt_logprobs) or self._pools.any()
-        hidden = self._decoder.forward(batch, self._cache, None if every_row else rows.tolist())
+        sequences = self._drawing_sequences(layout)
+        drawing = layout.drawing(sequences)
+        every_row = bool(self._prompt_logprobs) or self._pools.any() or len(drawing.rows) > len(sequences)
+        hidden = self._decoder.forward(batch, self._cache, None if every_row else sequences.tolist())
         computed = time.perf_counter_ns()
         forward_comm = self._comm.take_elapsed_us()
         scored = self._score_prompts(hidden, layout)
         pooled = self._pool(hidden, layout)
         if every_row:
-            hidden = hidden[torch.from_numpy(layout.row_ends[rows] - 1).to(self._device)]
-        draws = self._draw(hidden, layout, rows)
+            hidden = hidden[torch.from_numpy(drawing.rows).to(self._device)]
+        draws = self._draw(hidden, drawing)
         if self._comm.rank != 0:
             return None
         sample_comm = self._comm.take_elapsed_us()
@@ -138,7 +139,7 @@ class Runner(Generic[Cache]):
             communication=forward_comm + sample_comm,
             sample=(time.perf_counter_ns() - computed) // 1000 - sample_comm,
         )
-        slots, token_ids = tuple(layout.slots[rows].tolist()), tuple(draws.token_ids.tolist())
+        slots, token_ids = tuple(drawing.slots.tolist()), tuple(draws.token_ids.tolist())
         return StepResult(plan.step, slots, token_ids, draws.logprobs, scored, pooled, draws.failures, times)
 
     def _apply(self, plan: PlanView) -> None:
@@ -160,20 +161,19 @@ class Runner(Generic[Cache]):
         self._pools.release(slot)
         self._prompt_logprobs.pop(slot, None)
 
-    def _drawing_rows(self, layout: BatchLayout) -> Ints:
-        """Return the sequences that draw a token: pooled ones never do."""
-        rows = np.flatnonzero(layout.sample)
+    def _drawing_sequences(self, layout: BatchLayout) -> Ints:
+        """Return the sequences that draw tokens: pooled ones never do."""
+        rows = np.flatnonzero(layout.n_draws)
         if not self._pools.any():
             return rows
         return np.array([row for row in rows if not self._pools.holds(int(layout.slots[row]))], np.int64)
 
-    def _draw(self, hidden: Tensor, layout: BatchLayout, rows: Ints) -> Draws:
-        """Draw the next token of the sequences `rows`, whose last rows are `hidden`, and remember it."""
-        if not len(rows):
+    def _draw(self, hidden: Tensor, drawing: DrawingRows) -> Draws:
+        """Draw the tokens behind the rows `drawing`, which are `hidden`, and remember them."""
+        if not len(drawing.rows):
             return Draws(np.empty(0, np.int64), {})
-        slots, positions = layout.slots[rows], layout.ends[rows]
-        draws = self._sampler.draw(self._decoder.logits(hidden), slots, positions)
-        self._table.append(slots, positions, draws.token_ids)
+        draws = self._sampler.draw(self._decoder.logits(hidden), drawing.slots, drawing.positions)
+        self._table.append(drawing.slots, drawing.positions, draws.token_ids)
         return draws
 
     def _score_prompts(self, hidden: Tensor, layout: BatchLayout) -> dict[int, tuple[TokenLogprobs, ...]]:

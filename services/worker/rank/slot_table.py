@@ -74,9 +74,11 @@ class SlotTable:
     def require_computable(self, plan: PlanView, ends: NDArray[np.int32]) -> None:
         """Raise MalformedPlanError unless the chunks' tokens are known and their blocks are there."""
         most = np.minimum(self.n_known[plan.slots], self.n_held[plan.slots] * self.block_size)
-        if plan.n_tokens.min() >= 1 and plan.starts.min() >= 0 and (ends <= most).all():
+        draws = (plan.n_draws >= 0) & (plan.n_draws <= plan.n_tokens)
+        if plan.n_tokens.min() >= 1 and plan.starts.min() >= 0 and (ends <= most).all() and draws.all():
             return  # as ever; which of it is wrong takes longer to say
         self._require(plan, (plan.n_tokens >= 1) & (plan.starts >= 0), "an empty or negative range", ends)
+        self._require(plan, draws, "fewer rows than draws, or a negative number of them", ends)
         self._require(plan, ends <= self.n_known[plan.slots], "a token that is not known", ends)
         blocks = -(-ends // self.block_size)
         self._require(plan, blocks <= self.n_held[plan.slots], "a position without a block", ends)

@@ -185,7 +185,7 @@ class Scheduler:
                 new_blocks = self._grow(request, builder)
                 if not new_blocks:
                     continue
-            builder.add(request, start + 1, True, new_blocks)
+            builder.add(request, start + 1, 1, new_blocks)
         return prefills
 
     def _plan_prefills(self, builder: StepBuilder, prefills: list[Request]) -> None:
@@ -213,7 +213,7 @@ class Scheduler:
         """As many of the known tokens as the budget allows; their blocks are there since the admission."""
         start, known = request.n_planned, len(request.token_ids)
         end = start + builder.rows_for(start, known - start)
-        builder.add(request, end, end == known, new_blocks)
+        builder.add(request, end, int(end == known), new_blocks)
         self.counters.prefill_tokens += end - start
         self._ledger.charge_known(request, start, end, PREFILL_COST)
 
@@ -304,17 +304,16 @@ class Scheduler:
         block_tokens = self.config.block_tokens
         for request, chunk in planned.work:
             request.n_in_flight -= 1
-            if chunk.sample:
-                request.n_pending -= 1
+            request.n_pending -= chunk.n_draws
             if request.status is Status.DONE:
-                self.counters.discarded_tokens += chunk.sample
+                self.counters.discarded_tokens += chunk.n_draws
             else:
                 request.n_written = written = chunk.start + chunk.n_tokens
                 if written // block_tokens > chunk.start // block_tokens:
                     self._wake(self._prefixes.publish(request, chunk.start // block_tokens))
                 if request.scores_prompt and not request.announced:
                     request.prompt_logprobs += result.prompt_logprobs.get(chunk.slot, ())
-                if chunk.sample:
+                if chunk.n_draws:
                     outputs.append((request, self._draw(request, result, drawn)))
             if request.n_in_flight == 0 and request in self._lingering:
                 self._let_go(request)

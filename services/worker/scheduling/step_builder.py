@@ -71,15 +71,15 @@ class StepBuilder:
         """How many rows of a prompt from position `start` on there is room and budget for."""
         return min(wanted, self.room, self.prefill_budget.rows(start, self.budget))
 
-    def add(self, request: Request, end: int, sample: bool, new_blocks: tuple[int, ...]) -> None:
-        """Compute the request's positions up to `end`, and draw the token there if `sample`."""
+    def add(self, request: Request, end: int, n_draws: int, new_blocks: tuple[int, ...]) -> None:
+        """Compute the request's positions up to `end`, whose last `n_draws` draw a token each."""
         start = request.n_planned
         request.n_planned = end
-        request.n_pending += sample
+        request.n_pending += n_draws
         request.n_in_flight += 1
         self.room -= end - start
         self.budget -= self.prefill_budget.cost(start, end - start)
-        self.work.append((request, Chunk(request.slot, start, end - start, sample, new_blocks)))
+        self.work.append((request, Chunk(request.slot, start, end - start, n_draws, new_blocks)))
 
     def finish(self, step: int, released: list[int]) -> StepPlan:
         """The plan for the ranks."""

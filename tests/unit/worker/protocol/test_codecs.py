@@ -52,7 +52,7 @@ sampling = st.builds(
 admissions = st.builds(
     Admission, slot=ids, sampling=sampling, token_ids=tuples(ids, 20), n_prompt=ids, embed=st.booleans()
 )
-chunks = st.builds(Chunk, slot=ids, start=ids, n_tokens=ids, sample=st.booleans(), new_blocks=tuples(ids))
+chunks = st.builds(Chunk, slot=ids, start=ids, n_tokens=ids, n_draws=ids, new_blocks=tuples(ids))
 plans = st.builds(
     StepPlan,
     step=st.integers(0, 2**63 - 1),
@@ -91,7 +91,7 @@ def as_written(view: PlanView) -> StepPlan:
     """The plan as the scheduler wrote it."""
     ends = np.cumsum(view.block_counts)
     blocks = [tuple(part.tolist()) for part in np.split(view.new_blocks, ends[:-1])] if len(ends) else []
-    columns = (view.slots.tolist(), view.starts.tolist(), view.n_tokens.tolist(), view.sample.tolist())
+    columns = (view.slots.tolist(), view.starts.tolist(), view.n_tokens.tolist(), view.n_draws.tolist())
     admissions = [
         Admission(a.slot, a.sampling, tuple(a.token_ids.tolist()), a.n_prompt, a.embed) for a in view.admissions
     ]

@@ -95,7 +95,7 @@ def test_any_schedule_computes_the_same_tokens(seed: int) -> None:
             plan = StepPlan(step, (), admissions, tuple(r.chunk(rng.choice([1, 1, 2, 5, 30])) for r in batch))
             result, step = result_of(runner, plan), step + 1
             drawn = dict(zip(result.slots, result.token_ids, strict=True))
-            assert set(drawn) == {chunk.slot for chunk in plan.chunks if chunk.sample}
+            assert set(drawn) == {chunk.slot for chunk in plan.chunks if chunk.n_draws}
             for request in requests:
                 if request.slot in drawn:
                     request.generated.append(drawn[request.slot])
@@ -103,6 +103,19 @@ def test_any_schedule_computes_the_same_tokens(seed: int) -> None:
             assert request.generated == continuation(request.prompt, 6)
         runner.execute(StepPlan(step, released=tuple(range(SLOTS))))
         step += 1
+
+
+def test_the_last_rows_of_a_chunk_draw_a_token_each() -> None:
+    """As one after the other: what is drawn at a row depends on the tokens up to there alone."""
+    runner, prompts = make_runner(), {1: [5, 6, 7, 8], 4: [9, 2]}
+    admissions = tuple(Admission(slot, GREEDY, tuple(ids), len(ids)) for slot, ids in prompts.items())
+    chunks = (Chunk(1, 0, 4, 3, (9, 3)), Chunk(4, 0, 2, 1, (4,)))
+    result = result_of(runner, StepPlan(0, (), admissions, chunks))
+    expected = [(1, continuation(prompts[1][:n], 1)[0]) for n in (2, 3, 4)] + [(4, continuation(prompts[4], 1)[0])]
+    assert list(zip(result.slots, result.token_ids, strict=True)) == expected
+    for n_draws in (-1, 2):
+        with pytest.raises(MalformedPlanError, match="fewer rows than draws"):
+            runner.execute(StepPlan(1, chunks=(Chunk(4, 2, 1, n_draws),)))
 
 
 def test_resume_continues_with_the_tokens_generated_before() -> None:

@@ -79,7 +79,7 @@ class FakeRanks:
             state = extend(state, slot.tokens[position])
             self.kv[slot.table[position // self.block_tokens]][position % self.block_tokens] = state
         self.rows += chunk.n_tokens
-        if not chunk.sample:
+        if not chunk.n_draws:
             return None
         assert end == len(slot.tokens)
         self._verify(slot, end)
