@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.charts.rendering import render
+from tests.charts.rendering import render, run_helm
 from tests.programs import CHART
 
 ROOT = CHART.parents[1]
@@ -85,3 +85,14 @@ def test_values_that_are_shown_render(values: dict[str, Any], tmp_path: Path) ->
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(values))
     assert render(file)
+
+
+def test_the_notes_say_what_a_memory_limit_leaves_for_a_model() -> None:
+    """As the worker computes it; of the bundled model it is known to fit."""
+    install = ("install", "notes", str(CHART), "--dry-run=client")  # without a cluster only Helm 4 writes notes
+    set_ = ("--set", "workers.pools.default.model=hf://org/name", "--set", "workers.pools.default.tensorParallel=2")
+    said = run_helm(*install, *set_, "--set", "workers.pools.default.resources.limits.memory=4Gi", major=4)
+    taken = 150 + 2 * 416 + 176
+    assert f"limit of 4Gi leaves {4096 - taken} MiB for weights and KV cache" in said
+    assert f"the workspace of a step take {taken} MiB" in said
+    assert "for weights and KV cache" not in run_helm(*install, major=4)
