@@ -28,7 +28,7 @@ class ToolUse:
 
     @property
     def names(self) -> frozenset[str]:
-        """What may be called."""
+        """The names of the functions that may be called."""
         return frozenset(function.name for function in self.offered.functions)
 
     def definitions(self) -> list[dict[str, Any]]:
@@ -41,11 +41,11 @@ class ToolUse:
 
     @property
     def constrained(self) -> bool:
-        """Whether calls follow a grammar whatever else is asked for."""
+        """Whether calls always follow a grammar."""
         return self.offered.choice != "auto" or any(function.strict for function in self.offered.functions)
 
     def reader(self, *, constrained: bool) -> CallReader:
-        """A reader of the calls in a text that follows a grammar, or not."""
+        """A parser of calls; `constrained`: the text follows a grammar."""
         if self.offered.choice == "required":
             return RequiredParser(self.names)
         if self.offered.choice != "auto":
@@ -53,7 +53,7 @@ class ToolUse:
         return HermesParser(self.names) if constrained else self.native(self.names)
 
     def plan(self, asked: Asked | None) -> Asked:
-        """The grammar of the answer, given the one that was asked for; raises :class:`ApiError` (400)."""
+        """The grammar of the answer, by the structured output that was `asked` for; raises :class:`ApiError` (400)."""
         functions, choice = self.offered.functions, self.offered.choice
         if choice == "required":
             forms = self._forms(functions)
