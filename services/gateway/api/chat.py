@@ -1,4 +1,4 @@
-"""A chat, whichever API asks for it: what chat completions, Responses and Messages have in common."""
+"""The chat request that chat completions, Responses and Messages share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.gateway.api.options import FunctionDefinition, TextOptions
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """What an API calls the parts of a chat: an error names the field that its client has written."""
+    """The names of a chat's fields in one API, for errors that name the client's field."""
 
     messages: str = "messages"
     continued: str = "continue_final_message"
@@ -27,10 +27,10 @@ CHAT_COMPLETIONS = FieldNames()
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that the assistant made."""
+    """A call by the assistant."""
 
     name: str
-    arguments: str  # JSON, if the model wrote such
+    arguments: str  # JSON text; may be invalid, since the model wrote it
     id: str | None = None
 
 
@@ -49,7 +49,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """The functions that a client offers, and which of them the model must call."""
+    """The functions that a client offers, and the function that the model must call."""
 
     functions: Sequence[FunctionDefinition] = ()
     choice: str = "auto"  # auto, none, required, or the name of a function
@@ -59,7 +59,7 @@ class OfferedTools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """What the pipeline of chats works on; it knows no API but by `names`."""
+    """The input of the chat pipeline, in which only `names` depends on the API."""
 
     turns: Sequence[Turn]
     names: FieldNames = CHAT_COMPLETIONS
@@ -69,7 +69,7 @@ class ChatRequest:
     tools: OfferedTools = OfferedTools()
     options: TextOptions = field(default_factory=TextOptions)
     n: int = 1
-    max_tokens: int | None = None  # what fits
-    logprobs: int | None = None  # alternatives for each token
+    max_tokens: int | None = None  # None: as many as fit
+    logprobs: int | None = None  # the number of alternatives for each token
     include_workers: bool = False
-    ignored_tools: Sequence[str] = ()  # hosted tools that the client offers, which there are none of here
+    ignored_tools: Sequence[str] = ()  # types of hosted tools in the body, which are ignored

@@ -1,4 +1,4 @@
-"""Values that bodies have in common, whichever API they take: how a text is generated, and the functions of a model."""
+"""Values in the bodies of all APIs: the options of a text, and the functions that a model may call."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextOptions(Struct, kw_only=True):
-    """How a text is generated, and what it must follow. In every field null means the default."""
+    """The sampling of a text and its required form. In every field null means the default."""
 
     temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy")] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1, description="0 keeps the likeliest token only")] | None = None

@@ -100,7 +100,7 @@ def _schema_of(asked: Asked) -> dict[str, Any] | None:
 
 
 def tool_use(request: ChatRequest, native: type[ToolParser], *, closed: bool) -> ToolUse | None:
-    """The tools that a chat lets the model call; raises :class:`ApiError` (400) when they contradict each other."""
+    """The tools that the model may call in a chat; raises :class:`ApiError` (400) when they contradict each other."""
     offered, names = request.tools, request.names
     if not offered.functions:
         if offered.choice not in ("none", "auto"):
