@@ -8,17 +8,19 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from services.worker.model.families.config import Config
-from services.worker.model.families.naming import Family, Refs
+from services.worker.model.families.naming import Family, Refs, stacked_refs
 from services.worker.model.families.sizes import EXPERTS, logical_shape, read_shapes
+from services.worker.model.formats.safetensors import TensorFiles
 from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.spec import ModelError, ModelSpec
 
 
-def check_counts(config: Config, family: Family, spec: ModelSpec, n_drafts: int, names: Collection[str]) -> None:
-    """Raise ModelError unless as many layers and experts are stored under `names` as the config says.
+def check_counts(config: Config, family: Family, spec: ModelSpec, n_drafts: int, files: TensorFiles) -> None:
+    """Raise ModelError unless as many layers and experts are stored in `files` as the config says.
 
     `n_drafts`: layers after the last one that may be stored, too.
     """
+    names = files.names
     n_stored = _count(family, _first_refs(family, spec, 0), "layers.0.", names)
     if n_stored and not spec.n_layers <= n_stored <= spec.n_layers + n_drafts:
         key = family.spelling.get("num_hidden_layers", "num_hidden_layers")
@@ -27,6 +29,7 @@ def check_counts(config: Config, family: Family, spec: ModelSpec, n_drafts: int,
     if moe is None:
         return
     n_stored = _count(family, _first_refs(family, spec, index), f"layers.{index}.experts.0.", names)
+    n_stored = n_stored or _count_stacked(family, spec, index, files)
     if n_stored and n_stored != moe.n_experts:
         key = next(key for key in EXPERTS if config.raw(key) == moe.n_experts)
         raise config.error(key, f"{moe.n_experts}, but {n_stored} experts are stored in layer {index}")
@@ -63,8 +66,19 @@ def check_shapes(config: Config, family: Family, spec: ModelSpec, source: Checkp
 
 def _first_refs(family: Family, spec: ModelSpec, index: int) -> Refs:
     """Return the references of the layers up to `index`, as if each had one expert: counts may be absurd."""
+    return family.refs(_with_one_expert(spec, index))
+
+
+def _with_one_expert(spec: ModelSpec, index: int) -> ModelSpec:
     layers = (replace(layer, moe=layer.moe and replace(layer.moe, n_experts=1)) for layer in spec.layers[: index + 1])
-    return family.refs(replace(spec, layers=tuple(layers)))
+    return replace(spec, layers=tuple(layers))
+
+
+def _count_stacked(family: Family, spec: ModelSpec, index: int, files: TensorFiles) -> int:
+    """Count the experts of a layer that are stored as one tensor, 0 where they are not."""
+    name = stacked_refs(_with_one_expert(spec, index))[f"layers.{index}.experts.0.down"].name
+    stored = next((other for other in (name, name.removeprefix(family.optional_prefix)) if other in files.names), None)
+    return 0 if stored is None else files.shape(stored)[0]
 
 
 def _count(family: Family, refs: Refs, key: str, names: Collection[str]) -> int:

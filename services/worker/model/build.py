@@ -54,7 +54,7 @@ def load_model(
     n_drafts = config.integer(drafts, at_most=MAX_LAYERS) if config.raw(drafts) else 0
     ignored = (*family.ignored, *(f"*layers.{spec.n_layers + index}.*" for index in range(n_drafts)))
     with torch.inference_mode(), closing(TensorFiles(path)) as files:
-        check_counts(config, family, spec, n_drafts, files.names)  # before as many references are made
+        check_counts(config, family, spec, n_drafts, files)  # before as many references are made
         # A head that is stored is meant, even where the config calls it tied.
         stored = {"head": family.refs(replace(spec, tied=False))["head"]} | stacked_refs(spec)
         prefix, dtype = family.optional_prefix, backend.dtype

@@ -156,6 +156,9 @@ def test_experts_in_one_tensor_as_transformers_5_computes_them(
     for size in (1, 2):
         assert (sharded_logits(replace(made, folder=folder), size) - made.logits).abs().max() <= 1e-4
     config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_local_experts": 10**6}))
+    with pytest.raises(ModelError, match=r"num_local_experts: 1000000, but 4 experts are stored in layer 0"):
+        _logits(folder, made.ids)
     key = "moe_intermediate_size" if variant == "qwen3_moe" else "intermediate_size"
     (folder / "config.json").write_text(json.dumps(config | {key: 40}))
     said = rf"experts\.gate_up_proj: expected shape \[4, 80, 48\], found \[4, \d+, 48\]; {key} \(40\) of config"
