@@ -66,11 +66,6 @@ class ServedModel:
         return self.card.max_model_len
 
     @cached_property
-    def eos_ids(self) -> frozenset[int]:
-        """The tokens that end a sequence."""
-        return frozenset(self.card.eos_token_ids)
-
-    @cached_property
     def sampling_defaults(self) -> dict[str, float]:
         """The publisher's recommended sampling parameters, by field."""
         given = self.card.sampling_defaults.ListFields()
