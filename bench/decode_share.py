@@ -67,19 +67,19 @@ def measure_decode(
     backend = open_backend(getattr(torch, config.dtype), torch.device("cpu"))
     model = load(config, comm, backend)
     assert config.kv_tokens is not None
-    n_blocks = -(-config.kv_tokens // config.block_size) + batch  # every sequence may end in a partial block
+    n_blocks = -(-config.kv_tokens // config.block_tokens) + batch  # every sequence may end in a partial block
     runner = Runner(
         model.decoder,
         model.make_cache(n_blocks),
         comm,
         n_blocks=n_blocks,
-        block_size=config.block_size,
+        block_tokens=config.block_tokens,
         max_running=config.max_running,
         max_model_len=config.max_model_len,
         device=backend.device,
     )
     times = []
-    for plan in decode_plans(batch, prompt_tokens, config.max_model_len - prompt_tokens - 1, config.block_size):
+    for plan in decode_plans(batch, prompt_tokens, config.max_model_len - prompt_tokens - 1, config.block_tokens):
         result = runner.execute(plan)
         if result is not None:
             times.append(result.times)
@@ -94,11 +94,11 @@ def measure_decode(
     )
 
 
-def decode_plans(batch: int, prompt_tokens: int, steps: int, block_size: int) -> list[StepPlan]:
+def decode_plans(batch: int, prompt_tokens: int, steps: int, block_tokens: int) -> list[StepPlan]:
     """One step that prefills `batch` prompts in full, then `steps` decode steps, more than `_WARM_UP_STEPS`."""
     if steps <= _WARM_UP_STEPS:
         raise ValueError(f"{steps} decode steps are too few: the first {_WARM_UP_STEPS} are warm-up")
-    per_slot = -(-(prompt_tokens + steps) // block_size)
+    per_slot = -(-(prompt_tokens + steps) // block_tokens)
     blocks = [tuple(range(1 + slot * per_slot, 1 + (slot + 1) * per_slot)) for slot in range(batch)]
     slots = range(batch)
     prompts = [tuple(1 + (7 * i + slot) % 97 for i in range(prompt_tokens)) for slot in slots]

@@ -137,7 +137,7 @@ class Ops(Protocol):
 class Attention(Protocol[PlanT]):
     """Attends over the paged cache. A plan is built once per step and window and shared by the layers."""
 
-    def plan(self, batch: StepBatch, block_size: int, window: int | None) -> PlanT:
+    def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> PlanT:
         """Lay out the step's work for layers with `window`."""
         ...
 

@@ -20,7 +20,7 @@ class StepBatch:
 
     token_ids: torch.Tensor  # [n_tokens] int64
     positions: torch.Tensor  # [n_tokens] int64
-    kv_slots: torch.Tensor  # [n_tokens] int64, block * block_size + offset: where each row's KV is written
+    kv_slots: torch.Tensor  # [n_tokens] int64, block * block_tokens + offset: where each row's KV is written
     query_starts: tuple[int, ...]  # n_sequences + 1
     context_lens: tuple[int, ...]  # n_sequences
     block_tables: torch.Tensor  # [n_sequences, max_blocks] int64, 0 beyond a sequence's end

@@ -26,7 +26,7 @@ class KvCache:
         scatter: Scatter,
     ) -> None:
         """`dtype`: of what is computed."""
-        self.kv_format, self.n_blocks, self.block_size = kv_format, n_blocks, shape.block_size
+        self.kv_format, self.n_blocks, self.block_tokens = kv_format, n_blocks, shape.block_tokens
         self.layers = [kv_format.allocate(n_blocks + 1, shape, device) for _ in range(n_layers)]
         self._shape, self._dtype, self._scatter = shape, dtype, scatter
 

@@ -23,7 +23,7 @@ class KvFormat(Protocol):
     """
 
     name: str
-    numbers: torch.dtype | None  # of a layer [n_blocks, block_size, 2, n_kv_heads, head_dim] that kernels may read
+    numbers: torch.dtype | None  # of a layer [n_blocks, block_tokens, 2, n_kv_heads, head_dim] that kernels may read
 
     def token_bytes(self, shape: KvShape) -> int:
         """Return the bytes of a token in a layer."""
@@ -58,11 +58,11 @@ class PlainNumbers:
         return shape.width * self.numbers.itemsize
 
     def allocate(self, n_blocks: int, shape: KvShape, device: torch.device) -> Tensor:
-        """Return a layer of zeros, [n_blocks, block_size, 2, n_kv_heads, head_dim].
+        """Return a layer of zeros, [n_blocks, block_tokens, 2, n_kv_heads, head_dim].
 
         K and V of a token lie side by side, so that one copy writes and one gather reads both.
         """
-        sizes = (n_blocks, shape.block_size, 2, shape.n_kv_heads, shape.head_dim)
+        sizes = (n_blocks, shape.block_tokens, 2, shape.n_kv_heads, shape.head_dim)
         return torch.zeros(sizes, dtype=self.numbers, device=device)
 
     def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor, scatter: Scatter) -> None:

@@ -25,7 +25,7 @@ class AttentionShape:
 class KvShape:
     """One rank's heads in a layer, and the positions of a block."""
 
-    block_size: int
+    block_tokens: int
     n_kv_heads: int
     head_dim: int
 

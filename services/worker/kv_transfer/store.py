@@ -85,7 +85,7 @@ def kv_layout(hash_root: str, config: RankGroupConfig, started: GroupStarted) ->
         hash_root=hash_root,
         device=config.device,
         tensor_parallel=config.ranks,
-        block_tokens=config.block_size,
+        block_tokens=config.block_tokens,
         block_bytes=started.ranks[0].kv_block_bytes,
     )
 

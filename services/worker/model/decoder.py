@@ -101,9 +101,9 @@ class Decoder:
         """Bytes that this rank stores for a token, over all layers."""
         return self.spec.n_layers * self._backend.kv_format.token_bytes(self._kv_shape(1))
 
-    def make_cache(self, n_blocks: int, block_size: int) -> KvCache:
+    def make_cache(self, n_blocks: int, block_tokens: int) -> KvCache:
         """Allocate a cache of `n_blocks` and the null block."""
-        backend, shape = self._backend, self._kv_shape(block_size)
+        backend, shape = self._backend, self._kv_shape(block_tokens)
         of = (self.spec.n_layers, n_blocks, shape, backend.dtype, backend.device)
         return KvCache(backend.kv_format, *of, backend.ops.scatter)
 
@@ -137,12 +137,12 @@ class Decoder:
         """Return float32 [n, vocab_local] of [n, hidden_size]: this rank's slice of the padded vocabulary."""
         return self._head(hidden, self.spec.logit_scale, self.spec.logit_softcap)
 
-    def _kv_shape(self, block_size: int) -> KvShape:
-        return KvShape(block_size, self.spec.kv_heads_per_rank(self._comm.size), self.spec.head_dim)
+    def _kv_shape(self, block_tokens: int) -> KvShape:
+        return KvShape(block_tokens, self.spec.kv_heads_per_rank(self._comm.size), self.spec.head_dim)
 
     def _lay_out(self, batch: StepBatch, cache: KvCache) -> tuple[Step, int]:
         """Return what the layers share, and how many rows they get: padding once saves it in every layer."""
-        plans = tuple(self._attention.plan(batch, cache.block_size, window) for window in self._tables.windows)
+        plans = tuple(self._attention.plan(batch, cache.block_tokens, window) for window in self._tables.windows)
         n_rows = max(self._backend.ops.min_rows, *(self._attention.n_rows(plan) for plan in plans))
         positions = pad_rows(batch.positions, n_rows)
         rotations = tuple(rope(positions) for rope in self._tables.ropes)
@@ -178,7 +178,7 @@ class Decoder:
             windows=self._tables.windows,
             cache=cache,
             hidden_size=self.spec.hidden_size,
-            max_blocks=min(cache.n_blocks, -(-self._tables.max_positions // cache.block_size)),
+            max_blocks=min(cache.n_blocks, -(-self._tables.max_positions // cache.block_tokens)),
         )
 
     def _embedded(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

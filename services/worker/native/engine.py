@@ -64,7 +64,7 @@ class EngineConfig:
 
     def facts(self, started: GroupStarted) -> EngineFacts:
         """What others may know of ranks that have started."""
-        ledger, positions = started.ledger, started.n_blocks * self.ranks.block_size
+        ledger, positions = started.ledger, started.n_blocks * self.ranks.block_tokens
         return EngineFacts(
             vocab_size=started.model.vocab_size,
             hidden_size=started.model.hidden_size,

@@ -68,7 +68,7 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             ranks=settings.tensor_parallel,
             dtype=_dtype(settings.dtype, spec, device),
             device=device,
-            block_size=settings.kv_block_tokens,
+            block_tokens=settings.kv_block_tokens,
             kv_tokens=settings.kv_tokens or DEFAULT_KV_TOKENS,
             kv_fits=not settings.kv_tokens,
             kv_format=_kv_format(settings.kv_format),
@@ -90,7 +90,7 @@ def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: 
     """How much may be planned for ranks that have started with so many blocks."""
     return SchedulerConfig(
         n_blocks=n_blocks,
-        block_tokens=ranks.block_size,
+        block_tokens=ranks.block_tokens,
         max_model_len=ranks.max_model_len,
         max_running=ranks.max_running,
         max_batched_tokens=max(max_batched_tokens, ranks.max_running),

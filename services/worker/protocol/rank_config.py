@@ -28,7 +28,7 @@ class RankGroupConfig:
     ranks: int = 1
     dtype: str = "bfloat16"
     device: str = "cpu"  # "cpu", or "cuda": rank r takes device r
-    block_size: int = 16
+    block_tokens: int = 16
     n_blocks: int | None = None
     kv_tokens: int | None = None
     kv_format: str = ""  # by name; empty: numbers of `dtype`
@@ -55,7 +55,7 @@ class RankGroupConfig:
             raise ValueError(f"device {self.device!r} is not one of cpu, cuda")
         if (self.n_blocks is None) == (self.kv_tokens is None):
             raise ValueError("size the KV cache by exactly one of n_blocks, kv_tokens")
-        for name in ("ranks", "block_size", "max_running", "max_batched_tokens", "max_model_len", "max_in_flight"):
+        for name in ("ranks", "block_tokens", "max_running", "max_batched_tokens", "max_model_len", "max_in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.blocks_wanted < 1:
@@ -64,7 +64,7 @@ class RankGroupConfig:
     @property
     def blocks_wanted(self) -> int:
         """KV blocks that are asked for, the null block excluded."""
-        return self.n_blocks or -(-(self.kv_tokens or 0) // self.block_size)
+        return self.n_blocks or -(-(self.kv_tokens or 0) // self.block_tokens)
 
 
 @dataclass(frozen=True, slots=True)

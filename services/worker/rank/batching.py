@@ -59,7 +59,7 @@ def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple
         ends, row_ends = starts + counts, np.cumsum(counts)
         row_slots = np.repeat(slots, counts)
         positions = np.arange(row_ends[-1]) + np.repeat(starts - (row_ends - counts), counts)
-    size = table.block_size
+    size = table.block_tokens
     blocks = table.block_tables[row_slots, positions // size]
     needed = -(-ends // size)
     tables = table.block_tables[slots, : needed.max()]  # a copy

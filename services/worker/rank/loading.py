@@ -23,7 +23,7 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
         decoder=decoder,
         facts=ModelFacts(spec.vocab_size, spec.hidden_size),
         kv_bytes_per_token=decoder.kv_bytes_per_token,
-        make_cache=partial(decoder.make_cache, block_size=config.block_size),
+        make_cache=partial(decoder.make_cache, block_tokens=config.block_tokens),
         footprint=footprint(spec, config),
         vocabulary=partial(read_vocabulary, Path(config.model_path), spec.vocab_size, config.eos_token_ids),
     )

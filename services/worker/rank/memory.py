@@ -32,22 +32,22 @@ class MemoryMeter:
         self, config: RankGroupConfig, bytes_per_token: int, workspace: int, comm: Communicator, device: torch.device
     ) -> int:
         """Return n_blocks, the same on every rank; `workspace` bytes are left over. Raises NotEnoughMemoryError."""
-        block_bytes = bytes_per_token * config.block_size
+        block_bytes = bytes_per_token * config.block_tokens
         asked = config.blocks_wanted
         # Every rank has loaded its weights once all have answered; the scarcest one decides.
         mine = torch.tensor([self._memory.available(config.ranks)], device=device)
         scarcest = int(comm.all_gather(mine).min())
         n_blocks = asked
         if config.kv_fits:
-            least = least_kv_tokens(asked * config.block_size, config.max_model_len) // config.block_size
+            least = least_kv_tokens(asked * config.block_tokens, config.max_model_len) // config.block_tokens
             n_blocks = min(asked, max(least, (scarcest - workspace) // block_bytes - 1))
         what = (
-            f"a KV cache of {n_blocks} blocks of {config.block_size} tokens ({block_bytes:,} bytes each, per rank) "
+            f"a KV cache of {n_blocks} blocks of {config.block_tokens} tokens ({block_bytes:,} bytes each, per rank) "
             "and the workspace of a step"
         )
         require_memory((n_blocks + 1) * block_bytes + workspace, scarcest, what=what)
         if n_blocks < asked:
-            tokens, wanted = n_blocks * config.block_size, asked * config.block_size
+            tokens, wanted = n_blocks * config.block_tokens, asked * config.block_tokens
             logger.warning("the KV cache has %d tokens instead of %d: there is no memory for more", tokens, wanted)
         return n_blocks
 

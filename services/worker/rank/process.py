@@ -85,7 +85,7 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
         cache,
         comm,
         n_blocks=n_blocks,
-        block_size=config.block_size,
+        block_tokens=config.block_tokens,
         max_running=config.max_running,
         max_model_len=config.max_model_len,
         pooling=Pooling(config.pooling, config.normalise_embeddings),
@@ -95,12 +95,12 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
     )
     meter.growth()
     with phases.measure("warm_up"):
-        fits = min(n_blocks * config.block_size, config.max_model_len) - 1
+        fits = min(n_blocks * config.block_tokens, config.max_model_len) - 1
         runner.warm_up(max(1, min(_WARM_UP_TOKENS, fits)))
-    kv_bytes = (n_blocks + 1) * config.block_size * model.kv_bytes_per_token
-    computed = model.footprint.rank_total(n_blocks * config.block_size)
+    kv_bytes = (n_blocks + 1) * config.block_tokens * model.kv_bytes_per_token
+    computed = model.footprint.rank_total(n_blocks * config.block_tokens)
     ledger = meter.ledger(weights, meter.growth(), kv_bytes, computed, config.ranks)
-    block_bytes = config.block_size * model.kv_bytes_per_token
+    block_bytes = config.block_tokens * model.kv_bytes_per_token
     started = RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
     freeze_started()  # a full collection took 0.1 s in the middle of every stream
     link.send(encode_event(started))

@@ -66,7 +66,7 @@ class Runner(Generic[Cache]):
         comm: StepCommunicator,
         *,
         n_blocks: int,
-        block_size: int,
+        block_tokens: int,
         max_running: int,
         max_model_len: int,
         device: torch.device,
@@ -75,7 +75,7 @@ class Runner(Generic[Cache]):
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         self._decoder, self._cache, self._comm, self._device = decoder, cache, comm, device
-        self._table = SlotTable(max_running, max_model_len, block_size, n_blocks)
+        self._table = SlotTable(max_running, max_model_len, block_tokens, n_blocks)
         self._pools = PooledSlots(pooling or Pooling())
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many top tokens
         self._sampler = Sampler(
@@ -101,7 +101,7 @@ class Runner(Generic[Cache]):
     @torch.inference_mode()
     def warm_up(self, n_tokens: int) -> None:
         """Compute a prompt of `n_tokens` and a decode step, so that first requests pay no set-up."""
-        n_blocks = -(-(n_tokens + 1) // self._table.block_size)
+        n_blocks = -(-(n_tokens + 1) // self._table.block_tokens)
         admission = Admission(0, Sampling(temperature=1.0), (0,) * n_tokens, n_prompt=n_tokens)
         prefill = Chunk(0, 0, n_tokens, n_draws=1, new_blocks=tuple(range(1, n_blocks + 1)))
         decode = Chunk(0, n_tokens, 1, n_draws=1)

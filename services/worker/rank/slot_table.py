@@ -17,10 +17,10 @@ class MalformedPlanError(ValueError):
 class SlotTable:
     """Arrays indexed by slot."""
 
-    def __init__(self, max_running: int, max_model_len: int, block_size: int, n_blocks: int) -> None:
+    def __init__(self, max_running: int, max_model_len: int, block_tokens: int, n_blocks: int) -> None:
         self.max_running, self.max_model_len = max_running, max_model_len
-        self.block_size, self.n_blocks = block_size, n_blocks
-        max_blocks = -(-max_model_len // block_size)
+        self.block_tokens, self.n_blocks = block_tokens, n_blocks
+        max_blocks = -(-max_model_len // block_tokens)
         # One more than fits: the last draw of a full context is a token, too.
         self.token_ids = np.zeros((max_running, max_model_len + 1), np.int32)
         self.n_known = np.zeros(max_running, np.int64)
@@ -73,14 +73,14 @@ class SlotTable:
 
     def require_computable(self, plan: PlanView, ends: NDArray[np.int32]) -> None:
         """Raise MalformedPlanError unless the chunks' tokens are known and their blocks are there."""
-        most = np.minimum(self.n_known[plan.slots], self.n_held[plan.slots] * self.block_size)
+        most = np.minimum(self.n_known[plan.slots], self.n_held[plan.slots] * self.block_tokens)
         draws = (plan.n_draws >= 0) & (plan.n_draws <= plan.n_tokens)
         if plan.n_tokens.min() >= 1 and plan.starts.min() >= 0 and (ends <= most).all() and draws.all():
             return  # as ever; which of it is wrong takes longer to say
         self._require(plan, (plan.n_tokens >= 1) & (plan.starts >= 0), "an empty or negative range", ends)
         self._require(plan, draws, "fewer rows than draws, or a negative number of them", ends)
         self._require(plan, ends <= self.n_known[plan.slots], "a token that is not known", ends)
-        blocks = -(-ends // self.block_size)
+        blocks = -(-ends // self.block_tokens)
         self._require(plan, blocks <= self.n_held[plan.slots], "a position without a block", ends)
 
     def _require(self, plan: PlanView, holds: NDArray[np.bool_], what: str, ends: NDArray[np.int32]) -> None:
@@ -90,7 +90,7 @@ class SlotTable:
         slot = int(plan.slots[at])
         raise MalformedPlanError(
             f"step {plan.step}: slot {slot}'s chunk [{plan.starts[at]}, {ends[at]}) covers {what} "
-            f"(known tokens {self.n_known[slot]}, blocks {self.n_held[slot]} of {self.block_size})"
+            f"(known tokens {self.n_known[slot]}, blocks {self.n_held[slot]} of {self.block_tokens})"
         )
 
     def _require_slots(self, slots: NDArray[np.int32]) -> None:

@@ -38,12 +38,12 @@ _EATEN_MIB = 2048
 
 @dataclass
 class StandinCache:
-    rows: torch.Tensor  # [(n_blocks + 1) * block_size, HIDDEN]
-    block_size: int
+    rows: torch.Tensor  # [(n_blocks + 1) * block_tokens, HIDDEN]
+    block_tokens: int
 
     @property
     def layers(self) -> list[torch.Tensor]:
-        return [self.rows.view(-1, self.block_size, HIDDEN)]
+        return [self.rows.view(-1, self.block_tokens, HIDDEN)]
 
 
 class StandinDecoder:
@@ -66,7 +66,7 @@ class StandinDecoder:
         for i, length in enumerate(batch.context_lens):
             first, last = batch.query_starts[i], batch.query_starts[i + 1]
             where = torch.arange(length)
-            size = cache.block_size
+            size = cache.block_tokens
             slots = batch.block_tables[i][where // size] * size + where % size
             sums = cache.rows[slots].double().cumsum(dim=0)[length - (last - first) :]
             out[first:last] = sums.float()
@@ -118,8 +118,8 @@ _DAMAGE: dict[int, Callable[[Communicator], object]] = {
 }
 
 
-def standin_cache(n_blocks: int, block_size: int) -> StandinCache:
-    return StandinCache(torch.full(((n_blocks + 1) * block_size, HIDDEN), torch.nan), block_size)
+def standin_cache(n_blocks: int, block_tokens: int) -> StandinCache:
+    return StandinCache(torch.full(((n_blocks + 1) * block_tokens, HIDDEN), torch.nan), block_tokens)
 
 
 def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> LoadedModel:
@@ -127,7 +127,7 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
         StandinDecoder(comm, misbehave=config.model_path == "misbehave"),
         ModelFacts(VOCAB, HIDDEN),
         HIDDEN * 4,
-        lambda n_blocks: standin_cache(n_blocks, config.block_size),
+        lambda n_blocks: standin_cache(n_blocks, config.block_tokens),
         Footprint(ranks=1, process=0, weights=0, workspace=0, kv_token=0),
     )
 

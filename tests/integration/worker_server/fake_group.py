@@ -21,7 +21,7 @@ class FakeGroup:
         assert config.kv_tokens is not None
         self.config = config
         self.on_result: Callable[[StepResult], None] | None = None
-        self.n_blocks = config.kv_tokens // config.block_size
+        self.n_blocks = config.kv_tokens // config.block_tokens
         self.step_s = 0.001
         self.may_start = asyncio.Event()
         self.may_start.set()
@@ -33,13 +33,13 @@ class FakeGroup:
         await self.stop()
         await self.may_start.wait()
         self.starts += 1
-        self._ranks = FakeRanks(self.n_blocks, self.config.block_size, self.config.max_running)
+        self._ranks = FakeRanks(self.n_blocks, self.config.block_tokens, self.config.max_running)
         self._plans: asyncio.Queue[StepPlan] = asyncio.Queue()
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._failed: asyncio.Future[RankFailure] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._compute())
         ledger = MemoryLedger(weights=1, workspace=2, kv_cache=3, available=4, process=5, computed=6)
-        block_bytes = 8 * self.config.block_size
+        block_bytes = 8 * self.config.block_tokens
         phases = {"load": 0.5, "warm-up": 0.25}
         rank = RankStarted(0, 1, phases, ledger, self.n_blocks, FACTS, block_bytes)
         return GroupStarted((rank,), self.n_blocks, FACTS, 0.75)

@@ -28,7 +28,7 @@ class PagedKernels:
     def __init__(self, shape: AttentionShape, kernels: VectorAttention | Bfloat16Kernels) -> None:
         self._shape, self.kernels = shape, kernels
 
-    def plan(self, batch: StepBatch, block_size: int, window: int | None) -> KernelPlan:
+    def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> KernelPlan:
         """Lay out the step's sequences for layers with `window`."""
         starts, lengths = long_tensor(batch.query_starts), long_tensor(batch.context_lens)
         return KernelPlan(batch.query_starts[-1], window or 0, (starts, lengths, batch.block_tables))
@@ -41,7 +41,7 @@ class PagedKernels:
         """Attend with `q` [n_rows, n_heads * head_dim]; returns the same shape."""
         shape = self._shape
         out = torch.empty(q.shape, dtype=q.dtype)
-        sizes = (shape.n_kv_heads, shape.group, shape.head_dim, cache.block_size)
+        sizes = (shape.n_kv_heads, shape.group, shape.head_dim, cache.block_tokens)
         numbers = (shape.scale, shape.softcap or 0.0, plan.window)
         self.kernels.attend(q, out, cache.layers[layer], (*sizes, *numbers), plan.sequences)
         return out
@@ -54,8 +54,8 @@ class PagedVectors(PagedKernels):
 class PagedAmx(PagedKernels):
     """Attention in bfloat16 with head_dim a multiple of 32 and blocks of a multiple of 16 positions."""
 
-    def plan(self, batch: StepBatch, block_size: int, window: int | None) -> KernelPlan:
+    def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> KernelPlan:
         """Lay out the step's sequences for layers with `window`. Raises ValueError for other block sizes."""
-        if block_size % 16:
-            raise ValueError(f"blocks of {block_size} positions; the kernel reads 16 at a time")
-        return super().plan(batch, block_size, window)
+        if block_tokens % 16:
+            raise ValueError(f"blocks of {block_tokens} positions; the kernel reads 16 at a time")
+        return super().plan(batch, block_tokens, window)

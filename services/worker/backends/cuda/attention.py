@@ -39,7 +39,7 @@ class PagedVarlen:
         self._shape = shape
         self._kernel = varlen_attn_out
 
-    def plan(self, batch: StepBatch, block_size: int, window: int | None) -> VarlenPlan:
+    def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> VarlenPlan:
         """Lay out the step's call for layers with `window`."""
         device = batch.block_tables.device
         return VarlenPlan(
@@ -53,7 +53,7 @@ class PagedVarlen:
         )
 
     def decode_plan(
-        self, lengths: torch.Tensor, block_tables: torch.Tensor, n_keys: int, block_size: int, window: int | None
+        self, lengths: torch.Tensor, block_tables: torch.Tensor, n_keys: int, block_tokens: int, window: int | None
     ) -> VarlenPlan:
         """Lay out a step with one row per sequence from what lies on the device: it can be captured and replayed.
 

@@ -29,7 +29,7 @@ class ReplayableAttention(Protocol):
     """An attention whose decodes can be laid out on the device, without a word from the host."""
 
     def decode_plan(
-        self, lengths: Tensor, block_tables: Tensor, n_keys: int, block_size: int, window: int | None
+        self, lengths: Tensor, block_tables: Tensor, n_keys: int, block_tokens: int, window: int | None
     ) -> Any:
         """Return the plan of rows with `lengths` [n] keys each, at most `n_keys`, in `block_tables` [n, max_blocks]."""
         ...
@@ -109,7 +109,7 @@ class CudaDecodes:
 
     def _compute(self, x: Tensor, batch: StepBatch, sizes: Sizes) -> Tensor:
         given, n = self._computations, sizes.n_rows
-        lengths, blocks, size = self._lengths[:n], self._blocks[:n], given.cache.block_size
+        lengths, blocks, size = self._lengths[:n], self._blocks[:n], given.cache.block_tokens
         positions = self._positions[:n]
         step = Step(
             batch=StepBatch(

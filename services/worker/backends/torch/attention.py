@@ -25,7 +25,7 @@ class ReferenceAttention:
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
 
-    def plan(self, batch: StepBatch, block_size: int, window: int | None) -> ReferencePlan:
+    def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> ReferencePlan:
         """Keep the step as it is."""
         return ReferencePlan(batch, window)
 
@@ -41,8 +41,8 @@ class ReferenceAttention:
         for index, length in enumerate(batch.context_lens):
             rows = slice(batch.query_starts[index], batch.query_starts[index + 1])
             key_positions = torch.arange(length, device=q.device)
-            slots = batch.block_tables[index][key_positions // cache.block_size] * cache.block_size
-            kv = cache.gather(layer, slots + key_positions % cache.block_size)
+            slots = batch.block_tables[index][key_positions // cache.block_tokens] * cache.block_tokens
+            kv = cache.gather(layer, slots + key_positions % cache.block_tokens)
             k_heads, v_heads = kv.view(length, 2, shape.n_kv_heads, shape.head_dim).float().unbind(1)
             distance = batch.positions[rows].unsqueeze(1) - key_positions  # [n_rows, n_keys]
             hidden = (distance < 0) | (distance >= (plan.window or length))

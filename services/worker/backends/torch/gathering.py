@@ -71,26 +71,26 @@ class PagedSdpa:
         self._group_padding = -shape.group % self._row_multiple
         self._key_bytes = 2 * shape.n_kv_heads * shape.head_dim * dtype.itemsize
 
-    def plan(self, batch: StepBatch, block_size: int, window: int | None) -> PagedPlan:
+    def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> PagedPlan:
         """Lay out the step's calls for layers with `window`."""
-        decode = tuple(self._decode_groups(batch, block_size, window))
+        decode = tuple(self._decode_groups(batch, block_tokens, window))
         prefill = tuple(
             tile
             for index in range(batch.n_decode, batch.n_sequences)
-            for tile in self._prefill_tiles(batch, index, block_size, window)
+            for tile in self._prefill_tiles(batch, index, block_tokens, window)
         )
         n_rows = max([batch.query_starts[-1], *(tile.first + tile.n_padded for tile in prefill)])
         return PagedPlan(n_rows, decode, prefill)
 
     def decode_plan(
-        self, lengths: torch.Tensor, block_tables: torch.Tensor, n_keys: int, block_size: int, window: int | None
+        self, lengths: torch.Tensor, block_tables: torch.Tensor, n_keys: int, block_tokens: int, window: int | None
     ) -> PagedPlan:
         """Lay out a step with one row per sequence from what lies on the device: it can be captured and replayed.
 
         `lengths` [n] are at most `n_keys`; `block_tables` [n, max_blocks].
         """
         limits = lengths.unsqueeze(1)
-        slots, keys = _slots(block_tables, [], limits, n_keys, block_size)
+        slots, keys = _slots(block_tables, [], limits, n_keys, block_tokens)
         group = DecodeGroup(slice(0, len(lengths)), slots.flatten(), self._decode_mask(keys, limits, window))
         return PagedPlan(len(lengths), (group,), ())
 
@@ -149,9 +149,9 @@ class PagedSdpa:
         scores = scores.tanh_().mul_(shape.softcap).to(q.dtype) + mask
         return F.scaled_dot_product_attention(torch.zeros_like(q), k, v, attn_mask=scores)
 
-    def _decode_groups(self, batch: StepBatch, block_size: int, window: int | None) -> Iterator[DecodeGroup]:
+    def _decode_groups(self, batch: StepBatch, block_tokens: int, window: int | None) -> Iterator[DecodeGroup]:
         lengths = batch.context_lens[: batch.n_decode]
-        starts = [_first_key(length - 1, window, block_size) for length in lengths]
+        starts = [_first_key(length - 1, window, block_tokens) for length in lengths]
         sizes = [self._n_keys(length - start) for length, start in zip(lengths, starts, strict=True)]
         groups = _group(sizes, self._key_bytes)
         for members in groups:
@@ -159,7 +159,7 @@ class PagedSdpa:
             n_keys = max(sizes[i] for i in members)
             limits = torch.tensor([lengths[i] for i in members], device=self._device).unsqueeze(1)
             first = [starts[i] for i in members]
-            slots, keys = _slots(batch.block_tables[rows], first, limits, n_keys, block_size)
+            slots, keys = _slots(batch.block_tables[rows], first, limits, n_keys, block_tokens)
             yield DecodeGroup(rows, slots.flatten(), self._decode_mask(keys, limits, window))
 
     def _decode_mask(self, keys: torch.Tensor, limits: torch.Tensor, window: int | None) -> torch.Tensor:
@@ -170,7 +170,7 @@ class PagedSdpa:
         return self._mask(hidden)[:, None, None]
 
     def _prefill_tiles(
-        self, batch: StepBatch, index: int, block_size: int, window: int | None
+        self, batch: StepBatch, index: int, block_tokens: int, window: int | None
     ) -> Iterator[PrefillTile]:
         row, end = batch.query_starts[index], batch.query_starts[index + 1]
         length = batch.context_lens[index]
@@ -179,10 +179,10 @@ class PagedSdpa:
             n_rows = min(_TILE_ROWS, end - first)
             position = length - (end - first)  # of the tile's first row
             n_padded = _round_up(n_rows, self._row_multiple)
-            start = _first_key(position, window, block_size)
+            start = _first_key(position, window, block_tokens)
             n_keys = self._n_keys(position + n_rows - start)
             limit = torch.tensor([[position + n_rows]], device=self._device)
-            slots, keys = _slots(table, [start], limit, n_keys, block_size)
+            slots, keys = _slots(table, [start], limit, n_keys, block_tokens)
             rows = torch.arange(position, position + n_padded, device=self._device).unsqueeze(1)
             hidden = keys > rows
             if window is not None:
@@ -204,9 +204,9 @@ def _round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-def _first_key(position: int, window: int | None, block_size: int) -> int:
+def _first_key(position: int, window: int | None, block_tokens: int) -> int:
     """Return where to start reading keys for rows from `position` on."""
-    unit = math.lcm(_KEY_BLOCK, block_size)
+    unit = math.lcm(_KEY_BLOCK, block_tokens)
     return 0 if window is None else max(0, position - window + 1) // unit * unit
 
 
@@ -226,21 +226,21 @@ def _group(sizes: list[int], key_bytes: int) -> list[list[int]]:
 
 
 def _slots(
-    tables: torch.Tensor, starts: list[int], limits: torch.Tensor, n_keys: int, block_size: int
+    tables: torch.Tensor, starts: list[int], limits: torch.Tensor, n_keys: int, block_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the cache slots and the positions of the `n_keys` keys from `starts` on, each [n, n_keys] or [1, n_keys].
 
     `starts`: first positions, of blocks. `limits` [n, 1]: keys from there on are read from the null block, so that
     what lies in unwritten slots cannot leak in.
     """
-    device, n_blocks = tables.device, -(-n_keys // block_size)
+    device, n_blocks = tables.device, -(-n_keys // block_tokens)
     keys = torch.arange(n_keys, device=device).unsqueeze(0)
     if any(starts):
         first = torch.tensor(starts, device=device).unsqueeze(1)
-        index = first // block_size + torch.arange(n_blocks, device=device)
+        index = first // block_tokens + torch.arange(n_blocks, device=device)
         blocks = tables.gather(1, index.clamp_(max=tables.shape[1] - 1))
         keys = keys + first
     else:
         blocks = F.pad(tables[:, :n_blocks], (0, max(0, n_blocks - tables.shape[1])))
-    slots = blocks.unsqueeze(-1) * block_size + torch.arange(block_size, device=device)
+    slots = blocks.unsqueeze(-1) * block_tokens + torch.arange(block_tokens, device=device)
     return slots.flatten(1)[:, :n_keys].masked_fill(keys >= limits, 0), keys

@@ -77,8 +77,8 @@ class ForgetsTheWindow(PagedSdpa):
     def __init__(self) -> None:
         super().__init__(SHAPE, torch.float32, CPU)
 
-    def plan(self, batch: StepBatch, block_size: int, window: int | None) -> object:
-        return super().plan(batch, block_size, None)
+    def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> object:
+        return super().plan(batch, block_tokens, None)
 
 
 class LeavesRowsUnwritten(PagedSdpa):

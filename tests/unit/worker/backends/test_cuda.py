@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def decode(model: Decoder) -> tuple[list[torch.Tensor], Engine]:
     """Decode sequences in changing company; returns each step's rows."""
-    engine = Engine(model, block_size=16)
+    engine = Engine(model, block_tokens=16)
     requests = [engine.admit(prompt(length + 2 * len(_STEPS), 300, seed)) for seed, length in enumerate(_LENGTHS)]
     engine.step([(request, length) for request, length in zip(requests, _LENGTHS, strict=True)])
     found = []

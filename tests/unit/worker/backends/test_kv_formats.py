@@ -16,7 +16,7 @@ from services.worker.protocol.copy_codec import CopyOrder
 from services.worker.rank.block_copy import BlockCopier
 
 CPU = torch.device("cpu")
-SHAPE = KvShape(block_size=16, n_kv_heads=2, head_dim=32)
+SHAPE = KvShape(block_tokens=16, n_kv_heads=2, head_dim=32)
 N_LAYERS, N_BLOCKS = 3, 4
 PRECISION = 2e-2  # of a number, beside the largest of its row
 
@@ -35,7 +35,7 @@ def rows_of(n: int, dtype: torch.dtype) -> torch.Tensor:
 
 @computed_in
 def test_what_is_written_is_read_and_nothing_else_changes(name: str, dtype: torch.dtype) -> None:
-    cache, everything = cache_of(name, dtype), torch.arange((N_BLOCKS + 1) * SHAPE.block_size)
+    cache, everything = cache_of(name, dtype), torch.arange((N_BLOCKS + 1) * SHAPE.block_tokens)
     assert not cache.gather(1, everything).any()
     slots, rows = torch.tensor([70, 16, 33]), rows_of(3, dtype)
     cache.write(1, slots, rows)
@@ -54,12 +54,12 @@ def test_a_token_takes_the_bytes_that_are_promised(name: str) -> None:
     cache = cache_of(name, torch.bfloat16)
     for layer in cache.layers:
         assert (layer.is_contiguous(), len(layer)) == (True, N_BLOCKS + 1)
-        assert layer.nbytes == (N_BLOCKS + 1) * SHAPE.block_size * cache.kv_format.token_bytes(SHAPE)
+        assert layer.nbytes == (N_BLOCKS + 1) * SHAPE.block_tokens * cache.kv_format.token_bytes(SHAPE)
 
 
 def test_blocks_that_another_worker_gets_read_the_same(name: str) -> None:
     here, there = cache_of(name, torch.bfloat16), cache_of(name, torch.bfloat16)
-    slots = torch.arange(SHAPE.block_size, (N_BLOCKS + 1) * SHAPE.block_size)
+    slots = torch.arange(SHAPE.block_tokens, (N_BLOCKS + 1) * SHAPE.block_tokens)
     for layer in range(N_LAYERS):
         here.write(layer, slots, rows_of(len(slots), torch.bfloat16))
     staging = memoryview(bytearray(here.layers[0][0].nbytes * N_LAYERS * 2))
@@ -67,9 +67,9 @@ def test_blocks_that_another_worker_gets_read_the_same(name: str) -> None:
         BlockCopier(cache.layers, staging).copy(CopyOrder(1, out, np.array(blocks)))
     for layer in range(N_LAYERS):
         for copied, made in ((2, 3), (4, 1)):
-            positions = torch.arange(SHAPE.block_size)
-            sent = here.gather(layer, copied * SHAPE.block_size + positions)
-            assert torch.equal(there.gather(layer, made * SHAPE.block_size + positions), sent)
+            positions = torch.arange(SHAPE.block_tokens)
+            sent = here.gather(layer, copied * SHAPE.block_tokens + positions)
+            assert torch.equal(there.gather(layer, made * SHAPE.block_tokens + positions), sent)
 
 
 @computed_in

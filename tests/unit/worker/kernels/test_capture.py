@@ -71,7 +71,7 @@ class Pair:
     def __init__(self, folder: Path, comm: Communicator, kernels: Bfloat16Kernels) -> None:
         replaying, computing = (load_model(folder, comm, kind(kernels)) for kind in (KernelBackend, Computing))
         self.model = replaying
-        self._engines = [Engine(model, comm, block_size=16) for model in (replaying, computing)]
+        self._engines = [Engine(model, comm, block_tokens=16) for model in (replaying, computing)]
         self._requests: list[list[Request]] = []
 
     def admit(self, ids: list[int]) -> int:
@@ -277,7 +277,7 @@ def test_a_rank_that_is_warm_records_nothing(
 ) -> None:
     pair = make_pair(REPLAYED["biased"])
     cache = pair.model.make_cache(n_blocks, 16)
-    sizes = {"n_blocks": n_blocks, "block_size": 16, "max_running": max_running, "max_model_len": max_model_len}
+    sizes = {"n_blocks": n_blocks, "block_tokens": 16, "max_running": max_running, "max_model_len": max_model_len}
     runner = Runner(pair.model, cache, lone_rank(), **sizes, device=CPU)
     runner.warm_up(64)
     captured = (pair.decodes._graph, pair.layers._graph)

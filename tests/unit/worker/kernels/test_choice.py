@@ -202,7 +202,7 @@ backend = open_backend(torch.bfloat16, CPU)
 assert type(backend) is OneDnnBackend
 model = load_model(Path(sys.argv[1]), SingleRank(), backend)
 def run(chunks):
-    return Engine(model, block_size=16).run(prompt(120, 300), chunks)
+    return Engine(model, block_tokens=16).run(prompt(120, 300), chunks)
 expected = run([])
 assert expected.isfinite().all()
 for chunks in ([1, 2, 3], [64], [33, *[1] * 40], [31, 32]):

@@ -69,7 +69,7 @@ class NotingBackend(KernelBackend):
 
 def _errors(model: Decoder, exact: torch.Tensor, chunks: list[int]) -> torch.Tensor:
     """The distance of each row's logits from the exact ones: [N_TOKENS]."""
-    hidden = Engine(model, block_size=16).run(prompt(N_TOKENS, 203), chunks)
+    hidden = Engine(model, block_tokens=16).run(prompt(N_TOKENS, 203), chunks)
     return (model.logits(hidden)[:, :203] - exact).square().mean(-1).sqrt()
 
 

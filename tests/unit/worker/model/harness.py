@@ -43,17 +43,17 @@ class Engine:
 
     model: Decoder
     comm: Communicator = field(default_factory=SingleRank)
-    block_size: int = 8
+    block_tokens: int = 8
     n_blocks: int = 400
 
     def __post_init__(self) -> None:
-        self.cache = self.model.make_cache(self.n_blocks, self.block_size)
+        self.cache = self.model.make_cache(self.n_blocks, self.block_tokens)
         self._device = self.cache.layers[0].device
         order = torch.randperm(self.n_blocks, generator=torch.Generator().manual_seed(1)) + 1
         self._free = order.tolist()
 
     def admit(self, ids: Sequence[int]) -> Request:
-        n = -(-len(ids) // self.block_size)
+        n = -(-len(ids) // self.block_tokens)
         table, self._free = self._free[:n], self._free[n:]
         return Request(list(ids), table)
 
@@ -76,7 +76,7 @@ class Engine:
         return hidden.clone()
 
     def batch(self, work: Sequence[tuple[Request, int]]) -> StepBatch:
-        size = self.block_size
+        size = self.block_tokens
         ids, positions, slots, starts, lengths = [], [], [], [0], []
         for seq, n in work:
             for p in range(seq.computed, seq.computed + n):

@@ -87,7 +87,7 @@ def _ids(seed: int, length: int) -> list[int]:
 
 def _alone(model: Decoder, dtype: torch.dtype, ids: list[int]) -> torch.Tensor:
     """One prefill of everything: what every other way must reproduce."""
-    return Engine(model, block_size=16).run(ids, [])
+    return Engine(model, block_tokens=16).run(ids, [])
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
@@ -99,7 +99,7 @@ def test_a_request_is_the_same_in_any_company_and_chunking(
 ) -> None:
     model, kind = load(name, _DTYPES[dtype]), _DTYPES[dtype]
     lengths = data.draw(st.lists(st.integers(1, 150), min_size=2, max_size=5))
-    engine = Engine(model, block_size=16)
+    engine = Engine(model, block_tokens=16)
     requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
     chunks = [cut(length, data.draw(st.lists(st.integers(1, 70), max_size=6))) for length in lengths]
     found = _serve(engine, requests, chunks, data)
@@ -114,7 +114,7 @@ def test_a_request_is_the_same_in_any_company_and_chunking(
 def test_a_last_row_is_the_same_whatever_else_is_wanted(name: str, dtype: str, load: Load, data: st.DataObject) -> None:
     model, kind = load(name, _DTYPES[dtype]), _DTYPES[dtype]
     lengths = sorted(data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=5)))
-    engine = Engine(model, block_size=16)
+    engine = Engine(model, block_tokens=16)
     requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
     parts = [data.draw(st.integers(0, length - 1)) for length in lengths]
     for request, part in zip(requests, parts, strict=True):
@@ -145,14 +145,14 @@ def test_long_contexts_decode_as_they_prefill(name: str, dtype: str, load: Load)
     """Beyond the kernel's key block, and beyond one tile of prefill rows."""
     model, ids = load(name, _DTYPES[dtype]), _ids(7, 1100)
     expected = _alone(model, _DTYPES[dtype], ids)
-    engine = Engine(model, block_size=16)
+    engine = Engine(model, block_tokens=16)
     assert torch.equal(engine.run(ids, [500, *[1] * 40, 9, 300, *[1] * 40, 170]), expected)
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_a_full_batch_of_decodes_equals_each_alone(dtype: str, load: Load) -> None:
     model, kind = load("llama", _DTYPES[dtype]), _DTYPES[dtype]
-    engine = Engine(model, block_size=16)
+    engine = Engine(model, block_tokens=16)
     lengths = [3, 64, 65, 66, 127, 128, 300, 31] * 5
     requests = [engine.admit(_ids(seed, length)) for seed, length in enumerate(lengths)]
     engine.step([(request, len(request.ids) - 1) for request in requests])
@@ -167,7 +167,7 @@ def test_a_full_batch_of_decodes_equals_each_alone(dtype: str, load: Load) -> No
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_a_prefix_hit_equals_a_miss(dtype: str, load: Load) -> None:
     model, kind = load("llama", _DTYPES[dtype]), _DTYPES[dtype]
-    engine = Engine(model, block_size=16)
+    engine = Engine(model, block_tokens=16)
     first = engine.admit(_ids(1, 100))
     engine.step([(first, 100)])
     second = engine.admit([*first.ids[:96], *_ids(2, 40)])
@@ -180,7 +180,7 @@ def test_a_prefix_hit_equals_a_miss(dtype: str, load: Load) -> None:
 def test_leftovers_in_free_blocks_cannot_leak(dtype: str, load: Load) -> None:
     """A block handed on holds another request's values, even NaN, until they are overwritten."""
     model, kind = load("llama", _DTYPES[dtype]), _DTYPES[dtype]
-    engine = Engine(model, block_size=16)
+    engine = Engine(model, block_tokens=16)
     for kv in engine.cache.layers:
         kv[1:] = torch.nan
     assert torch.equal(engine.run(_ids(4, 90), [30, 1, 50]), _alone(model, kind, _ids(4, 90)))

@@ -31,7 +31,7 @@ def make_runner() -> Runner[StandinCache]:
         standin_cache(N_BLOCKS, BLOCK),
         lone_rank(),
         n_blocks=N_BLOCKS,
-        block_size=BLOCK,
+        block_tokens=BLOCK,
         max_running=SLOTS,
         max_model_len=LENGTH,
         device=torch.device("cpu"),
