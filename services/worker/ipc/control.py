@@ -1,4 +1,4 @@
-"""Signs of life: one cache line per rank that the rank writes and the server reads."""
+"""Signs of life: each rank writes one cache line, which the server reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BEAT, _STATE, _PID, _STEP = range(4)
 
 
 class RankState(IntEnum):
-    """What a rank is doing."""
+    """Activity of a rank."""
 
     STARTING = 0
     IDLE = 1  # waits for a plan
@@ -26,7 +26,7 @@ def control_bytes(ranks: int) -> int:
 
 
 class RankLine:
-    """The line of one rank. `beat` moves whenever the rank itself gets somewhere, also while it waits."""
+    """The line of one rank. Its heartbeat counter also moves while the rank waits."""
 
     def __init__(self, segment: Segment, offset: int, rank: int) -> None:
         self._cells = segment.words64
@@ -34,12 +34,12 @@ class RankLine:
         self.beats_address = segment.address + 8 * (self._base + _BEAT)
 
     def beat(self) -> None:
-        """Say that the rank is alive."""
+        """Raise the heartbeat counter."""
         at = self._base + _BEAT
         self._cells[at] = self._cells[at] + 1
 
     def enter(self, state: RankState) -> None:
-        """Say what the rank is doing now."""
+        """Publish the rank's new state."""
         self._cells[self._base + _STATE] = state
         self.beat()
 
@@ -48,7 +48,7 @@ class RankLine:
         self._cells[self._base + _PID] = pid
 
     def begin_step(self, step: int) -> None:
-        """Say which step the rank computes."""
+        """Publish the step that the rank begins."""
         self._cells[self._base + _STEP] = step
 
     @property
@@ -58,15 +58,15 @@ class RankLine:
 
     @property
     def state(self) -> RankState:
-        """What the rank said last."""
+        """The state that the rank published last."""
         return RankState(self._cells[self._base + _STATE])
 
     @property
     def pid(self) -> int:
-        """The rank's process id, 0 before it started."""
+        """The rank's process id; 0 before it has published it."""
         return self._cells[self._base + _PID]
 
     @property
     def step(self) -> int:
-        """The step that the rank computes or computed last."""
+        """The step that the rank began last."""
         return self._cells[self._base + _STEP]

@@ -1,4 +1,4 @@
-"""Wakes the server's event loop from another process: an unnamed pipe that is opened through /proc."""
+"""Wakes the server's event loop from another process through an unnamed pipe, opened under /proc."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Doorbell:
         self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def clear(self) -> None:
-        """Swallow the rings so far; to be called before the messages are looked for, so that none is missed."""
+        """Discard the rings so far. Call it before reading the messages, so that none is missed."""
         try:
             os.read(self.read_fd, 4096)
         except BlockingIOError:
-            return  # answered already
+            return  # no rings
 
     def close(self) -> None:
         """Close both ends."""
@@ -35,4 +35,4 @@ class DoorbellButton:
         try:
             os.write(self._fd, b"!")
         except BlockingIOError:
-            return  # a full pipe wakes the owner just as well
+            return  # a full pipe wakes the owner anyway

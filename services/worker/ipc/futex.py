@@ -16,7 +16,7 @@ _WAIT, _WAKE = 0, 1
 _ALL = 0x7FFFFFFF
 _LOW = 0xFFFFFFFF
 _MACHINE = platform.machine()
-# x86 keeps stores in order and loads in order; elsewhere a barrier must stand between payload and cursor.
+# x86 keeps stores in order and loads in order; other machines need a barrier between payload and cursor.
 _STRONGLY_ORDERED = _MACHINE == "x86_64"
 
 if _MACHINE not in _SYSCALL_NUMBERS:
@@ -24,13 +24,13 @@ if _MACHINE not in _SYSCALL_NUMBERS:
 
 
 class TimeSpec(ctypes.Structure):
-    """C's timespec, made by `of`."""
+    """C's timespec; `of` makes one."""
 
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
     @classmethod
     def of(cls, seconds: float) -> TimeSpec:
-        """From a time or a duration that is not negative."""
+        """Convert a non-negative time or duration in seconds."""
         return cls(int(seconds), int(seconds % 1 * 1e9))
 
 
@@ -47,7 +47,7 @@ def wake(address: int) -> None:
 
 
 def sleep_while(address: int, expected: int, timeout_s: float) -> None:
-    """Sleep until woken, `timeout_s` passed, or at once when the word is no longer `expected`."""
+    """Sleep until woken or until `timeout_s` has passed; return at once when the word is not `expected`."""
     spec = TimeSpec.of(timeout_s)
     if _syscall(_NUMBER, address, _WAIT, expected, ctypes.addressof(spec)) == 0:
         return
@@ -58,10 +58,9 @@ def sleep_while(address: int, expected: int, timeout_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to burn a core before sleeping, and whether to offer the core to others meanwhile.
+    """How long to spin before sleeping, and whether to yield the core on every turn (`polite`).
 
-    With more busy processes than cores a spinning process delays the very one it waits for; `polite` spinning
-    gives up the core on every turn.
+    With more busy processes than cores, a process that spins without yielding delays the process that it waits for.
     """
 
     spin_s: float
@@ -69,14 +68,14 @@ class Patience:
 
     @classmethod
     def choose(cls, processes: int, cores: int, spin_s: float) -> Patience:
-        """Spin only as far as there are cores for it: politely when they are all taken, else freely."""
+        """Spin politely when there are more processes than cores."""
         return cls(spin_s=spin_s, polite=processes > cores)
 
 
 class Counter:
-    """A 64-bit counter in shared memory with one writer that only ever raises it; others wait for it.
+    """A 64-bit counter in shared memory; one writer raises it, other processes wait for it.
 
-    The futex word is the low half, so raises between two looks must not be a multiple of 2**32.
+    The futex word is the low half, so the counter must not grow by a multiple of 2**32 between two reads of a waiter.
     """
 
     def __init__(self, segment: Segment, offset: int) -> None:
@@ -94,14 +93,14 @@ class Counter:
         return value
 
     def store(self, value: int) -> None:
-        """Publish `value`: everything written before is visible to whoever sees it. Wakes the waiters."""
+        """Publish `value` and wake the waiters; a process that reads `value` sees everything written before it."""
         if not _STRONGLY_ORDERED:
             wake(self._address)
         self._cells[self._index] = value
         wake(self._address)
 
     def write(self, value: int) -> None:
-        """Set the value for readers that poll and never sleep; nobody is woken."""
+        """Set the value without waking anything, for readers that poll and never sleep."""
         if not _STRONGLY_ORDERED:
             wake(self._address)
         self._cells[self._index] = value

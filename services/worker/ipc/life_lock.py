@@ -1,7 +1,7 @@
-"""A lock that a rank holds for as long as it lives: its death is known at once.
+"""A lock that a rank holds as long as it lives, so that its death is detected at once.
 
-A process is reported as ended (pidfd, SIGCHLD, closed sockets) only after the kernel has taken its memory apart and
-closed its devices, which takes the longer the more it had. A robust lock is given up before that; see
+The kernel reports the end of a process (pidfd, SIGCHLD, closed sockets) only after it has freed the process's memory
+and closed its devices, which takes long for a large process. It releases a robust lock before that; see
 pthread_mutexattr_setrobust(3).
 """
 
@@ -15,14 +15,14 @@ import time
 from services.worker.ipc.futex import TimeSpec
 from services.worker.ipc.segment import Segment
 
-LOCK_BYTES = 64  # a pthread_mutex_t, of at most 48 bytes, with a cache line of its own
+LOCK_BYTES = 64  # a pthread_mutex_t has at most 48 bytes and gets a cache line of its own
 
 _PROCESS_SHARED, _ROBUST = 1, 1  # the same in glibc and musl
 _libc = ctypes.CDLL(None)  # its calls release the GIL
 
 
 class LifeLock:
-    """One lock in shared memory. `prepare`, by the server, comes before anything else."""
+    """One lock in shared memory. The server calls `prepare` before any other use."""
 
     def __init__(self, segment: Segment, offset: int) -> None:
         assert offset % LOCK_BYTES == 0
@@ -30,7 +30,7 @@ class LifeLock:
         self._segment = segment
 
     def prepare(self) -> None:
-        """Make it a lock that nobody holds."""
+        """Initialize the lock as free."""
         attributes = ctypes.create_string_buffer(LOCK_BYTES)
         _check(_libc.pthread_mutexattr_init(attributes))
         _check(_libc.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED))
@@ -38,14 +38,14 @@ class LifeLock:
         _check(_libc.pthread_mutex_init(self._mutex, attributes))
 
     def hold(self) -> None:
-        """Take it for the rest of the calling thread's life."""
-        self._segment.keep()  # the kernel looks into it when the thread ends
+        """Take the lock for the rest of the calling thread's life."""
+        self._segment.keep()  # the kernel reads the lock when the thread ends
         _check(_libc.pthread_mutex_lock(self._mutex))
 
     def wait_dead(self, timeout_s: float) -> bool:
-        """Block until the thread that holds it has died; False after `timeout_s` seconds. Once True, never call again.
+        """Block until the thread that holds the lock has died; False after `timeout_s` seconds.
 
-        Raises OSError when nobody held it.
+        Do not call it again after True. Raises OSError when the lock was free.
         """
         deadline = TimeSpec.of(time.time() + timeout_s)
         code = _libc.pthread_mutex_timedlock(self._mutex, ctypes.byref(deadline))

@@ -1,4 +1,4 @@
-"""Processes that must not outlive the one that started them."""
+"""Ends a process together with its parent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PARENT_VARIABLE = "RYZANSTEIN_LAUNCHER_PID"
 def die_with_parent() -> None:
     """Have the kernel kill this process (SIGKILL) when its parent dies, however that happens (prctl(2)).
 
-    A parent that died before the call is noticed by its process id, if it left it in PARENT_VARIABLE.
+    When PARENT_VARIABLE holds the parent's process id, a parent that died before the call is detected as well.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

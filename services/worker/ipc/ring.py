@@ -1,7 +1,7 @@
-"""A ring of variable-size messages in shared memory: one producer, any number of readers, each sees all.
+"""A ring of variable-size messages in shared memory: one producer, several readers; each reader sees all messages.
 
 Layout: the write cursor and one cursor per reader, each on a cache line of its own, then the data. Cursors
-count bytes since the beginning and are multiples of the frame alignment; a frame is (sequence, length) and the
+count bytes since the beginning and are multiples of the frame alignment. A frame is (sequence, length) and the
 payload. A frame never wraps: when it does not fit before the end, a skip frame fills the rest.
 
     reader cursor <= write cursor <= slowest reader cursor + capacity
@@ -25,12 +25,12 @@ def _aligned(size: int) -> int:
 
 
 def ring_bytes(capacity: int, readers: int) -> int:
-    """Bytes of shared memory that a ring of `capacity` data bytes takes."""
+    """Bytes of shared memory for a ring of `capacity` data bytes."""
     return _LINE * (1 + readers) + _aligned(capacity)
 
 
 class RingCorruptedError(RuntimeError):
-    """A frame does not carry the sequence number that must come next."""
+    """A frame does not carry the expected sequence number."""
 
 
 class _Ring:
@@ -46,17 +46,17 @@ class _Ring:
 
 
 class RingWriter(_Ring):
-    """The producer's end. Exactly one per ring, from the ring's beginning."""
+    """The producer's end; a ring has exactly one during its whole life."""
 
     @property
     def largest_message(self) -> int:
-        """Bytes that always fit once the readers have caught up, wherever the cursor stands."""
+        """Size in bytes that fits at any cursor position once the readers have caught up."""
         return self._capacity // 2 - _FRAME.size - _ALIGN
 
     def try_write(self, payload: memoryview | bytes) -> bool:
-        """Append a message, or return False when the readers have not made room for it yet.
+        """Append a message; returns False while the ring has no room for it.
 
-        Raises ValueError for a message larger than `largest_message`: it might never fit.
+        Raises ValueError for a message larger than `largest_message`, which might never fit.
         """
         size = len(payload)
         if size > self.largest_message:
@@ -81,18 +81,18 @@ class RingWriter(_Ring):
 
 
 class RingReader(_Ring):
-    """One reader's end; `index` names its cursor."""
+    """One reader's end; `index` selects its cursor."""
 
     def __init__(self, segment: Segment, offset: int, capacity: int, readers: int, index: int) -> None:
         super().__init__(segment, offset, capacity, readers)
         self._mine = self._read[index]
 
     def wait(self, timeout_s: float, patience: Patience) -> bool:
-        """Wait until a message is there; False after `timeout_s` seconds."""
+        """Wait until there is a message; False after `timeout_s` seconds."""
         return self._written.wait_reach(self._cursor + 1, timeout_s, patience)
 
     def try_read(self) -> bytearray | None:
-        """Take the next message, or None when there is none. Raises RingCorruptedError."""
+        """Take the next message; None when there is none. Raises RingCorruptedError."""
         if self._written.load() <= self._cursor:
             return None
         view = self._segment.view

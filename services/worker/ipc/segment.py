@@ -14,8 +14,8 @@ if sys.byteorder != "little":
 class Segment:
     """A mapped, anonymous memory file (`memfd_create`).
 
-    The kernel frees it with the last process that maps it, so nothing is left behind whatever dies. Other
-    processes of the same user open it through `/proc/<owner pid>/fd/<fd>`.
+    The kernel frees it when no process maps it any more, so a crash leaves nothing behind. Other processes of the
+    same user open it through `/proc/<owner pid>/fd/<fd>`.
     """
 
     def __init__(self, fd: int) -> None:
@@ -30,7 +30,7 @@ class Segment:
 
     @classmethod
     def create(cls, label: str, size: int) -> Segment:
-        """Make a zeroed segment of at least `size` bytes; pages are only allocated when touched."""
+        """Make a zeroed segment of at least `size` bytes; the kernel allocates a page at its first use."""
         fd = os.memfd_create(f"ryzanstein-{label}", os.MFD_CLOEXEC)
         os.ftruncate(fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
         return cls(fd)
@@ -41,11 +41,11 @@ class Segment:
         return cls(os.open(f"/proc/{owner_pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
 
     def keep(self) -> None:
-        """Leave it mapped until this process ends, whoever still refers to it."""
+        """Keep the mapping until this process ends, even without references to it."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._map))
 
     def close(self) -> None:
-        """Close the descriptor. The mapping lives on until the last view of it is garbage."""
+        """Close the descriptor. The mapping stays until its last view is garbage-collected."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

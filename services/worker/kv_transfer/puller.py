@@ -1,7 +1,6 @@
-"""Fetches the KV of a prompt's beginning from another worker, instead of computing it.
+"""Fetches the KV of a prompt's first tokens from another worker instead of computing it.
 
-Nothing depends on success: whatever goes wrong, the request is queued with the blocks that did arrive and the rest is
-computed.
+A pull may fail: the request is then queued with the blocks that arrived, and the rest is computed.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from services.worker.process.failure import RanksFailedError
 from services.worker.scheduling.request import Request, Status
 from services.worker.scheduling.transfers import Arrival
 
-MAX_PULLS = 4  # at one time; each holds at most one staging area's worth of bytes, beside gRPC's window
-# A pull gets as long as computing the blocks would take, and a little patience for a source in the middle of a step.
+MAX_PULLS = 4  # at one time; each holds at most the bytes of one staging area, beside gRPC's window
+# A pull may take PATIENCE times as long as computing the blocks, and at least LEAST_S: the source may be in a step.
 PATIENCE, LEAST_S = 2.0, 1.0
-REMEMBER_S = 60.0  # a bandwidth measured longer ago says nothing
-_WEIGHT = 0.3  # of the newest pull in the average
+REMEMBER_S = 60.0  # an older measurement of the bandwidth does not count
+_WEIGHT = 0.3  # weight of the newest pull in the moving average
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +48,13 @@ class _FailedError(Exception):
 
 
 class _UnwantedError(Exception):
-    """Nobody waits for the blocks any more."""
+    """No request waits for the blocks any more."""
 
 
 @dataclass(slots=True, eq=False)
 class _Pull:
     hint: pb.PullHint
-    prefix: list[bytes]  # digests of all blocks, those that are here included
+    prefix: list[bytes]  # digests of all blocks, including those that this worker holds
     arrival: Arrival
     waiting: list[Request]
 
@@ -65,10 +64,10 @@ class _Pull:
 
 
 class Puller:
-    """All pulls of one server. Every deferred request it is given is queued again, however its pull ends."""
+    """All pulls of one server. Each queues its deferred requests again at its end, after success and failure."""
 
     def __init__(self, timeout_s: float, assumed_bytes_per_s: float, totals: TransferTotals) -> None:
-        """`assumed_bytes_per_s` is what `bytes_per_s` says before anything is measured; 0 means: do not pull."""
+        """`bytes_per_s` returns `assumed_bytes_per_s` before a measurement; 0 means: do not pull."""
         self._timeout_s = timeout_s
         self._assumed_bytes_per_s = assumed_bytes_per_s
         self._pulls: dict[_Pull, asyncio.Task[None]] = {}
@@ -77,11 +76,11 @@ class Puller:
         self._totals = totals
 
     def bytes_per_s(self, now: float) -> float:
-        """How fast blocks came lately, all their way into the ranks; the assumption when none did."""
+        """Recent bandwidth from the source to the ranks; the assumed one without a recent measurement."""
         return self._bytes_per_s if now - self._measured_at < REMEMBER_S else self._assumed_bytes_per_s
 
     def start(self, store: KvStore, request: Request, hint: pb.PullHint, prefill_tokens_per_s: float) -> None:
-        """Fetch what is missing of the first `hint.tokens` tokens of a deferred request."""
+        """Fetch the missing blocks of the first `hint.tokens` tokens of a deferred request."""
         transfers, size = store.owner.scheduler.transfers, store.layout.block_tokens
         prefix = request.block_digests(size, 0, min(hint.tokens, len(request.token_ids) - 1) // size)
         for pull in self._pulls:
@@ -91,7 +90,7 @@ class Puller:
         arrival = None
         if store.blocks_per_copy and len(self._pulls) < MAX_PULLS:
             arrival = transfers.expect(request, hint.tokens)
-        if arrival is None:  # everything is here, or there is no room
+        if arrival is None:  # no block is missing, or there is no room
             store.owner.requeue([request])
             return
         pull = _Pull(hint, prefix, arrival, [request])
@@ -102,7 +101,7 @@ class Puller:
         self._pulls[pull] = asyncio.create_task(self._run(store, pull, limit_s), name="pull")
 
     async def close(self) -> None:
-        """Give all pulls up."""
+        """Cancel all pulls."""
         await end_tasks(self._pulls.values())
 
     async def _run(self, store: KvStore, pull: _Pull, limit_s: float) -> None:
@@ -120,7 +119,7 @@ class Puller:
             self._failed(pull, _REASONS.get(error.code(), "error"), f"{error.code().name}: {error.details()}")
         except _UnwantedError:
             log.debug("a pull is not wanted any more")
-        except Exception:  # whatever it is, the requests go on
+        except Exception:  # the requests continue after any error
             log.exception("a pull failed")
             self._totals.pull_failures["error"] += 1
         finally:
@@ -133,7 +132,7 @@ class Puller:
             store.owner.requeue(pull.waiting)
 
     async def _fetch(self, store: KvStore, pull: _Pull, limit_s: float) -> None:
-        """Blocks come in their order; every staging area's worth of them is written and made usable at once."""
+        """Receive the blocks in order; write and publish them in batches of one staging area."""
         arrival, most = pull.arrival, store.blocks_per_copy
         request = pb.PullBlocksRequest(
             digests=pull.prefix, first=len(arrival.held), incarnation=pull.hint.incarnation, layout=store.layout
@@ -178,7 +177,7 @@ class Puller:
 
 
 def _checked(block: pb.KvBlock, digest: bytes, n_bytes: int) -> bytes:
-    """The block's bytes; raises _FailedError unless it is the one that is due, whole."""
+    """The block's bytes after validating digest, size and CRC; raises _FailedError."""
     if block.digest != digest:
         raise _FailedError("corrupt", "another block came than the one that was due")
     if len(block.data) != n_bytes:

@@ -1,4 +1,4 @@
-"""Hands cached KV blocks out to other workers."""
+"""Sends cached KV blocks to other workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.worker.kv_transfer.store import KvStore, mismatch
 from services.worker.process.failure import RanksFailedError
 from services.worker.scheduling.transfers import Pin
 
-MAX_READERS = 4  # each keeps at most one staging area's worth of bytes in flight, beside gRPC's window
+MAX_READERS = 4  # each keeps at most the bytes of one staging area in flight, beside gRPC's window
 
 
 class BlockSource:
@@ -25,9 +25,9 @@ class BlockSource:
         self._readers = 0
 
     async def read(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:
-        """The blocks asked for, up to the first one that is not held. Raises BlocksUnavailableError.
+        """The requested blocks, up to the first block that is not cached. Raises BlocksUnavailableError.
 
-        They are held until the iterator is closed; a reader that is slow has no more than one batch read ahead.
+        The blocks are pinned until the iterator is closed. At most one batch is read ahead of a slow reader.
         """
         store = self._admit(request)
         with self._pinned(store, request.digests) as pin:

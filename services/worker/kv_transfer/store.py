@@ -1,4 +1,4 @@
-"""The KV cache of ranks that serve, as far as other workers are concerned."""
+"""The KV cache of the serving ranks, as transfers between workers see it."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
 from services.worker.scheduling.transfers import Arrival, Pin
 
-_MESSAGE_OVERHEAD = 1024  # of a KvBlock, beside its data
+_MESSAGE_OVERHEAD = 1024  # bytes of a KvBlock beside its data
 
 
 class BlockOwner(Protocol):
-    """Who decides about the blocks, and plans again when some have come or are free."""
+    """Owns the scheduler, and plans again when blocks have arrived or become free."""
 
     scheduler: Scheduler
 
     def requeue(self, requests: Iterable[Request]) -> None:
-        """Begin with deferred requests; those that have ended meanwhile are left alone."""
+        """Queue deferred requests; skips those that have ended meanwhile."""
         ...
 
     def adopt(self, arrival: Arrival, n_blocks: int) -> None:
-        """The ranks have written the next blocks of an arrival."""
+        """Publish the next blocks of an arrival, which the ranks have written."""
         ...
 
     def finish(self, arrival: Arrival) -> None:
-        """Nothing more arrives."""
+        """End a transfer from another worker."""
         ...
 
     def unpin(self, pin: Pin) -> None:
-        """Another worker has read the blocks."""
+        """Release blocks that another worker has read."""
         ...
 
 
 class BlockRanks(Protocol):
-    """Ranks that let KV blocks in and out."""
+    """Reads and writes KV blocks of the ranks."""
 
     async def read_blocks(self, blocks: Sequence[int], block_bytes: int) -> list[bytes]:
-        """The contents of blocks; raises RanksFailedError."""
+        """Contents of blocks; raises RanksFailedError."""
         ...
 
     async def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
@@ -54,7 +54,7 @@ class BlockRanks(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KvStore:
-    """Who decides about the blocks, who holds their bytes, and what the bytes mean."""
+    """The blocks' owner, the ranks that hold their bytes, and the layout of the bytes."""
 
     owner: BlockOwner
     ranks: BlockRanks
@@ -67,7 +67,7 @@ class KvStore:
 
     @property
     def blocks_per_copy(self) -> int:
-        """Blocks that pass the staging area at once; 0: a block is too large to be moved at all."""
+        """Number of blocks that fit the staging area; 0 when a single block is too large to transfer."""
         size = self.layout.block_bytes
         if not size or self.block_bytes > MAX_MESSAGE_BYTES - _MESSAGE_OVERHEAD:
             return 0
@@ -75,12 +75,12 @@ class KvStore:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of a token's KV on all ranks; 0 when blocks cannot be moved."""
+        """Bytes of a token's KV on all ranks; 0 when blocks cannot be transferred."""
         return self.block_bytes // self.layout.block_tokens if self.blocks_per_copy else 0
 
 
 def kv_layout(hash_root: str, config: RankGroupConfig, started: GroupStarted) -> pb.KvLayout:
-    """What must be equal on two workers before KV blocks move between them."""
+    """Properties that must be equal on two workers that transfer KV blocks."""
     return pb.KvLayout(
         hash_root=hash_root,
         device=config.device,
@@ -91,7 +91,7 @@ def kv_layout(hash_root: str, config: RankGroupConfig, started: GroupStarted) ->
 
 
 def mismatch(theirs: pb.KvLayout, ours: pb.KvLayout) -> str:
-    """Why KV of one layout cannot be used under the other; empty when it can."""
+    """Why blocks of the layout `theirs` cannot be used with the layout `ours`; empty when they can."""
     for field in ("hash_root", "device", "tensor_parallel", "block_tokens", "block_bytes"):
         asked, held = getattr(theirs, field), getattr(ours, field)
         if asked != held:

@@ -1,7 +1,7 @@
-"""KV blocks in and out of the ranks: through a staging area in shared memory, one order at a time.
+"""Copies KV blocks between the server and the ranks through a staging area in shared memory, one order at a time.
 
-Orders travel in the ring of the plans, so they happen between the steps that were submitted before and after them:
-what a block holds when an order is given is what is read, and no later step sees a block half written.
+Orders travel in the ring of the plans, so the ranks execute them between the steps submitted before and after them:
+a read returns the contents of that moment, and no later step sees a half-written block.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BlockCopies:
         self._error: Exception | None = None
 
     async def read(self, blocks: Sequence[int], block_bytes: int) -> list[bytes]:
-        """The contents of blocks: for each the ranks' parts of `block_bytes` bytes, one after the other.
+        """Contents of blocks; a block's contents are the ranks' parts of `block_bytes` bytes, concatenated.
 
         Raises RanksFailedError when the ranks are lost meanwhile.
         """
@@ -46,7 +46,7 @@ class BlockCopies:
         return await self._give(blocks, block_bytes, out=True)
 
     async def write(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
-        """Inverse of `read`. When cancelled the blocks are either untouched, or written before any later plan."""
+        """Inverse of `read`. After a cancellation the blocks are untouched or are written before any later plan."""
         size = len(contents[0]) // len(self._staging)
         self._require_room(len(blocks) * size)
         await self._take_turn()
@@ -56,7 +56,7 @@ class BlockCopies:
         await self._give(blocks, size, out=False)
 
     def answered(self, rank: int, number: int) -> None:
-        """A rank has carried an order out."""
+        """Record that a rank has executed an order."""
         order = self._order
         if order is None or number != order.number:
             raise ValueError(f"rank {rank} answers an order to copy that nobody gave: {number}")
@@ -65,7 +65,7 @@ class BlockCopies:
             self._end(order, None)
 
     def fail(self, error: Exception) -> None:
-        """The ranks are gone."""
+        """End the order in progress and all later ones with `error`, because the ranks are gone."""
         self._error = error
         if self._order is not None:
             self._end(self._order, error)
@@ -84,7 +84,7 @@ class BlockCopies:
         self._number = (self._number + 1) % _NUMBERS
         order = self._order = _Order(self._number, len(blocks), block_bytes, out, set(range(len(self._staging))))
         self._send(encode_order(order.number, out, blocks))
-        # Shielded: the area is in use until the ranks have answered, whether or not anybody still waits for it.
+        # Shielded: the staging area is in use until the ranks have answered, even when the caller is cancelled.
         return await asyncio.shield(order.done)
 
     def _end(self, order: _Order, error: Exception | None) -> None:
@@ -93,7 +93,7 @@ class BlockCopies:
             order.done.set_result(self._collect(order) if order.out else [])
         else:
             order.done.set_exception(error)
-            order.done.exception()  # whoever gave the order may have gone
+            order.done.exception()  # marks it as retrieved, because the caller may have been cancelled
         self._turn.release()
 
     def _collect(self, order: _Order) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Waits for ranks to die: a thread for each, asleep in the kernel."""
+"""Detects the death of ranks: one thread per rank sleeps in the kernel until the rank's lock is released."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from services.worker.ipc.life_lock import LifeLock
 
-_LOOK_S = 1.0  # how often a thread sees whether anybody still wants to know
+_LOOK_S = 1.0  # seconds between a thread's checks for `close`
 
 
 class DeathWatch:
-    """Calls `on_death`, on the event loop, with the rank whose lock was given up."""
+    """Calls `on_death` on the event loop with the rank that died."""
 
     def __init__(self, on_death: Callable[[int], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -21,13 +21,13 @@ class DeathWatch:
         self._closing = False
 
     def watch(self, rank: int, lock: LifeLock) -> None:
-        """Wait for a rank that holds its lock."""
+        """Watch a rank that holds `lock`."""
         thread = threading.Thread(target=self._wait, args=(rank, lock), name=f"death-of-rank-{rank}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
     async def close(self) -> None:
-        """Return once no thread looks at a lock any more."""
+        """End all threads; no lock is used after the return."""
         self._closing = True
         for thread in self._threads:
             await asyncio.to_thread(thread.join)

@@ -1,6 +1,7 @@
-"""`python -m services.worker.process.download MODEL REVISION`: the hub's library, in a process that can be killed.
+"""`python -m services.worker.process.download MODEL REVISION`: runs the hub's library in a process that can be killed.
 
-In the server it could not: its threads are waited for when the interpreter ends, each until its file is there.
+In the server it could not be stopped: the interpreter waits at its end for the library's threads, which each
+finish their file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from services.worker.model.spec import ModelError
 
 
 def main() -> None:
-    """Say in lines of JSON what begins, and at last where the model is or why it is not."""
+    """Print a line of JSON when the download begins, and a last one with the model's folder or the error."""
     die_with_parent()
     model, revision = sys.argv[1:]
 

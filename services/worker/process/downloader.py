@@ -1,4 +1,4 @@
-"""Has a process of its own download a model, and ends it whenever nobody waits for the model any more."""
+"""Downloads a model in a process of its own, which ends when the caller is cancelled."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from services.worker.model.loading.hub import Download
 from services.worker.model.spec import ModelError
 
 _LINE_BYTES = 16 << 20  # names and sizes of all files
-_UNFINISHED = ".incomplete"  # how the hub's library calls a file until all of it is there
+_UNFINISHED = ".incomplete"  # suffix that the hub's library gives to incomplete files
 
 
 async def download(model: str, revision: str, begins: Callable[[Download], None]) -> Path:
-    """Return the folder of a hub's model, downloaded once; `begins` is told what there is. Raises ModelError.
+    """Return the folder of a hub's model after its download; calls `begins` with the files. Raises ModelError.
 
-    Cancelled, it ends at once and leaves no part of a file.
+    A cancellation ends the download at once and deletes incomplete files.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.worker.process.download", model, revision),
         env={**os.environ, PARENT_VARIABLE: str(os.getpid()), "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C in a terminal is for the server, which then ends it
+        start_new_session=True,  # Ctrl-C in a terminal reaches the server only, which then ends this process
         limit=_LINE_BYTES,
     )
     assert process.stdout is not None
@@ -49,8 +49,8 @@ async def download(model: str, revision: str, begins: Callable[[Download], None]
 
 
 def _end(pid: int) -> None:
-    """Kill it; what it was writing goes, which no later download would go on with. Others may write beside it."""
-    os.kill(pid, signal.SIGSTOP)  # opens nothing more
+    """Kill the process and delete its incomplete files only: other processes may download into the same folder."""
+    os.kill(pid, signal.SIGSTOP)  # it opens no more files
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     unfinished = [path for path in _opened(pid) if path.name.endswith(_UNFINISHED)]
     os.kill(pid, signal.SIGKILL)
@@ -59,7 +59,7 @@ def _end(pid: int) -> None:
 
 
 def _opened(pid: int) -> list[Path]:
-    """The files that a process has open; none of one that has ended."""
+    """Open files of a process; empty when the process has ended."""
     found = []
     for number in Path(f"/proc/{pid}/fd").glob("*"):
         try:

@@ -1,4 +1,4 @@
-"""Why a group of ranks had to be given up."""
+"""Failures of a group of ranks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """Which rank failed, and what is known about it. `rank` is None when no single rank is to blame."""
+    """The failed rank and the cause. `rank` is None when no single rank is to blame."""
 
     rank: int | None
     kind: FailureKind
     detail: str
     exit_code: int | None = None
     signal: int | None = None
-    traceback: str = ""  # of the rank's own exception, for the log
+    traceback: str = ""  # traceback of the rank's exception, for the log
 
     def __str__(self) -> str:
         who = "the rank group" if self.rank is None else f"rank {self.rank}"

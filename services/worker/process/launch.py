@@ -1,6 +1,6 @@
-"""`python -m services.worker.process.launch <torchrun arguments>`: torchrun, which dies with its own parent.
+"""`python -m services.worker.process.launch <torchrun arguments>`: runs torchrun and dies with its parent.
 
-Several ranks have to find each other, and to be children of one process that ends them.
+Several ranks have to find each other and need one parent process that ends them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starts the ranks as children, several of them below torchrun, and keeps the end of what they print."""
+"""Starts the ranks: a single rank as a child, several below torchrun; keeps the last lines of their output."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from services.worker.protocol.rank_config import SETTINGS_VARIABLE, RankSettings
 
 _LINE_BYTES = 1 << 20
 _MIB = 1 << 20
-_ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}  # as torchrun says it
+_ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}  # torchrun's variables
 
 
 def rank_environment(settings: RankSettings, cores: int) -> dict[str, str]:
-    """Return the environment of the ranks, and of torchrun above several."""
+    """Return the environment of the launched process: the only rank, or torchrun, whose ranks inherit it."""
     threads = max(1, cores // settings.config.ranks)
     defaults = {
         "OMP_NUM_THREADS": str(threads),
-        # OpenMP threads that spin while idle take the cores from the server and the other ranks: with anything else
-        # running, a step with two spinning threads took ten times as long as with two sleeping ones.
+        # Idle OpenMP threads that spin take cores from the server and the other ranks. On a busy machine a step
+        # with two spinning threads took ten times as long as with two sleeping threads.
         "OMP_WAIT_POLICY": "PASSIVE",
-        # Tensors of 2 MiB and more lie in pages of that size: blocks of a large cache are found sooner.
+        # Tensors of 2 MiB and more use huge pages, which makes accesses to blocks of a large cache faster.
         "THP_MEM_ALLOC_ENABLE": "1",
-        # A step's activations lie where the last step's did: memory that goes back to the kernel in between comes
-        # again page by page, each filled with zeros, which was a tenth of the time of a prompt.
-        "MALLOC_MMAP_THRESHOLD_": str(32 * _MIB),  # glibc takes no more
+        # Keep freed activations for the next step. Memory returned to the kernel comes back page by page, filled
+        # with zeros, which took a tenth of the time of a prompt.
+        "MALLOC_MMAP_THRESHOLD_": str(32 * _MIB),  # glibc's maximum
         "MALLOC_TRIM_THRESHOLD_": str(1024 * _MIB),
         "MALLOC_TOP_PAD_": str(64 * _MIB),
     }
@@ -43,14 +43,14 @@ def rank_environment(settings: RankSettings, cores: int) -> dict[str, str]:
 
 
 def launch_command(ranks: int, module: str) -> list[str]:
-    """Return the command line: the only rank itself, or torchrun for several.
+    """Return the command line of the only rank, or of torchrun for several ranks.
 
-    A single rank meets nobody, and torchrun brings torch: 145 MiB of a process that only waits, and its import before
-    the rank's own.
+    A single rank needs no rendezvous. Torchrun would be one more process that imports torch first and then holds
+    145 MiB.
     """
     if ranks == 1:
         return [sys.executable, "-m", module]
-    # The server sees a rank's end first, and reads its exit status before torchrun looks and reaps it.
+    # With an interval of 1 s the server reads a dead rank's exit status before torchrun reaps the rank.
     options = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=1"]
     return [sys.executable, "-m", "services.worker.process.launch", *options, "-m", module]
 
@@ -75,14 +75,14 @@ class Launcher:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in a terminal is for the server, which then stops the ranks
+            start_new_session=True,  # Ctrl-C in a terminal reaches the server only, which then stops the ranks
             limit=_LINE_BYTES,
         )
         return cls(process, ranks)
 
     @property
     def output_tail(self) -> str:
-        """The last lines that it or a rank printed."""
+        """The last lines that the launcher or a rank printed."""
         return self._output.tail
 
     def kill(self) -> None:
@@ -94,7 +94,7 @@ class Launcher:
         self._signal(signal.SIGTERM)
 
     async def wait(self) -> int:
-        """Wait until it has exited and its output is read; return its exit status (negative: signal)."""
+        """Wait until the process has exited and its output is read; return its exit status (negative: signal)."""
         status = await self._process.wait()
         await self._reader
         return status
@@ -109,7 +109,7 @@ class Launcher:
         while True:
             try:
                 raw = await stdout.readline()
-            except ValueError:  # readline has dropped it
+            except ValueError:  # readline has dropped the line
                 self._output.add(f"[a line of more than {_LINE_BYTES:,} bytes]")
                 continue
             if not raw:

@@ -17,7 +17,7 @@ from services.worker.protocol.words import Words, read_words
 
 
 class GroupLink:
-    """Shared memory for one run of a group; a fresh one is made for every start."""
+    """Shared memory for one run of a group; every start makes a new one."""
 
     def __init__(self, config: RankGroupConfig) -> None:
         layout = GroupLayout.of(config)
@@ -35,9 +35,9 @@ class GroupLink:
         self.settings = RankSettings(config, endpoint)
 
     def send(self, message: memoryview | bytes) -> None:
-        """Send a message to all ranks, now or as soon as they have made room.
+        """Send a message to all ranks, now or as soon as the ring has room.
 
-        Raises ValueError for one that is larger than the ring takes.
+        Raises ValueError for a message that is too large for the ring.
         """
         if self._backlog or not self._plans.try_write(message):
             if len(message) > self._plans.largest_message:
@@ -45,7 +45,7 @@ class GroupLink:
             self._backlog.append(message)
 
     def messages(self) -> Iterator[tuple[int, Words]]:
-        """Yield (rank, words) for every message that arrived, each rank's in their order."""
+        """Yield (rank, words) for every message that arrived; messages of one rank keep their order."""
         self.doorbell.clear()
         for rank, ring in enumerate(self._results):
             while (message := ring.try_read()) is not None:
@@ -54,6 +54,6 @@ class GroupLink:
             self._backlog.popleft()
 
     def close(self) -> None:
-        """Give up the descriptors; the memory goes with the last process that maps it."""
+        """Close the descriptors; the kernel frees the memory when no process maps it."""
         self._segment.close()
         self.doorbell.close()

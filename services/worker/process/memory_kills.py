@@ -1,4 +1,4 @@
-"""Whether the kernel killed a process of ours because memory ran out, and whose limit that was."""
+"""Detects kills by the kernel's OOM killer, and names the memory limit that was reached."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _MIB = 1 << 20
 
 
 class MemoryKills:
-    """Counts from now on. The ranks are in the server's own control group."""
+    """Compares the OOM kills with their count at construction. The ranks are in the server's control group."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._before = oom_kills(root)
 
     def explain(self) -> str:
-        """A clause for the reason of a death, or nothing: the counter is raised before the process is killed."""
+        """A clause for the reason of a death, or "". The kernel raises the counter before it kills the process."""
         if oom_kills(self._root) <= self._before:
             return ""
         reached = [group.limit for group in memory_limits(self._root) if group.reached]

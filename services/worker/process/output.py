@@ -1,4 +1,4 @@
-"""What torchrun and the ranks print becomes records of the server's log: with their level, a traceback as one."""
+"""Logs the output of torchrun and the ranks, with its levels; a traceback becomes one record."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 _LINES_KEPT = 60
 _TRACEBACK = "Traceback (most recent call last):"
-# torchrun's own: a letter for the level, the date, the time, the thread, the place.
+# torchrun's log format: a letter for the level, the date, the time, the thread, the source line.
 _TORCHRUN = re.compile(r"^(?P<level>[IWEF])\d{4} [\d:.]+\s+\d+ [^\]]+\] (?P<text>.*)$")
 _LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
-_OURS = {"time", "level", "service", "logger", "message"}  # of the lines that JsonFormatter writes
+_OURS = {"time", "level", "service", "logger", "message"}  # keys of the lines that JsonFormatter writes
 
 logger = logging.getLogger(__name__)
 
 
 class RankOutput:
-    """Takes line after line, logs them, and keeps the last ones for whoever asks why the ranks did not start."""
+    """Logs line after line, and keeps the last lines for the error of a failed start."""
 
     def __init__(self) -> None:
         self._kept: deque[str] = deque(maxlen=_LINES_KEPT)
@@ -28,11 +28,11 @@ class RankOutput:
 
     @property
     def tail(self) -> str:
-        """The last lines, as a person would have seen them."""
+        """The last lines as plain text."""
         return "\n".join(self._kept)
 
     def add(self, line: str) -> None:
-        """A line was printed."""
+        """Log a printed line."""
         if (record := _record(line)) is not None:
             self._flush()
             self._kept.extend(str(record[key]) for key in ("message", "error") if key in record)
@@ -51,7 +51,7 @@ class RankOutput:
             logger.log(level, "%s", text)
 
     def end(self) -> None:
-        """Nothing more will be printed."""
+        """Log what is held back, at the end of the output."""
         self._flush()
 
     def _flush(self) -> None:
@@ -61,7 +61,7 @@ class RankOutput:
 
 
 def _record(line: str) -> Mapping[str, Any] | None:
-    """The record that a rank wrote as JSON; None for anything else that was printed."""
+    """The log record of a line that a rank wrote as JSON; None for any other line."""
     if not line.startswith("{"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""What /proc says about a process that is not our child."""
+"""State of processes that are not our children, from /proc."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class ProcessInfo:
 
     state: str  # R running, S sleeping, D in the kernel, T stopped, Z zombie
     cpu_s: float
-    wait_status: int  # meaningful for a zombie
+    wait_status: int  # defined for zombies only
 
     @classmethod
     def read(cls, pid: int) -> ProcessInfo | None:
-        """Return None when there is no such process any more."""
+        """Read the state of process `pid`; None when it is gone."""
         try:
             text = Path(f"/proc/{pid}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
@@ -32,7 +32,7 @@ class ProcessInfo:
 
 
 def describe_exit(pid: int) -> tuple[str, int | None, int | None]:
-    """Return (text, exit code, signal) of a process that just died; unknown once its parent has reaped it."""
+    """Return (text, exit code, signal) of a process that just died; only the text if its parent has reaped it."""
     info = ProcessInfo.read(pid)
     if info is None or info.state != "Z":
         return f"process {pid} is gone, exit status unknown", None, None
@@ -40,14 +40,14 @@ def describe_exit(pid: int) -> tuple[str, int | None, int | None]:
 
 
 def describe_status(pid: int, status: int) -> tuple[str, int | None, int | None]:
-    """Return the same of an exit status; negative: a signal."""
+    """Return (text, exit code, signal) of an exit status; a negative status is a signal."""
     if status < 0:
         return f"process {pid} was killed by {signal.Signals(-status).name}", None, -status
     return f"process {pid} exited with status {status}", status, None
 
 
 def reap_adopted(pids: list[int]) -> None:
-    """Reap orphans that became our children: a server that is a container's first process inherits them."""
+    """Reap adopted orphans: a server that is a container's first process inherits them."""
     for pid in pids:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)

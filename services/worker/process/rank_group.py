@@ -1,4 +1,4 @@
-"""The ranks as the server sees them: start, submit plans, get results, learn of failures, stop."""
+"""The server's interface to the ranks: start, submit plans, receive results and failures, stop."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ OnResult = Callable[[StepResult], None]
 
 @dataclass(frozen=True, slots=True)
 class GroupStarted:
-    """What the ranks said when they were ready."""
+    """Facts that the ranks report when they are ready."""
 
     ranks: tuple[RankStarted, ...]  # by rank; each with its phases and its memory ledger
     n_blocks: int  # usable KV blocks: ids 1 to n_blocks
     model: ModelFacts
-    seconds: float  # from the call of start
+    seconds: float  # duration of `start`
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds by name, of the slowest rank."""
+        """Seconds of the slowest rank's start phases, by name."""
         return max((rank.phases for rank in self.ranks), key=lambda phases: sum(phases.values()))
 
     @property
     def ledger(self) -> MemoryLedger:
-        """Of the fullest rank."""
+        """Memory ledger of the rank that uses most memory."""
         return max((rank.ledger for rank in self.ranks), key=lambda ledger: ledger.total)
 
 
 class RankGroup:
     """One tensor-parallel group of rank processes under their launcher.
 
-    Set `on_result` before `start` to be called from the event loop with every result (the cheapest way), or iterate
-    over `results()`. After a failure or a stop, `start` makes a fresh group.
+    The event loop calls `on_result`, set before `start`, with every result; that is the cheapest way. Without it,
+    iterate over `results()`. After a failure or a stop, `start` makes a new group of processes.
     """
 
     def __init__(self, config: RankGroupConfig, on_result: OnResult | None = None) -> None:
@@ -56,11 +56,11 @@ class RankGroup:
 
     @property
     def in_flight(self) -> int:
-        """Plans that were submitted and not answered."""
+        """Number of submitted plans without a result."""
         return self._current.in_flight if self._current else 0
 
     async def start(self) -> GroupStarted:
-        """Launch the ranks and wait until all are warm. Raises RanksFailedError with the rank's own error text."""
+        """Launch the ranks and wait until all are warm. Raises RanksFailedError with the rank's error text."""
         began = time.monotonic()
         await self.stop()
         self._queue = asyncio.Queue()
@@ -68,7 +68,7 @@ class RankGroup:
         try:
             ranks = await run.start()
         except RanksFailedError:
-            self._current = None  # nothing is left of it
+            self._current = None  # the failed run has ended its processes
             raise
         first = ranks[0]
         return GroupStarted(ranks, first.n_blocks, first.model, time.monotonic() - began)
@@ -81,35 +81,35 @@ class RankGroup:
         self._living().submit(plan)
 
     async def read_blocks(self, blocks: Sequence[int], block_bytes: int) -> list[bytes]:
-        """The contents of KV blocks, the ranks' parts of `block_bytes` bytes one after the other.
+        """Contents of KV blocks, each the ranks' parts of `block_bytes` bytes, concatenated.
 
         Raises RanksFailedError when the ranks are gone.
         """
         return await self._living().copies.read(blocks, block_bytes)
 
     async def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
-        """Write what `read_blocks` of an equal group returned. Raises RanksFailedError when the ranks are gone."""
+        """Write contents that `read_blocks` of an equal group returned. Raises RanksFailedError without ranks."""
         await self._living().copies.write(blocks, contents)
 
     async def results(self) -> AsyncGenerator[StepResult, None]:
-        """Yield results in step order until the group fails or is stopped. Not together with `on_result`."""
+        """Yield results in step order until the group fails or is stopped. Yields none when `on_result` is set."""
         queue = self._queue
         while (result := await queue.get()) is not None:
             yield result
 
     async def wait_lost(self) -> str:
-        """Wait until no more results will come; what is known of the reason then. `wait_failed` says why, soon after.
+        """Wait until no more results will come; returns the reason known so far. `wait_failed` soon returns the cause.
 
-        A dying rank is noticed at once, while the kernel still takes its memory apart.
+        A rank's death is detected at once, while the kernel still frees the rank's memory.
         """
         return await asyncio.shield(self._started().lost)
 
     async def wait_failed(self) -> RankFailure:
-        """Wait until the group fails; its ranks have been killed by then."""
+        """Wait until the group has failed and its ranks are killed; returns the cause."""
         return await asyncio.shield(self._started().failed)
 
     async def stop(self) -> None:
-        """End the ranks: ask, SIGTERM after a grace, SIGKILL. On return no process of the group is left."""
+        """End all processes of the group: a stop message, SIGTERM after a grace period, SIGKILL."""
         run, self._current = self._current, None
         if run is not None:
             await run.stop()

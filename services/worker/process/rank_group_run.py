@@ -1,4 +1,4 @@
-"""One life of a rank group, from the launcher to the last process reaped. Never restarted: a new one is made."""
+"""One run of a rank group, from the launcher's start to the last process reaped. A restart makes a new run."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from services.worker.protocol.words import Kind
 _LOOK_S = 0.1
 _IDLE_LOOK_S = 1.0
 _REAPING_S = 0.2
-_KILLED_S = 10.0  # SIGKILL takes effect long before
+_KILLED_S = 10.0  # longest wait after SIGKILL, which takes effect much sooner
 logger = logging.getLogger(__name__)
 
 
 class RankGroupRun:
-    """The processes, their shared memory and what is in flight."""
+    """The processes, their shared memory and the plans in flight."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class RankGroupRun:
         self._launcher: Launcher | None = None
         self._started: dict[int, RankStarted] = {}
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self.lost: asyncio.Future[str] = self._loop.create_future()  # at the first sign, with what is known then
-        self.failed: asyncio.Future[RankFailure] = self._loop.create_future()  # why
+        self.lost: asyncio.Future[str] = self._loop.create_future()  # the reason known at the first sign of a failure
+        self.failed: asyncio.Future[RankFailure] = self._loop.create_future()  # the cause, known later
         self._deaths = DeathWatch(self._on_death)
         self._memory_kills = MemoryKills()
         self._pidfds: dict[int, int] = {}  # rank -> pidfd, while the process lives
@@ -62,7 +62,7 @@ class RankGroupRun:
         self.in_flight = 0
 
     async def start(self) -> tuple[RankStarted, ...]:
-        """Launch and wait until every rank is warm. Raises RanksFailedError; nothing is left behind then."""
+        """Launch and wait until every rank is warm. Raises RanksFailedError after ending all processes."""
         self._loop.add_reader(self._link.doorbell.read_fd, self._on_doorbell)
         self._launcher = await Launcher.spawn(self._link.settings)
         self._exit_watch = asyncio.create_task(self._watch_launcher(self._launcher), name="rank-launcher")
@@ -144,7 +144,7 @@ class RankGroupRun:
     def _read_messages(self) -> None:
         for rank, words in self._link.messages():
             if self._ending:
-                continue  # nobody waits for results any more, and only the first failure counts
+                continue  # results have no receiver any more, and only the first failure counts
             if words[0] == Kind.RESULT:
                 self.in_flight -= 1
                 self._deliver(decode_result(words))
@@ -163,7 +163,7 @@ class RankGroupRun:
         self._fail(RankFailure(blamed, FailureKind.ERROR, event.error, traceback=event.traceback))
 
     def _watch_new_ranks(self) -> None:
-        """Ranks publish their process ids and ring: from then on their end is noticed at once."""
+        """Watch the ranks that have published their process ids since the last call."""
         for rank, line in enumerate(self._link.lines):
             if line.pid and rank not in self._pidfds:
                 try:
@@ -176,24 +176,24 @@ class RankGroupRun:
                 self._deaths.watch(rank, self._link.life_locks[rank])
 
     def _on_death(self, rank: int) -> None:
-        """A rank is dying. How, is known once it is dead."""
+        """Handle the first sign of a rank's death; its exit status follows when it is dead."""
         if not self._ending:
-            self._read_messages()  # its own words, if it left any, say more
+            self._read_messages()  # the rank may have sent its own error, which says more
         if not self.lost.done():
             self.lost.set_result(f"rank {rank}: process {self._link.lines[rank].pid} is dying")
-        if rank in self._pidfds:  # where only its main thread has ended, the others would keep the process
+        if rank in self._pidfds:  # if only the main thread has ended, other threads would keep the process alive
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfds[rank], signal.SIGKILL)
 
     def _on_exit(self, rank: int) -> None:
         exited = describe_exit(self._link.lines[rank].pid)
         self._forget(rank)
-        if self._launcher is None or not self._launcher.is_rank:  # a child's status comes with its end
+        if self._launcher is None or not self._launcher.is_rank:  # `_watch_launcher` gets the status of a child
             self._exited(rank, *exited)
 
     def _exited(self, rank: int, text: str, code: int | None, number: int | None) -> None:
         if not self._ending:
-            self._read_messages()  # the rank's own words, if it left any, say more
+            self._read_messages()  # the rank may have sent its own error, which says more
             why = self._memory_kills.explain() if number == signal.SIGKILL else ""
             self._fail(RankFailure(rank, FailureKind.EXITED, text + why, code, number))
 
@@ -205,7 +205,7 @@ class RankGroupRun:
             self._all_gone.set()
 
     def _fail(self, failure: RankFailure) -> None:
-        """Give the group up: only the first failure counts, the others follow from it."""
+        """Kill the group and record its first failure; later failures follow from the first."""
         if self._ending:
             return
         self._ending = True
@@ -218,8 +218,8 @@ class RankGroupRun:
         self._on_end()
 
     def _kill(self) -> None:
-        """SIGKILL also ends stopped processes. The launcher gets a moment to reap its children and leave by itself,
-        unless there may be ranks that have not introduced themselves: those die with it.
+        """Send SIGKILL, which also ends stopped processes. The launcher gets _REAPING_S to reap its children and exit,
+        unless some ranks have not published their process ids yet: they die with the launcher.
         """
         for pidfd in self._pidfds.values():
             with contextlib.suppress(ProcessLookupError):
@@ -243,7 +243,7 @@ class RankGroupRun:
         )
 
     async def _watch_progress(self) -> None:
-        """While plans are in flight, look for ranks without signs of life; else now and then for stopped ones."""
+        """While plans are in flight, look for stalled ranks every _LOOK_S; otherwise for stopped ranks."""
         limits = StallLimits(self._config.stall_timeout_s, self._config.busy_timeout_s)
         detectors = [StallDetector(line, limits) for line in self._link.lines]
         while True:
@@ -262,7 +262,7 @@ class RankGroupRun:
                     return
 
     async def _fails_idle(self) -> bool:
-        """Wait for work; whether a rank was stopped meanwhile: it would be found by the first request otherwise."""
+        """Wait for work; returns whether a rank was stopped meanwhile, before a request would find out."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_IDLE_LOOK_S):

@@ -1,8 +1,8 @@
-"""Tells a rank that hangs from one that computes for long or waits for its peers.
+"""Distinguishes a rank that hangs from a rank that computes for long or waits for its peers.
 
-A rank shows life by its heartbeat (which also moves while it waits for a plan or for peers) and by the CPU time it
-uses. Asleep without a heartbeat: something in it is stuck. Using CPU without a heartbeat: one long operation, which
-gets more time.
+A rank has two signs of life: its heartbeat, which also moves while it waits for a plan or for peers, and the CPU time
+it uses. A rank that sleeps without a heartbeat is stuck. A rank that uses CPU time without a heartbeat may be in one
+long operation, and gets more time.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from services.worker.ipc.control import RankLine, RankState
 from services.worker.process.process_info import ProcessInfo
 
-_LONGEST_TICK_S = 0.3  # time beyond it is the server's own delay and is not held against a rank
-_QUIET_S = 0.15  # before /proc is looked at
-_STOPPED_S = 0.3  # a stopped process needs no benefit of the doubt
+_LONGEST_TICK_S = 0.3  # a longer tick is the server's own delay and does not count against a rank
+_QUIET_S = 0.15  # without a heartbeat, before /proc is read
+_STOPPED_S = 0.3  # without a heartbeat, before a stopped process is reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class StallLimits:
 
 
 def is_stopped(line: RankLine) -> bool:
-    """Whether the rank's process is stopped by a signal; one that is gone is not."""
+    """Whether the rank's process is stopped by a signal; False for a process that is gone."""
     info = ProcessInfo.read(line.pid)
     return info is not None and info.state in "Tt"
 
@@ -39,13 +39,13 @@ class StallDetector:
         self.reset()
 
     def reset(self) -> None:
-        """Begin afresh: work has just become pending."""
+        """Start over, because work has just become pending or the heartbeat moved."""
         self._beats = self._line.beats
         self._cpu_s = -1.0
         self._without_beat_s = self._without_sign_s = 0.0
 
     def look(self, elapsed_s: float) -> str | None:
-        """Return why the rank must be given up, or None. `elapsed_s` is the time since the last look."""
+        """Return why the rank counts as stalled, or None. `elapsed_s` is the time since the last call."""
         beats = self._line.beats
         if beats != self._beats:
             self.reset()
@@ -54,7 +54,7 @@ class StallDetector:
         self._without_beat_s += elapsed_s
         self._without_sign_s += elapsed_s
         if self._without_beat_s < _QUIET_S or (info := ProcessInfo.read(self._line.pid)) is None:
-            return None  # an exit is noticed elsewhere
+            return None  # RankGroupRun handles exits
         if info.state in "Tt" and self._without_beat_s >= _STOPPED_S:
             return f"process {self._line.pid} is stopped by a signal {self._where()}"
         if info.state in "RD" or info.cpu_s > self._cpu_s >= 0:

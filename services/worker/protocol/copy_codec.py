@@ -3,7 +3,8 @@
 order     kind, number, blocks
 answer    kind, number
 
-In the staging area of a rank block i of an order stands at `i * block_bytes`: its part of all layers, in their order.
+In a rank's staging area block i of an order starts at `i * block_bytes`; it holds the rank's part of all layers, in
+order.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _HEADER = 2
 
 @dataclass(frozen=True, slots=True)
 class CopyOrder:
-    """Copy `blocks` from the cache to the staging area when `out`, else the other way."""
+    """Copy `blocks` from the cache to the staging area if `out`, otherwise from the staging area to the cache."""
 
     number: int  # repeated in the answer; 31 bits
     out: bool
@@ -41,5 +42,5 @@ def decode_order(words: Words) -> CopyOrder:
 
 
 def encode_copied(number: int) -> memoryview:
-    """Return a rank's answer to the order of that number."""
+    """Return a rank's answer to the order `number`."""
     return memoryview(array("i", (Kind.COPIED, number))).cast("B")

@@ -1,4 +1,4 @@
-"""Rare messages from a rank to the server: it is ready, or it must give up."""
+"""Rare messages from a rank to the server: the rank is ready, or it has failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.worker.protocol.words import Kind, MalformedMessageError, Words
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the server needs to know about the model that the ranks loaded."""
+    """Facts about the loaded model that the server needs."""
 
     vocab_size: int
     hidden_size: int
@@ -34,13 +34,13 @@ class RankStarted:
 
 @dataclass(frozen=True, slots=True)
 class RankError:
-    """A rank cannot go on; it exits after this message."""
+    """A rank has failed; it exits after this message."""
 
     rank: int
     pid: int
     error: str  # one line
     traceback: str
-    suspects: tuple[int, ...] = ()  # ranks that this one waited for in vain
+    suspects: tuple[int, ...] = ()  # ranks that did not arrive at a collective in time
 
 
 def encode_event(event: RankStarted | RankError) -> bytes:
@@ -64,5 +64,5 @@ def decode_event(words: Words) -> RankStarted | RankError:
 
 
 def encode_stop() -> bytes:
-    """Return the message that tells ranks to leave in peace."""
+    """Return the message that stops the ranks."""
     return int(Kind.STOP).to_bytes(4, "little")

@@ -1,4 +1,4 @@
-"""Where a rank's memory goes."""
+"""Memory use of a rank."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class MemoryLedger:
     weights: int
     workspace: int  # peak growth during the warm-up step
     kv_cache: int
-    available: int  # free to this rank after all of the above
-    process: int  # before anything was loaded
-    computed: int  # all but what is available, before the start
+    available: int  # free memory for this rank after the start
+    process: int  # memory of the process before the model was loaded
+    computed: int  # computed before the start: all memory that is not available
 
     @property
     def total(self) -> int:
-        """Bytes that the rank holds."""
+        """Bytes in use by the rank."""
         return self.process + self.weights + self.workspace + self.kv_cache

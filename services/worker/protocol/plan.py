@@ -1,9 +1,8 @@
-"""What the scheduler tells the ranks in one step, and what rank 0 answers.
+"""Plan of one step, which the scheduler sends to all ranks, and rank 0's result.
 
-The scheduler decides once, in the server process; every rank keeps the same per-slot state (known tokens,
-block table, sampling parameters) and changes it only by these deltas. A decode chunk therefore carries no
-token: the rank already knows the one it sampled in the step before, which lets the server plan step n + 1
-while step n is still being computed.
+The scheduler decides in the server process. Every rank keeps the same state per slot (known tokens, block table,
+sampling parameters) and changes it only by these deltas. A decode chunk carries no token, because the rank knows
+the token it drew in the step before; so the server can plan step n + 1 while the ranks compute step n.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ class Admission:
     """Gives `slot` to a request. Must precede the slot's first chunk, in the same plan or an earlier one."""
 
     slot: int
-    sampling: Sampling  # the gateway's own message; `stop_token_ids` are all that end the text, EOS included
-    token_ids: tuple[int, ...]  # all known tokens: prompt, then what was generated before (resume, preemption)
+    sampling: Sampling  # the gateway's message; its `stop_token_ids` are all tokens that end the text, EOS included
+    token_ids: tuple[int, ...]  # all known tokens: prompt, then tokens generated earlier (resume, preemption)
     n_prompt: int  # tokens from this position on count as generated
     embed: bool = False  # return the pooled hidden state instead of a token
 
@@ -33,7 +32,7 @@ class Chunk:
     slot: int
     start: int
     n_tokens: int
-    n_draws: int  # of its last rows; each draws the token of the position behind it
+    n_draws: int  # number of last rows that draw; each draws the token of the next position
     new_blocks: tuple[int, ...] = ()  # appended to the slot's block table before the step
 
 
@@ -54,7 +53,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where rank 0 spent a step, in microseconds."""
+    """Parts of rank 0's time of a step, in microseconds."""
 
     wait: int = 0
     forward: int = 0
@@ -68,13 +67,13 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Rank 0's answer to a plan. `slots[i]` drew `token_ids[i]`; a slot that drew several stands as often, in order."""
+    """Rank 0's answer to a plan. `slots[i]` drew `token_ids[i]`; a slot with several draws occurs once per draw."""
 
     step: int
     slots: tuple[int, ...] = ()
     token_ids: tuple[int, ...] = ()
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by slot, where asked for
-    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # of this chunk's rows
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by slot, where requested
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by slot, of its chunk's rows
     pooled: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by slot, [hidden_size]
-    failures: dict[int, str] = field(default_factory=dict)  # by slot: why its grammar cannot be followed; no token
+    failures: dict[int, str] = field(default_factory=dict)  # by slot: why its grammar failed; its token is discarded
     times: StepTimes = StepTimes()

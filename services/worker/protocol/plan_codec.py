@@ -1,4 +1,4 @@
-"""StepPlan as flat int32: lists of chunks become columns, so that ranks use them without a Python object each.
+"""StepPlan as flat int32: chunks become columns, so that ranks need no Python object per chunk.
 
 header    kind, step (2 words), counts of released, chunks, new blocks, admissions
 columns   released | slot | start | n_tokens | n_draws | count of new blocks | new blocks
@@ -32,7 +32,7 @@ _ADMISSION = 4
 
 @dataclass(frozen=True, slots=True)
 class AdmissionView:
-    """An Admission whose tokens are still an array."""
+    """An Admission with its tokens as an array."""
 
     slot: int
     sampling: Sampling
@@ -43,7 +43,7 @@ class AdmissionView:
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """A StepPlan in columns. `new_blocks` holds the chunks' new blocks one after the other."""
+    """A StepPlan in columns. `new_blocks` concatenates the chunks' new blocks."""
 
     step: int
     released: Words  # [n_released]
@@ -75,7 +75,7 @@ def encode_plan(plan: StepPlan) -> memoryview:
 
 
 def decode_plan(words: Words) -> PlanView:
-    """Return a view of an encoded plan; it keeps the message alive. Raises MalformedMessageError."""
+    """Return a view of an encoded plan, which references the message. Raises MalformedMessageError."""
     if len(words) < _HEADER or words[0] != Kind.PLAN:
         raise MalformedMessageError("not a plan")
     low, high, n_released, n_chunks, n_blocks, n_admissions = words[1:_HEADER].tolist()
@@ -90,7 +90,7 @@ def decode_plan(words: Words) -> PlanView:
 
 
 def view_plan(plan: StepPlan) -> PlanView:
-    """Return the plan in columns, as a rank in the same process uses it."""
+    """Return the plan in columns, for a rank in the same process."""
     return decode_plan(np.frombuffer(encode_plan(plan), dtype=np.int32))
 
 

@@ -1,4 +1,4 @@
-"""What the server decides about its ranks, and how they find its shared memory."""
+"""Configuration of the ranks, and the layout of the shared memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PoolingKind = Literal["mean", "cls", "last"]
 SETTINGS_VARIABLE = "RYZANSTEIN_RANK_SETTINGS"
 
 _MIB = 1 << 20
-STAGING_BYTES = 16 * _MIB  # per rank; copying as much delays the next step by a few milliseconds
+STAGING_BYTES = 16 * _MIB  # per rank; a copy of this size delays the next step by a few milliseconds
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -27,25 +27,25 @@ class RankGroupConfig:
     model_path: str
     ranks: int = 1
     dtype: str = "bfloat16"
-    device: str = "cpu"  # "cpu", or "cuda": rank r takes device r
+    device: str = "cpu"  # "cpu", or "cuda": rank r uses device r
     block_tokens: int = 16
     n_blocks: int | None = None
     kv_tokens: int | None = None
-    kv_format: str = ""  # by name; empty: numbers of `dtype`
-    kv_fits: bool = False  # fewer blocks where memory is short, instead of none
+    kv_format: str = ""  # name of a KV format; empty: numbers of `dtype`
+    kv_fits: bool = False  # when memory is short, allocate fewer blocks instead of failing
     max_running: int = 64
     max_batched_tokens: int = 2048  # rows of a step
     max_model_len: int = 4096
     pooling: PoolingKind = "mean"
     normalise_embeddings: bool = True
-    eos_token_ids: tuple[int, ...] = ()  # that end a text where its grammar lets it end
+    eos_token_ids: tuple[int, ...] = ()  # tokens that end a text where its grammar allows the end
     max_in_flight: int = 2  # plans in flight
     start_timeout_s: float = 300.0
     stall_timeout_s: float = 1.0  # no heartbeat and no CPU time used, while work is pending
     busy_timeout_s: float = 60.0  # no heartbeat although CPU time is used: one very long operation, or a loop
     collective_timeout_s: float = 90.0
     stop_grace_s: float = 3.0
-    rank_module: str = "services.worker.rank"  # what torchrun runs
+    rank_module: str = "services.worker.rank"  # Python module of a rank process
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:
@@ -63,13 +63,13 @@ class RankGroupConfig:
 
     @property
     def blocks_wanted(self) -> int:
-        """KV blocks that are asked for, the null block excluded."""
+        """Configured number of KV blocks, the null block excluded."""
         return self.n_blocks or -(-(self.kv_tokens or 0) // self.block_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerEndpoint:
-    """Where the ranks find the server: its process and two descriptors in it."""
+    """The server as its ranks find it: the process id and two of its descriptors."""
 
     server_pid: int
     segment_fd: int
@@ -79,7 +79,7 @@ class ServerEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """Everything a rank process is told; travels as JSON in the environment."""
+    """All settings of a rank process; the environment carries them as JSON."""
 
     config: RankGroupConfig
     endpoint: ServerEndpoint
@@ -98,7 +98,7 @@ class RankSettings:
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """Offsets in the group's segment; both sides derive the same ones from the config."""
+    """Offsets in the group's segment, which server and ranks each derive from the config."""
 
     control: int
     life_locks: tuple[int, ...]
@@ -108,14 +108,14 @@ class GroupLayout:
     result_capacity: int
     collectives: int
     collective_bytes: int  # per rank and parity
-    staging: tuple[int, ...]  # where KV blocks pass between ranks and server, one area per rank
+    staging: tuple[int, ...]  # one area per rank, for copies of KV blocks between rank and server
     staging_bytes: int
     size: int
 
     @classmethod
     def of(cls, config: RankGroupConfig) -> GroupLayout:
-        """Lay out the segment. Untouched pages cost nothing, so capacities are generous."""
-        # A plan may admit every slot at full length; beyond 64 MiB it is refused with an error instead.
+        """Lay out the segment. Untouched pages use no memory, so capacities are large."""
+        # A plan may admit every slot at full length; `GroupLink.send` refuses plans of more than half the capacity.
         plan_capacity = min(max(4 * _MIB, 10 * config.max_running * config.max_model_len), 128 * _MIB)
         plan_capacity += config.max_running * MAX_GRAMMAR_BYTES
         result_capacity = 8 * _MIB

@@ -55,7 +55,7 @@ def encode_result(result: StepResult) -> memoryview:
 
 
 def decode_result(words: Words) -> StepResult:
-    """Inverse of `encode_result`; floats come back as float32. Raises MalformedMessageError."""
+    """Inverse of `encode_result`; floats are rounded to float32. Raises MalformedMessageError."""
     if len(words) < _HEADER or words[0] != Kind.RESULT:
         raise MalformedMessageError("not a result")
     low, high, *times, n, n_logprobs, n_prompt, n_pooled, n_failures = words[1:_HEADER].tolist()

@@ -28,7 +28,7 @@ class Kind(IntEnum):
 
 
 class MalformedMessageError(ValueError):
-    """A message does not have the form its header promises."""
+    """A message does not match its header."""
 
 
 def split64(value: int) -> tuple[int, int]:
@@ -54,7 +54,7 @@ def words_float(words: Words) -> list[float]:
 
 
 def data_words(data: bytes) -> list[int]:
-    """Return the length of `data` in bytes, then the bytes in whole words."""
+    """Return the length of `data` in bytes, then the bytes, padded to whole words."""
     return [len(data), *array("i", data + bytes(-len(data) % 4))]
 
 

@@ -1,4 +1,4 @@
-"""Logit bias, and the ban on ending before `min_tokens`."""
+"""Logit bias, and the ban of end tokens before `min_tokens`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from services.worker.sampling.slots import SlotParams
 
 @dataclass(frozen=True, slots=True)
 class _SlotBias:
-    columns: NDArray[np.int64]  # [n_bias], local, each of them once
+    columns: NDArray[np.int64]  # [n_bias], local, distinct
     values: NDArray[np.float32]  # [n_bias]
     end_columns: NDArray[np.int64]  # [n_end], local
 
 
 class Biases:
-    """The biases of the slots that have any, in this rank's columns of the vocabulary."""
+    """The slots' biases for this rank's columns of the vocabulary."""
 
     def __init__(self, vocab_start: int, vocab_local: int) -> None:
         self._start, self._width = vocab_start, vocab_local
         self._of: dict[int, _SlotBias] = {}
 
     def admit(self, slot: int, sampling: Sampling) -> None:
-        """Prepare a new request's bias."""
+        """Store a new request's bias."""
         first, end = self._start, self._start + self._width
         biases = {token - first: bias for token, bias in sampling.logit_bias.items() if first <= token < end}
         ends = [token - first for token in sampling.stop_token_ids if first <= token < end]
@@ -37,13 +37,16 @@ class Biases:
         )
 
     def release(self, slot: int) -> None:
-        """Forget a slot, if it had a bias."""
+        """Remove a slot's bias, if any."""
         self._of.pop(slot, None)
 
     def apply(
         self, logits: Tensor, rows: NDArray[np.int64], slots: NDArray[np.int64], early: NDArray[np.bool_]
     ) -> None:
-        """Change `rows` of `logits` [n, vocab_local] in place; they belong to `slots`, of which `early` may not end."""
+        """Add the biases to `rows` of `logits` [n, vocab_local] in place and ban end tokens where `early` is set.
+
+        `rows`, `slots` and `early` have one entry per biased row.
+        """
         found = [self._of[slot] for slot in slots.tolist()]
         at = _cells(rows, [each.columns for each in found], logits)
         if at is not None:
@@ -60,7 +63,7 @@ def needs_bias(params: SlotParams, slots: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def _cells(rows: NDArray[np.int64], columns: list[NDArray[np.int64]], logits: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Where these columns of each row are; None if there are none."""
+    """Index of the `columns` of each row; None if there are no columns."""
     sizes = [len(each) for each in columns]
     if not any(sizes):
         return None

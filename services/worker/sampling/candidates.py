@@ -1,7 +1,7 @@
-"""The best tokens of a vocabulary that is split over ranks, without gathering it.
+"""Finds the best tokens of a vocabulary that is split over ranks, without gathering the logits.
 
-Each rank sends its `width` best; merged and sorted they are exact down to the horizon: the largest value that a
-token which was not sent may have. Whoever needs more than that asks again with a larger width.
+Each rank sends its `width` best tokens. Merged and sorted they are exact above the horizon, which is the largest
+value that an unsent token may have. A caller that needs more tokens calls again with a larger width.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class TokenCandidates:
     """The merged candidates of n rows, the same on every rank."""
 
     keys: Tensor  # [n, m] int64, best first
-    n_certain: Tensor  # [n] int64: the first so many are the row's best tokens, in order
-    extra: Tensor  # [tp, n, e] int64, what each rank sent along
-    complete: bool  # every token of the vocabulary was sent
+    n_certain: Tensor  # [n] int64: this many first candidates are the row's best tokens, in order
+    extra: Tensor  # [tp, n, e] int64, the ranks' `extra`
+    complete: bool  # the ranks sent every token of the vocabulary
 
 
 def gather_candidates(
@@ -31,7 +31,7 @@ def gather_candidates(
 ) -> TokenCandidates:
     """Merge the ranks' best tokens of `logits` [n, vocab_local].
 
-    `extra` [n, e] int64 travels along.
+    `extra` [n, e] int64 is gathered in the same collective.
     """
     vocab_local = logits.shape[1]
     width = min(width, vocab_local)

@@ -1,10 +1,10 @@
-"""Top-k, top-p and min-p over a vocabulary that is split over ranks, exactly, without gathering it.
+"""Exact top-k, top-p and min-p over a vocabulary that is split over ranks, without gathering the logits.
 
-Each filter keeps a prefix of the tokens in falling order. When the prefix ends within what the ranks' candidates
-make certain, it is exact; else candidates of the rows concerned are asked for again, eight times as many.
+Each filter keeps a prefix of the tokens in falling order. The prefix is exact when it ends within the certain
+candidates; other rows gather eight times as many candidates and filter again.
 
-Bound: the width starts at max(64, top_k + 16) and ends at the local vocabulary, so at worst (a flat distribution
-with top_p near 1) the whole vocabulary of the rows concerned travels once.
+Bound: the width starts at max(64, top_k + 16) and ends at the local vocabulary, so in the worst case (a flat
+distribution with top_p near 1) the ranks exchange the whole vocabulary of such rows once.
 
 Filters apply after the temperature, in the order top-k, top-p (of what top-k kept), min-p.
 """
@@ -25,7 +25,7 @@ from services.worker.backends.collectives import Communicator
 from services.worker.sampling.candidates import TokenCandidates, gather_candidates
 
 _FIRST_WIDTH = 64
-_SLACK = 16  # beyond top_k, so that a tie at its edge is usually seen whole
+_SLACK = 16  # candidates beyond top_k, which usually contain all ties at its edge
 _WIDEN = 8
 
 
@@ -44,7 +44,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """What the filters keep of some rows: the same on every rank, best first."""
+    """Filtered candidates of some rows, best first, the same on every rank."""
 
     rows: NDArray[np.int64]  # [n]
     values: Tensor  # [n, m] float32, scaled logits
@@ -74,12 +74,12 @@ def filter_rows(comm: Communicator, shard: LogitShard, scaled: Tensor, limits: L
 def _keep(values: Tensor, total: Tensor, limits: Limits) -> Tensor:
     """Return which of the sorted `values` [n, m] the filters keep, given the rows' logsumexp `total` [n]."""
     m, device = values.shape[1], values.device
-    # -inf marks masked tokens and vocabulary padding; a whole row of it keeps its first column only.
+    # -inf marks masked tokens and vocabulary padding; a row of -inf only keeps its first column.
     kept = torch.isfinite(values)
     top_k = torch.from_numpy(np.where(limits.top_k > 0, limits.top_k, m)).to(device)
     kept &= torch.arange(m, device=device) < top_k.unsqueeze(-1)
     probability = torch.exp(values.double() - total.unsqueeze(-1)) * kept  # [n, m]
-    # Candidates are at least top_k, so with a top-k all the mass it keeps is here; without one the row's is 1.
+    # There are at least top_k candidates, so the mass that top-k keeps is the candidates' sum; without top-k it is 1.
     limited = torch.from_numpy(limits.top_k > 0).to(device)
     kept_mass = torch.where(limited, probability.sum(dim=-1), 1.0)
     before = probability.cumsum(dim=-1) - probability
@@ -92,7 +92,7 @@ def _keep(values: Tensor, total: Tensor, limits: Limits) -> Tensor:
 
 
 def _certain(candidates: TokenCandidates, kept: Tensor, limits: Limits) -> NDArray[np.bool_]:
-    """Return the rows whose kept prefix ends where no rank can hold back a token: [n]."""
+    """Return whether each row's kept prefix consists of certain candidates only: [n]."""
     if candidates.complete:
         return np.ones(len(kept), np.bool_)
     n_kept: NDArray[np.int64] = kept.sum(dim=-1).cpu().numpy()

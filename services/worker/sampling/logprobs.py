@@ -11,7 +11,7 @@ from services.worker.backends.collectives import Communicator
 from services.worker.engine.output import TokenLogprobs
 from services.worker.sampling.candidates import TokenCandidates, gather_candidates
 
-_SLACK = 8  # beyond the wanted top tokens, so that a tie at the edge is usually seen whole
+_SLACK = 8  # candidates beyond the wanted top tokens, which usually contain all ties at the edge
 _WIDEN = 8
 
 
@@ -20,8 +20,8 @@ def token_logprobs(
 ) -> list[TokenLogprobs]:
     """Return the log-probabilities at n rows of `logits` [n, vocab_local].
 
-    `token_ids` [n] are the tokens in question, `n_top[i]` how many of the most likely tokens row i wants. Rank and top
-    tokens use one order (ties to the lowest id).
+    `token_ids` [n] has a token per row, `n_top[i]` is the number of most likely tokens that row i wants. Rank and top
+    tokens use one order: by value, ties by the lower id.
     """
     mass = shard.mass(logits)  # [n, 1]
     own = _own_values(logits, token_ids, shard.first_id)  # [n, 1]
@@ -55,7 +55,7 @@ def _own_values(logits: Tensor, token_ids: Tensor, first_id: int) -> Tensor:
 
 
 def _n_better(logits: Tensor, values: Tensor, token_ids: Tensor, first_id: int) -> Tensor:
-    """Count this rank's tokens that come before (value, token id): [n]."""
+    """Count this rank's tokens ordered before each row's (value, token id): [n]."""
     ahead = (logits > values.unsqueeze(-1)).sum(dim=-1)
     ids = torch.arange(first_id, first_id + logits.shape[1], device=logits.device)
     ties = (logits == values.unsqueeze(-1)) & (ids < token_ids.unsqueeze(-1))  # [n, vocab_local]

@@ -1,7 +1,7 @@
 """Penalties for tokens that occurred already, as in the OpenAI API and the CTRL paper (arXiv:1909.05858).
 
-Only slots that ask for them pay, and only for the distinct tokens they have seen: a few hundred numbers, where the
-vocabulary has a hundred thousand.
+Only slots with a penalty are counted, and only their distinct tokens: a few hundred numbers instead of a vocabulary of
+a hundred thousand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from services.worker.sampling.slots import SlotParams
 
 
 class _Seen:
-    """The distinct tokens of a request among this rank's columns, and how often each was generated."""
+    """A request's distinct tokens in this rank's columns, and how often each was generated."""
 
     def __init__(self, in_prompt: NDArray[np.int64], generated: NDArray[np.int64]) -> None:
         distinct = np.unique(np.concatenate((in_prompt, generated)))
@@ -47,7 +47,7 @@ class _Seen:
 
 
 class TokenCounts:
-    """What the penalised slots have seen."""
+    """Token counts of the penalised slots."""
 
     def __init__(self, vocab_start: int, vocab_local: int) -> None:
         self._start, self._width = vocab_start, vocab_local
@@ -58,7 +58,7 @@ class TokenCounts:
         self._of[slot] = _Seen(self._local(token_ids[:n_prompt]), self._local(token_ids[n_prompt:]))
 
     def release(self, slot: int) -> None:
-        """Forget a slot, if it was counted."""
+        """Remove a slot's counts, if any."""
         self._of.pop(slot, None)
 
     def count(self, slots: list[int], token_ids: NDArray[np.int64]) -> None:
@@ -68,7 +68,7 @@ class TokenCounts:
                 self._of[slot].count(token - self._start)
 
     def penalise(self, logits: Tensor, rows: NDArray[np.int64], slots: NDArray[np.int64], params: SlotParams) -> None:
-        """Change `rows` of `logits` [n, vocab_local] in place; they belong to `slots`."""
+        """Apply the penalties of `slots` to their `rows` of `logits` [n, vocab_local], in place."""
         seen = [self._of[slot] for slot in slots.tolist()]
         sizes = [each.size for each in seen]
         row = _tensor(np.repeat(rows, sizes), logits)  # [total of sizes]

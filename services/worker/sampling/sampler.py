@@ -1,6 +1,6 @@
 """Draws the next tokens from logits whose vocabulary is split over the ranks.
 
-Every rank holds [n, vocab_local]; what travels is one key per row and rank, or a few candidates for rows with
+Every rank holds logits [n, vocab_local]. The ranks exchange one key per row, or some candidates for rows with
 top-k, top-p or min-p. All ranks return the same tokens.
 """
 
@@ -32,15 +32,15 @@ Slots = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The drawn tokens of n rows, and log-probabilities by slot where asked for."""
+    """The drawn tokens of n rows, and log-probabilities by slot where requested."""
 
     token_ids: NDArray[np.int64]  # [n]
     logprobs: dict[int, TokenLogprobs]
-    failures: dict[int, str] = field(default_factory=dict)  # by slot: why its grammar cannot be followed
+    failures: dict[int, str] = field(default_factory=dict)  # by slot: why its grammar failed
 
 
 class Sampler:
-    """Keeps what sampling needs of each slot and draws tokens."""
+    """Keeps the sampling state of each slot and draws tokens."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Sampler:
         vocabulary: Vocabulary = no_vocabulary,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
-        """`vocabulary` is what grammars are about; it is asked for with the first one."""
+        """The first grammar calls `vocabulary`."""
         self._comm, self._shard, self._device = comm, shard, device
         vocab_start = shard.first_id
         self._params = SlotParams(max_running)
@@ -62,7 +62,7 @@ class Sampler:
         self._matchers = Matchers(vocabulary, vocab_start, vocab_local, eos_token_ids)
 
     def admit(self, admission: AdmissionView) -> None:
-        """Take on a request."""
+        """Set up a slot for a new request."""
         slot, n_prompt = admission.slot, admission.n_prompt
         self.release(slot)
         self._params.set(slot, admission.sampling, n_prompt)
@@ -74,7 +74,7 @@ class Sampler:
             self._matchers.admit(slot, admission.sampling, admission.token_ids[n_prompt:])
 
     def release(self, slot: int) -> None:
-        """Forget a request."""
+        """Remove the state of a slot's request."""
         self._counts.release(slot)
         self._biases.release(slot)
         self._matchers.release(slot)
@@ -117,7 +117,7 @@ class Sampler:
         return dict(zip(slots, found, strict=True))
 
     def _adjust(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> Tensor:
-        """Apply penalties, bias, the ban on ending and grammars."""
+        """Apply penalties, bias, the ban of end tokens, and grammars."""
         penalised = np.flatnonzero(self._params.penalised[slots])
         if len(penalised):
             self._counts.penalise(logits, penalised, slots[penalised], self._params)
@@ -132,13 +132,13 @@ class Sampler:
         return logits
 
     def _win(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Greedy rows and rows that sample the whole vocabulary: the best score wins."""
+        """Draw for greedy rows and rows without filters: the token with the best score of the vocabulary."""
         mine = self._shard.sample(logits, self._params.temperature[slots], self._params.seed[slots], positions)
         best = mine if self._comm.size == 1 else self._comm.all_gather(mine).amax(dim=0)
         return _to_host(keys.token_ids_of(best))
 
     def _filter(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows with top-k, top-p or min-p: the best score among the kept candidates wins."""
+        """Draw for rows with top-k, top-p or min-p: the kept candidate with the best score."""
         params = self._params
         limits = Limits(params.top_k[slots], params.top_p[slots], params.min_p[slots])
         noise_keys = row_keys(params.seed[slots], positions)
@@ -150,7 +150,7 @@ class Sampler:
         return token_ids
 
     def _advance(self, slots: Slots, token_ids: NDArray[np.int64]) -> dict[int, str]:
-        """Tell the matchers what was drawn; why some of them have failed, by slot."""
+        """Advance the matchers by the drawn tokens; returns failures by slot."""
         constrained = np.flatnonzero(self._params.constrained[slots])
         if not len(constrained):
             return {}

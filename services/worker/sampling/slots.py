@@ -1,11 +1,11 @@
-"""The sampling parameters of all slots, in columns, so that a step reads them by one index."""
+"""The sampling parameters of all slots as arrays, which a step indexes by its slots."""
 
 from __future__ import annotations
 
 import numpy as np
 from ryzanstein.v1.worker_pb2 import Sampling
 
-MIN_TEMPERATURE = 1e-5  # logits that are divided by less leave float32's range: it is greedy
+MIN_TEMPERATURE = 1e-5  # a lower temperature is greedy, because scaled logits would exceed float32's range
 
 
 class SlotParams:
@@ -26,10 +26,10 @@ class SlotParams:
         self.penalised = np.zeros(max_running, np.bool_)
         self.biased = np.zeros(max_running, np.bool_)
         self.constrained = np.zeros(max_running, np.bool_)  # by a grammar
-        self.plain = np.zeros(max_running, np.bool_)  # none of these four, and no logprobs
+        self.plain = np.zeros(max_running, np.bool_)  # none of the four above, and no logprobs
 
     def set(self, slot: int, sampling: Sampling, n_prompt: int) -> None:
-        """Give `slot` its parameters, read as worker.proto says."""
+        """Set the parameters of `slot`; worker.proto defines their meaning."""
         temperature = sampling.temperature if sampling.temperature >= MIN_TEMPERATURE else 0.0
         top_p, repetition = sampling.top_p or 1.0, sampling.repetition_penalty or 1.0
         self.temperature[slot], self.top_k[slot] = temperature, sampling.top_k

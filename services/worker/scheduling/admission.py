@@ -1,4 +1,4 @@
-"""Whether a request can be served here at all, and which of the waiting ones is next, in what room."""
+"""Admission: a sequence's length limit, the blocks an admission needs, and the order of the waiting queue."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Capacity:
         return min(self.max_model_len, self.kv_positions + 1)
 
     def limit(self, request: Request) -> int:
-        """How long the sequence may become; raises TooLongError when it cannot be served.
+        """Largest length of the sequence in tokens; raises TooLongError when the request cannot be served.
 
-        A request that names no `max_tokens` gets what fits, and one that would pass the model's context ends
-        there; but output that was asked for and can never fit the KV cache is refused now, not cut short later.
+        A request without `max_tokens` gets all that fits, and a sequence ends at the end of the model's context.
+        A `max_tokens` that can never fit the KV cache is refused here; the output is not cut short later.
         """
         if request.embed:
             most = min(self.max_model_len, self.kv_positions)
@@ -55,7 +55,7 @@ class Capacity:
 
 @dataclass(slots=True)
 class _Queue:
-    """Waiting requests of one tenant and priority, by arrival; cancelled ones are dropped when they surface."""
+    """Waiting requests of one tenant and priority, by arrival; `head` drops cancelled requests."""
 
     heap: list[tuple[int, Request]]
 
@@ -69,10 +69,10 @@ class _Queue:
 
 
 def fresh_blocks(pool: BlockPool, request: Request, hits: list[int], n_running: int) -> int | None:
-    """Blocks to allocate beside the cached `hits` for an admission now; None when there is no room.
+    """Number of blocks to allocate, beside the cached `hits`, to admit the request now; None when too few are free.
 
-    All known tokens get their blocks at once, a protected request all it can ever need. Running requests
-    keep one block each in reserve, so that an admission does not cause a preemption in the next steps.
+    An admission allocates the blocks of all known tokens; a protected request gets the blocks of its whole limit.
+    One block per running request stays in reserve, so that an admission causes no preemption in the next steps.
     """
     n_tokens = request.limit - 1 if is_protected(request) else len(request.token_ids)
     n_fresh = pool.blocks_for(n_tokens) - len(hits)
@@ -82,7 +82,7 @@ def fresh_blocks(pool: BlockPool, request: Request, hits: list[int], n_running: 
 
 
 class WaitingQueue:
-    """Strict priorities that age, fair between tenants, first come first served inside a tenant."""
+    """Orders requests by aged priority, then by their tenant's served tokens, then by arrival."""
 
     def __init__(self, ledger: TenantLedger, age_s: float) -> None:
         self._ledger = ledger
@@ -100,7 +100,7 @@ class WaitingQueue:
         return self._tokens
 
     def push(self, request: Request) -> None:
-        """Queue a request; one that waited before takes its old place."""
+        """Queue a request; a request that waited before gets its old place."""
         request.status = Status.WAITING
         queue = self._queues.setdefault((request.priority, request.tenant), _Queue([]))
         heapq.heappush(queue.heap, (request.arrival, request))
@@ -108,7 +108,7 @@ class WaitingQueue:
         self._tokens += len(request.token_ids)
 
     def take(self, request: Request, status: Status) -> None:
-        """Remove a waiting request by giving it another status; one that is not the head must never come back."""
+        """Remove a waiting request by giving it another status; only the head may be pushed again later."""
         request.status = status
         heap = self._queues[request.priority, request.tenant].heap
         if heap[0][1] is request:
@@ -117,7 +117,7 @@ class WaitingQueue:
         self._tokens -= len(request.token_ids)
 
     def head(self, now: float) -> Request | None:
-        """Who is next."""
+        """The request to admit next; None when the queue is empty."""
         best: Request | None = None
         best_key: tuple[int, float, int] | None = None
         empty = []

@@ -1,17 +1,17 @@
-"""Ref-counted KV blocks and the prefix cache made of those that nobody needs right now.
+"""Ref-counted KV blocks; published blocks without references form the prefix cache.
 
 A block is in one of three places:
 
     blank    holds nothing worth keeping               -> handed out first
-    cached   published, referenced by nobody           -> the LRU; its head is evicted when no block is blank
+    cached   published, without references             -> the LRU; its head is evicted when no block is blank
     used     referenced by one or more block tables
 
-A published block is *canonical* for its digest: requests with the same prefix share it. Requests hold whole
-prefixes and let go of them children first, and a block is only published on top of a canonical parent, so
+A published block is *canonical* for its digest: requests with the same prefix share it. A request references whole
+prefixes and releases children first, and a block is only published on top of a canonical parent, so
 
     child used  => parent used        and        child cached => parent used, or behind it in the LRU.
 
-Eviction from the head is therefore always leaf-first, and what is cached is always a set of whole prefixes.
+Eviction from the head therefore removes leaves first, and the cached blocks always form whole prefixes.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ class BlockPool:
         self._canonical: dict[bytes, int] = {}  # digest -> block; parents were inserted before their children
         self._digests: list[bytes | None] = [None] * (n_blocks + 1)  # of canonical blocks
         self._hashes: list[tuple[int, ...]] = [()] * (n_blocks + 1)  # wire hashes of canonical blocks
-        # A hash is announced once, although blocks wider than a hash block can share their first hashes.
+        # Blocks wider than a hash block can share their first hashes; each hash is still announced once.
         self._copies: Counter[int] = Counter()
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` can hand out: blank and cached ones."""
+        """Number of blocks that `allocate` can hand out: blank and cached ones."""
         return len(self._blank) + len(self._lru)
 
     @property
     def cached(self) -> int:
-        """Reusable blocks that nobody references."""
+        """Number of reusable blocks without references."""
         return len(self._lru)
 
     @property
     def used(self) -> int:
-        """Blocks in some block table."""
+        """Number of blocks with references."""
         return self.total - self.available
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._canonical
 
     def blocks_for(self, n_tokens: int) -> int:
-        """Blocks that hold `n_tokens` positions."""
+        """Number of blocks that hold `n_tokens` positions."""
         return -(-n_tokens // self.block_tokens)
 
     def match(self, digests: Iterable[bytes]) -> list[int]:
@@ -78,7 +78,7 @@ class BlockPool:
         return blocks
 
     def idle(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` nobody references: sharing those makes fewer blocks available."""
+        """Number of `blocks` without references: `share` takes that many out of `available`."""
         return sum(1 for block in blocks if self._references[block] == 0)
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -105,8 +105,8 @@ class BlockPool:
     def publish(self, block: int, parent: int, digest: bytes, hashes: tuple[int, ...]) -> bool:
         """Make a written block reusable; `parent` is the block before it in its table, 0 for the first.
 
-        Returns False when it must stay private: its parent is, or another request is using the canonical
-        block of the same prefix. An unused one is replaced, so that what follows `block` can be published.
+        Returns False when the block must stay private: its parent is private, or another request uses the canonical
+        block of the same prefix. An unused canonical block is replaced, so that `block`'s children can be published.
         """
         if parent != NULL_BLOCK and self._digests[parent] is None:
             return False

@@ -16,7 +16,7 @@ class SchedulerConfig:
     max_batched_tokens: int = 2048  # rows of one step
     max_in_flight: int = 2  # plans whose results are outstanding
     share_max_steps: int = 64  # longest wait for the blocks of a producer
-    age_s: float = 30.0  # waiting this long is worth one level of priority
+    age_s: float = 30.0  # seconds of waiting that raise a request by one level of priority
 
     def __post_init__(self) -> None:
         if self.max_batched_tokens < self.max_running:

@@ -1,8 +1,8 @@
-"""Who is served next between tenants: virtual token counters (Sheng et al., OSDI 2024), weighted.
+"""Fairness between tenants: weighted virtual token counters (Sheng et al., OSDI 2024).
 
-Every tenant carries a counter of the service it got, divided by its weight; the tenant with the lowest
-counter is admitted next. A tenant that comes back after a pause is lifted to the lowest counter among the
-active ones, so that nobody saves up idle time and then starves the others.
+A tenant's counter is the service it got, divided by its weight; the tenant with the lowest counter is admitted
+next. A tenant that returns after a pause starts at least at the lowest counter of the active tenants, so that
+idle time does not let it starve the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from services.worker.scheduling.request import Request
 
 PREFILL_COST = 1.0
 CACHED_COST = 0.1
-OUTPUT_COST = 2.0  # a decoded token takes a step of its own share of the batch
+OUTPUT_COST = 2.0  # a decoded token occupies a row of a whole step
 
 _REMEMBERED = 4096  # idle tenants whose counter is kept
 
@@ -34,7 +34,7 @@ class TenantLedger:
         self._idle: OrderedDict[str, _Account] = OrderedDict()
 
     def enter(self, tenant: str, weight: int) -> None:
-        """One more request of `tenant`; its newest weight counts."""
+        """Add one request of `tenant`; the newest weight applies."""
         account = self._active.get(tenant)
         if account is None:
             account = self._idle.pop(tenant, None) or _Account()
@@ -45,7 +45,7 @@ class TenantLedger:
         account.requests += 1
 
     def leave(self, tenant: str) -> None:
-        """One request of `tenant` ended."""
+        """Remove one request of `tenant`."""
         account = self._active[tenant]
         account.requests -= 1
         if account.requests == 0:
@@ -54,12 +54,12 @@ class TenantLedger:
                 self._idle.popitem(last=False)
 
     def charge(self, tenant: str, cost: float) -> None:
-        """Count `cost` against an active tenant."""
+        """Add `cost`, divided by the weight, to an active tenant's counter."""
         account = self._active[tenant]
         account.served += cost / account.weight
 
     def charge_known(self, request: Request, start: int, end: int, cost: float) -> None:
-        """Count positions [start, end) of a request's known tokens at `cost` each; none is counted twice."""
+        """Charge positions [start, end) of a request's known tokens at `cost` each; no position is charged twice."""
         if end > request.n_charged:
             self.charge(request.tenant, cost * (end - max(start, request.n_charged)))
             request.n_charged = end

@@ -1,4 +1,4 @@
-"""Who gives way when the KV cache is full. Preempted requests are recomputed, their tokens are kept."""
+"""Preemption: which request frees its blocks when the KV cache is full. It keeps its tokens and is computed again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_PREEMPTIONS = 2
 
 
 def is_protected(request: Request) -> bool:
-    """Preempted often enough: it is admitted with all the blocks it can ever need and never gives way again."""
+    """Whether the request was preempted often enough: its next admission gets all its blocks and is never preempted."""
     return request.n_preempted >= MAX_PREEMPTIONS
 
 

@@ -1,4 +1,4 @@
-"""Which blocks of a request need no computing: cached ones, and those that a running request is computing."""
+"""Blocks of a request that need no computing: cached blocks and blocks that a running request computes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.worker.scheduling.sharing import PromisedBlocks
 
 
 class PrefixCache:
-    """Requests on one side, block digests and the pool on the other."""
+    """Translates between requests and the pool, which knows digests of blocks only."""
 
     def __init__(self, pool: BlockPool, share_max_steps: int) -> None:
         self._pool = pool
@@ -16,13 +16,13 @@ class PrefixCache:
         self._promised = PromisedBlocks(share_max_steps)
 
     def match(self, request: Request) -> list[int]:
-        """Cached blocks of its prefix; at least the last known token is left to compute."""
+        """Cached blocks of the request's prefix, which never cover its last known token."""
         if not request.reads_cache:
             return []
         return self._pool.match(request.block_digests(self._block_tokens, 0, self._most_hits(request)))
 
     def promise(self, producer: Request, n_hits: int) -> None:
-        """`producer` will compute the rest of its known tokens; others may wait for their blocks."""
+        """Record that `producer` computes the rest of its known tokens, so that others can wait for the blocks."""
         if producer.reads_cache:
             self._promised.promise(producer, self._known_digests(producer, n_hits))
 
@@ -38,14 +38,11 @@ class PrefixCache:
         return True
 
     def expired(self, step: int) -> list[Request]:
-        """Prefix waiters that have waited long enough by `step`."""
+        """Prefix waiters whose longest wait ends by `step`."""
         return self._promised.expired(step)
 
     def publish(self, request: Request, first: int) -> list[Request]:
-        """Make its full, written blocks from `first` on reusable, and older ones that could not be until now.
-
-        Returns the prefix waiters to wake.
-        """
+        """Publish the request's full, written blocks; returns the prefix waiters of blocks from `first` on, to wake."""
         if not request.cacheable:
             return []
         size = self._block_tokens
@@ -60,7 +57,7 @@ class PrefixCache:
         return self._promised.resolve(request, request.block_digests(size, first, full))
 
     def withdraw(self, producer: Request) -> list[Request]:
-        """`producer` stops running before it has written all it promised; returns the prefix waiters to wake."""
+        """Break the open promises of `producer`, which stops running; returns the prefix waiters to wake."""
         if not producer.reads_cache:
             return []
         return self._promised.resolve(producer, self._known_digests(producer, producer.n_written // self._block_tokens))

@@ -1,4 +1,4 @@
-"""Suspects are computed one at a time, so that the death of a worker can be blamed on one request."""
+"""Quarantine: suspects are computed one at a time, so that a worker's crash identifies one request."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from services.worker.scheduling.request import Request, Status
 
 
 class Quarantine:
-    """Which suspect may run: the next one begins when the one before is cleared, which is when it has generated
-    `trial_tokens` here or has ended.
-    """
+    """Lets one suspect run at a time. A suspect is cleared when it has generated `trial_tokens` here or has ended."""
 
     def __init__(self) -> None:
         self._suspect: Request | None = None
@@ -18,11 +16,11 @@ class Quarantine:
         self._waiting: deque[Request] = deque()
 
     def enter(self, request: Request) -> None:
-        """A request was submitted."""
+        """Set the token count that clears a submitted request."""
         request.cleared_at = request.n_generated + request.trial_tokens
 
     def admits(self, request: Request) -> bool:
-        """Whether a request may be computed now; a suspect that may not has to wait for `next_up`."""
+        """Whether a request may be computed now; a suspect that may not waits until `next_up` returns it."""
         if not request.trial_tokens or self._suspect is request:
             return True
         if self._suspect is None:
@@ -32,7 +30,7 @@ class Quarantine:
         return False
 
     def begun(self) -> Request | None:
-        """The suspect that has just come into a plan; returned once."""
+        """The running suspect, returned once, as soon as a plan contains it."""
         suspect = self._suspect
         if suspect is None or self._announced or not suspect.n_in_flight:
             return None
@@ -40,7 +38,7 @@ class Quarantine:
         return suspect
 
     def next_up(self) -> Request | None:
-        """The suspect that is to be queued again, once the one before it is cleared."""
+        """The next suspect to queue; None while the running suspect is not cleared."""
         suspect = self._suspect
         if suspect is None or not (suspect.status is Status.DONE or suspect.n_generated >= suspect.cleared_at):
             return None

@@ -1,4 +1,4 @@
-"""One request as the scheduler sees it: known tokens, planned positions, a block table."""
+"""A request of the scheduler: known tokens, planned positions, a block table."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from services.worker.engine.output import Finish, TokenLogprobs
 
 
 class Status(Enum):
-    """Where a request is. RETIRING keeps its blocks until no plan in flight refers to them."""
+    """State of a request. A RETIRING request keeps its blocks until no plan in flight refers to them."""
 
     WAITING = "waiting"
-    # A prefix waiter, whose blocks a running request computes or another worker sends; or a suspect in quarantine.
+    # Waits for blocks that a running request computes or another worker sends, or for its turn in quarantine.
     DEFERRED = "deferred"
     RUNNING = "running"
     RETIRING = "retiring"  # preempted, will wait again
@@ -24,16 +24,16 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What was asked, and how far it is.
+    """The caller's parameters and the scheduler's progress.
 
-    Positions of the sequence, always in this order:
+    Positions of the sequence are always in this order:
 
         0 <= n_published * block_tokens <= n_written <= n_planned <= len(tokens) + n_pending <= limit
     """
 
     token_ids: list[int]  # prompt, then generated tokens (those of earlier attempts included)
     n_prompt: int
-    sampling: Sampling  # `stop_token_ids` are all that end the text, EOS included
+    sampling: Sampling  # its `stop_token_ids` are all tokens that end the text, EOS included
     max_tokens: int = 0  # generated tokens, earlier attempts included; 0: as many as fit
     tenant: str = ""
     weight: int = 1
@@ -41,30 +41,30 @@ class Request:
     chain_root: bytes = b""
     embed: bool = False  # wants the pooled hidden state instead of tokens
     cacheable: bool = True  # False: neither reads nor feeds the prefix cache (start-up probe)
-    trial_tokens: int = 0  # workers died under it: runs beside no other suspect until it has generated so many here
+    trial_tokens: int = 0  # > 0: a suspect; it runs beside no other suspect until it generated this many tokens here
 
     # Kept by the scheduler.
     status: Status = Status.WAITING
     arrival: int = 0  # order of submission
     queued_at: float = 0.0
-    admitted_at: float = 0.0  # the first time
+    admitted_at: float = 0.0  # first admission
     slot: int = -1
     limit: int = 0  # the sequence never grows beyond this many tokens
     n_pending: int = 0  # tokens that plans in flight will draw
     n_planned: int = 0  # positions covered by plans
     n_written: int = 0  # positions covered by returned plans
     n_published: int = 0  # blocks offered to the prefix cache
-    n_charged: int = 0  # positions its tenant has paid for
-    n_in_flight: int = 0  # plans in flight with a chunk of it
+    n_charged: int = 0  # positions charged to its tenant
+    n_in_flight: int = 0  # plans in flight that contain a chunk of the request
     n_preempted: int = 0
     cleared_at: int = 0  # generated tokens that clear a suspect
-    cached_tokens: int = 0  # of the prompt, at the first admission
+    cached_tokens: int = 0  # prompt tokens found in the cache at the first admission
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)  # one per full hash block of token_ids
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    announced: bool = False  # its first output is out
+    announced: bool = False  # the first output was returned
     patient: bool = True  # may still wait for the blocks of a producer
-    end_token_ids: frozenset[int] = field(init=False)  # of `sampling`, which is slower to ask
+    end_token_ids: frozenset[int] = field(init=False)  # copy of `sampling.stop_token_ids` for fast look-ups
     scores_prompt: bool = field(init=False)  # prompt log-probabilities are wanted
 
     def __post_init__(self) -> None:
@@ -73,17 +73,17 @@ class Request:
 
     @property
     def reads_cache(self) -> bool:
-        """Whether cached blocks may stand for computing: not when every prompt position must be seen."""
+        """Whether cached blocks may replace computing: not when the output needs every prompt position."""
         return self.cacheable and not (self.embed or self.scores_prompt)
 
     @property
     def n_generated(self) -> int:
-        """Tokens beyond the prompt that are known."""
+        """Number of known tokens after the prompt."""
         return len(self.token_ids) - self.n_prompt
 
     @property
     def ending(self) -> Finish | None:
-        """How it ends with its newest generated token; None when it goes on."""
+        """Finish reason of the newest generated token; None when the request continues."""
         if self.token_ids[-1] in self.end_token_ids:
             return Finish.STOP
         return Finish.LENGTH if len(self.token_ids) >= self.limit else None
@@ -102,7 +102,7 @@ class Request:
             self.digests += extend_chain(parent, self.token_ids[done * HASH_BLOCK_TOKENS :])
 
     def block_digests(self, block_tokens: int, first: int, end: int) -> list[bytes]:
-        """Digests of the device blocks [first, end): a block is named by its last hash block."""
+        """Digests of the device blocks [first, end); a block's digest is that of its last hash block."""
         per_block = block_tokens // HASH_BLOCK_TOKENS
         return self.digests[(first + 1) * per_block - 1 : end * per_block : per_block]
 

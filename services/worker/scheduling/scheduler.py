@@ -1,9 +1,9 @@
-"""Decides what every step computes. Pure Python, no torch, no I/O, no threads.
+"""Plans each step. Pure Python, no torch, no I/O, no threads.
 
-There is no prefill phase and no decode phase. A request has known tokens and planned positions; every step
+There is no prefill phase and no decode phase. A request has known tokens and planned positions. Each step
 spends a budget of rows, first on requests that need one row (decodes), then on the rest of running prompts,
-then on admissions. Step n + 1 is planned while step n is computed: a plan counts on the token that the plan
-before it draws, and when that token ends the request, the later row is discarded.
+then on admissions. Step n + 1 is planned while step n is computed, so a plan assumes that the request continues
+after the token that step n draws; when that token ends the request, the later row is discarded.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from services.worker.scheduling.transfers import Arrival, Transfers
 class Scheduler:
     """All requests of one worker, their blocks and slots.
 
-    `submit` and `cancel` at any time; `plan` whenever fewer than `max_in_flight` plans are out; `apply` once
-    per plan, in order.
+    Call `submit` and `cancel` at any time, `plan` whenever fewer than `max_in_flight` plans are in flight, and
+    `apply` once per plan, in order.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.counters = counters or EngineCounters()
-        # Both follow the measured speed; whoever measures sets them.
-        self.prefill_budget = PrefillBudget(config.max_batched_tokens)  # of prompts beside decodes
-        self.share_min_tokens = 64  # a shorter prefix is computed again: waiting costs about a step
+        # The engine sets both from the measured step times.
+        self.prefill_budget = PrefillBudget(config.max_batched_tokens)  # for prompts in a step that also decodes
+        self.share_min_tokens = 64  # a shorter prefix is computed again, because waiting costs about a step
         self._events = events
         self._clock = clock
         self._next_step = 0
@@ -67,41 +67,41 @@ class Scheduler:
         self._deferred: dict[Request, None] = {}
         self._lingering: dict[Request, None] = {}  # not running, but a plan in flight refers to their blocks
         self._slots = Slots(config.max_running)
-        self.in_flight: deque[PlannedStep] = deque()  # whose results are outstanding, the oldest first; to be read only
+        self.in_flight: deque[PlannedStep] = deque()  # steps without a result yet, oldest first; others only read it
 
-    # -- what is going on ------------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------------
 
     @property
     def pool(self) -> BlockPool:
-        """The KV blocks; to be read only."""
+        """The KV blocks; callers only read them."""
         return self._pool
 
     @property
     def n_running(self) -> int:
-        """Requests with a slot."""
+        """Number of requests with a slot."""
         return len(self._running)
 
     @property
     def n_waiting(self) -> int:
-        """Requests without a slot."""
+        """Number of requests without a slot."""
         return len(self._queue) + len(self._deferred)
 
     @property
     def queued_prefill_tokens(self) -> int:
-        """Known tokens that no plan covers yet."""
+        """Number of known tokens that no plan covers yet."""
         deferred = sum(len(request.token_ids) for request in self._deferred)
         running = sum(max(0, len(request.token_ids) - request.n_planned) for request in self._running)
         return self._queue.tokens + deferred + running
 
     @property
     def idle(self) -> bool:
-        """Nothing to do and nothing outstanding."""
+        """Whether there are no requests and no plans in flight."""
         return not (self._running or self._lingering or self.in_flight or self.n_waiting)
 
-    # -- requests come and go --------------------------------------------------------------------------------
+    # -- submission and cancellation -------------------------------------------------------------------------
 
     def submit(self, request: Request, *, deferred: bool = False) -> None:
-        """Queue a request, or let it wait for `requeue`; raises TooLongError when it could not even run alone."""
+        """Queue a request, or hold it until `requeue`; raises TooLongError when an empty pool could not serve it."""
         request.limit = self.capacity.limit(request)
         request.arrival = self._next_arrival
         request.queued_at = self._clock()
@@ -117,17 +117,17 @@ class Scheduler:
             self._queue.push(request)
 
     def requeue(self, request: Request) -> None:
-        """Queue a request that was submitted as deferred, unless it has ended."""
+        """Queue a request submitted as deferred, unless it has ended."""
         if request.status is Status.DEFERRED:
             self._wake([request])
 
     def adopt(self, arrival: Arrival, n_blocks: int) -> None:
-        """The next blocks of an arrival are written: tell of them as of computed ones."""
+        """Publish the next transferred blocks of an arrival."""
         self.transfers.adopt(arrival, n_blocks)
         self._events.flush()
 
     def cancel(self, request: Request) -> bool:
-        """Forget a request in whatever state; returns whether it was still alive."""
+        """End a request in any state; returns whether it was still alive."""
         if request.status is Status.DONE:
             return False
         if request.status is Status.WAITING:
@@ -138,7 +138,7 @@ class Scheduler:
         return True
 
     def abandon(self) -> list[Request]:
-        """The ranks and their KV are lost: forget everything; returns the requests that were alive."""
+        """Drop all requests and blocks, because the ranks and their KV are lost; returns the requests still alive."""
         alive = [*self._running, *self._deferred, *self._queue]
         alive += [request for request in self._lingering if request.status is Status.RETIRING]
         for request in alive:
@@ -150,7 +150,7 @@ class Scheduler:
     # -- planning --------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step; None when there is nothing to compute or enough is in flight."""
+        """The next step; None when there is nothing to compute or `max_in_flight` steps are in flight."""
         if len(self.in_flight) >= self.config.max_in_flight:
             return None
         builder = StepBuilder(self.config.max_batched_tokens)
@@ -169,7 +169,7 @@ class Scheduler:
         return plan
 
     def _plan_decodes(self, builder: StepBuilder) -> list[Request]:
-        """One row for everyone who needs just one; returns the running requests that need more."""
+        """Plan one row for each running request that needs exactly one; returns the requests that need more."""
         prefills = []
         block_tokens = self.config.block_tokens
         for request in list(self._running):
@@ -189,10 +189,10 @@ class Scheduler:
         return prefills
 
     def _plan_prefills(self, builder: StepBuilder, prefills: list[Request]) -> None:
-        """Running prompts, then admissions.
+        """Plan running prompts, then admissions.
 
-        Half of the budget is kept for the first prompt in line, which also takes what the others leave: a long
-        prompt neither starves the short ones behind it nor is starved by them.
+        The oldest prompt of the most important priority gets half of the budget and whatever the others leave, so
+        that a long prompt does not starve shorter ones and they do not starve it.
         """
         prefills.sort(key=lambda request: (request.priority, request.arrival))
         first = prefills[0] if prefills else None
@@ -210,7 +210,7 @@ class Scheduler:
             self._plan_chunk(builder, first, ())
 
     def _plan_chunk(self, builder: StepBuilder, request: Request, new_blocks: tuple[int, ...]) -> None:
-        """As many of the known tokens as the budget allows; their blocks are there since the admission."""
+        """Plan as many of the known tokens as the budget allows; the admission allocated their blocks."""
         start, known = request.n_planned, len(request.token_ids)
         end = start + builder.rows_for(start, known - start)
         builder.add(request, end, int(end == known), new_blocks)
@@ -218,10 +218,10 @@ class Scheduler:
         self._ledger.charge_known(request, start, end, PREFILL_COST)
 
     def _grow(self, request: Request, builder: StepBuilder) -> tuple[int, ...]:
-        """One more block for a decode; empty when it has to sit this step out."""
+        """Allocate one more block for a decode; returns () when none is free and the request skips this step."""
         while self._pool.available == 0:
             builder.pressed = True
-            if self._lingering:  # blocks are on their way back
+            if self._lingering:  # their blocks become free when their plans return
                 return ()
             victim = choose_victim(self._running, self._ledger)
             assert victim is not None, "a request that asks for a block is not protected"
@@ -283,8 +283,8 @@ class Scheduler:
         self._plan_chunk(builder, request, tuple(request.blocks))
 
     def _make_way(self, head: Request) -> bool:
-        """Preempt someone less important than the waiting `head`; returns whether to try again at once."""
-        if self._lingering:  # somebody is making way already
+        """Preempt a request less important than the waiting `head`; returns whether its blocks are free at once."""
+        if self._lingering:  # blocks and slots become free already, when plans return
             return False
         lesser = [request for request in self._running if request.priority > head.priority]
         victim = choose_victim(lesser, self._ledger)
@@ -296,7 +296,7 @@ class Scheduler:
     # -- results ---------------------------------------------------------------------------------------------
 
     def apply(self, result: StepResult) -> list[tuple[Request, Output]]:
-        """Take the result of the oldest plan in flight; returns what it made of each request."""
+        """Take the result of the oldest plan in flight; returns the outputs of its requests."""
         planned = self.in_flight.popleft()
         assert planned.step == result.step, f"result of step {result.step}, but {planned.step} is the oldest in flight"
         drawn = dict(zip(result.slots, result.token_ids, strict=True))
@@ -321,7 +321,7 @@ class Scheduler:
         return outputs
 
     def _draw(self, request: Request, result: StepResult, drawn: dict[int, int]) -> Output:
-        """The row of a request's last known token has come back."""
+        """Output of a request whose chunk drew a token, a pooled state or a failure."""
         prefill = None if request.announced else _prefill(request)
         request.announced = True
         slot = request.slot
@@ -349,11 +349,11 @@ class Scheduler:
         self._stop_running(victim, Status.RETIRING)
 
     def _end(self, request: Request) -> None:
-        """A request that is not waiting in the queue is over."""
+        """End a request that is not in the queue."""
         self._ledger.leave(request.tenant)
         if request.status is Status.RUNNING:
             self._stop_running(request, Status.DONE)
-        else:  # RETIRING: its blocks go when its last plan returns
+        else:  # DEFERRED, or RETIRING, which frees its blocks when its last plan returns
             self._deferred.pop(request, None)
             request.status = Status.DONE
 
@@ -367,7 +367,7 @@ class Scheduler:
             self._lingering[request] = None
 
     def _let_go(self, request: Request) -> None:
-        """No plan in flight refers to it: its blocks and slot are free; a preempted request waits again."""
+        """Free the blocks and the slot of a request without plans in flight; queue it again if it was preempted."""
         self._lingering.pop(request, None)
         self._pool.release(request.blocks)
         request.blocks = []
@@ -380,7 +380,7 @@ class Scheduler:
             self._queue.push(request)
 
     def check(self) -> None:
-        """Raise AssertionError when the books disagree; for tests and idle moments."""
+        """Raise AssertionError when the pool, the slots and the requests disagree; for tests."""
         holders = [*self._running, *self._lingering]
         self._pool.check([*(request.blocks for request in holders), *self.transfers.tables()])
         held = [request.slot for request in holders]
@@ -397,5 +397,5 @@ class Scheduler:
 
 
 def _prefill(request: Request) -> Prefill:
-    """What the first output says beside its token."""
+    """Prefill facts of a request's first output."""
     return Prefill(request.queued_at, request.admitted_at, request.cached_tokens, tuple(request.prompt_logprobs))

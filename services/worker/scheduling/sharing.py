@@ -1,4 +1,4 @@
-"""Prefix sharing inside a wave: blocks that a running request is about to compute, and who waits for them."""
+"""Prefix sharing between concurrent requests: blocks that a running request will compute, and their waiters."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from services.worker.scheduling.request import Request, Status
 
 
 class PromisedBlocks:
-    """Digests of prompt blocks in the making, each promised by one running producer.
+    """Digests of prompt blocks, each promised by one running producer.
 
-    A waiter waits only while it is cheaper than computing the blocks again, and never for more than
-    `max_steps` plans: the producer may be slow, or its blocks may turn out to be unpublishable.
+    A wait ends after `max_steps` plans at the latest, because the producer may be slow or its blocks may have to
+    stay private.
     """
 
     def __init__(self, max_steps: int) -> None:
@@ -22,12 +22,12 @@ class PromisedBlocks:
         self._deadlines: deque[tuple[int, bytes, Request]] = deque()
 
     def promise(self, producer: Request, digests: Sequence[bytes]) -> None:
-        """`producer` was admitted and will compute these blocks, in this order."""
+        """Record that `producer` will compute these blocks, in this order."""
         for digest in digests:
             self._producers.setdefault(digest, producer)
 
     def shared(self, digests: Sequence[bytes]) -> int:
-        """How many of `digests`, from the first on, one and the same producer has promised."""
+        """Length of the longest prefix of `digests` that one producer has promised."""
         producer = self._producers.get(digests[0]) if digests else None
         if producer is None:
             return 0
@@ -42,7 +42,7 @@ class PromisedBlocks:
         self._deadlines.append((step + self._max_steps, digest, waiter))
 
     def resolve(self, producer: Request, digests: Sequence[bytes]) -> list[Request]:
-        """The promises of `producer` for `digests` are kept or broken; returns the waiters to wake."""
+        """Remove the kept or broken promises of `producer` for `digests`; returns the waiters to wake."""
         woken: list[Request] = []
         for digest in digests:
             if self._producers.get(digest) is producer:
@@ -52,7 +52,7 @@ class PromisedBlocks:
         return [waiter for waiter in woken if waiter.status is Status.DEFERRED]
 
     def expired(self, step: int) -> list[Request]:
-        """Waiters that have waited long enough by `step`."""
+        """Waiters whose longest wait ends by `step`."""
         late = []
         while self._deadlines and self._deadlines[0][0] <= step:
             _, digest, waiter = self._deadlines.popleft()

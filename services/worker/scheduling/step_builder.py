@@ -1,4 +1,4 @@
-"""A step in the making."""
+"""Builds the plan of one step, and keeps the slots."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Work = list[tuple[Request, Chunk]]
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step makes the ranks do."""
+    """Size of a step's work on the ranks."""
 
     n_rows: int
     n_prefill_rows: int = 0
-    n_keys: float = 0.0  # that the prefill rows attend to, summed over them
+    n_keys: float = 0.0  # keys that the prefill rows attend to, summed over the rows
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> StepLoad:
@@ -31,7 +31,7 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step that the ranks have been given."""
+    """A planned step whose result is outstanding."""
 
     step: int
     work: Work
@@ -41,38 +41,38 @@ class PlannedStep:
 
 @dataclass(slots=True)
 class StepBuilder:
-    """What a plan will contain, and what it may still spend."""
+    """Contents of a plan so far, and the rows and the budget left."""
 
-    room: int  # rows
+    room: int  # rows left
     prefill_budget: PrefillBudget = field(init=False)
-    budget: float = field(init=False)  # what is left of it
+    budget: float = field(init=False)  # rest of `prefill_budget`
     work: Work = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
-    pressed: bool = False  # a running request found no block: nobody new is admitted
+    pressed: bool = False  # a running request found no free block, so nothing is admitted
 
     def __post_init__(self) -> None:
         self.set_prefill_budget(PrefillBudget(self.room))
 
     def set_prefill_budget(self, allowed: PrefillBudget) -> None:
-        """Prompts get no more of the step than this, and no more than there is room for."""
+        """Limit the prompts of the step to `allowed` and to the rows left."""
         self.prefill_budget, self.budget = allowed, min(self.room, allowed.n_rows)
 
     @property
     def open(self) -> bool:
-        """Whether there is anything left for prompts."""
+        """Whether rows and budget are left for prompts."""
         return self.budget > 0 and self.room > 0
 
     def half_for(self, request: Request) -> float:
-        """Half of the budget, or less where the rest of the prompt costs less."""
+        """Half of the budget left, or the cost of the rest of the request's prompt if that is less."""
         rest = self.prefill_budget.cost(request.n_planned, len(request.token_ids) - request.n_planned)
         return min(rest, (self.budget + 1) // 2)
 
     def rows_for(self, start: int, wanted: int) -> int:
-        """How many rows of a prompt from position `start` on there is room and budget for."""
+        """Number of rows of a prompt from position `start` on, at most `wanted`, that room and budget allow."""
         return min(wanted, self.room, self.prefill_budget.rows(start, self.budget))
 
     def add(self, request: Request, end: int, n_draws: int, new_blocks: tuple[int, ...]) -> None:
-        """Compute the request's positions up to `end`, whose last `n_draws` draw a token each."""
+        """Plan the request's positions up to `end`, of which the last `n_draws` draw a token each."""
         start = request.n_planned
         request.n_planned = end
         request.n_pending += n_draws
@@ -88,17 +88,17 @@ class StepBuilder:
 
 
 class Slots:
-    """Which slots are free, and which of them the ranks still have to be told about."""
+    """The free slots, and the slots that the next plan announces as released."""
 
     def __init__(self, n: int) -> None:
         self.free = list(range(n - 1, -1, -1))
         self.released: list[int] = []
 
     def take(self) -> int:
-        """A free slot."""
+        """Take a free slot."""
         return self.free.pop()
 
     def give_back(self, slot: int) -> None:
-        """No plan in flight refers to the slot."""
+        """Free a slot to which no plan in flight refers."""
         self.released.append(slot)
         self.free.append(slot)

@@ -1,7 +1,7 @@
-"""Blocks that leave for another worker, and blocks on their way from one.
+"""Blocks that another worker reads, and blocks that another worker sends.
 
-Both hold references like a request does: what is read cannot be evicted meanwhile, and what arrives enters the prefix
-cache block by block, always on top of a canonical parent.
+Both hold references as requests do: a block that is read cannot be evicted, and blocks that arrive enter the prefix
+cache one by one, each on top of a canonical parent.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from dataclasses import dataclass
 from services.worker.scheduling.block_pool import NULL_BLOCK, BlockPool
 from services.worker.scheduling.request import Request
 
-# Blocks that transfers may hold: the rest of the pool keeps serving whatever peers do.
+# Share of the pool that transfers may hold; peers cannot take the rest away from requests.
 MAX_SHARE = 0.5
 
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """Cached blocks that another worker reads: `blocks[i]` is the one of the i-th digest asked for."""
+    """Cached blocks that another worker reads; `blocks[i]` belongs to the i-th requested digest."""
 
     blocks: list[int]
 
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """A prefix of which another worker sends the end: digests `[len(held) :]`, to be written to `fresh`."""
+    """A prefix whose missing last blocks another worker sends; they are written to `fresh`."""
 
-    digests: list[bytes]  # of the blocks that are missing
-    hashes: list[tuple[int, ...]]  # their wire hashes
-    held: list[int]  # canonical, from the first block of the prefix on
-    fresh: list[int]  # allocated, one per digest
+    digests: list[bytes]  # digests of the missing blocks
+    hashes: list[tuple[int, ...]]  # wire hashes of the missing blocks
+    held: list[int]  # canonical blocks, from the first block of the prefix on
+    fresh: list[int]  # allocated blocks, one per missing digest
 
 
 class Transfers:
-    """All blocks of one pool that are held on behalf of other workers or expected from them."""
+    """All blocks of one pool that other workers read or send."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -45,9 +45,9 @@ class Transfers:
         return len(self._pins) + len(self._arrivals)
 
     def pin(self, digests: Sequence[bytes]) -> Pin | None:
-        """Hold the longest run of `digests` that is cached, from the first on; None when transfers hold too much.
+        """Hold the longest cached prefix of `digests`; None when transfers hold too many blocks.
 
-        The blocks before it, which a reader has already, are held as well: whoever holds blocks holds whole prefixes.
+        Blocks that the reader has already are held as well, because references always cover whole prefixes.
         """
         pin = Pin(self._pool.match(digests))
         if not self._affordable(len(pin.blocks)):
@@ -57,13 +57,13 @@ class Transfers:
         return pin
 
     def unpin(self, pin: Pin) -> None:
-        """The blocks have been read, or nobody wants them any more."""
+        """Release the blocks after the reader finished or gave up."""
         if pin in self._pins:
             del self._pins[pin]
             self._pool.release(pin.blocks)
 
     def expect(self, request: Request, n_tokens: int) -> Arrival | None:
-        """Make room for what is missing of the first `n_tokens` of `request`; None when nothing is, or no room."""
+        """Allocate the missing blocks of the first `n_tokens` of `request`; None when none is missing or fits."""
         size = self._pool.block_tokens
         n_blocks = min(n_tokens, len(request.token_ids) - 1) // size
         digests = request.block_digests(size, 0, n_blocks)
@@ -80,28 +80,28 @@ class Transfers:
         return arrival
 
     def adopt(self, arrival: Arrival, n: int) -> None:
-        """The next `n` missing blocks are written: they enter the prefix cache as if they had been computed here."""
+        """Publish the next `n` missing blocks, which are written, as if they had been computed here."""
         if arrival not in self._arrivals:
             return
         for _ in range(n):
             digest, hashes, block = arrival.digests.pop(0), arrival.hashes.pop(0), arrival.fresh.pop(0)
             parent = arrival.held[-1] if arrival.held else NULL_BLOCK
             if not self._pool.publish(block, parent, digest, hashes):
-                # Somebody computed the same block meanwhile and uses it: what follows goes on top of that one.
+                # A request computed the same block meanwhile and uses it: the next blocks follow that block.
                 self._pool.release([block])
                 (block,) = self._pool.match([digest])
                 self._pool.share([block])
             arrival.held.append(block)
 
     def finish(self, arrival: Arrival) -> None:
-        """Nothing more will arrive; what did stays in the prefix cache."""
+        """End the transfer; the blocks that arrived stay in the prefix cache."""
         if arrival in self._arrivals:
             del self._arrivals[arrival]
             self._pool.release(arrival.fresh)
             self._pool.release(arrival.held)
 
     def tables(self) -> Iterator[Sequence[int]]:
-        """Every reference that transfers hold, for the checks."""
+        """Every block reference that transfers hold, for checks."""
         for pin in self._pins:
             yield pin.blocks
         for arrival in self._arrivals:
