@@ -1,6 +1,6 @@
-"""Our attention kernels for vector registers, by themselves: for float32, and for bfloat16 where AMX does not serve.
+"""Our attention kernels for vector registers: for float32, and for bfloat16 where the AMX kernels do not apply.
 
-A row's bits depend on that row alone, whatever the number of rows.
+A row's result does not depend on the other rows, bit for bit.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class VectorAttention:
 
 
 def serves(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether the kernel applies, on this CPU."""
+    """Whether the kernel applies on this CPU."""
     return dtype in _FUNCTIONS and head_dim % HEAD_MULTIPLE == 0 and head_dim <= MAX_HEAD_DIM and has_vectors()
 
 
 def open_attention(dtype: torch.dtype) -> VectorAttention:
-    """Open the kernel where it applies. Raises RuntimeError when it is missing, or when there are no threads."""
+    """Open the kernel. Raises RuntimeError when its library is missing or its threads cannot be started."""
     return load_library(vector_library(pairs=dtype is torch.bfloat16), torch.get_num_threads(), dtype)
 
 

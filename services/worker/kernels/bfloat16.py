@@ -1,7 +1,7 @@
-"""Our bfloat16 kernels for CPUs, and which are for this one: for tile registers (AMX), AVX-512, AVX2, or NEON.
+"""Our bfloat16 kernels for CPUs with tile registers (AMX), AVX-512, AVX2 or NEON, and the choice for this CPU.
 
-A row's bits depend on that row alone, whatever the number of rows. All tensors are bfloat16 on CPU with contiguous
-last dimensions unless said otherwise; their shapes are the caller's promise.
+A row's result does not depend on the other rows, bit for bit. All tensors are bfloat16 on CPU with contiguous last
+dimensions unless stated otherwise; the kernels do not check shapes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AMX, AVX512_BF16, AVX512, AVX2, NEON_BF16, NEON = (
     Path(__file__).with_name(f"librz_{name}.so")
     for name in ("amx", "avx512_bf16", "avx512", "avx2", "neon_bf16", "neon")
 )
-_MADE_FOR = {  # longer names before those they begin with
+_MADE_FOR = {  # a name stands before its prefixes
     AMX.stem: "AMX tiles",
     AVX512_BF16.stem: "AVX-512 bfloat16",
     AVX512.stem: "AVX-512",
@@ -33,25 +33,25 @@ _MADE_FOR = {  # longer names before those they begin with
     NEON_BF16.stem: "NEON bfloat16",
     NEON.stem: "NEON",
 }
-TILE_K = 32  # linear layers are multiples of it, and heads for AMX
-PACKED_ROWS = 64  # rows of a packed weight are padded to a multiple of it
-HEAD_MULTIPLE, MAX_HEAD_DIM = 8, 256  # of head_dim
+TILE_K = 32  # n_in of linear layers is a multiple of TILE_K; with AMX head_dim is, too
+PACKED_ROWS = 64  # rows of a packed weight are padded to a multiple of PACKED_ROWS
+HEAD_MULTIPLE, MAX_HEAD_DIM = 8, 256  # limits of head_dim
 _TILE_ROWS = 16
 
-# What a step of a model is made of, in the order of their numbers in replay.c, and the arguments.
+# Functions that a step can consist of, with the kinds of their arguments, in the order of their numbers in replay.c.
 REPLAYED = {**{f.name: f.kinds for f in FUNCTIONS if f.replayed}, REDUCE: REDUCE_ARGUMENTS}
-Call = tuple[str, tuple[Any, ...]]  # one of these and its arguments
+Call = tuple[str, tuple[Any, ...]]  # name of a replayed function and its arguments
 
 
 class Sizes(NamedTuple):
-    """How large a step is."""
+    """Size of a step."""
 
     row_count: int
     sequence_count: int
 
 
 class Collectives(ctypes.Structure):
-    """A rank's place in its group, and how far it has got, as collective.h says. `area` and `beats`: addresses."""
+    """A rank's position and progress in its group, as in collective.h. `area` and `beats` are addresses."""
 
     _fields_ = (
         ("area", c_void_p),
@@ -61,7 +61,7 @@ class Collectives(ctypes.Structure):
 
 
 class _NotingLibrary:
-    """Notes the calls of what can be replayed."""
+    """Calls the library and records the calls of functions that can be replayed."""
 
     def __init__(self, library: ctypes.CDLL, calls: list[Call]) -> None:
         self._library, self._calls = library, calls
@@ -83,13 +83,13 @@ class Bfloat16Kernels:
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         self.made_for = _MADE_FOR[name]
-        self.amx = name == AMX.stem  # whose blocks are multiples of 16 positions
+        self.amx = name == AMX.stem  # requires KV blocks of a multiple of 16 positions
         self.head_multiple = TILE_K if self.amx else HEAD_MULTIPLE
         self._library: ctypes.CDLL | _NotingLibrary = library
 
     @contextmanager
     def noted_in(self, calls: list[Call]) -> Iterator[None]:
-        """Append to `calls` what is called meanwhile and can be replayed."""
+        """Append the calls that can be replayed to `calls` inside this context."""
         library = self._library
         assert isinstance(library, ctypes.CDLL)
         self._library = _NotingLibrary(library, calls)
@@ -99,22 +99,22 @@ class Bfloat16Kernels:
             self._library = library
 
     def replay(self, calls: torch.Tensor, first: int, sizes: Sizes, group: Collectives | None) -> int:
-        """Call kernels again, from the call `first` on, in a step of these sizes.
+        """Call captured kernels from the call `first` on, in a step of the given sizes.
 
-        `calls` [n, words] int64 are laid out as in replay.c.
-        Returns n, or which call is a collective that the caller has to make before it goes on behind it: one that
-        others are late for, or any if there is no `group`.
+        `calls` [n, words] int64 are laid out as in replay.c. Returns n, or the index of a collective that the caller
+        has to make before it continues with the next call: without `group` any collective, otherwise a collective
+        for which other ranks are late.
         """
         address = None if group is None else ctypes.addressof(group)
         stopped: int = self._library.rz_replay(calls.data_ptr(), calls.shape[0], first, *sizes, address)
         return stopped
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return [n_out, n_in] in the layout that `linear` reads, n_out padded; n_in: a multiple of 32."""
+        """Return `weight` [n_out, n_in] in the layout of `linear`, with n_out padded; n_in is a multiple of 32."""
         return self.pack_blocks([weight], *weight.shape)
 
     def pack_blocks(self, blocks: Iterable[torch.Tensor], n_out: int, n_in: int) -> torch.Tensor:
-        """Return the same of a weight in blocks of a multiple of PACKED_ROWS rows, the last one of any number."""
+        """Pack a weight [n_out, n_in] given as blocks of rows; each but the last has a multiple of PACKED_ROWS rows."""
         packed = torch.empty(-(-n_out // PACKED_ROWS) * PACKED_ROWS, n_in, dtype=torch.bfloat16)
         first = 0
         for block in blocks:
@@ -123,14 +123,14 @@ class Bfloat16Kernels:
         return packed
 
     def unpack(self, packed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Return the rows `rows` [n] int64 of a packed weight, bit by bit: [n, n_in]."""
+        """Return the rows `rows` [n] int64 of a packed weight, bit-identical: [n, n_in]."""
         n, n_in = len(rows), packed.shape[1]
         out = torch.empty(n, n_in, dtype=torch.bfloat16)
         self._library.rz_unpack_rows(packed.data_ptr(), n_in, rows.data_ptr(), out.data_ptr(), n)
         return out
 
     def spare(self, n_in: int) -> torch.Tensor:
-        """Return the room that `linear` needs for an incomplete tile of rows."""
+        """Return the buffer that `linear` needs for an incomplete tile of rows."""
         return torch.empty(_TILE_ROWS * n_in, dtype=torch.bfloat16)
 
     def linear(
@@ -154,7 +154,7 @@ class Bfloat16Kernels:
         )
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
-        """Normalise the last dimension of x [n, size], or [n, groups, size] with `weight` [groups, size] float32."""
+        """Normalise the last dimension of x [n, size] or [n, groups, size]; `weight` [groups, size] float32."""
         groups, size = (1, x.shape[1]) if x.dim() == 2 else (x.shape[1], x.shape[2])
         self._library.rz_rms_norm(
             *(x.data_ptr(), x.stride(0), weight.data_ptr(), groups, eps),
@@ -193,9 +193,9 @@ class Bfloat16Kernels:
         seeds: NDArray[np.uint64],
         positions: NDArray[np.int64],
     ) -> torch.Tensor:
-        """Return the key [n] int64 (sampling/keys.py) of the token that each row of `logits` draws among its own.
+        """Return the key [n] int64 (backends/keys.py) of the token that each row of `logits` draws.
 
-        `logits` [n, a multiple of 16] float32 with columns from token `first_id` on; the others [n], contiguous.
+        `logits` [n, a multiple of 16] float32; column 0 is token `first_id`. The other arrays are [n], contiguous.
         """
         n, n_columns = logits.shape
         keys = torch.empty(n, dtype=torch.int64)
@@ -204,9 +204,9 @@ class Bfloat16Kernels:
         return keys
 
     def pick(self, logits: torch.Tensor, first_id: int, width: int) -> torch.Tensor:
-        """Return the keys [n, width] int64 (sampling/keys.py) of the best columns, of which the first is the least.
+        """Return the keys [n, width] int64 (backends/keys.py) of each row's best columns, the least key first.
 
-        `logits` [n, a multiple of 16] float32 with columns from token `first_id` on.
+        `logits` [n, a multiple of 16] float32; column 0 is token `first_id`.
         """
         n, n_columns = logits.shape
         keys = torch.empty(n, width, dtype=torch.int64)
@@ -223,8 +223,8 @@ class Bfloat16Kernels:
     def all_reduce(self, group: Collectives, x: torch.Tensor) -> bool:
         """Sum contiguous `x` over the ranks, in place.
 
-        False, and `x` and `group` are what they were, when after `looks` looks another rank has not come that far, or
-        has brought another size: to be called again, or given up.
+        Returns False, and leaves `x` and `group` unchanged, when after `looks` checks another rank has not arrived or
+        has another size; the caller then calls again or fails.
         """
         return not self._library.rz_all_reduce(ctypes.addressof(group), x.data_ptr(), x.numel())
 
@@ -236,22 +236,22 @@ class Bfloat16Kernels:
 
 
 def why_not(dtype: torch.dtype) -> str:
-    """Say why the kernels do not apply on this CPU, or "" where only the operating system can still refuse them."""
+    """Why the kernels do not apply on this CPU; "" when they do, unless the operating system refuses registers."""
     if dtype is not torch.bfloat16:
         return f"the dtype is {str(dtype).removeprefix('torch.')}"
     return "" if has_amx() or has_vectors() else "this CPU has neither AMX tiles nor AVX2 nor NEON"
 
 
 def open_kernels() -> Bfloat16Kernels:
-    """Open the best kernels that this CPU can run, where they apply.
+    """Open the best kernels for this CPU.
 
-    Raises RegistersRefusedError, and RuntimeError when they are missing, or when there are no threads.
+    Raises RegistersRefusedError, and RuntimeError when the library is missing or its threads cannot be started.
     """
     return load_library(AMX if has_amx() else vector_library(pairs=True), torch.get_num_threads())
 
 
 def vector_library(*, pairs: bool) -> Path:
-    """The best library for this CPU without AMX; `pairs`: one that multiplies pairs of bfloat16 may be it."""
+    """The best library without AMX for this CPU; `pairs` allows libraries that multiply pairs of bfloat16."""
     if has_neon():
         return NEON_BF16 if pairs and has_neon_bf16() else NEON
     return AVX512_BF16 if pairs and has_avx512_bf16() else AVX512 if has_avx512() else AVX2

@@ -1,7 +1,7 @@
 """Compiles our kernels into libraries beside this file, one for each kind of CPU.
 
-Runs in the build hook of every installation, and by itself (``python services/worker/kernels/build.py``) after a
-change of ``source/``: for x86-64 and 64-bit ARM. Machines of other architectures get none and use torch's kernels.
+The build hook of every installation runs it; after a change of ``source/`` run ``python
+services/worker/kernels/build.py``. There are kernels for x86-64 and 64-bit ARM; other machines use torch's kernels.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from pathlib import Path
 Compiler = Callable[["Target"], list[str]]  # the command for a kind of CPU
 
 FOLDER = Path(__file__).resolve().parent
-COMPILER = "ziglang==0.17.0"  # a C compiler from the package registry, where the machine has none
+COMPILER = "ziglang==0.17.0"  # a C compiler from the package registry, for machines without one
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of CPU. It gets what is in `source/` and in a folder of it."""
+    """A kind of CPU. Its library contains the sources in `source/` and in one folder of it."""
 
     folder: str
-    march: str  # as `cc` calls it
-    mcpu: str  # as zig does
+    march: str  # name for `cc`
+    mcpu: str  # name for zig
 
 
 _X86_64 = {
-    "amx": Target("amx", "sapphirerapids", "sapphirerapids"),  # the first with tile registers
-    "avx512_bf16": Target("dot", "cooperlake", "cooperlake"),  # the first with AVX-512 for bfloat16
-    "avx512": Target("fma", "x86-64-v4", "x86_64_v4"),  # Intel's servers since 2017
-    "avx2": Target("fma", "x86-64-v3", "x86_64_v3"),  # Intel's since 2013, AMD's since 2015
+    "amx": Target("amx", "sapphirerapids", "sapphirerapids"),  # first CPUs with tile registers
+    "avx512_bf16": Target("dot", "cooperlake", "cooperlake"),  # first CPUs with AVX-512 for bfloat16
+    "avx512": Target("fma", "x86-64-v4", "x86_64_v4"),  # Intel servers since 2017
+    "avx2": Target("fma", "x86-64-v3", "x86_64_v3"),  # Intel CPUs since 2013, AMD CPUs since 2015
 }
 _AARCH64 = {
     "neon_bf16": Target(
         "dot", "armv8.2-a+bf16", "generic+v8_2a+bf16"
-    ),  # Neoverse V1 and N2, Graviton 3, Apple's since M2
-    "neon": Target("fma", "armv8-a", "generic"),  # all
+    ),  # Neoverse V1 and N2, Graviton 3, Apple CPUs since M2
+    "neon": Target("fma", "armv8-a", "generic"),  # all CPUs
 }
-# By the machine that is built for.
+# Targets by the machine of the build's result.
 TARGETS = {"linux-x86_64": _X86_64, "linux-aarch64": _AARCH64}
 _PROBES = {"linux-x86_64": "#include <immintrin.h>\n", "linux-aarch64": "#include <arm_neon.h>\n"}
 _FLAGS = (
@@ -62,12 +62,12 @@ _FLAGS = (
 
 
 def required_packages() -> list[str]:
-    """What must be installed before `build_kernels` can run."""
+    """Packages that `build_kernels` needs."""
     return [] if target() not in TARGETS or system_compiler() else [COMPILER]
 
 
 def build_kernels() -> None:
-    """Compile `source/`; raises RuntimeError with the compiler's words when that fails."""
+    """Compile `source/` for all kinds of CPU. Raises RuntimeError with the compiler's output on a failure."""
     if target() not in TARGETS:
         return
     compiler = system_compiler() or packaged_compiler("gnu.2.17")
@@ -75,11 +75,11 @@ def build_kernels() -> None:
         library = FOLDER / f"librz_{name}.so"
         made = library.with_suffix(".so.new")
         compile_kernels(compiler, kind, made, "-shared")
-        made.replace(library)  # a process that has the old one open keeps it
+        made.replace(library)  # processes that use the old library keep its file
 
 
 def compile_kernels(compiler: Compiler, kind: Target, made: Path, *more: str) -> None:
-    """Compile `source/` for a kind of CPU into `made`. Raises RuntimeError with the compiler's words."""
+    """Compile `source/` for a kind of CPU into `made`. Raises RuntimeError with the compiler's output on a failure."""
     source = FOLDER / "source"
     sources = [str(path) for path in (*sorted((source / kind.folder).glob("*.c")), *sorted(source.glob("*.c")))]
     with tempfile.TemporaryDirectory() as generated:
@@ -94,12 +94,12 @@ def compile_kernels(compiler: Compiler, kind: Target, made: Path, *more: str) ->
 def _calls_header(header: Path) -> str:
     signatures = runpy.run_path(
         str(Path(__file__).with_name("signatures.py"))
-    )  # not imported: our package is not there
+    )  # run as a file, because our package may not be installed during the build
     return str(signatures["calls_header"](signatures["read_functions"](header)))
 
 
 def target() -> str:
-    """The machine that is built for; images are built for another one than this at times (``RYZANSTEIN_TARGET``)."""
+    """The machine that will run the kernels: ``RYZANSTEIN_TARGET``, set when images are cross-built, or this one."""
     return os.environ.get("RYZANSTEIN_TARGET") or _this_machine()
 
 
@@ -108,7 +108,7 @@ def _this_machine() -> str:
 
 
 def system_compiler() -> Compiler | None:
-    """The machine's own compiler, unless it is too old to know the targets or for another machine."""
+    """The machine's own compiler; None when it does not know all targets or the target is another machine."""
     path = shutil.which("cc")
     if path is None or target() != _this_machine():
         return None
@@ -121,7 +121,7 @@ def system_compiler() -> Compiler | None:
 
 
 def packaged_compiler(libc: str) -> Compiler:
-    """The compiler from the package registry, for `target()` with that C library. Raises RuntimeError without it."""
+    """The compiler from the package registry, for `target()` and `libc`. Raises RuntimeError when not installed."""
     if importlib.util.find_spec("ziglang") is None:
         newest = next(iter(TARGETS[target()].values())).march
         raise RuntimeError(f"no C compiler that knows {newest}: install one, or pip install {COMPILER}")

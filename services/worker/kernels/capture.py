@@ -1,9 +1,9 @@
-"""Captures which kernels a step calls, and calls them again without Python in between.
+"""Captures the kernel calls of a step and replays them without Python, like CUDA graphs on a GPU.
 
-A step of a small model is hundreds of kernels of microseconds each: to call one from Python takes as long. This
-is to a CPU what CUDA graphs are to a GPU. A step is computed as usual while it is captured; its kernels, and the
-collectives between them, are called with the same arguments ever after, but for the counts of rows and sequences, which
-`source/kernels.h` declares. So one captured step is every step, and whatever else changes must lie where it lay.
+A step of a small model calls hundreds of kernels that take microseconds each, as long as a call from Python. The
+captured step is computed as usual. A replay calls its kernels and collectives with the same arguments, except the
+counts of rows and sequences, which `source/kernels.h` declares. So a captured step replays at any row count; data that
+changes between steps must stay at the same addresses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from services.worker.kernels.bfloat16 import REPLAYED, Bfloat16Kernels, Call, Co
 from services.worker.kernels.library import FUNCTIONS
 from services.worker.kernels.signatures import REDUCE, most_arguments
 
-_WORDS = 1 + most_arguments(FUNCTIONS)  # of a call in replay.c: which kernel, and its arguments
+_WORDS = 1 + most_arguments(FUNCTIONS)  # words of a call in replay.c: the kernel's number and its arguments
 _ALIGNMENT = 64
 _ALLOCATIONS = {torch.empty, torch.Tensor.new_empty}
 _VIEWS = {torch.Tensor.view, torch.Tensor.chunk, torch.Tensor.__getitem__}
@@ -35,22 +35,22 @@ Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
 class NotReplayableError(Exception):
-    """A step does what no replay could do again at other sizes."""
+    """A step cannot be replayed at other sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:
-    """What steps of all sizes call, with their own tensors in `arena`."""
+    """The calls of a step of any size, with the step's tensors in `arena`."""
 
     kernels: Bfloat16Kernels
     calls: torch.Tensor  # [n, _WORDS] int64, as in replay.c
     arena: torch.Tensor
-    result: torch.Tensor  # [most rows, ...]
+    result: torch.Tensor  # [most_rows, ...]
 
     def replay(self, sizes: Sizes, reduce: Reduce, group: Collectives | None) -> torch.Tensor:
-        """Compute a step; what is returned lasts until the next one.
+        """Compute a step; the returned tensor is valid until the next step.
 
-        `reduce` sums over the ranks in place what `group` does not.
+        `reduce` sums over the ranks, in place, the tensors that the kernels cannot sum with `group`.
         """
         at, n = 0, len(self.calls)
         while (at := self.kernels.replay(self.calls, at, sizes, group)) < n:
@@ -65,18 +65,18 @@ class CapturedGraph:
 
 
 class GraphCapture(TorchFunctionMode):
-    """Notes every kernel that a step calls, every tensor it makes and every collective."""
+    """Records every kernel call, every collective and every new tensor of a step."""
 
     def __init__(self, kernels: Bfloat16Kernels, reduce: Reduce, sizes: Sizes) -> None:
-        """`sizes`: of the step that is captured."""
+        """`sizes` are those of the captured step."""
         super().__init__()
         self._kernels, self._inner_reduce, self._sizes = kernels, reduce, sizes
-        self._foreign: set[str] = set()  # what torch itself computed
+        self._foreign: set[str] = set()  # torch functions that computed something
         self._calls: list[Call] = []
-        self._made: list[torch.Tensor] = []  # kept, lest two of them get the same address
+        self._made: list[torch.Tensor] = []  # kept alive, so that no two tensors get the same address
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute, and note what it was."""
+        """Call `func` and record new tensors and torch's computations."""
         result = func(*args, **(kwargs or {}))
         if func in _ALLOCATIONS:
             self._made.append(result)
@@ -85,23 +85,23 @@ class GraphCapture(TorchFunctionMode):
         return result
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum `x` [rows, width] over the ranks in place, and note that; returns `x`."""
+        """Sum `x` [rows, width] over the ranks in place and record the collective; returns `x`."""
         self._calls.append((REDUCE, (x.data_ptr(), *x.shape)))
         before = set(self._foreign)
         self._inner_reduce(x)
-        self._foreign = before  # what a collective computes is its own affair
+        self._foreign = before  # a replay calls the collective itself, so torch's computations inside do not matter
         return x
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Compute the step in here."""
+        """Record the step that is computed inside this context."""
         with self._kernels.noted_in(self._calls), self:
             yield
 
     def graph(self, most_rows: int, result: torch.Tensor) -> CapturedGraph:
-        """Return what was noted, for steps of up to `most_rows` rows; the one captured left its result in `result`.
+        """Return the recorded calls for steps of up to `most_rows` rows; `result` is the captured step's result.
 
-        Raises NotReplayableError for what torch computed, and for what is not as large as the step's rows or sequences.
+        Raises NotReplayableError when torch computed something, or when a count differs from the step's sizes.
         """
         if self._foreign:
             raise NotReplayableError(f"they need {', '.join(sorted(self._foreign))}")
@@ -110,7 +110,7 @@ class GraphCapture(TorchFunctionMode):
             self._use(memory, call, index)
         arena = torch.empty(memory.place(), dtype=torch.uint8)
         words = [_words(call, memory, arena.data_ptr()) for call in self._calls]
-        calls = torch.tensor(words, dtype=torch.int64).view(-1, _WORDS)  # none at all of no layer but the last
+        calls = torch.tensor(words, dtype=torch.int64).view(-1, _WORDS)  # keeps two dimensions without calls
         return CapturedGraph(self._kernels, calls, arena, memory.in_arena(result, arena))
 
     def _use(self, memory: Memory, call: Call, index: int) -> None:
@@ -126,7 +126,7 @@ class GraphCapture(TorchFunctionMode):
 
 
 def _words(call: Call, memory: Memory, base: int) -> list[int]:
-    """A call as replay.c reads it, with the arena at the address `base`; counts, which it does not read, are 0."""
+    """A call in the layout of replay.c, with the arena at address `base`; counts, which replay.c ignores, are 0."""
     name, arguments = call
     words = [list(REPLAYED).index(name)]
     for kind, argument in zip(REPLAYED[name], arguments, strict=True):
@@ -142,8 +142,8 @@ def _words(call: Call, memory: Memory, base: int) -> list[int]:
 @dataclass(slots=True)
 class _Allocation:
     room: int  # bytes
-    first: int  # of the calls that name it
-    last: int
+    first: int  # index of the first call that uses the tensor
+    last: int  # index of the last call
     offset: int = 0
 
     @property
@@ -152,26 +152,27 @@ class _Allocation:
 
 
 def _is_view(func: Any, args: Any, result: Any) -> bool:
-    """Whether nothing was computed: an index may be a slice or a list of rows to be copied."""
+    """Whether `func` returned a view; indexing returns one for a slice and copies for a list of rows."""
     if func is not torch.Tensor.__getitem__:
         return func in _VIEWS
     return bool(result.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr())
 
 
 class Memory:
-    """Where the tensors of a step lie, and where they are to lie in an arena, which has room for those of one time."""
+    """Places a step's tensors in an arena, where tensors with separate lifetimes share memory."""
 
     def __init__(self, made: Sequence[torch.Tensor], rows: int, most_rows: int) -> None:
-        """The tensors made are [rows, ...], and are to have room for `most_rows`."""
+        """`made` are the step's tensors [rows, ...]; each gets room for `most_rows` rows."""
         self._made = {tensor.data_ptr(): tensor for tensor in made}
         self._starts = sorted(self._made)
         self._rows, self._most_rows = rows, most_rows
         self._used: dict[int, _Allocation] = {}  # by address, in the order of their first use
 
     def use(self, address: int, index: int) -> None:
-        """Call `index` names an address; addresses of tensors that were there before the step stay what they are.
+        """Record that call `index` uses `address`; addresses outside the step's tensors are not moved.
 
-        Raises NotReplayableError for a tensor that is no such rows, or an address that is in none but the first.
+        Raises NotReplayableError for a tensor whose first dimension is not the step's rows, or an address beyond its
+        first row.
         """
         start = self._start_of(address)
         if start is None:
@@ -188,7 +189,7 @@ class Memory:
         self._used.setdefault(start, _Allocation(room, index, index)).last = index
 
     def place(self) -> int:
-        """Give each tensor a place that it shares with none that lives at the same time; returns the bytes needed."""
+        """Give each tensor an offset that overlaps no tensor alive at the same time; returns the arena's bytes."""
         placed: list[_Allocation] = []
         for allocation in self._used.values():
             for other in sorted((a for a in placed if a.last >= allocation.first), key=lambda a: a.offset):
@@ -199,7 +200,7 @@ class Memory:
         return max((allocation.end for allocation in placed), default=0)
 
     def in_arena(self, tensor: torch.Tensor, arena: torch.Tensor) -> torch.Tensor:
-        """The same tensor of the most rows: in the arena if it was made during the step, else where it was."""
+        """`tensor` with `most_rows` rows: in the arena if the step made it, otherwise at its old address."""
         shape, strides = (self._most_rows, *tensor.shape[1:]), tensor.stride()
         if self._start_of(tensor.data_ptr()) is None:
             return tensor.as_strided(shape, strides)
@@ -207,7 +208,7 @@ class Memory:
         return arena.view(tensor.dtype).as_strided(shape, strides, offset // tensor.itemsize)
 
     def moved(self, address: int, base: int) -> int:
-        """The same place in the arena at `base`; addresses of other tensors stay what they are."""
+        """`address` moved into the arena at `base`; unchanged outside the step's tensors."""
         start = self._start_of(address)
         return address if start is None else base + self._used[start].offset + address - start
 

@@ -1,4 +1,4 @@
-"""Opens a compiled library of kernels and starts its threads."""
+"""Opens a compiled library of kernels and starts its threads; calls attention."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ AttentionShape = tuple[int, int, int, int, float, float, int]
 # row starts [n + 1], context lengths [n], block tables [n, n_blocks], all int64
 Sequences = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-_NO_THREADS = -2  # from rz_enable
+_NO_THREADS = -2  # result of rz_enable
 
 
 class RegistersRefusedError(RuntimeError):
-    """The operating system refuses a process the registers that a library needs."""
+    """The operating system does not let this process use the registers that a library needs."""
 
     def __init__(self) -> None:
         super().__init__("the operating system refuses the tile registers")
 
 
 def open_library(path: Path, threads: int) -> ctypes.CDLL:
-    """Load the library to run on `threads` threads, its functions as `source/kernels.h` declares them.
+    """Load a library, declare its functions as in `source/kernels.h`, and start `threads` threads.
 
-    Raises RegistersRefusedError, and RuntimeError when it is missing or another version, or when there are no threads.
+    Raises RegistersRefusedError, and RuntimeError when the library is missing or compiled from other sources, or when
+    the threads cannot be started.
     """
     if not path.exists():
         raise RuntimeError(f"{path} is missing: run `make kernels`, or install again")
@@ -45,7 +46,7 @@ def open_library(path: Path, threads: int) -> ctypes.CDLL:
     if _fingerprint(library) != fingerprint(FUNCTIONS):
         raise RuntimeError(f"{path} was compiled from other sources: run `make kernels`, or install again")
     for function in FUNCTIONS:
-        if hasattr(library, function.name):  # not every kind of CPU has all of them
+        if hasattr(library, function.name):  # some functions exist only for some kinds of CPU
             declared = getattr(library, function.name)
             declared.argtypes, declared.restype = [_TYPES[kind] for kind in function.kinds], _TYPES[function.result]
     result = library.rz_enable(threads)
@@ -70,7 +71,7 @@ def call_attention(
     shape: AttentionShape,
     sequences: Sequences,
 ) -> None:
-    """Attend with `q` [n, heads * head_dim] over a layer's cache, by rz_attend or one like it."""
+    """Attend with `q` [n, heads * head_dim] over a layer's cache; `function` has rz_attend's signature."""
     starts, lengths, blocks = sequences
     function(
         *(q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), cache.data_ptr()),

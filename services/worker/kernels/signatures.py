@@ -1,7 +1,7 @@
-"""What the compiled libraries offer, read from the one place that says it: `source/kernels.h`.
+"""Signatures of the compiled libraries' functions, read from `source/kernels.h`.
 
-Python calls by it, captures by it, and the build makes of it what replays, so these cannot differ; that a function is
-what the header says is checked by the C compiler. Only the standard library is imported: the build runs without ours.
+Python's calls, the capture and the generated code of replays all follow these signatures, and the C compiler checks
+them against the definitions. This file imports only the standard library, because the build runs without our package.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Kind = Literal["pointer", "long", "int", "float", "row_count", "sequence_count"]
 
 HEADER = Path(__file__).resolve().with_name("source") / "kernels.h"
 REDUCE = (
-    "all_reduce"  # a step's collective, which is replayed like a kernel: of a summand, and of which width its rows are
+    "all_reduce"  # a step's collective, replayed like a kernel; its arguments are the summand, its rows and their width
 )
 REDUCE_ARGUMENTS: tuple[Kind, ...] = ("pointer", "row_count", "long")
 
@@ -37,12 +37,12 @@ class Function(NamedTuple):
     name: str
     replayed: bool
     result: str  # "void", "long" or "int"
-    names: tuple[str, ...]  # of the arguments
-    kinds: tuple[Kind, ...]
+    names: tuple[str, ...]  # names of the arguments
+    kinds: tuple[Kind, ...]  # kinds of the arguments
 
 
 def read_functions(header: Path = HEADER) -> tuple[Function, ...]:
-    """All functions in the order of the header. Raises ValueError for an argument of no kind."""
+    """All functions in the order of the header. Raises ValueError for an argument of an unknown kind."""
     return tuple(
         Function(name, bool(replayed), result, *_read_parameters(name, parameters))
         for replayed, result, name, parameters in _FUNCTION.findall(header.read_text())
@@ -65,14 +65,14 @@ def _read_parameters(function: str, parameters: str) -> tuple[tuple[str, ...], t
 
 
 def fingerprint(functions: tuple[Function, ...]) -> str:
-    """What a library is asked for before it is called: one that was compiled from another header has another."""
+    """Hash of the signatures; a library compiled from another header has another fingerprint."""
     return hashlib.sha256(repr([tuple(function) for function in functions]).encode()).hexdigest()[:16]
 
 
 def calls_header(functions: tuple[Function, ...]) -> str:
-    """`calls.h`: how a function is called whose number and arguments lie in memory (replay.c).
+    """Text of `calls.h`: calls of functions whose numbers and arguments lie in memory (replay.c).
 
-    Who includes it says by the macros ROW_COUNT and SEQUENCE_COUNT where these come from.
+    The including file defines the macros ROW_COUNT and SEQUENCE_COUNT, which replace the captured counts.
     """
     replayed, others = (
         [f for f in functions if f.replayed is wanted and f.result == "void"] for wanted in (True, False)
@@ -89,7 +89,7 @@ def calls_header(functions: tuple[Function, ...]) -> str:
 
 
 def most_arguments(functions: tuple[Function, ...]) -> int:
-    """How many the longest call has."""
+    """Largest number of arguments of a function."""
     return max(len(function.kinds) for function in functions)
 
 

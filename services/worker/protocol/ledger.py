@@ -14,7 +14,7 @@ class MemoryLedger:
     kv_cache: int
     available: int  # free memory for this rank after the start
     process: int  # memory of the process before the model was loaded
-    computed: int  # computed before the start: all memory that is not available
+    computed: int  # predicted use before the start, all of the above except `available`
 
     @property
     def total(self) -> int:

@@ -24,7 +24,7 @@ INLINE __m256 load_bf16(const bf16 *x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
 }
 
-// In the upper halves, to nearest, ties to even; NaN keeps its high bits.
+// Rounds to bfloat16 in the upper halves: to nearest, ties to even; NaN keeps its high bits.
 INLINE __m256i round_bf16(__m256 x) {
     __m256i bits = _mm256_castps_si256(x);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -36,7 +36,7 @@ INLINE void store_bf16(bf16 *y, __m256 x) {
     _mm_storeu_si128((__m128i *)y, _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
 }
 
-// The even numbers, or the odd ones, of 16.
+// The even or the odd numbers of 16.
 INLINE __m256 load_part(const bf16 *x, int odd) {
     __m256i both = _mm256_loadu_si256((const __m256i *)x), high = _mm256_set1_epi32((int)0xFFFF0000);
     return _mm256_castsi256_ps(odd ? _mm256_and_si256(both, high) : _mm256_slli_epi32(both, 16));
@@ -78,8 +78,8 @@ INLINE float largest_of(vec x) {
 
 // 2^x: the fraction by a polynomial, the integer by the exponent.
 INLINE vec exp2_of(vec x) {
-    __m256 normal = _mm256_cmp_ps(x, _mm256_set1_ps(-126.0f), _CMP_GE_OQ); // below, it is 0
-    x = _mm256_min_ps(_mm256_and_ps(x, normal), _mm256_set1_ps(128.0f)); // from there on, infinite
+    __m256 normal = _mm256_cmp_ps(x, _mm256_set1_ps(-126.0f), _CMP_GE_OQ); // below -126 the result is 0
+    x = _mm256_min_ps(_mm256_and_ps(x, normal), _mm256_set1_ps(128.0f)); // from 128 on the result is infinite
     __m256 whole = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23);
     return _mm256_and_ps(_mm256_mul_ps(exp2_of_fraction(x - whole), _mm256_castsi256_ps(exponent)), normal);

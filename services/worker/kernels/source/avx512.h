@@ -25,7 +25,7 @@ INLINE __m512 load_bf16(const bf16 *x) { return widen(_mm256_loadu_si256((const 
 
 INLINE __m512 load_bf16_tail(const bf16 *x, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, x)); }
 
-// In the upper halves, to nearest, ties to even; NaN keeps its high bits.
+// Rounds to bfloat16 in the upper halves: to nearest, ties to even; NaN keeps its high bits.
 INLINE __m512i round_bf16(__m512 x) {
     __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
@@ -49,12 +49,12 @@ INLINE __m512 part_of(__m512i x, int odd) {
 
 INLINE __mmask32 first_bf16(long n) { return n >= 2 * WIDTH ? 0xFFFFFFFF : (1u << n) - 1; }
 
-// The even numbers, or the odd ones, of 32.
+// The even or the odd numbers of 32.
 INLINE __m512 load_part(const bf16 *x, int odd) { return part_of(_mm512_loadu_si512(x), odd); }
 
 INLINE __m512 load_part_tail(const bf16 *x, int odd, long n) { return part_of(_mm512_maskz_loadu_epi16(first_bf16(n), x), odd); }
 
-INLINE void store_parts(bf16 *y, __m512 even, __m512 odd, long n) { // the first n of them
+INLINE void store_parts(bf16 *y, __m512 even, __m512 odd, long n) { // stores the first n
     __m512i low = _mm512_srli_epi32(round_bf16(even), 16);
     __m512i high = _mm512_and_si512(round_bf16(odd), _mm512_set1_epi32((int)0xFFFF0000));
     _mm512_mask_storeu_epi16(y, first_bf16(n), _mm512_or_si512(low, high));
@@ -98,14 +98,14 @@ INLINE float largest_of(vec x) { return _mm512_reduce_max_ps(x); }
 
 // 2^x: the fraction by a polynomial, the integer by the exponent.
 INLINE vec exp2_of(vec x) {
-    // Below the normal numbers it is 0: the processor would take a hundred times as long to round to it.
+    // The result is 0 instead of a subnormal number, for which the CPU would take a hundred times as long.
     __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
     x = _mm512_maskz_mov_ps(normal, x); // -inf would turn into NaN
     __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     return _mm512_maskz_scalef_ps(normal, exp2_of_fraction(x - whole), whole);
 }
 
-// 16 x 16 elements of 32 bits, rows to columns, which lie `step` bytes apart.
+// Transposes 16 x 16 elements of 32 bits; the stored rows are `step` bytes apart.
 INLINE void turn(__m512i r[16], char *to, long step) {
     __m512i s[16];
     for (int i = 0; i < 16; i += 2) {
@@ -130,28 +130,28 @@ INLINE void turn(__m512i r[16], char *to, long step) {
 
 #ifdef __AVX512BF16__
 
-typedef __m512i pairs; // of bfloat16, WIDTH of them
+typedef __m512i pairs; // WIDTH pairs of bfloat16
 
 INLINE pairs load_pairs(const bf16 *x) { return _mm512_loadu_si512(x); }
 
 typedef __mmask32 pair_lanes;
 
-INLINE pair_lanes first_pairs(long n) { return first_bf16(n); } // n: of numbers
+INLINE pair_lanes first_pairs(long n) { return first_bf16(n); } // n counts numbers, not pairs
 
 INLINE pairs load_pairs_tail(const bf16 *x, pair_lanes mask) { return _mm512_maskz_loadu_epi16(mask, x); }
 
 INLINE void store_pairs(bf16 *y, pairs x) { _mm512_storeu_si512(y, x); }
 
-INLINE pairs spread_pair(const bf16 *x) { // the same in every place
+INLINE pairs spread_pair(const bf16 *x) { // the same pair in every place
     int32_t pair;
     memcpy(&pair, x, sizeof pair);
     return _mm512_set1_epi32(pair);
 }
 
-// a b + c: of each pair, the products of both numbers.
+// a b + c, where a b is the sum of both products of each pair.
 INLINE vec dot_of(pairs a, pairs b, vec c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
 
-// Pairs of a number of x and the one of y: of the lower numbers, or the upper ones.
+// Pairs of a number of x and the number of y at the same place, from the lower or the upper numbers.
 INLINE pairs zip_of(pairs x, pairs y, int upper) {
     static const uint16_t order[2][32] = {
         {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},

@@ -1,5 +1,4 @@
-// An all-reduce between processes. Who waits for whom, and for how long, is the caller's affair; here a rank only looks out for
-// a moment.
+// An all-reduce between processes. A rank checks for the others only briefly here; the caller decides how long to wait.
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -25,7 +24,7 @@ static void publish(const collectives *c, const bf16 *x, long count) {
     syscall(SYS_futex, mine, FUTEX_WAKE, INT32_MAX, 0, 0, 0);
 }
 
-// In float32 and in the order of the ranks, rounded once.
+// Sums in float32, in the order of the ranks, and rounds once.
 static void sum(const collectives *c, bf16 *x, long count) {
     for (long j = 0; j < count; j += WIDTH) {
         lanes mask = first_lanes(count - j);
@@ -47,8 +46,8 @@ static int all_are_there(const collectives *c, long count) {
     return 1;
 }
 
-// x [count] = the sum of what all ranks bring under the next tag. Returns 1, and leaves x and tag alone, when another rank has
-// not come that far within `looks`, or has brought another number; a second call goes on where the first one stopped.
+// x [count] = the sum of all ranks' x under the next tag. Returns 1, and leaves x and the tag unchanged, when another rank has
+// not arrived within `looks` checks or has another count; then call it again.
 EXPORT int rz_all_reduce(collectives *c, bf16 *x, long count) {
     if (c->ranks > 1) {
         publish(c, x, count);

@@ -1,15 +1,15 @@
-// Sums over the ranks of a group, in memory that they share.
+// Sums over the ranks of a group in shared memory.
 #pragma once
 
 #include "kernels.h"
 
-// A rank's place in its group, and how far it has got.
+// A rank's position and progress in its group.
 struct collectives {
-    char *area;                        // of all ranks, `stride` bytes each: the tag first
-    long stride, sizes, payload, room; // where in a rank's area: bytes brought, and what was brought, at most `room`, ...
-    long rank, ranks;                  // ... of even rounds; of odd ones each lies behind that
-    uint64_t tag, rounds;              // of the last collective; how many there were
-    uint64_t *beats;                   // counts signs of life
-    long looks;                        // out for the others, before it is the caller's turn to wait for them
-    uint64_t elapsed_ns;               // in collectives between replayed kernels
+    char *area;                        // `stride` bytes per rank; a rank's area starts with its tag
+    long stride, sizes, payload, room; // sizes, payload: offsets in an area of a round's bytes and its data, at most `room`;
+    long rank, ranks;                  // those of odd rounds follow those of even rounds
+    uint64_t tag, rounds;              // tag of the last collective; number of collectives
+    uint64_t *beats;                   // heartbeat counter
+    long looks;                        // checks for other ranks before the caller has to wait
+    uint64_t elapsed_ns;               // time in collectives between replayed kernels
 };

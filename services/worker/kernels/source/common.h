@@ -1,4 +1,5 @@
-// The registers of floats that everything here is written for. Each header gives the same: numbers in and out, sums, maths.
+// Includes the header for this CPU's registers of floats. All these headers define the same functions: loads and stores, sums,
+// maths.
 #pragma once
 
 #if defined(__AVX512F__)

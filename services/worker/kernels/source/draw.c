@@ -1,5 +1,5 @@
 // Draws a token for every row of logits: the best of logit / temperature + noise, or the best logit at temperature 0.
-// The noise is the one of sampling/noise.py, to within rounding; the keys are those of sampling/keys.py.
+// The noise is that of backends/noise.py, except for rounding; the keys are those of backends/keys.py.
 #include "order.h"
 
 typedef uint32_t words __attribute__((vector_size(4 * WIDTH)));
@@ -7,7 +7,7 @@ typedef uint32_t words __attribute__((vector_size(4 * WIDTH)));
 typedef struct {
     const float *logits; // [rows, ld]
     long ld, n;          // n: a multiple of 16
-    int64_t first_id;    // of column 0
+    int64_t first_id;    // token id of column 0
     const float *temperature;
     const uint64_t *seeds;
     const int64_t *positions;
@@ -27,9 +27,9 @@ static inline vec log1p_ratio(vec r) {
     return fma_of(p, r, spread(1.0f));
 }
 
-#define SQRT_HALF 0x3F3504F3 // its bits
+#define SQRT_HALF 0x3F3504F3 // bits of sqrt(1/2)
 
-// log(x) of a positive normal x; where `near` (all bits or none), log(1 + r) of that r instead: x is it, but rounded.
+// log(x) of a positive normal x; where `near` is set (all bits or none), log(1 + r) instead, of which x is the rounded 1 + r.
 static inline vec log_of(vec x, ints near, vec r) {
     ints from_half = (ints)x - SQRT_HALF;
     vec exponent = __builtin_convertvector(choose(near, spread_int(0), from_half >> 23), vec);
@@ -38,7 +38,7 @@ static inline vec log_of(vec x, ints near, vec r) {
     return fma_of(exponent, spread(0.69314718f), r * log1p_ratio(r));
 }
 
-// -log(-log(1 - u)) of a uniform u that is a hash of key and token id.
+// -log(-log(1 - u)), where the uniform u is a hash of key and token id.
 static inline vec gumbel(ints ids, uint64_t key) {
     words x = ((words)ids * 0x9E3779B1u) ^ (uint32_t)key;
     x ^= x >> 16;
@@ -50,8 +50,8 @@ static inline vec gumbel(ints ids, uint64_t key) {
     vec uniform = (__builtin_convertvector((ints)(x & 0x7FFFFFFFu), vec) + spread(0.5f)) * spread(0x1p-31f);
     ints is_one = (ints)uniform == (ints)spread(1.0f);
     uniform = (vec)choose(is_one, (ints)spread(0x1.FFFFFEp-1f), (ints)uniform);
-    // Where the winners are, 1 - u would lose what u is precise to.
-    ints small = (ints)uniform < (ints)spread(0.25f); // positive floats are ordered as their bits
+    // The winners have a small u, whose precision 1 - u would lose.
+    ints small = (ints)uniform < (ints)spread(0.25f); // positive floats have the order of their bits
     vec exponential = -log_of(spread(1.0f) - uniform, small, -uniform);
     return -log_of(exponential, spread_int(0), spread(0.0f));
 }

@@ -1,5 +1,5 @@
-// All that the libraries export; what the functions do stands where they are defined. signatures.py reads this file: Python calls
-// by it, and steps are replayed by it. Arguments are pointers, long, int, float, or one of the two counts.
+// All functions that the libraries export; their definitions describe them. signatures.py reads this file for Python's calls and
+// for replays. Arguments are pointers, long, int, float, or one of the two counts.
 #pragma once
 
 #include <stdint.h>
@@ -8,15 +8,15 @@ typedef uint16_t bf16;
 typedef struct collectives collectives; // collective.h
 typedef struct call call;               // replay.c
 
-// Fetches the line of memory at an address, into the first-level cache or the second.
+// Prefetches the cache line at an address into the first-level (FETCH_NEAR) or the second-level cache (FETCH).
 #define FETCH_NEAR(address) __builtin_prefetch(address, 0, 3)
 #define FETCH(address) __builtin_prefetch(address, 0, 2)
 
-// What a replayed call takes from the step it is replayed in. All its other arguments are the same in every step.
+// Arguments that a replay replaces by the sizes of its step. All other arguments are the same in every step.
 typedef long row_count;
 typedef long sequence_count;
 
-#define REPLAYED // what a step of a model is made of
+#define REPLAYED // functions that a model's step can consist of
 
 REPLAYED void rz_linear(const bf16 *x, long ldx, row_count m, long k, const bf16 *packed, const float *bias, long n, void *y,
                         long ldy, int wide, bf16 *spare);
@@ -31,7 +31,7 @@ REPLAYED void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16
                         long block_size, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
                         const int64_t *blocks, long n_blocks, sequence_count sequences);
 
-// Only where floats are multiplied.
+// Only in the libraries made from fma/.
 void rz_attend_float(const float *q, long ldq, float *out, long ldo, const float *cache, long n_kv, long group, long head_dim,
                      long block_size, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
                      const int64_t *blocks, long n_blocks, long sequences);

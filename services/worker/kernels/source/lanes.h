@@ -1,5 +1,5 @@
-// How attention divides a step's rows. A lane is one query head of one row; a tile holds lanes of one sequence that read the
-// same keys.
+// Divides a step's attention into tasks, tiles and lanes. A lane is one query head of one row; a tile holds lanes of one
+// sequence that read the same keys.
 #pragma once
 
 #include "common.h"
@@ -16,21 +16,21 @@ typedef struct {
     long n_kv, group, head_dim, block_size;
     float scale, softcap; // 0: no cap
     long window;          // 0: all keys
-    long size;            // bytes of a number in all of them
+    long size;            // bytes of a number in q, out and cache
 } layer;
 
 typedef struct {
     long n;
     long row[LANES], head[LANES];
-    int32_t limit[LANES], low[LANES]; // keys [low, limit) are seen
-    long first, last;                 // what all of them see lies in [first, last)
+    int32_t limit[LANES], low[LANES]; // a lane sees keys [low, limit)
+    long first, last;                 // the smallest range of keys that contains all of these
 } tile_lanes;
 
 typedef struct keys_of_sequence {
-    const int64_t *blocks; // of the sequence
+    const int64_t *blocks; // the sequence's block table
     long n_blocks, kv_head;
     long first, last;                    // keys [first, last) are read
-    const struct keys_of_sequence *next; // by this thread after these; null: not known
+    const struct keys_of_sequence *next; // keys that this thread reads next; null: unknown
 } keys_of_sequence;
 
 typedef void tile_attention(const layer *a, const tile_lanes *l, const keys_of_sequence *s);
@@ -40,18 +40,18 @@ typedef struct {
     const int64_t *starts, *lengths, *blocks;
     long n_blocks, sequences;
     tile_attention *attend_tile;
-    long n_single_head_tasks, heads_per_task; // of the tasks before, and of those after: set by share_attention
+    long n_single_head_tasks, heads_per_task; // single-head tasks come first, the others have heads_per_task heads
 } attention;
 
-#define MAX_KEYS 32 // that are looked up at once
+#define MAX_KEYS 32 // most keys that are looked up at once
 
 typedef struct {
     long at[MAX_KEYS]; // indices in the cache; a key's value is n_kv * head_dim further on
     long n;
 } found_keys;
 
-// `keys` keys from `key` on, or as many as come before `last`; beyond the sequence's blocks, in the null block. One division
-// for all of them: some processors take as long for it as for a key's products.
+// Finds up to `keys` keys from `key` on and before `last`; keys beyond the sequence's blocks are in the null block. It divides
+// once, because on some CPUs a division takes as long as a key's products.
 static inline void find_keys(const layer *a, const keys_of_sequence *s, long key, long last, long keys, found_keys *f) {
     long block = (uint32_t)key / (uint32_t)a->block_size, place = key - block * a->block_size;
     f->n = last - key < keys ? last - key : keys;
@@ -62,8 +62,7 @@ static inline void find_keys(const layer *a, const keys_of_sequence *s, long key
     }
 }
 
-// The block of keys that is read after the one at `key`; after the last one, which is before `last`, the first of what comes
-// next, or none.
+// Finds the block of keys after the block at `key`; after the sequence's last block it is the first block of `s->next`, or none.
 static inline void find_next(const layer *a, const keys_of_sequence *s, long key, long last, long keys, found_keys *f) {
     key += keys;
     if (key >= last && s->next) {
@@ -75,9 +74,9 @@ static inline void find_next(const layer *a, const keys_of_sequence *s, long key
     if (key < last) find_keys(a, s, key, last, keys, f);
 }
 
-// Keys lie scattered: unless they are fetched ahead, a block of them waits for memory before it can begin. Of `keys` keys, a
-// part of `parts`: only so many lines can be under way, more at once hold up what follows. Inlined by force: gcc takes a
-// function that only fetches for one without effect, and leaves the call out.
+// Prefetches part `part` of `parts` of a block of `keys` keys. Keys are scattered, so without a prefetch each block would start
+// with a wait for memory. It fetches in parts, because many prefetches at once delay the loads behind them. Inlining is forced,
+// because gcc treats a function that only prefetches as one without effect and drops its calls.
 INLINE void fetch(const layer *a, const found_keys *f, long keys, long part, long parts) {
     long size = a->head_dim * a->size, end = (part + 1) * keys / parts < f->n ? (part + 1) * keys / parts : f->n;
     for (long i = part * keys / parts; i < end; i++) {
@@ -105,7 +104,7 @@ static inline void add_lane(const layer *a, tile_lanes *l, long row, long head, 
     if (i == 0 || limit > l->last) l->last = limit;
 }
 
-// One sequence and one KV head; `next`: of what this thread takes after it, or null.
+// Attends for one sequence and one KV head; `next`: the keys that this thread reads next, or null.
 static inline void attend_sequence(const attention *w, long index, const keys_of_sequence *next) {
     const layer *a = &w->a;
     long i = index / a->n_kv, end = w->starts[i + 1];
@@ -128,7 +127,7 @@ static inline int is_prompt(const attention *w, long index) {
     return w->starts[i + 1] - w->starts[i] > 1;
 }
 
-// Prompts' heads first, a task each; then those of other sequences, several in a task.
+// The first tasks compute one head of a prompt each, the other tasks several heads of other sequences.
 static inline void attend_task(const void *context, long task) {
     const attention *w = context;
     if (task < w->n_single_head_tasks) {
@@ -146,10 +145,10 @@ static inline void attend_task(const void *context, long task) {
     }
 }
 
-#define TASKS 16 // for each thread
+#define TASKS 16 // per thread
 
-// The first keys of a task wait for memory, all others are fetched ahead: so a task is several heads where there are
-// enough of them. A prompt's heads are too much work for that.
+// Only the first keys of a task wait for memory, the others are prefetched. So a task has several heads when there are enough
+// of them. A head of a prompt is enough work for a task.
 static inline void share_attention(attention w) {
     long all = w.sequences * w.a.n_kv, tasks = TASKS * pool_threads();
     w.n_single_head_tasks = w.starts[w.sequences] > w.sequences ? all : 0;

@@ -1,4 +1,4 @@
-// Vector maths for registers of any width; included by each header between its arithmetic and its 2^x.
+// Vector maths for registers of any width; each header includes it between its arithmetic and its 2^x.
 #pragma once
 
 INLINE vec exp2_of(vec x);

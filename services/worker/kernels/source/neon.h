@@ -21,7 +21,7 @@ INLINE void store(float *y, vec x) { vst1q_f32(y, x); }
 
 INLINE vec load_bf16(const bf16 *x) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(x), 16)); }
 
-// In the upper halves, to nearest, ties to even; NaN keeps its high bits.
+// Rounds to bfloat16 in the upper halves: to nearest, ties to even; NaN keeps its high bits.
 INLINE uint32x4_t round_bf16(vec x) {
     uint32x4_t bits = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
     return vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7FFF)));
@@ -29,7 +29,7 @@ INLINE uint32x4_t round_bf16(vec x) {
 
 INLINE void store_bf16(bf16 *y, vec x) { vst1_u16(y, vshrn_n_u32(round_bf16(x), 16)); }
 
-// The even numbers, or the odd ones, of 8.
+// The even or the odd numbers of 8.
 INLINE vec load_part(const bf16 *x, int odd) {
     uint32x4_t both = vreinterpretq_u32_u16(vld1q_u16(x));
     return vreinterpretq_f32_u32(odd ? vandq_u32(both, vdupq_n_u32(0xFFFF0000)) : vshlq_n_u32(both, 16));
@@ -50,7 +50,7 @@ INLINE float total_of(vec x) { return vaddvq_f32(x); }
 
 INLINE vec totals_of(const vec x[WIDTH]) { return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])); } // total_of each
 
-INLINE vec larger_of(vec a, vec b) { return vbslq_f32(vcgtq_f32(a, b), a, b); } // b where one is NaN
+INLINE vec larger_of(vec a, vec b) { return vbslq_f32(vcgtq_f32(a, b), a, b); } // b if a or b is NaN
 
 INLINE float largest_of(vec x) { return vmaxvq_f32(x); }
 
@@ -58,9 +58,9 @@ INLINE float largest_of(vec x) { return vmaxvq_f32(x); }
 
 // 2^x: the fraction by a polynomial, the integer by the exponent.
 INLINE vec exp2_of(vec x) {
-    uint32x4_t normal = vcgeq_f32(x, spread(-126.0f)); // below, it is 0
+    uint32x4_t normal = vcgeq_f32(x, spread(-126.0f)); // below -126 the result is 0
     x = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), normal));
-    x = vminq_f32(x, spread(128.0f)); // from there on, infinite
+    x = vminq_f32(x, spread(128.0f)); // from 128 on the result is infinite
     vec whole = vrndnq_f32(x);
     int32x4_t exponent = vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(whole), vdupq_n_s32(127)), 23);
     vec y = vmulq_f32(exp2_of_fraction(vsubq_f32(x, whole)), vreinterpretq_f32_s32(exponent));
@@ -69,13 +69,13 @@ INLINE vec exp2_of(vec x) {
 
 #ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
 
-typedef uint32x4_t pairs; // of bfloat16, WIDTH of them
+typedef uint32x4_t pairs; // WIDTH pairs of bfloat16
 
 INLINE pairs load_pairs(const bf16 *x) { return vreinterpretq_u32_u16(vld1q_u16(x)); }
 
 typedef long pair_lanes;
 
-INLINE pair_lanes first_pairs(long n) { return n < 2 * WIDTH ? n : 2 * WIDTH; } // n: of numbers
+INLINE pair_lanes first_pairs(long n) { return n < 2 * WIDTH ? n : 2 * WIDTH; } // n counts numbers, not pairs
 
 INLINE pairs load_pairs_tail(const bf16 *x, pair_lanes n) {
     bf16 values[2 * WIDTH] = {0};
@@ -86,22 +86,22 @@ INLINE pairs load_pairs_tail(const bf16 *x, pair_lanes n) {
 
 INLINE void store_pairs(bf16 *y, pairs x) { vst1q_u16(y, vreinterpretq_u16_u32(x)); }
 
-INLINE pairs spread_pair(const bf16 *x) { // the same in every place
+INLINE pairs spread_pair(const bf16 *x) { // the same pair in every place
     uint32_t pair;
     memcpy(&pair, x, sizeof pair);
     return vdupq_n_u32(pair);
 }
 
-// a b + c: of each pair, the products of both numbers.
+// a b + c, where a b is the sum of both products of each pair.
 INLINE vec dot_of(pairs a, pairs b, vec c) { return vbfdotq_f32(c, vreinterpretq_bf16_u32(a), vreinterpretq_bf16_u32(b)); }
 
-// Pairs of a number of x and the one of y: of the lower numbers, or the upper ones.
+// Pairs of a number of x and the number of y at the same place, from the lower or the upper numbers.
 INLINE pairs zip_of(pairs x, pairs y, int upper) {
     uint16x8_t a = vreinterpretq_u16_u32(x), b = vreinterpretq_u16_u32(y);
     return vreinterpretq_u32_u16(upper ? vzip2q_u16(a, b) : vzip1q_u16(a, b));
 }
 
-// 4 x 4 pairs, rows to columns, which lie `step` bytes apart.
+// Transposes 4 x 4 pairs; the stored rows are `step` bytes apart.
 INLINE void turn(pairs r[WIDTH], char *to, long step) {
     pairs a = vtrn1q_u32(r[0], r[1]), b = vtrn2q_u32(r[0], r[1]), c = vtrn1q_u32(r[2], r[3]), d = vtrn2q_u32(r[2], r[3]);
     uint64x2_t low[2] = {vreinterpretq_u64_u32(a), vreinterpretq_u64_u32(c)}, high[2] = {vreinterpretq_u64_u32(b), vreinterpretq_u64_u32(d)};

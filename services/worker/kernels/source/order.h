@@ -1,4 +1,4 @@
-// Registers of integers, and floats as integers of the same order: the values of sampling/keys.py.
+// Registers of integers, and floats as integers of the same order: the values of backends/keys.py.
 #pragma once
 
 #include "common.h"
@@ -30,5 +30,5 @@ INLINE ints ordered(vec x) {
     return bits ^ ((bits >> 31) & 0x7FFFFFFF);
 }
 
-// The key of a token: the larger value is the larger key, and of equal ones the lower id.
+// The key of a token: a larger value has a larger key; of equal values the lower id does.
 INLINE int64_t key_of(int32_t value, int64_t id) { return value * (1L << 32) + (0xFFFFFFFF - id); }

@@ -1,17 +1,17 @@
-// What filters and log-probabilities need of a row of logits: its best tokens and its mass. Rows are multiples of 16 long.
+// The best tokens and the mass of a row of logits, for filters and log-probabilities. A row's length is a multiple of 16.
 #include "order.h"
 
-#define BLOCK 64 // columns that are looked through only if one of them is good enough
+#define BLOCK 64 // columns of a block, which is searched only if its best column is good enough
 
 typedef struct {
     const float *logits; // [rows, ld]
     long ld, n, width;
-    int64_t first_id; // of column 0
+    int64_t first_id; // token id of column 0
     int64_t *keys;    // [rows, width]
     float *mass;      // [rows]
 } picks;
 
-// Lets the first of `n` keys sink to where no child is below its parent.
+// Moves the first of `n` keys down the heap until no child is less than its parent.
 static inline void sink(int64_t *heap, long n) {
     int64_t key = heap[0];
     long i = 0;
@@ -45,8 +45,8 @@ static inline int32_t highest_of(const float *x, long n) {
     return found;
 }
 
-// A heap of the best so far, the worst of them first. The best of each block go through it first: what is worse than the
-// `width` best of those need not even be looked at.
+// Keeps a heap of the best keys so far, the least first. The blocks' best columns enter first, so that most blocks are worse
+// than the heap's least key and are skipped.
 static void pick_row(const void *context, long i) {
     const picks *p = context;
     const float *logits = p->logits + i * p->ld;
@@ -54,7 +54,7 @@ static void pick_row(const void *context, long i) {
     for (long j = 0; j < p->width; j++) heap[j] = INT64_MIN;
     for (long b = 0; b * BLOCK < p->n; b++)
         offer(heap, p->width, key_of(highest_of(logits + b * BLOCK, columns_of(p, b)), b));
-    int64_t least = (heap[0] >> 32) * (1L << 32); // the lowest key of that value
+    int64_t least = (heap[0] >> 32) * (1L << 32); // the least key of the same value
     for (long j = 0; j < p->width; j++) heap[j] = INT64_MIN;
     for (long b = 0; b * BLOCK < p->n; b++) {
         int32_t top = highest_of(logits + b * BLOCK, columns_of(p, b));
@@ -80,13 +80,13 @@ static void weigh_row(const void *context, long i) {
     p->mass[i] = most == -INFINITY ? most : most + logf(total_of(sum));
 }
 
-// keys [m, width], the least of a row first, of logits [m, n]
+// Writes the keys [m, width] of the best columns of logits [m, n], the least of a row first.
 EXPORT void rz_pick(const float *logits, long ld, long m, long n, long first_id, long width, int64_t *keys) {
     picks p = {logits, ld, n, width, first_id, keys, 0};
     share(pick_row, &p, m);
 }
 
-// mass [m] of logits [m, n]
+// Writes the mass [m] of logits [m, n].
 EXPORT void rz_weigh(const float *logits, long ld, long m, long n, float *mass) {
     picks p = {logits, ld, n, 0, 0, 0, mass};
     share(weigh_row, &p, m);

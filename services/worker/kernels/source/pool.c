@@ -1,4 +1,4 @@
-// A pool for pieces of work of microseconds: idle threads look out for a moment, then sleep in the kernel.
+// A thread pool for tasks of microseconds: idle threads spin briefly, then sleep in the operating system's kernel.
 #include "kernels.h"
 #include "pool.h"
 
@@ -10,19 +10,19 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define LOOKS 1000 // some tens of microseconds; longer would take the core from the neighbours while there is nothing to do
+#define LOOKS 1000 // spins for some tens of microseconds; more would take the core from other processes without need
 
-#define PARTS 8 // more threads than that have parts in common
+#define PARTS 8 // most parts of a round; more threads share parts
 
 typedef struct {
     _Alignas(64) atomic_ulong taken; // round << 32 | next index
     atomic_long end;
 } part;
 
-// One round is one call of share(). A thread takes an index by raising `taken`, which also names the round: so a thread
-// that comes late can neither take an index of a later round, nor see that round's fields while it works for its own.
+// A round is one call of share(). A thread takes an index by raising `taken`, which also contains the round, so that a late
+// thread can neither take an index of a later round nor use that round's fields for its own.
 static struct {
-    pthread_mutex_t owner; // whoever shares; others who come meanwhile work alone
+    pthread_mutex_t owner; // held by the thread that shares; other threads meanwhile compute their work alone
     atomic_uint round, sleepers;
     atomic_long left, n_parts;
     _Atomic(task) work;
@@ -42,7 +42,7 @@ static void work_off(part *p, uint64_t round, task work, const void *context) {
         }
 }
 
-// The thread's own part first, then what is left of the others'.
+// Works on the thread's own part first, then on the rest of the others.
 static void help(uint64_t round, long thread) {
     task work = pool.work;
     const void *context = pool.context;
@@ -62,7 +62,7 @@ static void *stand_by(void *thread) {
 
 static void start(task work, const void *context, long n, long parts) {
     uint32_t round = atomic_load(&pool.round) + 1;
-    // Nothing is left of any round while the fields change.
+    // No index can be taken while the fields change.
     for (long i = 0; i < PARTS; i++) atomic_store(&pool.parts[i].taken, (uint64_t)round << 32 | UINT32_MAX);
     pool.work = work;
     pool.context = context;
@@ -83,7 +83,7 @@ static void share_parts(task work, const void *context, long n, long parts) {
     }
     start(work, context, n, parts);
     help(atomic_load(&pool.round), 0);
-    for (int look = 0; atomic_load(&pool.left); look++) { // a helper that lost its core gets this one
+    for (int look = 0; atomic_load(&pool.left); look++) { // yields the core to a helper that lost its own
         if (look < LOOKS)
             pause_briefly();
         else
@@ -100,7 +100,7 @@ void share_in_order(task work, const void *context, long n) {
 
 long pool_threads(void) { return pool.threads; }
 
-// Whether the operating system lets this process have the tile registers, which threads inherit; of no matter elsewhere.
+// Requests the tile registers, which threads inherit, from the operating system; returns 1 when granted or not needed.
 static int get_registers(void) {
 #ifdef __AMX_TILE__
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
@@ -110,8 +110,8 @@ static int get_registers(void) {
 #endif
 }
 
-// Starts threads up to the number wanted. Returns 0, -1 when the operating system refuses the registers that the kernels
-// need, -2 when it refuses threads.
+// Starts threads up to `threads`. Returns 0, -1 when the operating system refuses the registers that the kernels need, -2
+// when it refuses threads.
 EXPORT int rz_enable(long threads) {
     if (!get_registers()) return -1;
     pthread_mutex_lock(&pool.owner);

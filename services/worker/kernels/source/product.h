@@ -1,9 +1,9 @@
-// A linear layer whose outputs threads share, for kernels without AMX.
+// A linear layer whose outputs are divided between threads, for kernels without AMX.
 #pragma once
 
 #include "common.h"
 
-#define GROUP 64 // outputs that a thread takes together; n is padded to a multiple of it
+#define GROUP 64 // outputs of a group; n is padded to a multiple of GROUP
 
 typedef struct {
     const bf16 *x, *packed; // x [m, ldx]
@@ -24,7 +24,7 @@ INLINE void store_sums(const product *p, long row, long column, vec sums) {
         store_bf16_tail((bf16 *)p->y + at, sums, mask);
 }
 
-// Outputs [from, to) of a share.
+// A share computes outputs [first_of_share, end_of_share).
 static inline long first_of_share(const product *p, long index) { return index * p->groups * GROUP; }
 
 static inline long end_of_share(const product *p, long index) {

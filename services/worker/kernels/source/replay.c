@@ -1,4 +1,4 @@
-// Calls kernels again, with the arguments that were captured.
+// Replays kernels with captured arguments.
 #include <time.h>
 
 #include "calls.h"
@@ -16,7 +16,7 @@ struct call {
     argument a[ARGUMENTS];
 };
 
-// Of the header that this was compiled with.
+// Fingerprint of the header that this library was compiled with.
 EXPORT const char rz_fingerprint[] = FINGERPRINT;
 
 static uint64_t now_ns(void) {
@@ -33,12 +33,12 @@ static int reduce(collectives *c, bf16 *x, long count) {
     return !late;
 }
 
-// Counts are the step's, not the call's.
+// Counts come from the replayed step, not from the captured call.
 #define ROW_COUNT(argument) rows
 #define SEQUENCE_COUNT(argument) sequences
 
-// A step of so many rows and sequences, from the call `first` on. Returns which call has to be made by the caller, a collective,
-// or `n` when all were made; without `group` all collectives are the caller's.
+// Replays a step of `rows` rows and `sequences` sequences from the call `first` on. Returns the index of a collective that the
+// caller has to make, or `n` when all calls were made; without `group` the caller makes all collectives.
 EXPORT long rz_replay(const call *calls, long n, long first, long rows, long sequences, collectives *group) {
     for (long i = first; i < n; i++) {
         const argument *a = calls[i].a;

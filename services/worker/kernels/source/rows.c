@@ -1,10 +1,10 @@
-// Everything that is done to each row of activations by itself: norms, rotary positions, gates, the cache. What a prompt's
-// step spends time with is shared by the threads.
+// Operations on single rows of activations: norms, rotary positions, gates, the cache. The operations that take long in a
+// prompt's step are shared between threads.
 #include "common.h"
 #include "packed.h"
 
-#define PIECE 32           // rows that a thread takes together: as few are not worth waking another
-#define ELEMENTS (1 << 16) // the same where there are no rows
+#define PIECE 32           // rows of a task; fewer rows are not worth waking a thread
+#define ELEMENTS (1 << 16) // elements of a task of an operation without rows
 
 static inline void share_pieces(task work, const void *context, long n, long piece) {
     share(work, context, (n + piece - 1) / piece);
@@ -101,7 +101,7 @@ static void rotate(const void *context, long index) {
 }
 
 // Rotates the first 2 * half elements of every head in place: (a, b) -> (a cos - b sin, b cos + a sin).
-// cos, sin: [positions, half] float32, of which row i uses positions[i].
+// cos, sin: [positions, half] float32; row i uses their row positions[i].
 EXPORT void rz_rotate(bf16 *x, long ldx, long heads, long head_dim, const float *cos, const float *sin, long half,
                       const int64_t *positions, long m) {
     rotation p = {x, cos, sin, positions, ldx, heads, head_dim, half, m};
@@ -126,7 +126,7 @@ static void look_up(const void *context, long index) {
         unpack_row(p->packed, p->rows[i], p->k, p->y + i * p->k);
 }
 
-// y[i] = row rows[i] of the weight that rz_pack_weight has packed: [m, k]
+// y[i] = row rows[i] of a weight packed by rz_pack_weight: [m, k]
 EXPORT void rz_unpack_rows(const bf16 *packed, long k, const int64_t *rows, bf16 *y, long m) {
     lookup p = {packed, rows, y, k, m};
     share_pieces(look_up, &p, m, PIECE);

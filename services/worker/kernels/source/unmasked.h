@@ -1,7 +1,7 @@
-// The ends of rows, for registers without masks (AVX2, NEON).
+// Loads and stores of the ends of rows, for registers without masks (AVX2, NEON).
 #pragma once
 
-typedef long lanes; // how many of them, from the first one
+typedef long lanes; // number of lanes, from the first lane on
 
 INLINE lanes first_lanes(long n) { return n < WIDTH ? n : WIDTH; }
 
@@ -39,7 +39,7 @@ INLINE vec load_part_tail(const bf16 *x, int odd, long n) {
     return load_part(values, odd);
 }
 
-INLINE void store_parts(bf16 *y, vec even, vec odd, long n) { // the first n of them
+INLINE void store_parts(bf16 *y, vec even, vec odd, long n) { // stores the first n
     bf16 values[2 * WIDTH];
     if (n >= 2 * WIDTH) return store_both(y, even, odd);
     store_both(values, even, odd);

@@ -1,15 +1,15 @@
 // Attention over the paged cache with an online softmax (Milakov & Gimelshein, arXiv:1805.02867; Dao, arXiv:2205.14135).
 //
-// A tile holds 16 lanes, each one query head of one row. A piece of work is some tiles of one sequence: they take the same
-// block of 32 keys, counted from the sequence's start, one after another, while the next block is fetched. Whatever is summed
-// is summed for a lane alone and in an order of its own, and masked keys add exact zeros. Hence a lane's bits depend neither on
-// the other lanes nor on how rows are cut into steps.
+// A tile holds 16 lanes; a lane is one query head of one row. A piece of work consists of tiles of one sequence, which process
+// the same block of 32 keys one after another while the next block is fetched. Blocks are counted from the sequence's start.
+// Every sum belongs to one lane and has a fixed order, and masked keys add exact zeros. So a lane's bits depend neither on the
+// other lanes nor on how rows are divided into steps.
 #include "tiles.h"
 
-#define KEYS 32           // per block: two tiles of scores, one step of the product with V
+#define KEYS 32           // keys of a block: two tiles of scores, one step of the product with V
 #define MAX_HEAD_DIM 256
-#define TILES 8           // of a piece at most: their queries and sums stay in the second-level cache
-#define FEW 4             // lanes whose scores are picked one by one
+#define TILES 8           // most tiles of a piece: their queries and sums stay in the second-level cache
+#define FEW 4             // up to this many lanes, scores are read one by one
 
 typedef struct {
     const bf16 *q; // [rows, ldq]
@@ -25,18 +25,18 @@ typedef struct {
 typedef struct {
     long lanes, kv_head;
     long row[TILE], head[TILE];
-    int32_t limit[TILE], low[TILE]; // keys [low, limit) are seen
-    long first, last;               // by some lane
-    long full_from, full_to;        // by all of them
+    int32_t limit[TILE], low[TILE]; // a lane sees keys [low, limit)
+    long first, last;               // some lane sees keys [first, last)
+    long full_from, full_to;        // all lanes see keys [full_from, full_to)
     __m512 top, total; // per lane: the largest score so far (base 2), and the sum of 2^(score - top)
     _Alignas(64) bf16 queries[MAX_HEAD_DIM / TILE_K][TILE][TILE][2]; // pairs of values; lanes
-    _Alignas(64) float found[TILE * MAX_HEAD_DIM]; // [lanes, head_dim], every 32 values as `pack_values` has them
+    _Alignas(64) float found[TILE * MAX_HEAD_DIM]; // [lanes, head_dim], every 32 values in the order of `pack_values`
 } tile;
 
 typedef struct {
     const int64_t *blocks;
-    long n_blocks, first, length; // the first key that a last row sees; how many there are
-    long head, heads;             // the piece's, of the KV heads
+    long n_blocks, first, length; // first: first key that the last row sees; length: number of keys
+    long head, heads;             // the piece's KV heads [head, head + heads)
 } keys_of_piece;
 
 static void pack_queries(const layer *a, tile *t) {
@@ -70,21 +70,22 @@ static void begin(const layer *a, tile *t) {
     memset(t->found, 0, t->lanes * a->head_dim * sizeof(float));
 }
 
-// Where the 16 keys from `key` on lie; beyond the sequence's blocks, in the null block.
+// Address of the 16 keys from `key` on; beyond the sequence's blocks that of the null block.
 static const bf16 *find_keys(const layer *a, const keys_of_piece *s, long key) {
     long block = (uint32_t)key / (uint32_t)a->block_size;
     long slot = (block < s->n_blocks ? s->blocks[block] : 0) * a->block_size + key - block * a->block_size;
     return a->cache + slot * 2 * a->n_kv * a->head_dim;
 }
 
-// What a piece reads next, in the order in which it lies there: at each position the keys of its heads, then the values. It is
-// fetched a little at a time: only so many lines can be under way, and more hold up what follows.
+// The prefetch of the block that a piece reads next, in the order of memory: for each position the keys of the piece's heads,
+// then the values. It is spread over the work on the block before, because the CPU limits the outstanding lines and more
+// prefetches would delay the loads behind them.
 typedef struct {
     const char *at, *end; // the run that is being fetched
-    const char *half[2];  // of the block
-    long size, apart;     // bytes of a run, and from there to the next one
-    long run, runs;       // of a half
-    long pair, step, lanes, column; // lines that are fetched meanwhile: with each pair of keys, and so on
+    const char *half[2];  // start of each half of the block
+    long size, apart;     // bytes of a run; bytes from the start of a run to the next start
+    long run, runs;       // the next run; runs of a half
+    long pair, step, lanes, column; // lines to fetch per pair of keys, per step, and so on
 } ahead;
 
 static __attribute__((noinline)) void begin_run(ahead *f) {
@@ -101,7 +102,7 @@ INLINE void fetch(ahead *f, long lines) {
 }
 
 static void begin_fetch(ahead *f, const layer *a, const keys_of_piece *s, long key, long tiles) {
-    long all = s->heads == a->n_kv; // then one run follows the other without a gap
+    long all = s->heads == a->n_kv; // then the runs are contiguous
     f->size = s->heads * a->head_dim * sizeof(bf16) * (all ? 2 * TILE : 1);
     f->apart = a->n_kv * a->head_dim * sizeof(bf16);
     f->runs = all ? 1 : 2 * TILE;
@@ -131,7 +132,7 @@ static void score(const layer *a, const tile *t, const bf16 *const keys[2], ahea
     _tile_stored(1, scores[TILE], 64);
 }
 
-// Caps the scores, and hides keys that a lane does not see.
+// Caps the scores and masks keys that a lane does not see.
 static void restrict_scores(const layer *a, const tile *t, long first_key, float scores[KEYS][TILE]) {
     __m512i limit = _mm512_loadu_si512(t->limit), low = _mm512_loadu_si512(t->low);
     __m512 down = _mm512_set1_ps(a->scale / a->softcap), up = _mm512_set1_ps(a->softcap);
@@ -160,14 +161,14 @@ static void turn_scores(float scores[KEYS][TILE], long lanes, float turned[TILE]
     }
 }
 
-// Turns scores into weights relative to the new top; returns by how much earlier sums shrink.
+// Turns scores into weights relative to the new top; returns the factor for earlier sums.
 static __m512 weigh(const layer *a, tile *t, long first_key, float scores[KEYS][TILE], ahead *next, bf16 weights[TILE][KEYS]) {
     _Alignas(64) float turned[TILE][KEYS], bases[TILE];
     __m512 scale = _mm512_set1_ps((a->softcap ? 1.0f : a->scale) * 1.44269504f), top = _mm512_set1_ps(-INFINITY);
     if (a->softcap || first_key < t->full_from || first_key + KEYS > t->full_to) restrict_scores(a, t, first_key, scores);
     for (long key = 0; key < KEYS; key++) top = _mm512_max_ps(top, _mm512_load_ps(scores[key]));
     top = _mm512_max_ps(t->top, _mm512_mul_ps(top, scale)); // rounding keeps the order
-    __mmask16 nothing = _mm512_cmp_ps_mask(top, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ); // is seen yet
+    __mmask16 nothing = _mm512_cmp_ps_mask(top, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ); // lanes that have seen no key yet
     __m512 base = _mm512_mask_blend_ps(nothing, top, _mm512_setzero_ps());
     __m512 shrink = exp2_of(_mm512_sub_ps(t->top, base)), sums[TILE];
     _mm512_store_ps(bases, base);
@@ -187,8 +188,8 @@ static __m512 weigh(const layer *a, tile *t, long first_key, float scores[KEYS][
     return shrink;
 }
 
-// V of the block's keys for the product, [head_dim / 16][16 pairs of keys][16 columns][2]; of every 32 columns, those that
-// lie in the lower halves of 128 bits come first. Keys from `valid` on are somebody's leftovers, perhaps NaN: they count as zero.
+// Packs the block's V for the product: [head_dim / 16][16 pairs of keys][16 columns][2]. Of every 32 columns, those in the
+// lower halves of 128 bits come first. Keys from `valid` on hold stale data, perhaps NaN, and are replaced by zeros.
 static void pack_values(const layer *a, const bf16 *const keys[2], long kv_head, long valid, ahead *next, bf16 packed[][TILE][TILE][2]) {
     long stride = 2 * a->n_kv * a->head_dim, values = (a->n_kv + kv_head) * a->head_dim;
     for (long pair = 0; pair < TILE; pair++) {
@@ -246,7 +247,7 @@ static void finish(const layer *a, const tile *t) {
     }
 }
 
-// `next`: what this thread reads afterwards, or null.
+// `next`: the keys that this thread reads afterwards, or null.
 static void attend_tiles(const layer *a, tile *tiles, long n, const keys_of_piece *s, const keys_of_piece *next) {
     _Alignas(64) bf16 values[MAX_HEAD_DIM / TILE][TILE][TILE][2], weights[TILE][KEYS] = {0};
     _Alignas(64) float scores[KEYS][TILE];
@@ -279,8 +280,8 @@ typedef struct {
     layer a;
     const int64_t *starts, *lengths, *blocks;
     long n_blocks, sequences;
-    const long *pieces;   // [sequences + 1]: those of divided sequences before each; they come first
-    long heads, together; // of the other sequences: heads of a unit, units of a piece
+    const long *pieces;   // [sequences + 1]: number of pieces of divided sequences before each; these pieces come first
+    long heads, together; // for the other sequences: heads of a unit, units of a piece
 } work;
 
 static long rows_of(const work *w, long i) { return w->starts[i + 1] - w->starts[i]; }
@@ -292,15 +293,15 @@ static keys_of_piece keys_of(const work *w, long i, long head, long heads) {
 
 static long heads_of_tile(const layer *a) { return a->group < TILE ? a->group : TILE; }
 
-static long tiles_of(const layer *a, long rows) { // for each KV head
+static long tiles_of(const layer *a, long rows) { // tiles of a KV head
     long heads = heads_of_tile(a), at_once = TILE / heads;
     return (rows + at_once - 1) / at_once * ((a->group + heads - 1) / heads);
 }
 
-// Whether a sequence's tiles are divided for each KV head alone: a prompt's, or of more heads than a piece has room for.
+// Whether the tiles of each KV head are divided into pieces: for a prompt, or when a row's heads need more than TILES tiles.
 static int is_divided(const work *w, long i) { return rows_of(w, i) > 1 || tiles_of(&w->a, 1) > TILES; }
 
-// The tile `index` of a KV head of sequence `i`.
+// Fills `t` with the tile `index` of a KV head of sequence `i`.
 static void fill_tile(const work *w, tile *t, long i, long kv_head, long index) {
     const layer *a = &w->a;
     long heads = heads_of_tile(a), rows = TILE / heads, across = (a->group + heads - 1) / heads;
@@ -322,7 +323,7 @@ static void attend_divided(const work *w, tile *tiles, long piece) {
     attend_tiles(&w->a, tiles, n, &s, 0);
 }
 
-// The unit's sequence and KV heads; 0 when that is divided otherwise.
+// Finds a unit's sequence and KV heads; returns 0 for a divided sequence, whose tiles belong to other pieces.
 static int find_unit(const work *w, long unit, long *i, keys_of_piece *s) {
     long units = (w->a.n_kv + w->heads - 1) / w->heads, head = unit % units * w->heads;
     *i = unit / units;
@@ -356,10 +357,10 @@ static void attend_piece(const void *context, long piece) {
     _tile_release();
 }
 
-#define PIECES 8 // for each thread, where there are enough sequences
+#define PIECES 8 // per thread, if there are enough sequences
 
-// Rows [starts[i], starts[i + 1]) belong to sequence i and are its last before position lengths[i]. head_dim: a multiple
-// of 32 up to 256; block_size: of 16; blocks: [sequences, n_blocks].
+// Rows [starts[i], starts[i + 1]) are the last rows of sequence i before position lengths[i]. head_dim is a multiple of 32 up
+// to 256, block_size a multiple of 16; blocks: [sequences, n_blocks].
 EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *cache, long n_kv, long group,
                       long head_dim, long block_size, float scale, float softcap, long window, const int64_t *starts,
                       const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences) {

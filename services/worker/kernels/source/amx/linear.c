@@ -1,13 +1,13 @@
-// Linear layers in bfloat16 with float32 sums. A row's sums are taken in the order of k, alone: its bits depend
-// neither on the number of rows nor on its neighbours.
+// Linear layers in bfloat16 with float32 sums. A row's sums follow the order of k, so its bits depend neither on the
+// number of rows nor on other rows.
 #include "packed.h"
 #include "tiles.h"
 
 #define STRIP 64        // outputs computed together: four panels of a tile's width
 #define ROW_BLOCK 256   // rows whose inputs stay in the second-level cache while the weight streams past them
-#define AHEAD 4096      // bytes of the weight fetched ahead; the hardware's prefetcher stops at page ends
+#define AHEAD 4096      // distance in bytes of the prefetch; the hardware's prefetcher stops at page ends
 
-// Weights are packed as [n / 16 panels][k / 32][16 pairs of k][16 outputs][2], what a tile product reads, n padded
+// Weights are packed as [n / 16 panels][k / 32][16 pairs of k][16 outputs][2], the layout of a tile product; n is padded
 // with zeros to a multiple of STRIP.
 EXPORT void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed) {
     long panels = (n + STRIP - 1) / STRIP * (STRIP / TILE);
@@ -36,7 +36,7 @@ typedef struct {
     int wide; // y is float32
 } product;
 
-// Two tiles of sums that lie side by side.
+// Stores two adjacent tiles of sums.
 static void store_sums(const product *p, float left[TILE][TILE], float right[TILE][TILE], long row, long rows, long column) {
     long n = p->n - column;
     if (n <= 0) return;
@@ -63,13 +63,13 @@ static inline void fetch_tile(const char *from) {
     for (int at = 0; at < TILE_BYTES; at += 64) _mm_prefetch(from + at, _MM_HINT_T0);
 }
 
-// A tile's rows of inputs.
+// Loads a tile's rows of inputs.
 typedef struct {
     const bf16 *x;
     long ldx, rows;
 } inputs;
 
-// 16 rows x 64 outputs: the weight is read once, at the speed of memory.
+// Computes 16 rows x 64 outputs, limited by reading the weight once from memory.
 static void block_1x4(const product *p, inputs in, long row, long column) {
     const char *b = (const char *)(p->packed + column * p->k);
     long steps = p->k / TILE_K, panel = steps * TILE_BYTES;
@@ -105,23 +105,23 @@ INLINE void fetch(const char *from, long bytes) {
     for (long at = 0; at < bytes; at += 64) _mm_prefetch(from + at, _MM_HINT_T1);
 }
 
-// The sums of 32 rows x 32 outputs, as four tiles, until they are stored.
+// The sums of 32 rows x 32 outputs, as four tiles, before they are stored.
 typedef struct {
     _Alignas(64) float sums[4][TILE][TILE];
-    long row, column; // of the first one; row -1: there are none
+    long row, column; // of the first sum; row -1: no sums
     long below;       // rows of the lower tiles
 } kept;
 
-// Row `i` of the upper tiles and of the lower ones.
+// Stores row `i` of the upper and of the lower tiles.
 static void store_kept(const product *p, kept *k, long i) {
     if (k->row < 0) return;
     store_sums(p, k->sums[0] + i, k->sums[1] + i, k->row + i, 1, k->column);
     if (i < k->below) store_sums(p, k->sums[2] + i, k->sums[3] + i, k->row + TILE + i, 1, k->column);
 }
 
-// 32 rows x 32 outputs: every tile that is loaded is used twice. Meanwhile it fetches four times `part` bytes per step from
-// `next`, in parts, since what is fetched in one go holds up the loads behind it; and it stores what the block `before` has kept,
-// little by little: with all of that between two blocks, the processor does not get on with the second one.
+// Computes 32 rows x 32 outputs; every loaded tile is used twice. Between the products it prefetches four times `part` bytes
+// per step from `next`, in parts, because many prefetches at once delay the loads behind them. It also stores the sums that the
+// block `before` has kept, a row at a time, because storing all of them between two blocks would stall the second block.
 static void block_2x2(const product *p, inputs upper, inputs lower, kept *k, kept *before, const char *next, long part) {
     const char *b = (const char *)(p->packed + k->column * p->k);
     long steps = p->k / TILE_K, panel = steps * TILE_BYTES, stored = 0, due = 0;
@@ -156,13 +156,13 @@ typedef struct {
     long ldx, m, full, share;
 } division;
 
-// The 16 rows from `row` on, or those that are left.
+// Computes the 16 rows from `row` on, or the rest of the rows.
 static inputs inputs_at(const division *d, long row) {
     if (row < d->full) return (inputs){d->x + row * d->ldx, d->ldx, TILE};
     return (inputs){d->spare, d->p.k, d->m - d->full};
 }
 
-// One thread's outputs: `share` strips.
+// Computes one share of the outputs: `share` strips.
 static void multiply(const void *context, long index) {
     const division *d = context;
     const product *p = &d->p;
@@ -173,7 +173,7 @@ static void multiply(const void *context, long index) {
     configure_tiles();
     for (long first = 0; first < d->m; first += ROW_BLOCK) {
         long last = first + ROW_BLOCK < d->m ? first + ROW_BLOCK : d->m, tiles = (last - first + TILE - 1) / TILE, pairs = tiles / 2;
-        // The pairs of tiles share the work of fetching the outputs that come next: two panels.
+        // Each block of rows prefetches a part of the next outputs' two panels.
         long part = pairs ? (TILE_BYTES / 2 / pairs + 63) / 64 * 64 : 0, ahead = 4 * part * (p->k / TILE_K);
         for (long column = from; column < to; column += STRIP) {
             for (long half = column; half < column + STRIP; half += STRIP / 2)
@@ -200,7 +200,7 @@ EXPORT void rz_linear(const bf16 *x, long ldx, long m, long k, const bf16 *packe
     long full = m / TILE * TILE, tail = m - full, strips = (n + STRIP - 1) / STRIP;
     for (long i = 0; i < tail; i++) memcpy(spare + i * k, x + (full + i) * ldx, k * sizeof(bf16));
     if (tail) memset(spare + tail * k, 0, (TILE - tail) * k * sizeof(bf16));
-    // Twice as many pieces as threads: one that is held up costs less.
+    // Twice as many pieces as threads, so that a delayed thread costs less.
     long pieces = pool_threads() > 1 ? 2 * pool_threads() : 1, share_of_strips = (strips + pieces - 1) / pieces;
     division d = {{packed, bias, y, ldy, n, k, wide}, x, spare, ldx, m, full, share_of_strips};
     share(multiply, &d, (strips + share_of_strips - 1) / share_of_strips);

@@ -1,4 +1,4 @@
-// What the kernels for AMX share: the tile registers.
+// Tile registers, for the AMX kernels.
 #pragma once
 
 #include "common.h"
@@ -13,7 +13,7 @@ typedef struct {
     uint8_t rows[16];
 } __attribute__((packed, aligned(64))) tile_config;
 
-// Every tile has its full size; short blocks of rows are padded with zeros. A thread pays for this once per kernel.
+// Gives every tile its full size; short blocks of rows are padded with zeros. A thread calls this once per kernel.
 static inline void configure_tiles(void) {
     tile_config config = {.palette = 1};
     for (int i = 0; i < 8; i++) {

@@ -1,17 +1,16 @@
-// Attention over the paged cache in bfloat16 with float32 sums, for CPUs that multiply pairs of it (AVX512-BF16, NEON with
-// bfloat16), with an online softmax
-// (Milakov & Gimelshein, arXiv:1805.02867).
+// Attention over the paged cache in bfloat16 with float32 sums, for CPUs that multiply pairs of bfloat16 (AVX512-BF16, NEON
+// with bfloat16), with an online softmax (Milakov & Gimelshein, arXiv:1805.02867).
 //
-// Keys are taken in blocks of 32 counted from the sequence's start. A block's keys are turned so that a register holds a pair
-// of values of WIDTH of them, and its values so that it holds WIDTH values of a pair of keys: nothing is summed across a register but
-// a lane's weights. What is summed for a lane is summed in an order of its own, and masked keys add exact zeros. Hence a lane's
-// bits depend neither on the other lanes nor on how rows are cut into steps.
+// Keys are processed in blocks of 32, counted from the sequence's start. A block's K is transposed so that a register holds one
+// pair of dimensions of WIDTH keys, and its V so that a register holds WIDTH dimensions of one pair of keys; only a lane's
+// weights are summed across a register. Every sum belongs to one lane and has a fixed order, and masked keys add exact zeros.
+// So a lane's bits depend neither on the other lanes nor on how rows are divided into steps.
 #include "order.h"
 #include "lanes.h"
 
 #define KEYS 32
-#define CHUNK (2 * WIDTH) // values of a register
-#define AT_ONCE 8 // lanes, whose 16 sums and what they are multiplied with fill the registers
+#define CHUNK (2 * WIDTH) // bfloat16 values of a register
+#define AT_ONCE 8 // lanes computed together; their 16 sums and the operands fill the registers
 
 typedef struct {
     const tile_lanes *lanes;
@@ -54,7 +53,7 @@ static void take_values(const layer *a, const bf16 *const *found, block *b) {
     }
 }
 
-// Keys that are not the sequence's are somebody's leftovers, perhaps NaN: they count as zero.
+// Keys beyond the sequence hold stale data, perhaps NaN, and are replaced by zeros.
 static void take_block(const layer *a, const found_keys *f, const found_keys *next, block *b) {
     const bf16 *found[KEYS];
     for (int i = 0; i < KEYS; i++) found[i] = i < f->n ? (const bf16 *)a->cache + f->at[i] : 0;
@@ -125,8 +124,8 @@ static void weigh(const layer *a, tile *t, long lane, long first_key) {
         part[i] = choose_within(position, t->lanes->low[lane], t->lanes->limit[lane], s, none);
         most = larger_of(part[i], most);
     }
-    float largest = largest_of(most), top = t->top[lane] > largest ? t->top[lane] : largest; // fmaxf would be a call
-    float base = top == -INFINITY ? 0 : top; // nothing is seen yet
+    float largest = largest_of(most), top = t->top[lane] > largest ? t->top[lane] : largest; // fmaxf would be a function call
+    float base = top == -INFINITY ? 0 : top; // -INFINITY: no key seen yet
     for (int i = 0; i < KEYS / WIDTH; i++) {
         part[i] = exp2_of(part[i] - spread(base));
         store_bf16(t->weights[lane] + i * WIDTH, part[i]);
@@ -160,7 +159,7 @@ static void attend_block(const layer *a, tile *t, const block *b, long key) {
 
 static void attend_tile(const layer *a, const tile_lanes *l, const keys_of_sequence *s) {
     long size = (a->head_dim + CHUNK - 1) / CHUNK * CHUNK;
-    tile t; // too large to be cleared for every few lanes
+    tile t; // not cleared: it is too large for that
     block b;
     t.lanes = l;
     for (long lane = 0; lane < l->n; lane++) {
@@ -187,7 +186,7 @@ static void attend_tile(const layer *a, const tile_lanes *l, const keys_of_seque
     }
 }
 
-// Rows [starts[i], starts[i + 1]) belong to sequence i and are its last before position lengths[i]. head_dim: even, up to 256;
+// Rows [starts[i], starts[i + 1]) are the last rows of sequence i before position lengths[i]. head_dim is even, up to 256;
 // blocks: [sequences, n_blocks].
 EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *cache, long n_kv, long group, long head_dim,
                       long block_size, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,

@@ -1,17 +1,18 @@
-// Linear layers in bfloat16 for CPUs that multiply pairs of it (AVX512-BF16, NEON with bfloat16) and have no tiles. Every output is one
-// float32 sum in the order of the pairs of k: a row's bits depend neither on the number of rows nor on its neighbours.
+// Linear layers in bfloat16 for CPUs without tiles that multiply pairs of bfloat16 (AVX512-BF16, NEON with bfloat16). Every
+// output is one float32 sum in the order of the pairs of k, so a row's bits depend neither on the number of rows nor on other
+// rows.
 #include "common.h"
 #include "packed.h"
 #include "product.h"
 
 #define ACROSS 4     // registers of weights that a row is multiplied with: WIDTH outputs each
-#define STRIP (ACROSS * WIDTH) // outputs of a packed strip: all these registers
-#define ROWS 6       // rows that are multiplied at once: their 24 sums, the weights and an input fill the registers
-#define DEPTH 1024   // of k in a panel, which stays in the second-level cache while all rows come by
-#define SHALLOW 128  // the same for three or four blocks, which compute about as long as the next panel takes to come
-#define MAX_ROWS 384 // that come by; more read the weight again
+#define STRIP (ACROSS * WIDTH) // outputs of a packed strip
+#define ROWS 6       // rows of a block: their 24 sums, the weights and an input fill the registers
+#define DEPTH 1024   // k of a panel, which stays in the second-level cache while all rows are multiplied with it
+#define SHALLOW 128  // k of a panel for three or four blocks, which compute about as long as the next panel takes to arrive
+#define MAX_ROWS 384 // rows multiplied with a panel; more rows read the weight again
 
-// Weights are packed as [strips][k / 2][STRIP][2]: the pairs of k of WIDTH outputs are a register. n is padded with zeros.
+// Weights are packed as [strips][k / 2][STRIP][2]; a register holds a pair of k for WIDTH outputs. n is padded with zeros.
 EXPORT void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed) {
     for (long strip = 0; strip < n; strip += STRIP)
         for (long i = 0; i < k; i += 2)
@@ -28,13 +29,13 @@ void unpack_row(const bf16 *packed, long row, long k, bf16 *y) {
 
 typedef struct {
     const bf16 *weights;
-    long column, from, to; // of the outputs, the first; of k, [from, to)
-    int lines;             // of the next panel that a block fetches for every pair of k
+    long column, from, to; // the first output; k in [from, to)
+    int lines;             // lines of the next panel that a block fetches for every pair of k
 } panel;
 
-// `kept`: the sums of `row` and those below it, from one panel of a strip to the next. `ahead`: this block's part of the next
-// panel; one line for every pair of k is fetched into the first-level cache, or two into the second: twice as many into the
-// first would hold up what comes from the second.
+// `kept`: sums of the rows from `row` on, kept between the panels of a strip. `ahead`: this block's part of the next panel. For
+// every pair of k one line is fetched into the first-level cache, or two into the second: two into the first would delay loads
+// from the second.
 INLINE void block(const product *p, const panel *w, long row, float (*kept)[STRIP], const char *ahead, int lines, int rows) {
     vec sums[ROWS][ACROSS];
 #pragma GCC unroll 8
@@ -77,7 +78,7 @@ static void multiply_rows(const product *p, const panel *w, long row, float (*ke
 #undef CASE
 }
 
-// Rows [first, last). The blocks behind the first fetch the next panel, each a part of it.
+// Multiplies rows [first, last) with a panel. Each block after the first prefetches a part of the next panel.
 static void multiply_panel(const product *p, const panel *w, long first, long last, float (*kept)[STRIP]) {
     long n_lines = (w->to - w->from) * STRIP * (long)sizeof(bf16) / 64, part = (w->to - w->from) / 2 * w->lines;
     const char *next = (const char *)(w->weights + (w->to - w->from) * STRIP);
@@ -87,13 +88,13 @@ static void multiply_panel(const product *p, const panel *w, long first, long la
     }
 }
 
-// A strip; the next one is fetched meanwhile.
+// Computes one share of the outputs.
 static void multiply(const void *context, long index) {
     const product *p = context;
     long from = first_of_share(p, index), to = end_of_share(p, index);
     long times = (p->m + MAX_ROWS - 1) / MAX_ROWS, rows = ((p->m + times - 1) / times + ROWS - 1) / ROWS * ROWS;
-    // One or two blocks wait for the memory whatever is fetched, and do it best in order. Five fetch all of the next panel with
-    // a line at a time, three or four with two.
+    // One or two blocks are limited by memory and are fastest without prefetches. Five blocks prefetch the whole next panel with
+    // one line per pair of k, three or four blocks with two lines.
     int lines = p->m > 4 * ROWS ? 1 : p->m > 2 * ROWS ? 2 : 0;
     long depth = lines == 2 ? SHALLOW : DEPTH;
     float kept[rows][STRIP];
@@ -105,7 +106,8 @@ static void multiply(const void *context, long index) {
             }
 }
 
-// y [m, n] = x [m, k] W^T + bias, y in bfloat16 or, `wide`, in float32. k: a multiple of 2. `spare` is for kernels that need it.
+// y [m, n] = x [m, k] W^T + bias, y in bfloat16 or, `wide`, in float32. k: a multiple of 2. Only
+// the AMX kernel uses `spare`.
 EXPORT void rz_linear(const bf16 *x, long ldx, long m, long k, const bf16 *packed, const float *bias, long n, void *y,
                       long ldy, int wide, bf16 *spare) {
     (void)spare;

@@ -1,35 +1,35 @@
 // Attention over the paged cache in float32, by multiply-add, for AVX2, AVX-512 and NEON, with an online softmax (Milakov &
 // Gimelshein, arXiv:1805.02867).
 //
-// A lane is one query head of one row. Keys are taken in blocks of 16 counted from the sequence's start, and whatever is
-// summed for a lane is summed in an order of its own: over head_dim in WIDTH partial sums, over keys one after the other.
-// Masked keys add exact zeros. Hence a lane's bits depend neither on the other lanes nor on how rows are cut into steps.
+// A lane is one query head of one row. Keys are processed in blocks of 16, counted from the sequence's start. Every sum belongs
+// to one lane and has a fixed order: over head_dim in WIDTH partial sums, over keys one after the other. Masked keys add exact
+// zeros. So a lane's bits depend neither on the other lanes nor on how rows are divided into steps.
 //
-// A register of bfloat16 becomes two of floats, the even numbers and the odd ones: an instruction each, where keeping their
-// order takes two. Queries, keys, values and results stand in this order; only what goes out is put back.
+// A register of bfloat16 becomes two registers of floats, the even and the odd numbers, with one instruction each; keeping the
+// order would take two. Queries, keys, values and sums use this order; only the output is reordered.
 #include "order.h"
 #include "lanes.h"
 
 #define KEYS 16
-#define SUMS (WIDTH > 4 ? WIDTH : 16)   // that products of lanes and keys are added to at a time
-#define COLUMNS (WIDTH > 4 ? 2 : 4)     // registers of values that four lanes take at a time
-#define FEW 8 // lanes for which keys and values are not worth being stored as floats: each is read once or twice
-#define ALIGNED _Alignas(64) // a register that lies in two lines of the cache takes twice as long
+#define SUMS (WIDTH > 4 ? WIDTH : 16)   // sums of products of lanes and keys that are computed together
+#define COLUMNS (WIDTH > 4 ? 2 : 4)     // registers of values that four lanes use together
+#define FEW 8 // up to this many lanes, keys and values are read only once or twice and are not stored as floats
+#define ALIGNED _Alignas(64) // a load that crosses a cache line takes twice as long
 
 typedef struct {
     ALIGNED float queries[LANES * MAX_HEAD_DIM], found[LANES * MAX_HEAD_DIM]; // [lanes, padded head_dim]
     float scores[LANES][KEYS];
     float top[LANES], total[LANES], shrink[LANES];
     const tile_lanes *lanes;
-    int half; // bfloat16, not float32
+    int half; // the cache holds bfloat16, not float32
 } tile;
 
 typedef struct {
-    const void *keys[KEYS], *values[KEYS];      // rows of `wide`, or of the cache
+    const void *keys[KEYS], *values[KEYS];      // rows of `wide` or of the cache
     ALIGNED float wide[2][KEYS * MAX_HEAD_DIM]; // bfloat16 keys and values as float32
 } block;
 
-// Numbers of a head where they stand as floats: registers of the cache's numbers are filled up with zeros.
+// Number of floats that a head occupies: zeros fill the last register of the cache's numbers.
 INLINE long padded(const layer *a) {
     long step = a->size == sizeof(bf16) ? 2 * WIDTH : WIDTH;
     return (a->head_dim + step - 1) & -step;
@@ -49,7 +49,7 @@ INLINE void take_head(const layer *a, const void *x, long at, int half, float *y
     if (half) store(y + j + WIDTH, load_part_tail(halves + j, 1, rest));
 }
 
-// Queries come scaled, to base 2 where nothing but the exponential follows.
+// Loads scaled queries; the scale includes the change to base 2 unless a softcap follows.
 static void take_queries(const layer *a, tile *t) {
     const tile_lanes *l = t->lanes;
     long size = padded(a);
@@ -62,7 +62,7 @@ static void take_queries(const layer *a, tile *t) {
         t->total[lane] = 0;
     }
     long filled = l->n % 4 == 3 ? l->n + 1 : l->n;
-    if (filled > l->n) { // a fourth lane that is none, of zeros
+    if (filled > l->n) { // a fourth lane of zeros fills the group
         memset(t->queries + l->n * size, 0, size * sizeof(float));
         memset(t->scores[l->n], 0, sizeof t->scores[0]);
         t->shrink[l->n] = 0;
@@ -70,12 +70,12 @@ static void take_queries(const layer *a, tile *t) {
     memset(t->found, 0, filled * size * sizeof(float));
 }
 
-// Register `i` of a row of floats or, `in_bf16`, of bfloat16.
+// Register `i` of a row of floats, or of bfloat16 if `in_bf16`.
 INLINE vec load_of(const void *row, long i, int in_bf16) {
     return in_bf16 ? load_part((const bf16 *)row + i / 2 * 2 * WIDTH, i % 2) : load((const float *)row + i * WIDTH);
 }
 
-// Adds to sums[lane][key] what register `i` of queries and keys brings.
+// Adds the products of register `i` of queries and keys to sums[lane][key].
 INLINE void multiply(const float *queries, const void *const *keys, long size, long i, int lanes, int in_bf16, vec *sums) {
     vec q[4];
     int n = SUMS / lanes;
@@ -111,7 +111,7 @@ INLINE void score_lanes(tile *t, const block *b, long lane, long size, int lanes
 
 INLINE void score(const layer *a, tile *t, const block *b, int in_bf16) {
     long lane = 0, size = padded(a), n = t->lanes->n;
-    for (; lane + 3 <= n; lane += 4) score_lanes(t, b, lane, size, 4, in_bf16); // a fourth that is none costs little
+    for (; lane + 3 <= n; lane += 4) score_lanes(t, b, lane, size, 4, in_bf16); // the lane of zeros costs little
     if (lane + 2 == n) return score_lanes(t, b, lane, size, 2, in_bf16);
     if (lane + 1 == n) score_lanes(t, b, lane, size, 1, in_bf16);
 }
@@ -127,8 +127,8 @@ static void weigh(const layer *a, tile *t, long lane, long first_key) {
         part[i] = (vec)choose(seen, (ints)s, (ints)none);
         most = larger_of(part[i], most);
     }
-    float largest = largest_of(most), top = t->top[lane] > largest ? t->top[lane] : largest; // fmaxf would be a call
-    float base = top == -INFINITY ? 0 : top; // nothing is seen yet
+    float largest = largest_of(most), top = t->top[lane] > largest ? t->top[lane] : largest; // fmaxf would be a function call
+    float base = top == -INFINITY ? 0 : top; // -INFINITY: no key seen yet
     float shrink = exp2_of(spread(t->top[lane] - base))[0];
     for (int i = 0; i < KEYS / WIDTH; i++) {
         part[i] = exp2_of(part[i] - spread(base));
@@ -178,8 +178,7 @@ INLINE void accumulate(const layer *a, tile *t, const block *b, long keys, int i
     if (lane + 1 == n) add_lanes(t, b, keys, lane, size, 1, 4, in_bf16);
 }
 
-// Keys that are not the sequence's are somebody's leftovers, perhaps NaN: they count as zero. `as_they_are`: in the cache's
-// own format.
+// Keys beyond the sequence hold stale data, perhaps NaN, and are replaced by zeros. `as_they_are`: keep the cache's format.
 static void take_keys(const layer *a, const found_keys *f, int half, int as_they_are, block *b) {
     static const float zeros[MAX_HEAD_DIM];
     long values = a->n_kv * a->head_dim, size = padded(a);
@@ -238,7 +237,7 @@ INLINE void attend_keys(const layer *a, tile *t, const keys_of_sequence *s, int 
 }
 
 INLINE void attend_tile(const layer *a, const tile_lanes *l, const keys_of_sequence *s, int half) {
-    tile t; // too large to be cleared for every few lanes
+    tile t; // not cleared: it is too large for that
     t.lanes = l;
     t.half = half;
     take_queries(a, &t);
@@ -253,8 +252,8 @@ static void attend_half(const layer *a, const tile_lanes *l, const keys_of_seque
 
 static void attend_whole(const layer *a, const tile_lanes *l, const keys_of_sequence *s) { attend_tile(a, l, s, 0); }
 
-// Rows [starts[i], starts[i + 1]) belong to sequence i and are its last before position lengths[i]. head_dim: a multiple
-// of 8 up to 256; blocks: [sequences, n_blocks].
+// Rows [starts[i], starts[i + 1]) are the last rows of sequence i before position lengths[i]. head_dim is a multiple of 8 up to
+// 256; blocks: [sequences, n_blocks].
 EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *cache, long n_kv, long group, long head_dim,
                       long block_size, float scale, float softcap, long window, const int64_t *starts, const int64_t *lengths,
                       const int64_t *blocks, long n_blocks, long sequences) {
@@ -262,7 +261,7 @@ EXPORT void rz_attend(const bf16 *q, long ldq, bf16 *out, long ldo, const bf16 *
                                 starts, lengths, blocks, n_blocks, sequences, attend_half, 0, 0});
 }
 
-// The same in float32.
+// rz_attend in float32.
 EXPORT void rz_attend_float(const float *q, long ldq, float *out, long ldo, const float *cache, long n_kv, long group,
                             long head_dim, long block_size, float scale, float softcap, long window, const int64_t *starts,
                             const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences) {

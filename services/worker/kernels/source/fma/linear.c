@@ -1,5 +1,5 @@
-// Linear layers with bfloat16 weights and float32 arithmetic, by multiply-add, for AVX2, AVX-512 and NEON. Every output is one sum in the
-// order of k: a row's bits depend neither on the number of rows nor on its neighbours.
+// Linear layers with bfloat16 weights and float32 arithmetic, by multiply-add, for AVX2, AVX-512 and NEON. Every output is one
+// sum in the order of k, so a row's bits depend neither on the number of rows nor on other rows.
 #include "order.h"
 #include "packed.h"
 #include "product.h"
@@ -7,13 +7,13 @@
 #define STRIP (2 * WIDTH)           // outputs of a packed strip: two registers
 #define AT_ONCE (GROUP / STRIP)     // strips of a group
 #define ROWS (REGISTERS == 32 ? 12 : 6) // rows that a strip is multiplied with: their sums and the weights fill the registers
-#define LINE (WIDTH == 4 ? 4 : 1)   // of k, that are one line of memory or less
-#define INPUT_BYTES (512 << 10)     // of inputs that stay in a near cache while the weight streams past them
+#define LINE (WIDTH == 4 ? 4 : 1)   // number of k whose weights of a strip fill at most one cache line
+#define INPUT_BYTES (512 << 10)     // inputs that stay in a near cache while the weight streams past them
 
-// Numbers from one row of inputs to the next: rows a multiple of 4 KiB apart would share few lines of the first-level cache.
+// Distance between rows of inputs. Rows a multiple of 4 KiB apart would compete for the same lines of the first-level cache.
 #define STRIDE(k) ((k) + 16)
 
-// Strips that fewer rows are multiplied with, so that sums do not wait for each other.
+// Number of strips that a block of `rows` rows computes together: fewer rows take more strips, to have enough independent sums.
 #define STRIPS_OF(rows) (2 * ROWS / 3 / (rows) > AT_ONCE ? AT_ONCE : 2 * ROWS / 3 / (rows) > 0 ? 2 * ROWS / 3 / (rows) : 1)
 
 // Weights are packed as [strips][k][WIDTH][2]: outputs i and i + WIDTH of a strip share 32 bits, low half first. n is padded
@@ -29,13 +29,13 @@ EXPORT void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed) {
 }
 
 void unpack_row(const bf16 *packed, long row, long k, bf16 *y) {
-    long place = row % STRIP; // of the strip's outputs, the second half lies between the first
+    long place = row % STRIP; // the strip's second half of outputs is interleaved with the first
     const bf16 *from = packed + row / STRIP * STRIP * k + place % WIDTH * 2 + place / WIDTH;
     for (long in = 0; in < k; in++) y[in] = from[in * STRIP];
 }
 
-// `x`: the inputs of `row` and those below it, STRIDE(k) apart. `ahead`: fetch the strips that come in the place of these, as
-// their first block of rows does. Inlined, with constants from `rows` on.
+// `x`: the inputs of the rows from `row` on, STRIDE(k) apart. `ahead`: prefetch the next group of strips; the first block of rows
+// does. Callers pass constants from `rows` on, for which the inlined code is specialised.
 INLINE void block(const product *p, const float *x, long row, long strip, int rows, int strips, int ahead) {
     vec sums[ROWS][2 * AT_ONCE], inputs[ROWS];
 #pragma GCC unroll 16
@@ -55,7 +55,7 @@ INLINE void block(const product *p, const float *x, long row, long strip, int ro
             vec low = (vec)(pairs << 16), high = (vec)(pairs & spread_int((int)0xFFFF0000));
 #pragma GCC unroll 16
             for (int i = 0; i < rows; i++) {
-                if (strips == 1) inputs[i] = spread(x[i * stride + k]); // no register is left to keep them
+                if (strips == 1) inputs[i] = spread(x[i * stride + k]); // no register is left to keep the inputs
                 sums[i][2 * s] = fma_of(inputs[i], low, sums[i][2 * s]);
                 sums[i][2 * s + 1] = fma_of(inputs[i], high, sums[i][2 * s + 1]);
             }
@@ -67,7 +67,7 @@ INLINE void block(const product *p, const float *x, long row, long strip, int ro
         for (int r = 0; r < 2 * strips; r++) store_sums(p, row + i, strip * STRIP + r * WIDTH, sums[i][r]);
 }
 
-// The rows that do not fill a block, with a group of strips.
+// Computes the rows that do not fill a block, for a group of strips.
 static void multiply_few(const product *p, const float *x, long row, long rows, long strip) {
 #define FEW(n)     \
     if (rows == n) \
@@ -84,7 +84,7 @@ static void widen_rows(const product *p, long first, long last, float *x) {
         for (long k = 0; k < p->k; k += WIDTH) store(x + k, load_bf16(p->x + row * p->ldx + k));
 }
 
-// One thread's outputs.
+// Computes one share of the outputs.
 static void multiply(const void *context, long index) {
     const product *p = context;
     long from = first_of_share(p, index) / STRIP, to = (end_of_share(p, index) + STRIP - 1) / STRIP;
@@ -105,12 +105,13 @@ static void multiply(const void *context, long index) {
     }
 }
 
-// y [m, n] = x [m, k] W^T + bias, y in bfloat16 or, `wide`, in float32. k: a multiple of 16. `spare` is for kernels that need it.
+// y [m, n] = x [m, k] W^T + bias, y in bfloat16 or, `wide`, in float32. k: a multiple of 16. Only
+// the AMX kernel uses `spare`.
 EXPORT void rz_linear(const bf16 *x, long ldx, long m, long k, const bf16 *packed, const float *bias, long n, void *y,
                       long ldy, int wide, bf16 *spare) {
     (void)spare;
     product p = {x, packed, bias, y, ldx, ldy, m, k, n, 0, wide};
-    // Every share widens the inputs; but several times as many shares as threads: one that is held up costs less.
+    // Each share converts the inputs again, but more shares than threads make a delayed thread cost less.
     long shares = pool_threads() > 1 ? 8 * pool_threads() : 1;
     share_product(&p, multiply, (groups_of(&p) + shares - 1) / shares);
 }
