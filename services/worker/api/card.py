@@ -1,4 +1,4 @@
-"""What is served here: its card, which gateways prepare prompts by."""
+"""The model card, from which gateways prepare prompts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from services.worker.engine.state import EngineFacts, EngineModel
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who an engine is on the wire."""
+    """Identity of an engine on the wire."""
 
     worker_id: str
     incarnation: str  # a UUID of this start
-    model: str  # the name clients use
+    model: str  # the name that clients use
     created: int  # Unix time
-    recommends: bool = True  # requests get the publisher's sampling defaults
+    recommends: bool = True  # use the publisher's sampling defaults for requests
 
 
 def model_card(identity: Identity, model: EngineModel, facts: EngineFacts) -> pb.ModelCard:
-    """Everything that a gateway asks for."""
+    """The model card for gateways."""
     return pb.ModelCard(
         model=identity.model,
         worker_id=identity.worker_id,

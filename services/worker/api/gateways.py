@@ -1,4 +1,4 @@
-"""The gateways that are connected: their requests go to the engine, or are answered at once."""
+"""The connected gateways: passes their requests to the engine, or answers them at once."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ log = logging.getLogger(__name__)
 
 
 class Gateways:
-    """Their streams, and what they ask for."""
+    """The gateways' streams and requests."""
 
     def __init__(self, engine: Engine, handed_off: Callable[[pb.Handoff.Reason], None]) -> None:
-        """`handed_off` is called for every request that is left to another worker."""
+        """Calls `handed_off` for every request that is handed off to another worker."""
         self._engine, self._handed_off = engine, handed_off
-        self.closed = False  # streams end once they are empty
+        self.closed = False  # streams end when they are empty
         self._spans = RequestSpans()
         self._buffers: set[StreamBuffer] = set()
 
     def connect(self) -> StreamBuffer:
-        """A gateway opened its stream."""
+        """Make the buffer of a gateway's new stream."""
         buffer = StreamBuffer(self._spans, self._handed_off)
         self._buffers.add(buffer)
         return buffer
 
     def submit(self, buffer: StreamBuffer, submit: pb.Submit) -> None:
-        """Take a request on, or answer at once why not."""
+        """Submit a request to the engine, or answer at once with a handoff or an error."""
         if (handoff := self._engine.refusal()) is not None:
             buffer.hand_off(self._begin(unchecked(submit), submit), handoff)
         else:
-            self.cancel(buffer, submit.request_id)  # a gateway that submits again has given the earlier attempt up
+            self.cancel(buffer, submit.request_id)  # a gateway that submits again has abandoned the earlier attempt
             self._take_on(buffer, submit)
         buffer.flush(0)
         self._engine.changes.announce()
 
     def cancel(self, buffer: StreamBuffer, request_id: str) -> None:
-        """Forget a request; an unknown one has ended already."""
+        """Cancel a request; does nothing for a request that has ended."""
         request = buffer.live.pop(request_id, None)
         if request is not None:
             self._engine.cancel(request)
             self._spans.end(request, "cancelled")
 
     def drop(self, buffer: StreamBuffer) -> None:
-        """A gateway's stream is over: so are its requests."""
+        """Cancel the requests of a gateway whose stream has ended."""
         if buffer.live:
             log.info("stream of gateway %s ended, %d requests cancelled", buffer.gateway_id, len(buffer.live))
         for request_id in list(buffer.live):
@@ -59,7 +59,7 @@ class Gateways:
         self._buffers.discard(buffer)
 
     def close(self) -> None:
-        """Let every stream end after what it still has to tell."""
+        """Let every stream end after its remaining messages."""
         self.closed = True
         for buffer in self._buffers:
             buffer.wake()

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a worker's life: what it serves, how it started, what it lost, how it ends."""
+"""Prometheus metrics of a worker's life: model, start-up, losses, drain."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ class LifeMetrics:
         gauge("drain_seconds", "Since the drain began; 0 before").set_function(self._drain_seconds)
 
     def describe(self, name: str, revision: str, model: EngineModel, version: str) -> None:
-        """It is known what will be served."""
+        """Publish facts about the model."""
         self._info.labels(name, revision, model.dtype, model.device, str(model.tensor_parallel), version).set(1)
 
     def on_started(self, facts: EngineFacts) -> None:
-        """The engine is up."""
+        """Publish facts about the start."""
         for phase, seconds in facts.startup_s.items():
             self._startup.labels(phase).set(seconds)
         for kind, size in {**facts.memory_bytes, "free": facts.memory_free}.items():
             self._memory.labels(kind).set(size)
 
     def on_lost(self, cause: str, rank: int | None) -> None:
-        """The ranks are gone; `rank` is to blame, if one is."""
+        """Count a loss of the ranks; `rank` is the rank to blame, or None."""
         self._recoveries.labels(cause).inc()
         self._ranks_lost.labels("" if rank is None else str(rank)).inc()
 
     def handed_off(self, reason: pb.Handoff.Reason) -> None:
-        """A request is left to another worker."""
+        """Count a handoff."""
         self._handoffs.labels(_REASONS[reason]).inc()
 
     def on_drain(self) -> None:
-        """Nothing new is taken on any more."""
+        """Record the begin of the drain."""
         self._drain_began = self._drain_began or time.monotonic()
 
     def _drain_seconds(self) -> float:

@@ -33,7 +33,7 @@ _GAUGES = {
 
 
 class EngineTotals(Collector):
-    """Totals and levels, read from the engine when Prometheus asks."""
+    """Totals and levels, read from the engine at each scrape."""
 
     def __init__(self, counters: EngineCounters, state: Callable[[], EngineState]) -> None:
         self._counters = counters

@@ -1,4 +1,4 @@
-"""What a worker waits for before it gets requests: its model, its ranks, its lease."""
+"""Readiness of a worker: it needs its model, its ranks and its lease."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ log = logging.getLogger(__name__)
 
 
 class Readiness:
-    """Why the worker is not ready, for `/readyz`; read from another thread."""
+    """Answers `/readyz` with the reason why the worker is not ready; called from another thread."""
 
     def __init__(self) -> None:
         self._ask: Callable[[], str] = lambda: "starting"
 
     def __call__(self) -> str:
-        """Empty when it is."""
+        """The reason; empty when the worker is ready."""
         return self._ask()
 
     def depends_on(self, ask: Callable[[], str]) -> None:
-        """From now on `ask` says."""
+        """Get the reason from `ask` from now on."""
         self._ask = ask
 
     async def fetch_model(
         self, model: str, fetch: Callable[[Callable[[object], None]], Coroutine[Any, Any, Path]], stop: asyncio.Event
     ) -> Path | None:
-        """The model's folder, None if `stop` came first; a download is reported here and in the log.
+        """The model's folder; None if `stop` was set first. Reports a download in the reason and in the log.
 
-        `fetch` is called with what to call with a download that begins. Raises what it raises.
+        Calls `fetch` with a callback, which `fetch` calls when a download begins. Raises the errors of `fetch`.
         """
 
         def begins(download: object) -> None:

@@ -1,4 +1,4 @@
-"""The Worker service on the wire: streams in, streams out; decisions are made elsewhere."""
+"""The gRPC Worker service; it translates messages and decides nothing."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from services.worker.engine.base import Engine
 from services.worker.engine.errors import BlocksUnavailableError, Unavailable
 
 STATE_THROTTLE_S = 0.020
-STATE_HEARTBEAT_S = 2.0  # of those that do not ask for another
+STATE_HEARTBEAT_S = 2.0  # for clients that request no other interval
 MIN_HEARTBEAT_S = 0.1
-# What moves with every token waits for the heartbeat until it has moved by a tenth: every router reads every state.
+# Fields that change with every token wait for the heartbeat or a change by a tenth: every state goes to all routers.
 _DRIFTING = (
     *("kv_blocks_used", "kv_blocks_cached", "prefill_tokens_per_s", "decode_step_ms", "pull_bytes_per_s"),
     "computed_tokens",
@@ -47,7 +47,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         request_iterator: AsyncIterator[pb.ConnectFrames],
         context: grpc.aio.ServicerContext[pb.ConnectFrames, pb.StepOutputs],
     ) -> AsyncIterator[pb.StepOutputs]:
-        """One gateway: a reader for its frames beside the writer of its outputs."""
+        """Serve one gateway: a task reads its frames while this generator writes its outputs."""
         buffer = self._gateways.connect()
         beats = asyncio.Event()
         reader = asyncio.create_task(self._read(buffer, request_iterator, beats))
@@ -59,7 +59,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 if message.outputs or message.heartbeat:
                     yield message
             if reader.done():
-                reader.result()  # raises what broke the stream
+                reader.result()  # raises the stream's error
         finally:
             heart.cancel()
             reader.cancel()
@@ -68,7 +68,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def _read(
         self, buffer: StreamBuffer, messages: AsyncIterator[pb.ConnectFrames], beats: asyncio.Event
     ) -> None:
-        """Until the gateway closes its side."""
+        """Read frames until the gateway closes its side."""
         async for message in messages:
             for frame in message.frames:
                 match frame.WhichOneof("frame"):
@@ -84,12 +84,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                             buffer.heartbeat_s = max(frame.hello.heartbeat_ms / 1e3, MIN_HEARTBEAT_S)
                             beats.set()
                     case _:
-                        continue  # a frame of a newer protocol
+                        continue  # a frame of a newer protocol version
 
     async def WatchState(  # noqa: N802
         self, request: pb.WatchStateRequest, context: grpc.aio.ServicerContext[pb.WatchStateRequest, pb.WorkerState]
     ) -> AsyncIterator[pb.WorkerState]:
-        """The state now and on every change that matters; a heartbeat when there was none for a while."""
+        """The state now and after every change that matters; a heartbeat after an interval without a change."""
         told, due = pb.WorkerState(), 0.0
         beat_s = max(request.heartbeat_ms / 1e3, MIN_HEARTBEAT_S) if request.heartbeat_ms else STATE_HEARTBEAT_S
         with self._engine.changes.watch() as changed:
@@ -104,19 +104,19 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(due - now):
                         await changed.wait()
-                    await asyncio.sleep(STATE_THROTTLE_S)  # what changes meanwhile travels together
+                    await asyncio.sleep(STATE_THROTTLE_S)  # merges the changes of this time into one message
 
     async def KvSync(  # noqa: N802
         self, request: pb.KvSyncRequest, context: grpc.aio.ServicerContext[pb.KvSyncRequest, pb.KvEvents]
     ) -> AsyncIterator[pb.KvEvents]:
         """Replay or dump, then live events.
 
-        A dump is one event numbered just before the first live one, so that the receiver counts on as ever. The first
-        message comes at once, empty when nothing was missed: until it hears one the receiver does not know that it is
-        in step.
+        A dump is one event, numbered just before the first live event, so that sequence numbers continue. The first
+        message comes at once and is empty when the receiver has missed nothing; it confirms that the receiver is up to
+        date.
         """
         known = request.incarnation == self._identity.incarnation
-        next_seq = request.next_seq if known else -1  # -1 is never held: a dump
+        next_seq = request.next_seq if known else -1  # -1 is never in the log and leads to a dump
         heard = False
         with self._engine.changes.watch() as changed:
             while not self._gateways.closed:
@@ -155,14 +155,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def Drain(  # noqa: N802
         self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainResponse]
     ) -> pb.DrainResponse:
-        """Stop accepting for good, and empty the worker."""
+        """Refuse new requests from now on and empty the worker."""
         handed_off, completed = await self._engine.drain(request.grace_ms / 1e3)
         return pb.DrainResponse(handed_off=handed_off, completed=completed)
 
     async def PullBlocks(  # noqa: N802
         self, request: pb.PullBlocksRequest, context: grpc.aio.ServicerContext[pb.PullBlocksRequest, pb.KvBlock]
     ) -> AsyncIterator[pb.KvBlock]:
-        """Blocks for another worker, for as long as it listens."""
+        """Send blocks to another worker until it closes the stream."""
         if request.incarnation != self._identity.incarnation:
             await context.abort(grpc.StatusCode.NOT_FOUND, "the worker that held these blocks is gone")
         try:
@@ -182,7 +182,7 @@ async def _beat(buffer: StreamBuffer, wanted: asyncio.Event) -> None:
 
 
 def _matters(state: pb.WorkerState, told: pb.WorkerState) -> bool:
-    """Whether routers should know at once what has changed since they were told."""
+    """Whether `state` differs so much from the last sent state that routers need it at once."""
     same = pb.WorkerState()
     same.CopyFrom(state)
     same.seq = told.seq

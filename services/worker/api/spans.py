@@ -1,4 +1,4 @@
-"""The worker's part of requests' traces: a span for each request, with children for queue, prefill and decode."""
+"""Traces requests in the worker: a span for each request, with children for queue, prefill and decode."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from services.worker.engine.request import EngineRequest
 
 
 class RequestSpans:
-    """Open spans by request; holds nothing while tracing is off."""
+    """Open spans by request; empty while tracing is off."""
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer("ryzanstein.worker")
-        self._open: dict[EngineRequest, list[Span]] = {}  # the request's own, then the one of its decode
+        self._open: dict[EngineRequest, list[Span]] = {}  # the request's span, then the span of its decode
 
     def begin(self, request: EngineRequest, traceparent: str) -> None:
-        """A request came."""
+        """Start the span of a new request."""
         span = self._tracer.start_span(
             "worker.request",
             context=remote_context((("traceparent", traceparent),)) if traceparent else None,
@@ -34,7 +34,7 @@ class RequestSpans:
             self._open[request] = [span]
 
     def prefilled(self, request: EngineRequest, prefill: Prefill) -> None:
-        """The first output is here: write down the queue and the prefill before it, and begin the decode."""
+        """At the first output, record the spans of queue and prefill and start the span of the decode."""
         if (spans := self._open.get(request)) is None:
             return
         spans[0].add_event("first output", {"cached_tokens": prefill.cached_tokens})
@@ -51,7 +51,7 @@ class RequestSpans:
         spans.append(self._tracer.start_span("worker.decode", context, start_time=now))
 
     def end(self, request: EngineRequest, how: str, n_generated: int | None = None) -> None:
-        """The request is over here."""
+        """End the spans of a request."""
         spans = self._open.pop(request, None)
         if spans is None:
             return

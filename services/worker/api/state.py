@@ -1,4 +1,4 @@
-"""What routers need to know of this worker."""
+"""The worker's state for routers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ryzanstein.v1 import worker_pb2 as pb
 from services.worker.api.card import Identity
 from services.worker.engine.base import Engine, EngineState
 
-_FIELDS = tuple(field.name for field in fields(EngineState))  # the message calls them so, too
-_ROUTERS = 64  # the ones heard of last are acknowledged
+_FIELDS = tuple(field.name for field in fields(EngineState))  # the message has fields of the same names
+_ROUTERS = 64  # number of most recent routers whose dispatches are acknowledged
 
 
 class StateForRouters:
-    """Says how much the engine has to do, and which dispatches that includes."""
+    """Reports the engine's load, and the newest dispatch of each router that the load includes."""
 
     def __init__(self, identity: Identity, engine: Engine) -> None:
         self._identity, self._engine = identity, engine
@@ -22,14 +22,14 @@ class StateForRouters:
         self._seq = 0
 
     def acknowledge(self, ticket: pb.DispatchTicket) -> None:
-        """A request that a router has sent is here."""
+        """Record that a router's dispatch has arrived."""
         seq = max(ticket.seq, self._acked.pop(ticket.router_id, 0))
         self._acked[ticket.router_id] = seq
-        if len(self._acked) > _ROUTERS:  # routers come and go under new names
+        if len(self._acked) > _ROUTERS:  # a restarted router has a new id
             del self._acked[next(iter(self._acked))]
 
     def __call__(self) -> pb.WorkerState:
-        """The state now, numbered."""
+        """The current state with a new sequence number."""
         self._seq += 1
         state = self._engine.state()
         return pb.WorkerState(

@@ -1,4 +1,4 @@
-"""What one gateway has not been told yet."""
+"""The outputs that wait to be sent to one gateway."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _FINISH = {
 
 
 class StreamBuffer:
-    """One message to a gateway in the making.
+    """Builds the next message to a gateway.
 
-    While the message before it is not written, the outputs of further steps are merged into it: a slow reader
-    gets fewer and bigger messages, and memory is bounded by the tokens of its requests. Implements OutputSink.
+    Outputs of further steps are merged into it until the message before it is written. So a slow reader gets fewer,
+    larger messages, and its requests' tokens bound the memory. Implements OutputSink.
     """
 
     def __init__(self, spans: RequestSpans, handed_off: Callable[[pb.Handoff.Reason], None]) -> None:
         self._spans, self._handed_off = spans, handed_off
         self.gateway_id = ""
         self.live: dict[str, EngineRequest] = {}  # by request id
-        self.heartbeat_s = 0.0  # 0: not wanted
-        self._spoke = False  # since the last beat was due
+        self.heartbeat_s = 0.0  # 0: no heartbeats
+        self._spoke = False  # whether a message was sent since the last heartbeat was due
         self._message = pb.StepOutputs()
         self._open: dict[EngineRequest, pb.Output] = {}
         self._ready = asyncio.Event()
@@ -67,7 +67,7 @@ class StreamBuffer:
             self._spans.end(request, output.finish.value, output.first_index + len(output.token_ids))
 
     def announce_trial(self, request: EngineRequest) -> None:
-        """A suspect is being computed."""
+        """Report that the ranks compute a suspect."""
         self._message_of(request).on_trial = True
 
     def hand_off(self, request: EngineRequest, handoff: pb.Handoff) -> None:
@@ -83,28 +83,28 @@ class StreamBuffer:
         self._end(request, "refused").error.CopyFrom(refused)
 
     def flush(self, step: int) -> None:
-        """A step is complete: its outputs may be written."""
+        """Release the outputs of a complete step for writing."""
         if self._message.outputs:
             self._message.step = max(step, self._message.step)
             self._ready.set()
 
     def beat(self) -> None:
-        """Say that this process is alive, even if there is nothing to say."""
+        """Send a heartbeat, even without outputs."""
         self._message.heartbeat = True
         self._ready.set()
 
     def beat_if_due(self) -> None:
-        """To be called every `heartbeat_s`: only who runs something here needs to know, and outputs say it, too."""
+        """Called every `heartbeat_s`: send a heartbeat to a gateway with requests here, unless it got outputs."""
         if self.live and not self._spoke:
             self.beat()
         self._spoke = False
 
     def wake(self) -> None:
-        """Let `take` return in any case."""
+        """Make `take` return, even without outputs."""
         self._ready.set()
 
     async def take(self) -> pb.StepOutputs:
-        """The next message, once there is one; without outputs only after `wake` or as a heartbeat."""
+        """Wait for the next message; it has no outputs after `wake` or as a heartbeat."""
         await self._ready.wait()
         self._ready.clear()
         message, self._message = self._message, pb.StepOutputs()
@@ -114,7 +114,7 @@ class StreamBuffer:
 
     @property
     def empty(self) -> bool:
-        """Nothing to write now, and no request that could bring something."""
+        """Whether there are no outputs to write and no live requests."""
         return not self.live and not self._message.outputs
 
     def _end(self, request: EngineRequest, how: str) -> pb.Output:

@@ -1,4 +1,4 @@
-"""From a Submit frame to a request: every field is checked here, at the edge."""
+"""Converts a Submit frame to a request and checks every field."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MAX_LOGPROBS = 20
 MAX_STOP_TOKENS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_WEIGHT = 1000
-MIN_REPETITION_PENALTY = 1e-3  # logits that are divided by less leave float32's range
+MIN_REPETITION_PENALTY = 1e-3  # a lower penalty would scale logits beyond float32's range
 
 
 def unchecked(submit: pb.Submit) -> EngineRequest:
-    """The frame as it came."""
+    """The request of a frame, without checks."""
     return EngineRequest(
         request_id=submit.request_id,
         attempt=submit.attempt,
@@ -61,14 +61,14 @@ def to_request(submit: pb.Submit, model: EngineModel, facts: EngineFacts) -> Eng
 
 
 def _checked(sampling: pb.Sampling, model: EngineModel, facts: EngineFacts) -> pb.Sampling:
-    """The message as the engine reads it: with every id that ends the text among its stop ids."""
+    """The checked message for the engine; its stop ids include all ids that end the text."""
     _check_ranges(sampling)
     _check_ids("sampling.stop_token_ids", sampling.stop_token_ids, facts.vocab_size)
     _check_ids("sampling.logit_bias", sampling.logit_bias, facts.vocab_size)
-    ours = pb.Sampling()  # a part of a message keeps all of it in memory
+    ours = pb.Sampling()  # a copy, because a submessage keeps the whole frame in memory
     ours.CopyFrom(sampling)
     ours.top_k = min(sampling.top_k, facts.vocab_size)
-    if sampling.grammar or not sampling.ignore_eos:  # a grammar may leave nothing but the end
+    if sampling.grammar or not sampling.ignore_eos:  # a grammar may allow nothing but EOS
         del ours.stop_token_ids[:]
         ours.stop_token_ids.extend(dict.fromkeys((*model.eos_token_ids, *sampling.stop_token_ids)))
     return ours

@@ -1,4 +1,4 @@
-"""Prometheus metrics of KV blocks that move between workers, named ``ryzanstein_worker_pull*`` and ``*_sent_*``."""
+"""Prometheus metrics of KV transfers between workers, named ``ryzanstein_worker_pull*`` and ``*_sent_*``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COUNTERS = {
 
 
 class TransferMetrics(Collector):
-    """Totals of both directions, read when Prometheus asks."""
+    """Totals of both directions, read at each scrape."""
 
     def __init__(self, totals: TransferTotals) -> None:
         self._totals = totals

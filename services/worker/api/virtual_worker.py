@@ -1,4 +1,4 @@
-"""An engine on the wire: a worker of its own for routers and gateways, whatever else its process does."""
+"""A virtual worker: routers and gateways see each engine of a process as a worker of its own."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class VirtualWorker:
 
     engine: Engine
     identity: Identity
-    port: int  # of gRPC; 0 picks a free one
-    drain_s: float  # how long `stop` lets running requests go on before they are handed off
-    handed_off: Callable[[pb.Handoff.Reason], None]  # for every request that is left to another worker
+    port: int  # gRPC port; 0 picks a free port
+    drain_s: float  # seconds that running requests continue after `stop` before they are handed off
+    handed_off: Callable[[pb.Handoff.Reason], None]  # called for every request that is handed off
 
     async def serve(self, settings: ServiceSettings, readiness: Readiness, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set, then drain and leave. Raises what ends the engine: StartupError, GaveUpError."""
+        """Serve until `stop` is set, then drain. Raises the engine's StartupError and GaveUpError."""
         engine, identity = self.engine, self.identity
         gateways = Gateways(engine, self.handed_off)
         server = new_server()
@@ -63,7 +63,7 @@ class VirtualWorker:
         )
 
         def waits_for() -> str:
-            """Nobody finds a worker that has never written its lease; later a Redis that is away takes nothing away."""
+            """The worker needs its first lease to be found; an unreachable Redis does not matter later."""
             return lease.waits_for if _serving(engine) else f"{phase_name(engine.phase)}: {engine.detail}"
 
         readiness.depends_on(waits_for)
@@ -90,7 +90,7 @@ def _serving(engine: Engine) -> bool:
 
 
 async def _follow_phase(engine: Engine, health: Health, registered: asyncio.Event) -> None:
-    """Health is SERVING exactly while the phase is, once the worker can be found."""
+    """Set health to SERVING exactly while the phase is SERVING, once the worker is registered."""
     await registered.wait()
     with engine.changes.watch() as changed:
         reported = False
@@ -103,7 +103,7 @@ async def _follow_phase(engine: Engine, health: Health, registered: asyncio.Even
 
 
 async def _first(stop: asyncio.Task[bool], running: asyncio.Task[None]) -> None:
-    """Until the stop signal; what ends the engine ends us."""
+    """Wait for the stop signal or for the engine's end, whose error is raised."""
     await asyncio.wait((stop, running), return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
     if running.done():
@@ -111,7 +111,7 @@ async def _first(stop: asyncio.Task[bool], running: asyncio.Task[None]) -> None:
 
 
 async def _end(running: asyncio.Task[None]) -> None:
-    """Cancel once: the ranks take their time to stop, and a second cancellation would leave them behind."""
+    """Cancel once and wait: stopping the ranks takes time, and a second cancellation would leave ranks running."""
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError, StartupError, GaveUpError):
         await running

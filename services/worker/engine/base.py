@@ -18,23 +18,23 @@ __all__ = ["Engine", "EngineRequest", "EngineState", "Finish", "Output", "Output
 
 
 def phase_name(phase: int) -> str:
-    """The phase in lower case, for people, leases and labels."""
+    """The phase's name in lower case, for messages, leases and labels."""
     return pb.Phase.Name(phase).removeprefix("PHASE_").lower()
 
 
 class OutputSink(Protocol):
-    """Where the outputs of requests go. One sink may serve many requests; `flush` ends a step for all of them."""
+    """Receives the outputs of requests. A sink may serve many requests; `flush` ends a step for all of them."""
 
     def add(self, request: EngineRequest, output: Output) -> None:
-        """One step's output."""
+        """Take a step's output of a request."""
         ...
 
     def announce_trial(self, request: EngineRequest) -> None:
-        """The first plan with a suspect has gone out."""
+        """Called when the first plan with a suspect is sent to the ranks."""
         ...
 
     def hand_off(self, request: EngineRequest, handoff: pb.Handoff) -> None:
-        """Another worker is to continue the request."""
+        """End the request here; another worker continues it."""
         ...
 
     def flush(self, step: int) -> None:
@@ -43,36 +43,36 @@ class OutputSink(Protocol):
 
 
 class Engine(Protocol):
-    """Serves one model: a virtual worker, of which a process can hold several. Lives on the event loop."""
+    """Serves one model as a virtual worker; a process can hold several. All methods run on the event loop."""
 
     @property
     def model(self) -> EngineModel:
-        """What is served."""
+        """The served model."""
         ...
 
     @property
     def facts(self) -> EngineFacts | None:
-        """None until the first start is complete."""
+        """Facts known after the first start; None before."""
         ...
 
     @property
     def phase(self) -> pb.Phase:
-        """Requests are taken on while it is SERVING."""
+        """The phase; the engine accepts requests while it is SERVING."""
         ...
 
     @property
     def detail(self) -> str:
-        """Why the phase is not SERVING, for people."""
+        """Message for people: why the phase is not SERVING."""
         ...
 
     @property
     def changes(self) -> Changes:
-        """Announces everything that may change the state or the KV events."""
+        """Announces changes of the state and the KV events."""
         ...
 
     @property
     def kv_events(self) -> KvEventLog:
-        """What entered and left the prefix cache."""
+        """Changes of the prefix cache."""
         ...
 
     @property
@@ -82,48 +82,48 @@ class Engine(Protocol):
 
     @property
     def transfers(self) -> TransferTotals:
-        """Totals of KV blocks that moved."""
+        """Totals of transferred KV blocks."""
         ...
 
     def state(self) -> EngineState:
-        """The state now."""
+        """The current state."""
         ...
 
     def cached_hashes(self) -> list[int]:
-        """Wire hashes of everything in the prefix cache, parents before children."""
+        """Wire hashes of all blocks in the prefix cache, parents before children."""
         ...
 
     async def run(self) -> None:
-        """Start, serve and recover until cancelled; then nothing of the engine is left.
+        """Start, serve and recover until cancelled, then end all processes of the engine.
 
-        Raises StartupError when the very first start fails, GaveUpError when a later one takes too long.
+        Raises StartupError when the first start fails, GaveUpError when a later start takes too long.
         """
         ...
 
     def refusal(self) -> pb.Handoff | None:
-        """Why a new request should go to another worker now; None while requests are taken on."""
+        """Why a new request should go to another worker now; None while the engine accepts requests."""
         ...
 
     def submit(self, request: EngineRequest, sink: OutputSink) -> None:
-        """Take a request on while there is no `refusal`. Raises InvalidRequestError for one that can never be served.
+        """Accept a request while there is no `refusal`. Raises InvalidRequestError for a request it can never serve.
 
-        The sink gets its outputs, the last of which says how it ends, or a handoff.
+        The sink gets its outputs, the last with the finish reason, or a handoff.
         """
         ...
 
     def cancel(self, request: EngineRequest) -> None:
-        """Forget a request, if it is alive; its sink gets nothing more of it."""
+        """End a request that is alive; its sink gets no more outputs of it."""
         ...
 
     async def drain(self, grace_s: float) -> tuple[int, int]:
-        """Take nothing new for good; let running requests go on for `grace_s`, hand off what is left.
+        """Refuse new requests from now on; let running requests continue for `grace_s`, then hand them off.
 
-        Returns how many requests were handed off, and how many ended.
+        Returns the numbers of requests handed off and completed.
         """
         ...
 
     async def sleep(self) -> None:
-        """Give the device's memory back until `wake`. Raises UnsupportedError."""
+        """Free the device's memory until `wake`. Raises UnsupportedError."""
         ...
 
     async def wake(self) -> None:
@@ -131,7 +131,7 @@ class Engine(Protocol):
         ...
 
     def read_blocks(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:
-        """The KV blocks asked for, up to the first one that is not held. Raises BlocksUnavailableError."""
+        """The requested KV blocks, up to the first block that is not cached. Raises BlocksUnavailableError."""
         ...
 
 
@@ -145,28 +145,28 @@ class StepReport:
 
 
 class StepObserver(Protocol):
-    """Is called for every step and every first output."""
+    """Callbacks for every step and every first output."""
 
     def on_step(self, report: StepReport) -> None:
         """A step is complete."""
         ...
 
     def on_first_output(self, queue_s: float, total_s: float) -> None:
-        """A request got its first output, so long after its submit; `queue_s` of that it waited for its admission."""
+        """A request got its first output `total_s` after its submit; `queue_s` of that it waited for admission."""
         ...
 
 
 class LifeObserver(Protocol):
-    """Is called when an engine starts, loses its ranks, or drains."""
+    """Callbacks for an engine's start, the loss of its ranks, and its drain."""
 
     def on_started(self, facts: EngineFacts) -> None:
-        """The engine is up."""
+        """The engine has started."""
         ...
 
     def on_lost(self, cause: str, rank: int | None) -> None:
-        """The ranks are gone; `rank` is to blame, if one is."""
+        """The ranks are lost; `rank` is the rank to blame, or None."""
         ...
 
     def on_drain(self) -> None:
-        """Nothing new is taken on any more."""
+        """The engine refuses new requests from now on."""
         ...

@@ -1,4 +1,4 @@
-"""Wakes the streams that tell others what changed here."""
+"""Wakes the streams that report changes to routers and coordinators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Changes:
-    """Announcements without contents: a watcher that is woken reads what it needs. Nobody polls."""
+    """Announcements without contents: a woken watcher reads the data it needs. Watchers do not poll."""
 
     def __init__(self) -> None:
         self._watchers: set[asyncio.Event] = set()
@@ -20,7 +20,7 @@ class Changes:
 
     @contextmanager
     def watch(self) -> Iterator[asyncio.Event]:
-        """An event that is set by every announcement until the block is left."""
+        """An event that every announcement sets, until the end of the `with` block."""
         event = asyncio.Event()
         self._watchers.add(event)
         try:

@@ -1,4 +1,4 @@
-"""What an engine refuses, as types."""
+"""Errors of an engine's operations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class EngineError(Exception):
-    """Something that an engine does not do."""
+    """Base of the errors of an engine."""
 
 
 class InvalidRequestError(EngineError, ValueError):
@@ -18,7 +18,7 @@ class InvalidRequestError(EngineError, ValueError):
 
 
 class TooLongError(InvalidRequestError):
-    """The request can never fit; `field` names what is too long."""
+    """The request can never fit; `field` is too long."""
 
 
 class NotServingError(EngineError):
@@ -30,7 +30,7 @@ class UnsupportedError(EngineError):
 
 
 class Unavailable(Enum):
-    """Why KV blocks are not handed out."""
+    """Why KV blocks cannot be read."""
 
     GONE = "gone"  # those who held them
     MISMATCH = "mismatch"  # the reader's KV is another
@@ -39,7 +39,7 @@ class Unavailable(Enum):
 
 
 class BlocksUnavailableError(EngineError):
-    """KV blocks are not handed out."""
+    """KV blocks cannot be read."""
 
     def __init__(self, reason: Unavailable, detail: str) -> None:
         super().__init__(detail)

@@ -1,4 +1,4 @@
-"""What entered and left the prefix cache, numbered, so that a coordinator can follow it."""
+"""Numbered changes of the prefix cache, for a coordinator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KvEventLog:
     """Collects changes and keeps the newest `capacity` events for replay.
 
     Changes of the same kind are merged until `flush` gives them a sequence number, so a step makes one or two
-    events however many blocks it touched.
+    events for any number of blocks.
     """
 
     def __init__(self, capacity: int = 4096) -> None:
@@ -31,12 +31,12 @@ class KvEventLog:
 
     @property
     def next_seq(self) -> int:
-        """The number that the next event will get."""
+        """The sequence number of the next event."""
         return self._next_seq
 
     @property
     def first_seq(self) -> int:
-        """The oldest event still held; `next_seq` when none is."""
+        """The sequence number of the oldest event in the log; `next_seq` when the log is empty."""
         return self._next_seq - len(self._events)
 
     def stored(self, hashes: Sequence[int]) -> None:
@@ -44,16 +44,16 @@ class KvEventLog:
         self._collect(hashes, stored=True)
 
     def removed(self, hashes: Sequence[int]) -> None:
-        """A block was evicted; `hashes` in the order of its tokens."""
+        """A block was evicted; `hashes` are in the order of its tokens."""
         self._collect(hashes[::-1], stored=False)
 
     def cleared(self) -> None:
         """The whole cache was lost."""
-        self._open.clear()  # what was stored and never announced is gone, too
+        self._open.clear()  # these changes were never announced
         self._append(KvEvent(cleared=True))
 
     def flush(self) -> bool:
-        """Number what was collected; returns whether there was anything."""
+        """Number the collected changes; returns whether there were any."""
         if not self._open:
             return False
         hashes = tuple(self._open)
@@ -62,7 +62,7 @@ class KvEventLog:
         return True
 
     def since(self, seq: int) -> list[KvEvent] | None:
-        """Events from `seq` on; None when some of them are no longer held or `seq` is in the future."""
+        """Events from `seq` on; None when the log has dropped some of them or `seq` is in the future."""
         if not self.first_seq <= seq <= self._next_seq:
             return None
         held = len(self._events)

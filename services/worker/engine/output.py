@@ -1,4 +1,4 @@
-"""What an engine answers: the tokens of one request, step by step, and how it ends."""
+"""Outputs of an engine: a request's tokens, step by step, and its finish reason."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import NamedTuple
 class Finish(Enum):
     """Why a request ended."""
 
-    STOP = "stop"  # one of the stop tokens; it is the last token
+    STOP = "stop"  # the last token is a stop token
     LENGTH = "length"
-    EMBEDDED = "embedded"  # the embedding is the answer
-    FAILED = "failed"  # its grammar could not be followed
+    EMBEDDED = "embedded"  # the output is an embedding
+    FAILED = "failed"  # its grammar failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +29,21 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """What is known once the prompt is computed. Times are of `time.monotonic`."""
+    """Facts about the prompt, known once it is computed. Times are from `time.monotonic`."""
 
     queued_at: float
     admitted_at: float
-    cached_tokens: int = 0  # of the prompt, found in the prefix cache
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of positions 1 .. n_prompt - 1, if asked for
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of positions 1 .. n_prompt - 1, if requested
 
 
 class Output(NamedTuple):
-    """What one step made of one request. A NamedTuple because there is one for each token."""
+    """A step's output of one request. A NamedTuple, for speed: there is one per token."""
 
-    first_index: int  # of token_ids[0] among the generated tokens, those of earlier attempts included
+    first_index: int  # index of token_ids[0] among the generated tokens, earlier attempts included
     token_ids: tuple[int, ...]
     finish: Finish | None = None
-    prefill: Prefill | None = None  # with the first output
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if asked for
+    prefill: Prefill | None = None  # only in the first output
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if requested
     embedding: tuple[float, ...] = ()
-    failure: str = ""  # of a request that failed
+    failure: str = ""  # message of a failed request

@@ -1,4 +1,4 @@
-"""What is asked of an engine."""
+"""A request to an engine."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineRequest:
-    """One attempt at a request. The object itself names it: outputs come with it, and `cancel` takes it."""
+    """One attempt at a request. Outputs and `cancel` identify the attempt by this object."""
 
     request_id: str
     prompt_ids: Sequence[int]
-    sampling: pb.Sampling  # `stop_token_ids` are all that end the text, EOS included
+    sampling: pb.Sampling  # its `stop_token_ids` are all tokens that end the text, EOS included
     attempt: int = 1
-    generated_ids: Sequence[int] = ()  # accepted from earlier attempts; they count as generated
+    generated_ids: Sequence[int] = ()  # tokens of earlier attempts; they count as generated
     tenant: str = ""
     weight: int = 1
     priority: int = 0  # lower runs first
     cache_salt: str = ""  # isolates the prefix cache
-    embed: bool = False  # answer with the pooled hidden state instead of tokens
-    trial_tokens: int = 0  # workers died under it: runs beside no other suspect until it has generated so many here
+    embed: bool = False  # return the pooled hidden state instead of tokens
+    trial_tokens: int = 0  # > 0: a suspect; it runs beside no other suspect until it generated this many tokens here
     pull: pb.PullHint | None = None  # another worker holds more of the prompt's KV

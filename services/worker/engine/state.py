@@ -1,4 +1,4 @@
-"""What an engine is doing, what it has done, and what it serves."""
+"""State, totals and facts of an engine, and the model that it serves."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """A snapshot."""
+    """A snapshot of an engine."""
 
     phase: pb.Phase
     detail: str  # why the phase is not SERVING
     running: int = 0  # requests
     waiting: int = 0
-    queued_prefill_tokens: int = 0  # known tokens that no step covers yet
+    queued_prefill_tokens: int = 0  # known tokens that no planned step covers
     kv_blocks_used: int = 0
     kv_blocks_cached: int = 0  # reusable, evictable
     kv_blocks_total: int = 0
-    max_request_tokens: int = 0  # the largest prompt and output that fit an empty pool
-    prefill_tokens_per_s: float = 0.0  # measured; 0 before the first one
+    max_request_tokens: int = 0  # largest sum of prompt and output tokens that fits an empty pool
+    prefill_tokens_per_s: float = 0.0  # measured; 0 before the first step with prompts
     decode_step_ms: float = 0.0
     computed_tokens: int = 0  # of prompts and of answers
-    kv_bytes_per_token: int = 0  # on all ranks; 0: blocks cannot be moved
-    pull_bytes_per_s: float = 0.0  # how fast blocks of other workers come
+    kv_bytes_per_token: int = 0  # on all ranks; 0: blocks cannot be transferred
+    pull_bytes_per_s: float = 0.0  # bandwidth of pulls from other workers
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class EngineCounters:
     generated_tokens: int = 0
     prefix_hit_tokens: int = 0
     preemptions: int = 0
-    discarded_tokens: int = 0  # drawn after the request had ended
+    discarded_tokens: int = 0  # tokens drawn after the request had ended
 
 
 PULL_FAILURES = ("mismatch", "gone", "busy", "timeout", "unreachable", "evicted", "corrupt", "ranks_lost", "error")
@@ -45,11 +45,11 @@ PULL_FAILURES = ("mismatch", "gone", "busy", "timeout", "unreachable", "evicted"
 
 @dataclass(slots=True)
 class TransferTotals:
-    """KV blocks that moved between workers since the start."""
+    """KV blocks transferred between workers since the start."""
 
     pulled_blocks: int = 0
     pulled_bytes: int = 0
-    pulled_seconds: float = 0.0  # failed pulls included
+    pulled_seconds: float = 0.0  # including failed pulls
     pull_failures: Counter[str] = field(default_factory=Counter)  # by one of PULL_FAILURES
     sent_blocks: int = 0
     sent_bytes: int = 0
@@ -57,29 +57,29 @@ class TransferTotals:
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """What is served, known before the engine has started."""
+    """Facts about the served model, known before the engine has started."""
 
     architecture: str
     dtype: str
     device: str
     tensor_parallel: int
-    hash_root: str  # what block hashes start from: equal only where KV is interchangeable
+    hash_root: str  # root of the block hashes: equal only for workers with interchangeable KV
     tokenizer_json: bytes
     chat_template: str
     special_tokens: Mapping[str, str]
     add_bos_token: bool
     eos_token_ids: tuple[int, ...]
-    sampling_defaults: Mapping[str, float]  # that the publisher recommends
+    sampling_defaults: Mapping[str, float]  # the publisher's recommendations
     generates: bool = True  # False: it only embeds
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What is known once the engine has started."""
+    """Facts known once the engine has started."""
 
     vocab_size: int
     hidden_size: int
     max_request_tokens: int
     startup_s: Mapping[str, float]  # by phase, in order
-    memory_bytes: Mapping[str, int]  # of the fullest rank, by what takes it; computed: the sum, before the start
-    memory_free: int  # that this rank may still take
+    memory_bytes: Mapping[str, int]  # of the rank that uses most, by purpose; "computed": the predicted sum
+    memory_free: int  # free memory for the same rank

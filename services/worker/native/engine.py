@@ -1,4 +1,4 @@
-"""The native engine: one task that owns the ranks, their scheduler, the requests, and every restart."""
+"""The native engine: one task owns the ranks, their scheduler, the requests, and restarts."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from services.worker.scheduling.scheduler import Scheduler
 
 FIRST_BACKOFF_S = 0.25
 MAX_BACKOFF_S = 30.0
-STABLE_S = 60.0  # ranks that lived this long start the back-off anew
+STABLE_S = 60.0  # a loss of ranks that lived this long resets the back-off
 
 _REFUSALS = {
     pb.PHASE_LOADING: pb.Handoff(reason=pb.Handoff.REASON_LOADING, detail="the worker is still loading its model"),
-    # Not RANKS_LOST: this request was not touched by the loss and says nothing about its cause.
+    # Not RANKS_LOST: the lost ranks did not compute this request, so it is no suspect.
     pb.PHASE_RECOVERING: pb.Handoff(reason=pb.Handoff.REASON_LOADING, detail="the worker is restarting its ranks"),
     pb.PHASE_DRAINING: pb.Handoff(reason=pb.Handoff.REASON_DRAIN, detail="the worker is draining"),
 }
 
-INTERNAL = "internal"  # the cause of a loss when the ranks are well and the server's own books are not
+INTERNAL = "internal"  # cause of a loss after an error in the server's own state, with healthy ranks
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +59,11 @@ class EngineConfig:
     max_batched_tokens: int
     prefill_step_s: float  # by which prompts may lengthen a step of decodes
     pull_timeout_s: float = 10.0
-    pull_bytes_per_s: float = 0.0  # assumed until it is measured; 0: never pull
-    recovery_limit_s: float = 0.0  # how long lost ranks are started again and again; 0: for ever
+    pull_bytes_per_s: float = 0.0  # assumed before the first measurement; 0: never pull
+    recovery_limit_s: float = 0.0  # longest time of repeated attempts to restart lost ranks; 0: no limit
 
     def facts(self, started: GroupStarted) -> EngineFacts:
-        """What others may know of ranks that have started."""
+        """Facts for observers after the ranks have started."""
         ledger, positions = started.ledger, started.n_blocks * self.ranks.block_tokens
         return EngineFacts(
             vocab_size=started.model.vocab_size,
@@ -83,14 +83,14 @@ class EngineConfig:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LiveRequest(Request):
-    """A request of the scheduler that came through the API; the start-up probe is none."""
+    """A request that came through `submit`, unlike the start-up probe."""
 
     asked: EngineRequest
     sink: OutputSink
 
     @classmethod
     def of(cls, asked: EngineRequest, sink: OutputSink, hash_root: str) -> LiveRequest:
-        """What the scheduler needs to know."""
+        """The scheduler's request for an engine request."""
         return cls(
             asked=asked,
             sink=sink,
@@ -125,12 +125,12 @@ class NativeEngine:
         self._puller = Puller(config.pull_timeout_s, config.pull_bytes_per_s, self.transfers)
         self._source = BlockSource(lambda: self._store, self.transfers)
         self._step_timer = StepTimer()
-        self._pump: StepPump | None = None  # of the ranks that serve
-        self._store: KvStore | None = None  # their KV cache
+        self._pump: StepPump | None = None  # pump of the serving ranks
+        self._store: KvStore | None = None  # KV cache of the serving ranks
         self._live: dict[EngineRequest, LiveRequest] = {}
 
     def state(self) -> EngineState:
-        """The state now; levels are 0 while no ranks serve."""
+        """The current state; levels are 0 while no ranks serve."""
         step_timer, store, pump = self._step_timer, self._store, self._pump
         state = EngineState(
             self.phase,
@@ -156,16 +156,16 @@ class NativeEngine:
         )
 
     def cached_hashes(self) -> list[int]:
-        """Wire hashes of everything in the prefix cache, parents before children."""
+        """Wire hashes of all blocks in the prefix cache, parents before children."""
         return self._pump.scheduler.pool.hashes() if self._pump else []
 
     # -- ranks -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled. Raises StartupError when the very first start fails: a configuration to be corrected.
+        """Run until cancelled. Raises StartupError when the first start fails, because of the configuration.
 
-        Raises GaveUpError when lost ranks do not come back within the limit: where a device is gone, the process itself
-        must go, so that whoever supervises it can start it elsewhere.
+        Raises GaveUpError when lost ranks do not start again within the limit. A device may be gone, so the process
+        has to end for its supervisor to start it elsewhere.
         """
         try:
             try:
@@ -184,7 +184,7 @@ class NativeEngine:
             await self._ranks.stop()
 
     async def _start(self) -> StepPump:
-        """Start the ranks and take requests. Raises RanksFailedError."""
+        """Start the ranks and accept requests. Raises RanksFailedError."""
         started = await self._ranks.start()
         log.info("%d ranks are ready after %.1f s", len(started.ranks), started.seconds)
         config = scheduler_config(self._config.ranks, started.n_blocks, self._config.max_batched_tokens)
@@ -208,7 +208,7 @@ class NativeEngine:
         return pump
 
     async def _until_lost(self, pump: StepPump) -> None:
-        """Hand everything off as soon as ranks or books are lost; say why once it is known."""
+        """Hand all requests off when the ranks are lost or the scheduler fails; log the cause when it is known."""
         lost = asyncio.create_task(self._ranks.wait_lost())
         try:
             await asyncio.wait((lost, pump.broken), return_when=asyncio.FIRST_COMPLETED)
@@ -233,7 +233,7 @@ class NativeEngine:
         self._enter(pb.PHASE_RECOVERING, str(failure or reason))
 
     async def _recover(self, backoff: float) -> tuple[StepPump, float]:
-        """Start again within the limit; returns the back-off for the next loss as well."""
+        """Restart the ranks within the limit; returns the new pump and the back-off for the next loss."""
         limit = asyncio.timeout(self._config.recovery_limit_s or None)
         try:
             async with limit:
@@ -253,14 +253,14 @@ class NativeEngine:
             ) from error
 
     def _enter(self, phase: pb.Phase, detail: str) -> None:
-        if self.phase == pb.PHASE_DRAINING:  # there is no way back: the process is about to end
+        if self.phase == pb.PHASE_DRAINING:  # final: the process will end
             phase = pb.PHASE_DRAINING
         self.phase, self.detail = phase, detail
         log.info("phase %s", phase_name(phase), extra={"detail": detail})
         self.changes.announce()
 
     async def drain(self, grace_s: float) -> tuple[int, int]:
-        """Take nothing new, let running requests go on for `grace_s`; returns how many were handed off, completed."""
+        """Refuse new requests, run the others for `grace_s`; returns the numbers handed off and completed."""
         self._enter(pb.PHASE_DRAINING, "draining")
         self._life.on_drain()
         handed_off = self._release(waiting_only=grace_s > 0)
@@ -287,7 +287,7 @@ class NativeEngine:
     # -- requests --------------------------------------------------------------------------------------------
 
     def refusal(self) -> pb.Handoff | None:
-        """Why a new request should go to another worker now; None while requests are taken on."""
+        """Why a new request should go to another worker now; None while the engine accepts requests."""
         if self.phase != pb.PHASE_SERVING or self._pump is None:
             return _REFUSALS[self.phase]
         if self._pump.scheduler.n_waiting >= self._config.max_waiting:
@@ -296,9 +296,9 @@ class NativeEngine:
         return None
 
     def submit(self, request: EngineRequest, sink: OutputSink) -> None:
-        """Take a request on while there is no `refusal`; raises TooLongError.
+        """Accept a request while there is no `refusal`; raises TooLongError.
 
-        Where another worker holds more of the prompt's KV, that is fetched first.
+        If another worker holds more of the prompt's KV, it is fetched first.
         """
         if self.phase != pb.PHASE_SERVING or self._pump is None or self._store is None:
             raise NotServingError(self.detail)
@@ -311,12 +311,12 @@ class NativeEngine:
             self._puller.start(self._store, live, hint, self._step_timer.prefill_tokens_per_s)
 
     def cancel(self, request: EngineRequest) -> None:
-        """Forget a request, if it is alive; its sink gets nothing more of it."""
+        """End a request that is alive; its sink gets no more outputs of it."""
         if request in self._live:
             self._forget(request)
 
     def read_blocks(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:
-        """The KV blocks asked for, up to the first one that is not held. Raises BlocksUnavailableError."""
+        """The requested KV blocks, up to the first block that is not cached. Raises BlocksUnavailableError."""
         return self._source.read(request)
 
     def _release(self, *, waiting_only: bool = False) -> int:
@@ -342,7 +342,7 @@ class NativeEngine:
             suspect.sink.flush(plan.step)
 
     def _computed(self, result: StepResult, outputs: list[tuple[Request, Output]], cost: StepCost, now: float) -> None:
-        """Hand out what a step has brought."""
+        """Deliver a step's outputs to the requests' sinks."""
         sinks = set()
         for request, output in outputs:
             if not isinstance(request, LiveRequest):

@@ -1,4 +1,4 @@
-"""What gateways need from a model folder: tokenizer, chat template, special tokens, identity."""
+"""Reads the files of a model folder that gateways need: tokenizer, chat template, special tokens, identity."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SAMPLE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The contents of a model folder that are not weights."""
+    """The contents of a model folder except the weights."""
 
-    identity: str  # equal for equal models, wherever they are stored
+    identity: str  # equal for equal models in any folder
     spec: ModelSpec
     architecture: str
     pooling: Pooling
@@ -37,7 +37,7 @@ class ModelFiles:
 
 
 def read_model_files(folder: Path) -> ModelFiles:
-    """Read a Hugging Face model folder; raises StartupError naming the file that is missing or cannot be served."""
+    """Read a Hugging Face model folder; raises StartupError naming the file that is missing or unusable."""
     try:
         return _read(folder)
     except ModelError as error:
@@ -63,7 +63,7 @@ def _read(folder: Path) -> ModelFiles:
         chat_template=read_chat_template(folder, tokenizer_config),
         special_tokens=tokenizer.special_tokens,
         add_bos_token=tokenizer.add_bos_token,
-        # Each may know an end that the others do not: a chat ends with the tokenizer's, a text with the model's.
+        # Each source may have its own end tokens: a chat ends with the tokenizer's, a text with the model's.
         eos_token_ids=tuple(dict.fromkeys(end for end in ends if 0 <= end < spec.vocab_size)),
         sampling=read_sampling(folder, generation),
     )
@@ -77,7 +77,7 @@ def _ends(folder: Path, generation: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _identity(folder: Path, weights: Sequence[Path]) -> str:
-    """A digest of the configuration and of samples of the weights: reading all of them would take too long."""
+    """A digest of the configuration and of samples of the weights; reading all weights would take too long."""
     digest = sha256((folder / "config.json").read_bytes())
     for file in weights:
         size = file.stat().st_size

@@ -25,7 +25,7 @@ async def open_native(
     life: LifeObserver,
     make_ranks: Callable[[RankGroupConfig], Ranks] = RankGroup,
 ) -> NativeEngine:
-    """Read what is no weight; `run` starts the ranks. Raises StartupError for what cannot work."""
+    """Read all files but the weights and make the engine, whose `run` starts the ranks. Raises StartupError."""
     files = await asyncio.to_thread(read_model_files, folder)
     ranks = group_config(settings, folder, files)
     require_room(settings, files.spec, ranks, host_room())
@@ -42,8 +42,8 @@ async def open_native(
 
 
 def served_model(files: ModelFiles, config: RankGroupConfig) -> EngineModel:
-    """What the model folder and the configuration say about the model."""
-    # KV of another model, dtype, rope or format must never be taken for this one's.
+    """Facts about the model from its folder and the configuration."""
+    # The hash root separates the KV of different models, dtypes, rope choices and KV formats.
     rope = files.spec.rope_choice(config.max_model_len)
     return EngineModel(
         architecture=files.architecture,

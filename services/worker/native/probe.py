@@ -1,4 +1,4 @@
-"""A request of the worker's own, so that routers have measured speeds before the first client comes."""
+"""The start-up probe: a request of the worker itself, which measures speeds for routers before the first client."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from services.worker.scheduling.scheduler import Scheduler
 
 _PROMPT_TOKENS = 128
 _OUTPUT_TOKENS = 8
-_LEAST_IMPORTANT = 2**31 - 1  # it gives way to everybody
+_LEAST_IMPORTANT = 2**31 - 1  # every other request goes first
 
 
 def probe_request(scheduler: Scheduler, vocab_size: int) -> Request | None:
-    """Times a prefill and some decodes beside whatever else comes; None where nothing fits."""
+    """A request that times a prefill and some decodes, beside other requests; None if the context is too short."""
     n_prompt = min(_PROMPT_TOKENS, scheduler.capacity.max_request_tokens - _OUTPUT_TOKENS)
     if n_prompt < 1:
         return None

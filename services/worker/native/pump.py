@@ -1,4 +1,4 @@
-"""Keeps the ranks busy: plans go out as soon as there is room, results become outputs of requests."""
+"""Keeps the ranks busy: sends plans as soon as there is room, and turns results into outputs of requests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
 from services.worker.scheduling.transfers import Arrival, Pin
 
-IDLE_CHECK_S = 1.0  # after the last step; once for every time the engine falls idle
+IDLE_CHECK_S = 1.0  # delay of the check after the last step; one check each time the engine becomes idle
 
 log = logging.getLogger(__name__)
 
 
 class StepPump:
-    """The steps of ranks that serve, until these are lost. Everything happens in callbacks; nothing polls."""
+    """Runs the steps of the serving ranks until they are lost. It works in callbacks and does not poll."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class StepPump:
         computed: Callable[[StepResult, list[tuple[Request, Output]], StepCost, float], None],
         changed: Callable[[], None],
     ) -> None:
-        """`planned` hears of every plan that went out, `computed` of every result once the next plan did."""
+        """Calls `planned` for every plan sent, and `computed` for every result after the next plan is sent."""
         self.scheduler = scheduler
         self._step_timer, self._prefill_step_s = step_timer, prefill_step_s
         self._send, self._planned, self._computed, self._changed = send, planned, computed, changed
@@ -42,43 +42,43 @@ class StepPump:
         self._kicked = False
         self._timer: asyncio.TimerHandle | None = None
         self._idle_check: asyncio.TimerHandle | None = None
-        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why nothing more is planned
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # the reason why planning ended
 
     def requeue(self, requests: Iterable[Request]) -> None:
-        """Begin with deferred requests; those that have ended meanwhile are left alone."""
+        """Queue deferred requests; skips those that have ended meanwhile."""
         for request in requests:
             self.scheduler.requeue(request)
         self.kick()
 
     def adopt(self, arrival: Arrival, n_blocks: int) -> None:
-        """The ranks have written the next blocks of an arrival."""
+        """Publish the next blocks of an arrival, which the ranks have written."""
         self.scheduler.adopt(arrival, n_blocks)
         self.kick()
 
     def finish(self, arrival: Arrival) -> None:
-        """Nothing more arrives."""
+        """End a transfer from another worker."""
         self.scheduler.transfers.finish(arrival)
         self.kick()
 
     def unpin(self, pin: Pin) -> None:
-        """Another worker has read the blocks."""
+        """Release blocks that another worker has read."""
         self.scheduler.transfers.unpin(pin)
-        self.kick()  # a request may have waited for their room
+        self.kick()  # a request may wait for these blocks
 
     def kick(self) -> None:
-        """Plan at the end of this turn of the loop, so that requests that arrive together start together."""
+        """Plan at the end of this iteration of the event loop, so that requests that arrive together start together."""
         if not self._kicked:
             self._kicked = True
             asyncio.get_running_loop().call_soon(self._on_kick)
 
     def stop(self, reason: str) -> None:
-        """Nothing more goes to the ranks."""
+        """Send no more plans."""
         self._disarm()
         if not self.broken.done():
             self.broken.set_result(reason)
 
     def on_result(self, result: StepResult) -> None:
-        """The oldest plan in flight is done. The next one goes out before anybody is told."""
+        """Apply the result of the oldest plan in flight; send the next plan before delivering the outputs."""
         now = time.monotonic()
         with self._guard():
             step = self.scheduler.in_flight[0]
@@ -93,7 +93,7 @@ class StepPump:
         self._changed()
 
     def _adapt(self) -> None:
-        """Let the scheduler's trade-offs follow the speed of these ranks."""
+        """Set the scheduler's trade-offs from the measured speed of the ranks."""
         scheduler = self.scheduler
         scheduler.share_min_tokens = self._step_timer.share_min_tokens(scheduler.config.block_tokens)
         measured = self._step_timer.prefill_budget(self._prefill_step_s, scheduler.n_running)
@@ -101,16 +101,17 @@ class StepPump:
 
     def _on_kick(self) -> None:
         self._kicked = False
-        if self._timer is None:  # else the plan that is due soon picks up what is new
+        if self._timer is None:  # otherwise the plan that is due soon includes new requests
             with self._guard():
                 self._advance()
         self._changed()
 
     def _advance(self) -> None:
-        """Keep the ranks supplied, but plan no earlier than needed.
+        """Keep the ranks supplied, but plan as late as possible.
 
-        While a long step executes, the plan after it waits until shortly before the expected end, so that requests
-        which arrive meanwhile are in it. Too late costs a fraction of a millisecond, too early a whole step.
+        While a long step executes, the next plan waits until shortly before the expected end, so that it includes
+        requests that arrive meanwhile. A late plan costs a fraction of a millisecond; a request that misses its plan
+        waits a whole step.
         """
         self._disarm()
         in_flight, most = self.scheduler.in_flight, self.scheduler.config.max_in_flight
@@ -122,7 +123,7 @@ class StepPump:
                 return
 
     def _spare_s(self) -> float:
-        """How long the plan after the executing step can wait so that it arrives in time; 0 or less: not at all."""
+        """Seconds that the plan after the executing step can wait and still be in time; at most 0: plan now."""
         step = self.scheduler.in_flight[0]
         spare = self._step_timer.spare_s(step.load)
         return spare and max(step.planned_at, self._last_result) + spare - time.monotonic()
@@ -139,7 +140,7 @@ class StepPump:
         try:
             self._send(plan)
         except RanksFailedError:
-            return False  # whoever watches the ranks is about to stop us
+            return False  # the engine watches the ranks and will stop this pump
         self._planned(plan)
         return True
 
@@ -149,7 +150,7 @@ class StepPump:
             self._timer = None
 
     def _check(self) -> None:
-        """Nobody waits for us: see whether the scheduler's books still agree."""
+        """While idle, check that the scheduler's state is consistent."""
         self._idle_check = None
         if self.scheduler.idle and not self.broken.done():
             with self._guard():
@@ -157,9 +158,9 @@ class StepPump:
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """An error of ours in a callback must not end in a silent stand-still: these ranks are given up instead."""
+        """End planning after an unexpected error in a callback, so that the engine restarts the ranks."""
         try:
             yield
-        except Exception as error:  # whatever it is, the books can no longer be trusted
+        except Exception as error:  # after any error the scheduler's state may be inconsistent
             log.exception("the engine failed")
             self.stop(f"internal error: {error!r}")

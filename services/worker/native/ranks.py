@@ -1,4 +1,4 @@
-"""What the native engine asks of a rank group."""
+"""Interface of a rank group to the native engine."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Ranks(BlockRanks, Protocol):
         ...
 
     def submit(self, plan: StepPlan) -> None:
-        """Hand a plan over; raises RanksFailedError."""
+        """Send a plan; raises RanksFailedError."""
         ...
 
     async def wait_lost(self) -> str:
-        """Wait until a rank is being lost; what is known of the reason."""
+        """Wait for the first sign of a loss; returns the reason known so far."""
         ...
 
     async def wait_failed(self) -> RankFailure:
-        """Wait until it is known why."""
+        """Wait for the cause of the loss."""
         ...
 
     async def stop(self) -> None:

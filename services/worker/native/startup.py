@@ -1,4 +1,4 @@
-"""From settings to the configurations of ranks and scheduler: pure decisions."""
+"""Derives the configurations of ranks and scheduler from the settings."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ log = logging.getLogger(__name__)
 
 
 async def model_folder(model: str, revision: str, begins: Callable[[Download], None] = lambda _: None) -> Path:
-    """The local folder of a model: a path, or a hub id that is downloaded once, which `begins`; raises StartupError."""
+    """The local folder of a path or of a hub id, after its download; `begins` announces it. Raises StartupError."""
     try:
         folder = local_folder(model) or await download(model, revision, begins)
         if not (folder / "config.json").is_file():
             raise StartupError(f"RYZANSTEIN_MODEL {model}: no config.json in {folder}")
     except ModelError as error:
         raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
-    except PermissionError as error:  # of a folder: that of a file is found where it is opened
+    except PermissionError as error:  # of a folder; opening a file reports the file's permissions
         raise StartupError(f"RYZANSTEIN_MODEL {model}: {denied.reason(Path(error.filename))}") from error
     return folder
 
 
 def model_revision(asked: str, folder: Path) -> str:
-    """The commit of a folder that `ryzanstein fetch` or the hub's library filled; else the revision asked for."""
+    """The commit of a folder made by `ryzanstein fetch` or the hub's library; otherwise the requested revision."""
     try:
         return str(json.loads((folder / ".complete").read_text())["commit"])
     except FileNotFoundError:
         return folder.name if folder.parent.name == "snapshots" else asked
-    except (OSError, ValueError, KeyError, TypeError):  # somebody else's file of that name
+    except (OSError, ValueError, KeyError, TypeError):  # another program's file of that name
         return asked
 
 
 def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> RankGroupConfig:
-    """How the ranks are started; raises StartupError for what cannot work."""
+    """The configuration of the ranks; raises StartupError for settings that cannot work."""
     spec = files.spec
     try:
         spec.kv_heads_per_rank(settings.tensor_parallel)
@@ -87,7 +87,7 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
 
 
 def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: int = 2048) -> SchedulerConfig:
-    """How much may be planned for ranks that have started with so many blocks."""
+    """The scheduler's configuration for ranks that have started with `n_blocks` blocks."""
     return SchedulerConfig(
         n_blocks=n_blocks,
         block_tokens=ranks.block_tokens,
@@ -99,9 +99,9 @@ def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: 
 
 
 def require_room(settings: WorkerSettings, spec: ModelSpec, config: RankGroupConfig, room: HostRoom) -> None:
-    """Raise StartupError, before anything is read, where the ranks cannot fit into `room`, and say what to set."""
+    """Raise StartupError, before the weights are read, if the ranks do not fit `room`; its message names settings."""
     if config.device != "cpu" or config.kv_tokens is None:
-        return  # a rank sees how much memory its GPU has
+        return  # a rank checks the memory of its GPU itself
     tokens = least_kv_tokens(config.kv_tokens, config.max_model_len) if config.kv_fits else config.kv_tokens
     found = footprint(spec, config)
     needed = found.total(tokens)
@@ -111,7 +111,7 @@ def require_room(settings: WorkerSettings, spec: ModelSpec, config: RankGroupCon
         return
     do = "give the machine more memory"
     if room.limit is not None:
-        limit = room.limit - room.available + needed  # with what the server itself and its neighbours take
+        limit = room.limit - room.available + needed  # includes the memory of the server and other processes
         do = f"set the container's memory limit to {in_mib(limit)} MiB or more (it is {in_mib(room.limit)} MiB)"
     raise StartupError(
         f"RYZANSTEIN_MODEL {settings.model}: server and ranks need {in_mib(needed)} MiB of memory "
@@ -121,7 +121,7 @@ def require_room(settings: WorkerSettings, spec: ModelSpec, config: RankGroupCon
 
 
 def _dtype(asked: str, spec: ModelSpec, device: str) -> str:
-    """`auto` is the checkpoint's own type, float16 as bfloat16, or float32 on a CPU that is slow in anything else."""
+    """The dtype; `auto` is the checkpoint's, with bfloat16 for float16, or float32 on a CPU that is slow in others."""
     if asked != "auto":
         return asked
     half = spec.dtype != "float32" and (device == "cuda" or has_bfloat16() or has_avx2())
@@ -136,7 +136,7 @@ def _kv_format(asked: str) -> str:
 
 
 def _device(asked: str) -> str:
-    """`auto` asks the driver's control device: the server itself has no torch to ask."""
+    """The device; `auto` looks for the GPU driver's control device, because the server does not import torch."""
     if asked != "auto":
         return asked
     return "cuda" if _NVIDIA_CONTROL.exists() else "cpu"

@@ -1,4 +1,4 @@
-"""How fast this worker is, measured on its own steps; routers place requests by these numbers."""
+"""Measures the worker's speed on its own steps; routers use these numbers to place requests."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from services.common.fitted_line import FittedLine
 from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.step_builder import StepLoad
 
-_WEIGHT = 0.1  # of the newest step in the averages
-_UP, _DOWN = 0.05, 0.2  # of the newest step in what is usual: what held a step up is not
-_AT_MOST = 8.0  # times the average that a step counts for: one that was held up says little about the next ones
-_MIN_PREFILL_ROWS = 16  # a step with fewer says little about prefill speed
-_MIN_STEP_S = 0.016  # shorter steps are planned ahead at once: timers are not that exact
-# By how many decode steps prompts may lengthen one: pauses stay below five times the usual, also while the machine is
-# slow for a moment. Short steps by more: what a step costs by itself would be paid for each of many small pieces.
+_WEIGHT = 0.1  # weight of the newest step in the moving averages
+_UP, _DOWN = 0.05, 0.2  # weights of the EWMA of decode times: slow up, because delays are exceptions, fast down
+_AT_MOST = 8.0  # a step counts for at most this multiple of the average, because delays are exceptions
+_MIN_PREFILL_ROWS = 16  # a step with fewer prefill rows does not measure the prefill speed
+_MIN_STEP_S = 0.016  # the plan after a shorter step is sent at once, because timers are not exact enough
+# Number of decode steps by which prompts may lengthen a step: pauses stay below five times the usual, also while the
+# machine is slow for a moment. Short steps may grow more: many small pieces would pay a step's fixed cost many times.
 _SHORT_STRETCH, _STRETCH = 2.0, 1.5
-_BEYOND_S = 0.008  # by which long steps may be lengthened besides
-_PROMPT_STEPS = 30.0  # over about so many what prompts add to a step is learnt, ...
-_ENOUGH_STEPS, _ENOUGH_SPREAD = 10.0, 0.25  # ... its fixed part once there are some that differ by so much of the mean
-_LEAST_SLOPE = 1 / 64  # of what a row costs with the fixed part in it: below that a slope is noise
-_FEW_KEYS = 256  # for each row, on average: such prompts tell what a row costs, others what a key adds
+_BEYOND_S = 0.008  # seconds by which long steps may be lengthened in addition
+_PROMPT_STEPS = 30.0  # number of recent steps from which the cost of prompts is learnt
+_ENOUGH_STEPS, _ENOUGH_SPREAD = (
+    10.0,
+    0.25,
+)  # steps, and their spread relative to the mean, needed to learn the fixed part
+_LEAST_SLOPE = 1 / 64  # smaller slopes, relative to the mean cost of a row, are noise
+_FEW_KEYS = 256  # keys per row on average: prompts up to it measure the cost of a row, others that of a key
 _MARGIN_S = 0.003  # a plan is ready at least this long before the ranks need it
 
 
@@ -40,23 +43,23 @@ class StepTimer:
     def __init__(self) -> None:
         self.decode_step_ms = 0.0
         self.computed_tokens = 0  # of prompts and of answers
-        self._prefill_rows = 0.0  # of a step with some, on average, ...
-        self._prefill_s = 0.0  # ... and how long such a step takes
-        self._decode_s: dict[int, float] = {}  # what is usual, by how many bits the number of decodes has
-        self._prompts = FittedLine(_PROMPT_STEPS)  # seconds that prompts added to a step, without their keys, by rows
-        self._key_s = 0.0  # of a key of such a row
+        self._prefill_rows = 0.0  # average number of prefill rows of steps with prompts
+        self._prefill_s = 0.0  # average seconds of these steps
+        self._decode_s: dict[int, float] = {}  # usual seconds of a decode step, by the bit length of its decodes
+        self._prompts = FittedLine(_PROMPT_STEPS)  # seconds that prompts add to a step, without their keys, by rows
+        self._key_s = 0.0  # seconds that a key of a prefill row adds
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """In steps with prompts; 0 before the first one.
+        """Prefill speed in steps with prompts; 0 before the first such step.
 
-        Rows by time, not the mean of the steps' rates: these differ threefold by how many rows a step has, and routers
-        would take equal workers for unlike ones.
+        It divides average rows by average seconds. The mean of the steps' rates would depend on the steps' sizes, by a
+        factor of three, and make equal workers look different to routers.
         """
         return self._prefill_rows / self._prefill_s if self._prefill_s else 0.0
 
     def returned(self, step: StepLoad, seconds: float) -> StepCost:
-        """A step has taken so long."""
+        """Learn from a step that took `seconds`."""
         self.computed_tokens += step.n_rows
         n_decodes = step.n_rows - step.n_prefill_rows
         if step.n_prefill_rows >= _MIN_PREFILL_ROWS:
@@ -73,7 +76,7 @@ class StepTimer:
         return StepCost(seconds, step.n_rows, step.n_prefill_rows)
 
     def _learn_prompt(self, step: StepLoad, seconds: float) -> None:
-        """From the part of a step that was prompts'."""
+        """Learn the cost of prompts from `seconds`, the part of a step's time that its prompts added."""
         fixed_s, row_s = self._prompt_s()
         expected_s = fixed_s + row_s * step.n_prefill_rows
         if row_s and step.n_keys > _FEW_KEYS * step.n_prefill_rows and seconds > expected_s:
@@ -84,9 +87,9 @@ class StepTimer:
             self._prompts.learn(step.n_prefill_rows, min(without_keys, at_most_s))
 
     def _prompt_s(self) -> tuple[float, float]:
-        """What prompts add to a step whatever it holds, and what each of their rows adds, without its keys; 0: unknown.
+        """Seconds that prompts add to a step: a fixed part, and a part per row without its keys; 0: unknown.
 
-        Where kernels have to be launched one by one, or no graph is captured for such a step, the first is most of it.
+        The fixed part dominates where kernels are launched one by one or no graph is captured for such steps.
         """
         steps = self._prompts
         if not steps.weight:
@@ -98,7 +101,7 @@ class StepTimer:
         return steps.mean_y - slope * steps.mean_x, slope
 
     def spare_s(self, step: StepLoad) -> float:
-        """How long after the start of such a step the plan after it must be ready; 0: at once."""
+        """Seconds from the start of such a step until the next plan must be ready; 0: at once."""
         expected = self._step_s(step.n_rows - step.n_prefill_rows)
         if self.prefill_tokens_per_s:
             expected += step.n_prefill_rows / self.prefill_tokens_per_s
@@ -108,16 +111,16 @@ class StepTimer:
         return max(0.0, expected - margin)
 
     def share_min_tokens(self, block_tokens: int) -> int:
-        """How many prefill tokens cost as much as the extra step that waiting for a producer takes."""
+        """Number of prefill tokens that cost as much as the step that waiting for a producer adds."""
         tokens = int(self.decode_step_ms / 1e3 * self.prefill_tokens_per_s)
         return min(max(tokens, block_tokens), 512)
 
     def prefill_budget(self, most_s: float, n_decodes: int) -> PrefillBudget | None:
-        """What prompts may add to a step with as many decodes; None while that is not known.
+        """Budget of prompts in a step with `n_decodes` decodes; None while their cost is unknown.
 
-        They lengthen it by at most `most_s`, and by at most two decode steps: streams keep a steady pace. Where a step
-        with prompts costs more than that whatever it holds, their rows may cost as much again: smaller pieces would be
-        more such steps.
+        Prompts lengthen a step by at most `most_s` and by at most two decode steps, to keep a steady pace of the
+        streams. If the fixed cost of prompts alone exceeds that, their rows may cost as much again, because smaller
+        pieces would pay the fixed cost in more steps.
         """
         fixed_s, row_s = self._prompt_s()
         if not row_s:
@@ -128,11 +131,11 @@ class StepTimer:
         return PrefillBudget(max(_MIN_PREFILL_ROWS, int(rows_s / row_s)), self._key_s / row_s)
 
     def _step_s(self, n_decodes: int) -> float:
-        """How long a step of about as many decodes takes.
+        """Expected seconds of a step with about `n_decodes` decodes.
 
-        No longer than one of more decodes: where all streams but one are seldom alone in a step, those few were held up
-        by what ended the last one. Of more than were seen, as while a crowd comes in and every step has prompts in it,
-        it takes longer by what as many rows of a prompt cost, in part: arithmetic goes on while weights are read.
+        The estimate does not exceed that of more decodes: the few steps with fewer decodes may have been delayed by the
+        end of another stream. For more decodes than were seen, as when many prompts arrive at once, it adds a part of
+        the cost of as many prefill rows; only a part, because arithmetic overlaps with reading the weights.
         """
         if not self._decode_s:
             return 0.0
@@ -142,7 +145,7 @@ class StepTimer:
 
 
 def _usual(usual: float, value: float) -> float:
-    """Near the lower end of the values: streams notice by how much a pause exceeds the others."""
+    """The EWMA after `value`, near the lower end of the values: delays count little."""
     return usual + (_DOWN * (value - usual) if value < usual else _UP * (min(value, 2 * usual) - usual))
 
 

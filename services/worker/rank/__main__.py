@@ -1,4 +1,4 @@
-"""`python -m services.worker.rank`: one rank, started by the launcher on behalf of a RankGroup."""
+"""`python -m services.worker.rank`: one rank process of a RankGroup."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.worker.rank.entry import run_rank
 
 
 def main() -> int:
-    """Run the rank with the product's own models."""
+    """Run the rank with our own models."""
     return run_rank("services.worker.rank.loading:load")
 
 

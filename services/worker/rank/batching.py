@@ -17,22 +17,22 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class DrawingRows:
-    """Rows that draw a token each, those of a sequence in order."""
+    """Rows that draw a token each; rows of a sequence are in order."""
 
     slots: Ints  # [n_draws]
-    positions: Ints  # [n_draws], of the tokens
-    rows: Ints  # [n_draws], of the step
+    positions: Ints  # [n_draws], positions of the drawn tokens
+    rows: Ints  # [n_draws], indices of the step's rows
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """The step's sequences in batch order: those with one row first."""
+    """The step's sequences in batch order: sequences with one row come first."""
 
     slots: Ints  # [n_sequences]
     starts: Ints  # [n_sequences], position of the first row
     ends: Ints  # [n_sequences], position after the last row
     row_ends: Ints  # [n_sequences], index after the last row
-    n_draws: NDArray[np.int32]  # [n_sequences], of the last rows
+    n_draws: NDArray[np.int32]  # [n_sequences], number of last rows that draw
 
     def drawing(self, sequences: Ints) -> DrawingRows:
         """Return the rows of `sequences` that draw."""
@@ -48,7 +48,7 @@ def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple
     """Lay out the chunks of `plan`, which must not be empty. Raises MalformedPlanError."""
     table.require_computable(plan, plan.starts + plan.n_tokens)
     slots, starts, n_sequences = plan.slots.astype(np.int64), plan.starts.astype(np.int64), len(plan.slots)
-    if plan.n_tokens.max() == 1:  # decode only: most steps, and the shortest
+    if plan.n_tokens.max() == 1:  # only decodes: the most frequent and the shortest steps
         n_draws, n_decode, row_slots, positions = plan.n_draws, n_sequences, slots, starts
         ends, row_ends = starts + 1, np.arange(1, n_sequences + 1)
     else:

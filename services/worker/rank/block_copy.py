@@ -11,7 +11,7 @@ from services.worker.protocol.copy_codec import CopyOrder
 
 
 class BlockCopier:
-    """Over the cache's layers [n_blocks + 1, ...], each contiguous and in any format, and a staging area in bytes."""
+    """Copies between the cache's layers [n_blocks + 1, ...], contiguous and of any format, and a staging area."""
 
     def __init__(self, layers: Sequence[Tensor], staging: memoryview) -> None:
         self._layers = [layer.view(layer.shape[0], -1) for layer in layers]  # [n_blocks + 1, elements]
@@ -19,7 +19,7 @@ class BlockCopier:
 
     @torch.inference_mode()
     def copy(self, order: CopyOrder) -> None:
-        """Carry an order out. Raises ValueError when the blocks do not fit the staging area or do not exist."""
+        """Execute an order. Raises ValueError when the blocks do not fit the staging area or do not exist."""
         n, (n_known, width) = len(order.blocks), self._layers[0].shape
         used = n * len(self._layers) * width
         if used > len(self._staging):

@@ -1,4 +1,4 @@
-"""The frame around a rank: opens the link before torch is imported, and reports whatever goes wrong."""
+"""Runs a rank: opens the link before torch is imported, and reports every error to the server."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ logger = logging.getLogger(__name__)
 
 
 def run_rank(loader: str) -> int:
-    """Run until the server says stop; return the exit status. `loader` is `module:function`, imported after torch."""
+    """Run until the stop message; return the exit status. `loader` is `module:function`, imported after torch."""
     entered = time.time()
     die_with_parent()
     settings = RankSettings.from_json(os.environ[SETTINGS_VARIABLE])
     rank = int(os.environ["RANK"])
-    configure_logging("worker", settings.config.log_level, rank=rank)  # the server logs the lines again as its own
+    configure_logging("worker", settings.config.log_level, rank=rank)  # the server copies the lines to its log
     link = ServerLink(settings, rank)
     try:
         _serve(link, settings, rank, loader, entered - settings.endpoint.launched_at)
     except ServerGoneError as gone:
         logger.error("leaving: %s", gone)
         return 1
-    except BaseException as error:  # the server must never have to guess why a rank died
-        logger.exception("the rank has failed")  # the server decides whether it is started again
+    except BaseException as error:  # the server reports this as the reason of the rank's end
+        logger.exception("the rank has failed")  # the server decides about a restart
         _report(link, rank, error)
         return 1
     return 0
@@ -39,7 +39,7 @@ def run_rank(loader: str) -> int:
 
 def _serve(link: ServerLink, settings: RankSettings, rank: int, loader: str, launch_s: float) -> None:
     began = time.perf_counter()
-    process = importlib.import_module("services.worker.rank.process")  # brings torch
+    process = importlib.import_module("services.worker.rank.process")  # imports torch
     module, _, function = loader.partition(":")
     load = getattr(importlib.import_module(module), function)
     phases = process.Phases({"launch": launch_s, "import": time.perf_counter() - began})

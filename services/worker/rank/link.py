@@ -18,7 +18,7 @@ from services.worker.protocol.plan_codec import PlanView, decode_plan
 from services.worker.protocol.rank_config import GroupLayout, RankSettings
 from services.worker.protocol.words import Kind, MalformedMessageError, read_words
 
-_TICK_S = 0.25  # how often an idle rank looks whether it is still wanted
+_TICK_S = 0.25  # seconds between an idle rank's checks that the server lives
 _SPIN_S = 0.001
 _ROOM_TIMEOUT_S = 30.0
 
@@ -29,14 +29,14 @@ class ServerGoneError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A plan, an order to copy blocks, or None to stop; and how long the rank waited for it."""
+    """A message (a plan, an order to copy blocks, or None to stop) and how long the rank waited for it."""
 
     plan: PlanView | CopyOrder | None
     wait_us: int
 
 
 class ServerLink:
-    """Opened first thing in a rank, before torch is imported, so that every failure can be reported."""
+    """The link to the server. A rank opens it before importing torch, so that it can report every failure."""
 
     def __init__(self, settings: RankSettings, rank: int) -> None:
         config, endpoint = settings.config, settings.endpoint
@@ -44,7 +44,7 @@ class ServerLink:
         self.segment = Segment.attach(endpoint.server_pid, endpoint.segment_fd)
         self.layout = layout
         self.line = RankLine(self.segment, layout.control, rank)
-        # The server needs a core, too: with as many ranks as cores, spinning must be polite.
+        # The server needs a core, too: with as many ranks as cores, a rank yields its core while spinning.
         self.patience = Patience.choose(config.ranks + 1, usable_cores(), _SPIN_S)
         self._plans = RingReader(self.segment, layout.plans, layout.plan_capacity, config.ranks, rank)
         self._results = RingWriter(self.segment, layout.results[rank], layout.result_capacity, 1)
@@ -52,7 +52,7 @@ class ServerLink:
         start = layout.staging[rank]
         self.staging = self.segment.view[start : start + layout.staging_bytes]
         self._parent = os.getppid()
-        LifeLock(self.segment, layout.life_locks[rank]).hold()  # the server waits for it as soon as it knows of us
+        LifeLock(self.segment, layout.life_locks[rank]).hold()  # the server waits for it after `introduce`
         self.line.introduce(os.getpid())
         self._doorbell.ring()
 
@@ -79,7 +79,7 @@ class ServerLink:
         return Received(plan, wait_us)
 
     def send(self, message: bytes | memoryview) -> None:
-        """Hand a message to the server. Raises ServerGoneError when it makes no room for a long time."""
+        """Send a message to the server. Raises ServerGoneError when the ring stays full for _ROOM_TIMEOUT_S."""
         deadline = time.monotonic() + _ROOM_TIMEOUT_S
         while not self._results.try_write(message):
             self._require_parent()

@@ -1,4 +1,4 @@
-"""Brings the product's decoders into a rank."""
+"""Loads our decoders into a rank."""
 
 from __future__ import annotations
 

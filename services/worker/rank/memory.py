@@ -1,4 +1,4 @@
-"""Measures what a rank holds, and sizes its KV cache within what is left."""
+"""Measures a rank's memory, and sizes its KV cache within the available memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MemoryMeter:
         self._process = self._last = memory.held()
 
     def growth(self) -> int:
-        """Return how many bytes were allocated since the last call."""
+        """Return the number of bytes allocated since the last call."""
         held = self._memory.held()
         grown, self._last = max(0, held - self._last), held
         return grown
@@ -31,10 +31,10 @@ class MemoryMeter:
     def size_kv_cache(
         self, config: RankGroupConfig, bytes_per_token: int, workspace: int, comm: Communicator, device: torch.device
     ) -> int:
-        """Return n_blocks, the same on every rank; `workspace` bytes are left over. Raises NotEnoughMemoryError."""
+        """Return n_blocks, the same on every rank; leaves `workspace` bytes free. Raises NotEnoughMemoryError."""
         block_bytes = bytes_per_token * config.block_tokens
         asked = config.blocks_wanted
-        # Every rank has loaded its weights once all have answered; the scarcest one decides.
+        # After the all-gather every rank has loaded its weights; the rank with the least memory decides.
         mine = torch.tensor([self._memory.available(config.ranks)], device=device)
         scarcest = int(comm.all_gather(mine).min())
         n_blocks = asked
@@ -52,5 +52,5 @@ class MemoryMeter:
         return n_blocks
 
     def ledger(self, weights: int, workspace: int, kv_cache: int, computed: int, ranks: int) -> MemoryLedger:
-        """Return the ledger of what was measured, and of what was computed before."""
+        """Return the ledger of the measured bytes; `computed` is the prediction from before the start."""
         return MemoryLedger(weights, workspace, kv_cache, self._memory.available(ranks), self._process, computed)

@@ -9,29 +9,29 @@ from services.worker.model.loading.pooling import Pooling
 
 
 class PooledSlots:
-    """What is kept of the hidden states of each slot that is pooled."""
+    """The pooled hidden states of the slots that embed."""
 
     def __init__(self, pooling: Pooling) -> None:
         self._pooling = pooling
-        self._kept: dict[int, Tensor] = {}  # [hidden_size] float32: the sum so far, the first or the last one
+        self._kept: dict[int, Tensor] = {}  # [hidden_size] float32: the sum so far, the first or the last state
         self._counts: dict[int, int] = {}
 
     def admit(self, slot: int) -> None:
-        """Begin with nothing."""
+        """Start pooling a slot."""
         self._kept.pop(slot, None)
         self._counts[slot] = 0
 
     def release(self, slot: int) -> None:
-        """Forget a slot, if it was pooled."""
+        """Remove a slot's state, if it was pooled."""
         self._counts.pop(slot, None)
         self._kept.pop(slot, None)
 
     def any(self) -> bool:
-        """Say whether any slot is pooled."""
+        """Whether any slot is pooled."""
         return bool(self._counts)
 
     def holds(self, slot: int) -> bool:
-        """Say whether the slot is pooled."""
+        """Whether the slot is pooled."""
         return slot in self._counts
 
     def add(self, slot: int, start: int, hidden: Tensor) -> None:

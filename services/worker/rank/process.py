@@ -1,4 +1,4 @@
-"""The life of a rank process: rendezvous, weights, KV cache, warm-up, then one step after the other."""
+"""The phases of a rank process: rendezvous, weights, KV cache, warm-up, steps."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _WARM_UP_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A decoder that is ready, and how to make its KV cache."""
+    """A decoder that is ready, and the factory of its KV cache."""
 
     decoder: Model[Any]
     facts: ModelFacts
     kv_bytes_per_token: int  # on one rank
     make_cache: Callable[[int], Any]  # n_blocks -> cache
-    footprint: Footprint  # as computed
-    vocabulary: Vocabulary = no_vocabulary  # that grammars are about
+    footprint: Footprint  # predicted memory
+    vocabulary: Vocabulary = no_vocabulary  # for grammars
 
 
 class Loader(Protocol):
@@ -53,21 +53,21 @@ class Loader(Protocol):
 
 
 class Phases:
-    """Names what start-up spends its time on."""
+    """Measures the phases of the start-up."""
 
     def __init__(self, seconds: dict[str, float]) -> None:
         self.seconds = dict(seconds)
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Add the time of the block under `name`."""
+        """Record the time of the `with` block as phase `name`."""
         began = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - began
 
 
 def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, load: Loader) -> None:
-    """Start up, report, and execute plans until the server says stop. Exceptions are the caller's to report."""
+    """Start up, report, and execute plans until the server's stop message. The caller reports exceptions."""
     device = torch.device("cpu") if config.device == "cpu" else torch.device("cuda", rank)
     dtype: torch.dtype = getattr(torch, config.dtype)
     with phases.measure("rendezvous"):
@@ -102,7 +102,7 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
     ledger = meter.ledger(weights, meter.growth(), kv_bytes, computed, config.ranks)
     block_bytes = config.block_tokens * model.kv_bytes_per_token
     started = RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
-    freeze_started()  # a full collection took 0.1 s in the middle of every stream
+    freeze_started()  # otherwise a full garbage collection delays the streams by 0.1 s
     link.send(encode_event(started))
     _execute_plans(link, runner, BlockCopier(cache.layers, link.staging))
 

@@ -1,6 +1,6 @@
-"""How the ranks of a group find each other: in the server's segment, or over their backend's process group.
+"""Connects the ranks of a group, through the server's segment or through their backend's process group.
 
-Every rank has attached the segment through the server's /proc by then, so all run under the server's kernel.
+Every rank has attached the segment through the server's /proc before, so all ranks run on the server's machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from services.worker.rank.link import ServerLink
 
 
 def join_group(link: ServerLink, config: RankGroupConfig, rank: int, backend: Backend) -> StepCommunicator:
-    """Return the group's collectives. Raises RuntimeError when the ranks are not those that are configured."""
+    """Return the group's collectives. Raises RuntimeError when the number of ranks is not the configured one."""
     if (size := int(os.environ["WORLD_SIZE"])) != config.ranks:
         raise RuntimeError(f"torchrun started {size} ranks, {config.ranks} are configured")
     if config.ranks > 1 and backend.process_group is not None:

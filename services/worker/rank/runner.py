@@ -1,4 +1,4 @@
-"""One rank's engine: applies a plan, computes its rows, draws tokens. Knows nothing of processes or transport."""
+"""Executes plans on one rank: applies a plan, computes its rows, draws tokens. It knows no processes or transport."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ Ints = NDArray[np.int64]
 Cache = TypeVar("Cache")
 CacheIn = TypeVar("CacheIn", contravariant=True)
 
-_SCORED_ROWS = 64  # prompt rows whose logits exist at one time
+_SCORED_ROWS = 64  # most prompt rows whose logits are in memory at one time
 
 
 class Model(Protocol[CacheIn]):
-    """What the runner needs of a decoder."""
+    """The decoder's interface to the runner."""
 
-    logit_shard: LogitShard  # this rank's
-    vocab_local: int  # how many they are
+    logit_shard: LogitShard  # this rank's part of the vocabulary
+    vocab_local: int  # columns of this rank's logits
 
     def forward(self, batch: StepBatch, cache: CacheIn, last_of: Sequence[int] | None = None) -> Tensor:
-        """Return the hidden states, final norm applied: of all rows, [n_tokens, hidden_size], or of the last ones.
+        """Return the hidden states after the final norm: of all rows, [n_tokens, hidden_size].
 
-        `last_of`: sequences whose last rows are enough, [len(last_of), hidden_size].
+        With `last_of` only those of the last rows of these sequences: [len(last_of), hidden_size].
         """
         ...
 
@@ -57,7 +57,7 @@ class Model(Protocol[CacheIn]):
 
 
 class Runner(Generic[Cache]):
-    """Executes plans in their order. Every rank of a group runs one, on the same plans."""
+    """Executes plans in order. Every rank of a group has a runner, which executes the same plans."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Runner(Generic[Cache]):
         self._decoder, self._cache, self._comm, self._device = decoder, cache, comm, device
         self._table = SlotTable(max_running, max_model_len, block_tokens, n_blocks)
         self._pools = PooledSlots(pooling or Pooling())
-        self._prompt_logprobs: dict[int, int] = {}  # slot -> how many top tokens
+        self._prompt_logprobs: dict[int, int] = {}  # slot -> number of top tokens
         self._sampler = Sampler(
             comm,
             decoder.logit_shard,
@@ -94,13 +94,13 @@ class Runner(Generic[Cache]):
 
     @torch.inference_mode()
     def step(self, plan: PlanView, wait_us: int = 0) -> StepResult | None:
-        """Like `execute`, for a plan in columns; `wait_us` is how long the rank waited for it."""
+        """Like `execute`, for a plan in columns; `wait_us` is the time that the rank waited for the plan."""
         self._comm.begin_step(plan.step)
         return self._compute(plan, wait_us)
 
     @torch.inference_mode()
     def warm_up(self, n_tokens: int) -> None:
-        """Compute a prompt of `n_tokens` and a decode step, so that first requests pay no set-up."""
+        """Compute a prompt of `n_tokens` and a decode step, so that set-up does not delay the first requests."""
         n_blocks = -(-(n_tokens + 1) // self._table.block_tokens)
         admission = Admission(0, Sampling(temperature=1.0), (0,) * n_tokens, n_prompt=n_tokens)
         prefill = Chunk(0, 0, n_tokens, n_draws=1, new_blocks=tuple(range(1, n_blocks + 1)))
@@ -162,14 +162,14 @@ class Runner(Generic[Cache]):
         self._prompt_logprobs.pop(slot, None)
 
     def _drawing_sequences(self, layout: BatchLayout) -> Ints:
-        """Return the sequences that draw tokens: pooled ones never do."""
+        """Return the sequences that draw tokens; pooled sequences never do."""
         rows = np.flatnonzero(layout.n_draws)
         if not self._pools.any():
             return rows
         return np.array([row for row in rows if not self._pools.holds(int(layout.slots[row]))], np.int64)
 
     def _draw(self, hidden: Tensor, drawing: DrawingRows) -> Draws:
-        """Draw the tokens behind the rows `drawing`, which are `hidden`, and remember them."""
+        """Draw the tokens that follow the rows `drawing`, with hidden states `hidden`, and store them in the table."""
         if not len(drawing.rows):
             return Draws(np.empty(0, np.int64), {})
         draws = self._sampler.draw(self._decoder.logits(hidden), drawing.slots, drawing.positions)
@@ -201,7 +201,7 @@ class Runner(Generic[Cache]):
         return tuple(scores)
 
     def _pool(self, hidden: Tensor, layout: BatchLayout) -> dict[int, tuple[float, ...]]:
-        """Add to the pooled slots' sums; return the embeddings of those whose last token was computed."""
+        """Add to the pooled slots; return the embeddings of the slots whose last token was computed."""
         if not self._pools.any():
             return {}
         finished = {}

@@ -1,4 +1,4 @@
-"""What every rank knows about the running requests: tokens and block tables by slot, changed only by plans."""
+"""The running requests' tokens and block tables by slot, on every rank; only plans change them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Ints = NDArray[np.int64]
 
 
 class MalformedPlanError(ValueError):
-    """A plan refers to something that the ranks do not have; the message names the slot."""
+    """A plan refers to tokens, blocks or slots that do not exist; the message names the slot."""
 
 
 class SlotTable:
@@ -21,7 +21,7 @@ class SlotTable:
         self.max_running, self.max_model_len = max_running, max_model_len
         self.block_tokens, self.n_blocks = block_tokens, n_blocks
         max_blocks = -(-max_model_len // block_tokens)
-        # One more than fits: the last draw of a full context is a token, too.
+        # One more than the context: a full context still draws a token.
         self.token_ids = np.zeros((max_running, max_model_len + 1), np.int32)
         self.n_known = np.zeros(max_running, np.int64)
         self.n_prompt = np.zeros(max_running, np.int64)
@@ -29,7 +29,7 @@ class SlotTable:
         self.n_held = np.zeros(max_running, np.int64)  # blocks in the table
 
     def release(self, slots: NDArray[np.int32]) -> None:
-        """Forget requests."""
+        """Clear the slots of ended requests."""
         self._require_slots(slots)
         self.n_known[slots] = 0
         self.n_held[slots] = 0
@@ -61,7 +61,7 @@ class SlotTable:
         if (held + counts).max() > self.block_tables.shape[1]:
             slot = int(plan.slots[np.argmax(held + counts)])
             raise MalformedPlanError(f"slot {slot} holds more blocks than {self.max_model_len} tokens need")
-        first = np.cumsum(counts) - counts  # of each chunk, in new_blocks
+        first = np.cumsum(counts) - counts  # each chunk's first index in new_blocks
         column = np.arange(len(plan.new_blocks)) + np.repeat(held - first, counts)
         self.block_tables[np.repeat(plan.slots, counts), column] = plan.new_blocks
         self.n_held[plan.slots] += counts
@@ -72,11 +72,11 @@ class SlotTable:
         self.n_known[slots] = positions + 1
 
     def require_computable(self, plan: PlanView, ends: NDArray[np.int32]) -> None:
-        """Raise MalformedPlanError unless the chunks' tokens are known and their blocks are there."""
+        """Raise MalformedPlanError unless the slots have the chunks' tokens and blocks."""
         most = np.minimum(self.n_known[plan.slots], self.n_held[plan.slots] * self.block_tokens)
         draws = (plan.n_draws >= 0) & (plan.n_draws <= plan.n_tokens)
         if plan.n_tokens.min() >= 1 and plan.starts.min() >= 0 and (ends <= most).all() and draws.all():
-            return  # as ever; which of it is wrong takes longer to say
+            return  # the usual case; finding the faulty slot takes longer
         self._require(plan, (plan.n_tokens >= 1) & (plan.starts >= 0), "an empty or negative range", ends)
         self._require(plan, draws, "fewer rows than draws, or a negative number of them", ends)
         self._require(plan, ends <= self.n_known[plan.slots], "a token that is not known", ends)
