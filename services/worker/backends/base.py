@@ -1,7 +1,7 @@
-"""What a device gives the model, and a rank. Layers call `Ops` and know nothing below it.
+"""Interfaces of a device to the model and to a rank. Layers call `Ops` and know nothing below it.
 
-`ModelBackend` is what a decoder is made of, `Backend` what a rank needs besides to serve it. `torch/` is the reference:
-short, on any device, and what the others are tested against.
+A decoder is built from a `ModelBackend`; a `Backend` adds what a rank needs to serve the decoder. `torch/` is the
+reference: it is short, runs on any device, and the others are tested against it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from services.worker.backends.weights import Stacked
 PlanT = TypeVar("PlanT")
 
 Elementwise = Callable[[Tensor], Tensor]
-Norm = Callable[[Tensor], Tensor]  # of the last dimension
-Lookup = Callable[[Tensor], Tensor]  # of rows of a table [n_rows, size] by their numbers [n]: [n, size]
-Rotation = Callable[[Tensor], None]  # of the first rotary_dim elements of heads [n, n_heads, head_dim], in place
-Rope = Callable[[Tensor], Rotation]  # of rows at positions [n], shared by all layers of a step
+Norm = Callable[[Tensor], Tensor]  # normalises the last dimension
+Lookup = Callable[[Tensor], Tensor]  # maps row numbers [n] to rows [n, size] of a table [n_rows, size]
+Rotation = Callable[[Tensor], None]  # rotates the first rotary_dim elements of heads [n, n_heads, head_dim] in place
+Rope = Callable[[Tensor], Rotation]  # maps positions [n] to the rotation that all layers of a step share
 Temperatures = NDArray[np.float32]
 Seeds = NDArray[np.uint64]
 Positions = NDArray[np.int64]
@@ -43,7 +43,7 @@ class Linear(Protocol):
         ...
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """Return the same in float32: not rounded to the dtype first, where the device can do without."""
+        """Return the product in float32, without rounding to the dtype first if the device supports it."""
         ...
 
 
@@ -62,8 +62,8 @@ class RmsNorm(Protocol):
 class LogitShard(Protocol):
     """A rank's part of the logits: the tokens from `first_id` on.
 
-    Logits are [n, n_columns] float32. A request is always served by the same implementation: their noise and their
-    sums differ in the last bits.
+    Logits are [n, n_columns] float32. The noise and the sums of different implementations differ in the last bits, so
+    one implementation must serve a whole request.
     """
 
     first_id: int
@@ -71,7 +71,7 @@ class LogitShard(Protocol):
     def sample(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
         """Return the key of each row's best score, [n] int64; `logits` may be overwritten.
 
-        A score is the logit at `temperature` 0, else logit / temperature + noise of (seed, position, token).
+        A score is the logit at `temperature` 0, otherwise logit / temperature + noise of (seed, position, token).
         """
         ...
 
@@ -87,7 +87,7 @@ class LogitShard(Protocol):
 class Ops(Protocol):
     """The computations of a layer, on rows of one dtype on one device."""
 
-    min_rows: int  # fewer are padded by every linear layer; a caller with many layers pads once instead
+    min_rows: int  # every linear layer pads fewer rows; a caller with many layers pads them once
 
     def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
         """Return the product with `weight` [n_out, n_in], in the layout of the device; `bias`: [n_out]."""
@@ -98,7 +98,7 @@ class Ops(Protocol):
         ...
 
     def tied(self, weight: Stacked, bias: Tensor | None) -> tuple[Lookup, Linear]:
-        """Return the lookup of rows of `weight` and the product with it: of one tensor, where the device can."""
+        """Return the lookup of rows of `weight` and the product with it, sharing one tensor if the device can."""
         ...
 
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
@@ -110,7 +110,7 @@ class Ops(Protocol):
         ...
 
     def rope(self, cos: Tensor, sin: Tensor) -> Rope:
-        """Return the rope whose angles' `cos` and `sin` [max_positions, rotary_dim / 2] float32 are given."""
+        """Return the rope with the angles' `cos` and `sin` [max_positions, rotary_dim / 2] float32."""
         ...
 
     def scatter(self, table: Tensor, places: Tensor, rows: Tensor) -> None:
@@ -130,7 +130,7 @@ class Ops(Protocol):
         ...
 
     def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:
-        """Return what samples of `n_columns` columns of the logits, a multiple of 16, from token `first_id` on."""
+        """Return the shard of `n_columns` columns of the logits, a multiple of 16, from token `first_id` on."""
         ...
 
 
@@ -146,25 +146,25 @@ class Attention(Protocol[PlanT]):
         ...
 
     def attend(self, q: Tensor, cache: KvCache, layer: int, plan: PlanT) -> Tensor:
-        """Attend with `q` [n_rows, n_heads * head_dim], after the step's keys are in the cache.
+        """Attend with `q` [n_rows, n_heads * head_dim]; the step's keys must be in the cache.
 
-        Returns [n_rows, n_heads * head_dim] of which the step's rows hold results.
+        Returns [n_rows, n_heads * head_dim]; only the step's rows hold results.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What all layers share in one step."""
+    """Data that all layers share in one step."""
 
     batch: StepBatch
     cache: KvCache
     rotations: tuple[Rotation, ...]  # by rope
-    plans: tuple[Any, ...]  # by window, of the attention's type
+    plans: tuple[Any, ...]  # the attention's plans, by window
     reduce: Elementwise  # sums over the ranks, in place
 
 
-# Computes a step's rows [n, hidden_size], which it may overwrite; returns as many.
+# Maps a step's rows [n, hidden_size], which it may overwrite, to rows of the same number.
 Compute = Callable[[Tensor, Step], Tensor]
 
 
@@ -172,32 +172,32 @@ class StepGraph(Protocol):
     """A computation that is captured once and replayed for steps of one cache."""
 
     def serves(self, batch: StepBatch) -> bool:
-        """Whether the step is one of those that are replayed, or captured."""
+        """Whether `forward` can replay or capture this step."""
         ...
 
     def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
-        """Compute the rows `x` [n, hidden_size] of a step that is served. What it returns lasts until the next step."""
+        """Compute the rows `x` [n, hidden_size] of a step that is served. The result is valid until the next step."""
         ...
 
 
 class NoGraph:
-    """Serves no step: all are computed as they come."""
+    """Serves no step; all steps are computed without a graph."""
 
     def serves(self, batch: StepBatch) -> bool:
-        """Whether the step is replayed."""
+        """Return False."""
         return False
 
     def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
-        """No step is served. Raises NotImplementedError."""
+        """Raises NotImplementedError."""
         raise NotImplementedError("no step is replayed here")
 
 
 @dataclass(frozen=True, slots=True)
 class Computations:
-    """A decoder's computations that may be captured, and what is the same in all of its steps."""
+    """A decoder's computations that may be captured, and the data common to all its steps."""
 
-    decode: Compute  # all of a step with one row per sequence
-    layers: Compute  # of other steps all layers but the last
+    decode: Compute  # a whole step with one row per sequence
+    layers: Compute  # all layers but the last, for other steps
     attention: Attention[Any]
     comm: Communicator
     ropes: tuple[Rope, ...]
@@ -209,26 +209,26 @@ class Computations:
 
 @dataclass(frozen=True, slots=True)
 class StepGraphs:
-    """What replays steps with one row per sequence, and of others all layers but the last."""
+    """Graphs for steps with one row per sequence, and for all layers but the last of other steps."""
 
     decodes: StepGraph
     layers: StepGraph
 
 
 class Memory(Protocol):
-    """The device's memory, as this process sees it."""
+    """The device's memory."""
 
     def held(self) -> int:
         """Bytes that this process has allocated."""
         ...
 
     def available(self, ranks: int) -> int:
-        """Bytes that this rank may still allocate, one of `ranks` on the machine."""
+        """Bytes that this rank may still allocate, with `ranks` ranks on the machine."""
         ...
 
 
 class ModelBackend(Protocol):
-    """What a decoder is made of."""
+    """A device's building blocks of a decoder."""
 
     dtype: torch.dtype
     device: torch.device
@@ -236,11 +236,11 @@ class ModelBackend(Protocol):
     kv_format: KvFormat
 
     def attention(self, shape: AttentionShape) -> Attention[Any]:
-        """Return the attention of a rank's heads. Raises RuntimeError where none computes them."""
+        """Return the attention for a rank's heads. Raises RuntimeError if no implementation supports them."""
         ...
 
     def capture(self, computations: Computations) -> StepGraphs:
-        """Return what replays a decoder's steps in its cache."""
+        """Return graphs that replay a decoder's steps in its cache."""
         ...
 
 
@@ -248,8 +248,8 @@ class Backend(ModelBackend, Protocol):
     """A device that ranks serve on."""
 
     memory: Memory
-    process_group: str | None  # torch.distributed's, for several ranks; None: shared memory is enough
+    process_group: str | None  # torch.distributed's backend for several ranks; None: shared memory is enough
 
     def join(self, seat: GroupSeat) -> StepCommunicator:
-        """Return the group's collectives as one of its ranks sees them."""
+        """Return the collectives of the group for the rank in `seat`."""
         ...

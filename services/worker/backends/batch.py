@@ -11,10 +11,10 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Rows of several sequences laid end to end; sequence i owns rows [query_starts[i], query_starts[i + 1]).
+    """Concatenated rows of several sequences; sequence i owns rows [query_starts[i], query_starts[i + 1]).
 
     Sequences with one row (decode) come before sequences with several (prefill). `context_lens[i]` counts the
-    keys of sequence i after this step's rows are written, so its rows stand at the positions
+    keys of sequence i after this step's rows are written, so its rows have the positions
     [context_lens[i] - n_rows, context_lens[i]).
     """
 
@@ -28,11 +28,11 @@ class StepBatch:
 
     @property
     def n_sequences(self) -> int:
-        """How many sequences share the step."""
+        """Number of sequences in the step."""
         return len(self.context_lens)
 
     def last_rows(self, sequences: Sequence[int]) -> tuple[torch.Tensor, StepBatch]:
-        """Return the last row of each of `sequences`, [len(sequences)] int64, and a step of these rows alone."""
+        """Return the last row of each of `sequences`, [len(sequences)] int64, and a step of only these rows."""
         device = self.token_ids.device
         rows = long_tensor([self.query_starts[i + 1] - 1 for i in sequences]).to(device)
         step = StepBatch(
@@ -48,5 +48,5 @@ class StepBatch:
 
 
 def long_tensor(values: Sequence[int]) -> torch.Tensor:
-    """Return `values` as int64 on the CPU; `torch.tensor` takes several times as long for dozens of them."""
+    """Return `values` as int64 on the CPU; `torch.tensor` takes several times as long for dozens of values."""
     return torch.from_numpy(np.array(values, np.int64))

@@ -1,4 +1,4 @@
-"""Chooses among attentions that may serve: the first that agrees with the reference."""
+"""Chooses the first attention implementation that agrees with the reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Candidate = Callable[[], Attention[Any]]
 _BLOCK_SIZE = 16
 _WINDOW = 21
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-# (rows, keys): decodes of one key, of a full block and of several kernel blocks; a whole prompt; a later chunk.
+# (rows, keys): decodes with one key, a full block and several kernel blocks; a whole prompt; a later chunk.
 _WORK = ((1, 1), (1, 16), (1, 700), (45, 45), (30, 93))
 
 
@@ -34,12 +34,12 @@ def choose_attention(
     device: torch.device,
     kv_format: KvFormat,
 ) -> Attention[Any]:
-    """Return the first that passes its check, warning of those that do not. Raises RuntimeError."""
+    """Return the first attention that passes its check; warns of those that fail. Raises RuntimeError."""
     for make in (*kv_format.attentions(shape, device), *choices):
         try:
             attention: Attention[Any] = make()
             problem = check_attention(attention, shape, dtype, device, kv_format)
-        except ImportError as error:  # another release of torch
+        except ImportError as error:  # a torch release without the kernel
             logger.warning("an attention is not used: %s", error)
             continue
         except (RuntimeError, ValueError, NotImplementedError) as error:  # kernels refuse shapes and devices
@@ -58,7 +58,7 @@ def check_attention(
     device: torch.device,
     kv_format: KvFormat,
 ) -> str | None:
-    """Run `attention` on a random paged batch; return what is wrong with it, or None."""
+    """Run `attention` on a random paged batch; return a message about the error, or None."""
     batch = _random_batch(device)
     n_blocks = int(batch.block_tables.max())
     kv_shape = KvShape(_BLOCK_SIZE, shape.n_kv_heads, shape.head_dim)

@@ -13,10 +13,10 @@ from services.worker.ipc.segment import Segment
 
 
 class Communicator(Protocol):
-    """What the model asks of its group.
+    """Collectives of the model's group.
 
-    Every rank calls the same collectives in the same order. Results are bitwise equal on all ranks. The order of a sum
-    is the backend's to say.
+    Every rank calls the same collectives in the same order. Results are bitwise equal on all ranks. The backend chooses
+    the order of a sum.
     """
 
     rank: int
@@ -32,7 +32,7 @@ class Communicator(Protocol):
 
 
 class StepCommunicator(Communicator, Protocol):
-    """A communicator that knows the current step and accounts for its time: what a rank's loop asks."""
+    """A communicator that knows the current step and measures its own time, for a rank's loop."""
 
     def begin_step(self, step: int) -> None:
         """Tag the collectives from here on with `step`."""
@@ -45,7 +45,7 @@ class StepCommunicator(Communicator, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupSeat:
-    """A rank's place in its group, and the memory it shares with the others."""
+    """A rank's position in its group, and the memory shared with the other ranks."""
 
     rank: int
     size: int
@@ -73,7 +73,7 @@ class SingleRank:
 
 
 class LoneRank(SingleRank):
-    """The group of one, whose collectives cost nothing but still show how far the forward pass got."""
+    """The group of one; its collectives only raise the heartbeat during the forward pass."""
 
     def __init__(self, line: RankLine) -> None:
         self._line = line
@@ -84,7 +84,7 @@ class LoneRank(SingleRank):
         return x
 
     def begin_step(self, step: int) -> None:
-        """Nothing to tag."""
+        """Does nothing."""
 
     def take_elapsed_us(self) -> int:
         """Return 0."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 _LOW = 0xFFFFFFFF
 _MAGNITUDE = 0x7FFFFFFF
-LOWEST = -(1 << 63)  # below the key of any token
+LOWEST = -(1 << 63)  # less than the key of any token
 
 
 def pack(values: Tensor, token_ids: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def values_of(keys: Tensor) -> Tensor:
 
 
 def pack_bits(values: Tensor) -> Tensor:
-    """Return float32 `values` as int64, to travel along with keys."""
+    """Return float32 `values` as int64, to gather them together with keys."""
     return values.view(torch.int32).to(torch.int64)
 
 

@@ -10,9 +10,9 @@ from services.worker.backends.shapes import KvShape
 
 
 class KvCache:
-    """K and V of every layer in blocks; block 0 is the null block: always zero, read where there is no key.
+    """K and V of every layer in blocks. Block 0, the null block, is always zero and is read where there is no key.
 
-    `layers[i]` is [n_blocks + 1, ...] as the format lays it out.
+    `layers[i]` is [n_blocks + 1, ...] in the layout of the format.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class KvCache:
         device: torch.device,
         scatter: Scatter,
     ) -> None:
-        """`dtype`: of what is computed."""
+        """`dtype` is the dtype of the computation."""
         self.kv_format, self.n_blocks, self.block_tokens = kv_format, n_blocks, shape.block_tokens
         self.layers = [kv_format.allocate(n_blocks + 1, shape, device) for _ in range(n_layers)]
         self._shape, self._dtype, self._scatter = shape, dtype, scatter
@@ -35,5 +35,5 @@ class KvCache:
         self.kv_format.write(self.layers[layer], self._shape, slots, rows, self._scatter)
 
     def gather(self, layer: int, slots: Tensor, out: Tensor | None = None) -> Tensor:
-        """Read `slots` [n]: [n, 2 * n_kv_heads * head_dim], K then V; into `out` where given."""
+        """Read `slots` [n]: [n, 2 * n_kv_heads * head_dim], K then V; into `out` if given."""
         return self.kv_format.read(self.layers[layer], self._shape, slots, self._dtype, out)

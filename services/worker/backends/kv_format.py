@@ -1,4 +1,4 @@
-"""How keys and values lie in the cache: a format is a file of `kv_formats/` with a `FORMAT`."""
+"""Layouts of keys and values in the cache; each format is a file of `kv_formats/` with a `FORMAT`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from torch import Tensor
 
 from services.worker.backends.shapes import AttentionShape, KvShape
 
-Scatter = Callable[[Tensor, Tensor, Tensor], None]  # table [n_rows, width], rows' numbers [n], rows [n, width]
+Scatter = Callable[[Tensor, Tensor, Tensor], None]  # table [n_rows, width], row numbers [n], rows [n, width]
 
 
 class KvFormat(Protocol):
-    """Allocates a layer of the cache, writes it, reads it.
+    """Allocates, writes and reads a layer of the cache.
 
-    A layer is one contiguous tensor whose first dimension is the block. So one copier serves all formats: it takes
-    blocks as they lie.
+    A layer is one contiguous tensor whose first dimension is the block, so one copier of blocks serves all formats.
     """
 
     name: str
-    numbers: torch.dtype | None  # of a layer [n_blocks, block_tokens, 2, n_kv_heads, head_dim] that kernels may read
+    numbers: (
+        torch.dtype | None
+    )  # dtype of a layer [n_blocks, block_tokens, 2, n_kv_heads, head_dim] that kernels may read
 
     def token_bytes(self, shape: KvShape) -> int:
         """Return the bytes of a token in a layer."""
@@ -38,17 +39,17 @@ class KvFormat(Protocol):
         ...
 
     def read(self, layer: Tensor, shape: KvShape, slots: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-        """Return the positions `slots` [n] as [n, width] of `dtype`; in `out` where that is given."""
+        """Return the positions `slots` [n] as [n, width] of `dtype`; in `out` if given."""
         ...
 
     def attentions(self, shape: AttentionShape, device: torch.device) -> Sequence[Callable[[], Any]]:
-        """Return attentions of the format's own, best first. Those that read any format by `read` follow them."""
+        """Return the format's own attentions, best first; the caller adds attentions that use `read`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlainNumbers:
-    """Numbers of one dtype, as they are computed or rounded to it."""
+    """Numbers of one dtype; rows of another dtype are rounded to it."""
 
     name: str
     numbers: torch.dtype
@@ -60,7 +61,7 @@ class PlainNumbers:
     def allocate(self, n_blocks: int, shape: KvShape, device: torch.device) -> Tensor:
         """Return a layer of zeros, [n_blocks, block_tokens, 2, n_kv_heads, head_dim].
 
-        K and V of a token lie side by side, so that one copy writes and one gather reads both.
+        K and V of a token are adjacent, so that one copy writes and one gather reads both.
         """
         sizes = (n_blocks, shape.block_tokens, 2, shape.n_kv_heads, shape.head_dim)
         return torch.zeros(sizes, dtype=self.numbers, device=device)

@@ -1,7 +1,7 @@
-"""A weight as a value, in the form in which its numbers are stored, until a device packs it.
+"""A weight as a value: it keeps the form in which its numbers are stored until a device packs it.
 
-There are three forms. A device that multiplies with one of them as it is packs it in that form; for the others it asks
-for the numbers by name: `rows` of one weight, `dense` or `dense_blocks` of several.
+There are three forms. A device packs a form that its kernels multiply with in that form; for the others it calls `rows`
+of one weight, or `dense` or `dense_blocks` of several, to get the numbers.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_BAND = 1024  # rows that are copied at a time: what that takes beside the result stays small
+_BAND = 1024  # rows copied at a time, to bound the memory beside the result
 _FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """Numbers of any float dtype; a view of the mapped file where they are read from one."""
+    """Numbers of any float dtype; a view of the mapped file if they come from a file."""
 
     values: Tensor  # [n_out, n_in]
 
@@ -28,7 +28,7 @@ class Dense:
         return self.values.shape[0], self.values.shape[1]
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return the numbers of rows [start, stop), as they are stored."""
+        """Return the stored numbers of rows [start, stop)."""
         return self.values[start:stop]
 
     def take(self, rows: Tensor) -> Dense:
@@ -36,7 +36,7 @@ class Dense:
         return Dense(self.values.index_select(0, rows))
 
     def ends(self) -> tuple[float, float]:
-        """Return the smallest and the largest number, NaN where there is one."""
+        """Return the smallest and the largest number; NaN if a number is NaN."""
         return _ends(self.values)
 
 
@@ -68,14 +68,14 @@ class Grouped:
         return Grouped(self.codes.index_select(0, rows), self.scale.index_select(0, rows), zero, self.groups)
 
     def ends(self) -> tuple[float, float]:
-        """Return bounds of the numbers, NaN where there is one: each code may be anywhere."""
+        """Return bounds of the numbers for all combinations of codes and scales; NaN if a number is NaN."""
         if not self.codes.numel():
             return 0.0, 0.0
         zero = 0.0 if self.zero is None else self.zero.float()
         return _ends((_code_ends(self.codes).view(2, 1, 1) - zero) * self.scale.float())
 
     def _of_inputs(self, per_group: Tensor) -> Tensor:
-        """Return [n, n_in], or [n, 1] where there is one group, of [n, n_groups]."""
+        """Expand [n, n_groups] to [n, n_in], or to [n, 1] if there is one group."""
         return per_group if per_group.shape[1] == 1 else per_group.index_select(1, self.groups)
 
 
@@ -102,7 +102,7 @@ class PerChannel:
         return PerChannel(self.codes.index_select(0, rows), self.scale.index_select(0, rows))
 
     def ends(self) -> tuple[float, float]:
-        """Return bounds of the numbers, NaN where there is one."""
+        """Return bounds of the numbers; NaN if a number is NaN."""
         if not self.codes.numel():
             return 0.0, 0.0
         return _ends(_code_ends(self.codes).view(2, 1, 1) * self.scale.float())
@@ -113,9 +113,9 @@ Weight = Dense | Grouped | PerChannel
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """Weights that lie below each other, each in its form: what one product multiplies."""
+    """Weights concatenated along n_out, each in its own form; one product multiplies all of them."""
 
-    parts: tuple[Weight, ...]  # of one n_in
+    parts: tuple[Weight, ...]  # with the same n_in
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -123,7 +123,7 @@ class Stacked:
         return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
 
     def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return all numbers, each rounded once, as a tensor of its own."""
+        """Return all numbers, each rounded once, as a new tensor."""
         weight, start = torch.empty(self.shape, dtype=dtype, device=device), 0
         for part in self.parts:
             for low in range(0, part.shape[0], _BAND):
@@ -133,10 +133,10 @@ class Stacked:
         return weight
 
     def dense_blocks(self, height: int, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Yield the numbers of `height` rows after the other, the last time fewer.
+        """Yield the numbers in blocks of `height` rows; the last block may have fewer.
 
-        Each block is contiguous, and a view where it can be: loading holds a block besides what a device packs, not a
-        second weight.
+        Each block is contiguous, and a view if possible, so that loading needs the memory of one block beside the
+        packed weight, not of a second weight.
         """
         n_out = self.shape[0]
         for start in range(0, n_out, height):
@@ -164,5 +164,7 @@ def _code_ends(codes: Tensor) -> Tensor:
     """Return the smallest and the largest code, or bounds of them: [2] float32."""
     if codes.dtype is not _FP8:
         return torch.stack(torch.aminmax(codes)).float()
-    largest = (codes.view(torch.uint8) & 0x7F).max().view(_FP8).float()  # without their signs, codes are in order
+    largest = (
+        (codes.view(torch.uint8) & 0x7F).max().view(_FP8).float()
+    )  # without the sign, the order of codes is that of their values
     return torch.stack((-largest, largest))

@@ -32,10 +32,10 @@ class UnsupportedError(EngineError):
 class Unavailable(Enum):
     """Why KV blocks cannot be read."""
 
-    GONE = "gone"  # those who held them
-    MISMATCH = "mismatch"  # the reader's KV is another
+    GONE = "gone"  # the ranks that held them have ended
+    MISMATCH = "mismatch"  # the reader's KV layout differs
     BUSY = "busy"
-    LOST = "lost"  # while they were read
+    LOST = "lost"  # the ranks ended during the read
 
 
 class BlocksUnavailableError(EngineError):

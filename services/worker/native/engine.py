@@ -55,9 +55,9 @@ class EngineConfig:
     """Sizes and limits of one engine."""
 
     ranks: RankGroupConfig
-    max_waiting: int  # requests beyond it are handed off
+    max_waiting: int  # further requests are handed off
     max_batched_tokens: int
-    prefill_step_s: float  # by which prompts may lengthen a step of decodes
+    prefill_step_s: float  # seconds by which prompts may lengthen a step of decodes
     pull_timeout_s: float = 10.0
     pull_bytes_per_s: float = 0.0  # assumed before the first measurement; 0: never pull
     recovery_limit_s: float = 0.0  # longest time of repeated attempts to restart lost ranks; 0: no limit

@@ -1,4 +1,4 @@
-"""Paged attention by our kernels, straight from the cache: decode and prefill alike."""
+"""Paged attention by our kernels, which read the cache in place; for decode and prefill."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A CPU, by our kernels where they apply, else by torch and oneDNN.
+"""CPU backends: our kernels where they apply, otherwise torch and oneDNN.
 
-What both promise: a row's bits depend on its own sequence alone, neither on the other rows of a step, nor on how a
-prompt is cut, nor on the number of threads; sums over ranks are taken in float32 in rank order and rounded once. The
-two give different bits.
+Both guarantee that a row's bits depend only on its own sequence, not on the other rows of a step, the division of a
+prompt into chunks, or the number of threads. Sums over ranks are computed in float32, in rank order, and rounded once.
+The two backends give different bits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class HostMemory:
     def held(self) -> int:
         """Bytes that this process has allocated."""
         for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):  # without the mapped checkpoint, which the kernel can drop
+            if line.startswith("RssAnon:"):  # excludes the mapped checkpoint, which the kernel can drop
                 return int(line.split()[1]) * 1024
         raise RuntimeError("/proc/self/status has no RssAnon line")
 
@@ -55,9 +55,9 @@ class HostMemory:
 
 
 class OneDnnBackend:
-    """A CPU by torch and oneDNN; attention by our kernels where they apply to the dtype and the heads."""
+    """A CPU with torch and oneDNN; attention uses our kernels where they support the dtype and the heads."""
 
-    process_group: str | None = None  # shared memory does everything
+    process_group: str | None = None  # collectives use shared memory
     device = CPU
 
     def __init__(self, dtype: torch.dtype, kv_format: KvFormat | None = None) -> None:
@@ -79,7 +79,7 @@ class OneDnnBackend:
         return [lambda: PagedVectors(shape, kernel), *gathering]
 
     def capture(self, computations: Computations) -> StepGraphs:
-        """Every step is computed as it comes."""
+        """Return graphs that serve no step."""
         return StepGraphs(NoGraph(), NoGraph())
 
     def join(self, seat: GroupSeat) -> StepCommunicator:
@@ -88,7 +88,7 @@ class OneDnnBackend:
 
 
 class KernelBackend(OneDnnBackend):
-    """A CPU by our kernels, in bfloat16. Steps of few rows are replayed."""
+    """A CPU with our kernels, in bfloat16. Steps of few rows are replayed."""
 
     def __init__(self, kernels: Bfloat16Kernels, kv_format: KvFormat | None = None) -> None:
         super().__init__(torch.bfloat16, kv_format)
@@ -103,7 +103,7 @@ class KernelBackend(OneDnnBackend):
         return [lambda: paged(shape, self.kernels), lambda: PagedSdpa(shape, self.dtype, CPU)]
 
     def capture(self, computations: Computations) -> StepGraphs:
-        """Replay steps whose attention is these kernels', too."""
+        """Return graphs that replay steps, if these kernels compute the attention, too."""
         attention = computations.attention
         if not isinstance(attention, PagedKernels) or attention.kernels is not self.kernels:
             return super().capture(computations)
@@ -113,14 +113,14 @@ class KernelBackend(OneDnnBackend):
         )
 
     def join(self, seat: GroupSeat) -> StepCommunicator:
-        """Return collectives in shared memory, which kernels take part in."""
+        """Return collectives in shared memory that kernels can call."""
         return ReplayedLoneRank(seat.line) if seat.size == 1 else KernelCommunicator(seat, self.kernels)
 
 
 def open_cpu(dtype: torch.dtype, kv_format: KvFormat | None = None) -> Backend:
-    """Return the backend that serves `dtype` on this CPU; the log says which it is, and why.
+    """Return the backend for `dtype` on this CPU, and log the choice and its reason.
 
-    Raises RuntimeError when this machine should have our kernels and they are missing, or when there are no threads.
+    Raises RuntimeError when our kernels apply but are missing, or when their threads cannot be started.
     """
     reason = why_not(dtype)
     if not reason:

@@ -1,4 +1,4 @@
-"""Collectives that kernels take part in by themselves."""
+"""Collectives that replayed steps call without Python."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from services.worker.kernels.bfloat16 import Collectives
 
 
 class ReplayedCollectives:
-    """A communicator whose sums a replayed step makes without asking Python."""
+    """A communicator whose sums a replayed step computes without Python."""
 
     collectives: Collectives
 
 
 class ReplayedLoneRank(LoneRank, ReplayedCollectives):
-    """The group of one: replayed steps show that it lives, too."""
+    """The group of one; replayed steps raise its heartbeat, too."""
 
     def __init__(self, line: RankLine) -> None:
         super().__init__(line)

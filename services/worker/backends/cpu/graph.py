@@ -1,4 +1,4 @@
-"""Steps replayed: captured once, then run at any size without Python between the kernels."""
+"""Replayed steps: captured once, then run at any size without Python between the kernels."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from services.worker.kernels.capture import CapturedGraph, GraphCapture, NotRepl
 
 logger = logging.getLogger(__name__)
 
-# Rows of the largest steps that are replayed: with more, kernels take so long that what is between does not matter.
+# Most rows of a replayed step: with more rows, kernels take so long that Python between them does not matter.
 MAX_DECODES = 64
 MAX_ROWS = 512
-_MAX_CAPTURED = 64  # rows: while a step is captured, all that its layers make is kept
+_MAX_CAPTURED = 64  # most rows of a captured step, because a capture keeps all tensors of all layers
 
 
 class KernelGraph:
-    """Does what `compute` does for up to `max_rows` rows.
+    """Replays `compute` for up to `max_rows` rows.
 
-    Gives up for good when a step turns out to need more than our kernels.
+    Serves no more steps once a step has needed more than our kernels.
     """
 
     def __init__(self, compute: Compute, computations: Computations, kernels: Bfloat16Kernels, max_rows: int) -> None:
-        """`compute`: one of the computations."""
+        """`compute` is one of the fields of `computations`."""
         self._max_rows, self._compute, self._computations, self._kernels = max_rows, compute, computations, kernels
         comm = computations.comm
         self._reduce = comm.all_reduce
@@ -44,7 +44,7 @@ class KernelGraph:
         self._blocks = torch.zeros(max_rows, computations.max_blocks, dtype=torch.int64)
 
     def serves(self, batch: StepBatch) -> bool:
-        """Whether the step is one of those that are replayed, or captured."""
+        """Whether `forward` can replay or capture this step."""
         n = len(batch.token_ids)
         if n > self._max_rows or self._gave_up:
             return False
@@ -56,7 +56,7 @@ class KernelGraph:
         self._x[:n], self._positions[:n], self._kv_slots[:n] = x, batch.positions, batch.kv_slots
         self._starts[: n_sequences + 1] = long_tensor(batch.query_starts)
         self._lengths[:n_sequences] = long_tensor(batch.context_lens)
-        self._blocks[:n_sequences, :width] = batch.block_tables  # beyond them no key is read that counts
+        self._blocks[:n_sequences, :width] = batch.block_tables  # later entries are never used
         sizes = Sizes(n, n_sequences)
         if self._graph is None:
             return self._capture(batch, sizes)

@@ -1,4 +1,4 @@
-"""Unquantized weights on a CPU, in layouts whose products have rows that do not depend on their neighbours."""
+"""Unquantized weights on a CPU, in layouts whose products have rows that do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _BLOCK = 16 * PACKED_ROWS  # rows of a weight that are packed at once
 class PackedLinear:
     """A weight in oneDNN's blocked layout.
 
-    Measured with oneDNN 3.12: with its AVX2 and its AVX512 kernels rows are bitwise equal for every number of rows from
-    2 on; AVX512 sums a lone row in another order, hence the padding. Its AMX kernels, which may cut K by the number of
-    rows, are never met: where the operating system grants tile registers, `KernelLinear` serves bfloat16.
+    Measured with oneDNN 3.12: with its AVX2 and AVX512 kernels, rows are bitwise equal for every number of rows from 2
+    on. AVX512 sums a single row in another order, hence the padding. Its AMX kernels, which may divide K by the number
+    of rows, are never used: where the operating system grants tile registers, `KernelLinear` serves bfloat16.
     """
 
     min_rows = 2
@@ -36,7 +36,7 @@ class PackedLinear:
         return self._multiply(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """Return the same in float32, after it was rounded to the dtype of the weight."""
+        """Return the product, rounded to the dtype of the weight, in float32."""
         return self(x).float()
 
 
@@ -58,11 +58,11 @@ class KernelLinear:
         return self._product(x, torch.bfloat16)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """Return the sums in float32 as they are."""
+        """Return the unrounded sums in float32."""
         return self._product(x, torch.float32)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return the rows `ids` [n] of the weight as they were before they were packed: [n, n_in]."""
+        """Return the rows `ids` [n] of the weight, unpacked: [n, n_in]."""
         low, high = torch.aminmax(ids)
         if low < 0 or high >= self._n_out:
             raise IndexError(f"a row to look up is outside 0 to {self._n_out - 1}: {ids.tolist()}")

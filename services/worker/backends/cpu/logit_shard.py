@@ -10,7 +10,7 @@ from services.worker.kernels.bfloat16 import Bfloat16Kernels
 
 
 class KernelLogitShard:
-    """By our kernels, each in one pass or two; there are a multiple of 16 columns."""
+    """Uses our kernels, which need one or two passes; the number of columns is a multiple of 16."""
 
     def __init__(self, first_id: int, kernels: Bfloat16Kernels) -> None:
         self.first_id, self._kernels = first_id, kernels

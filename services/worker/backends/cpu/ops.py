@@ -1,6 +1,6 @@
-"""The computations of a layer on a CPU: by torch and oneDNN, and by our kernels.
+"""The computations of a layer on a CPU: with torch and oneDNN, and with our kernels.
 
-A row's bits depend on that row alone, whatever the number of rows and of threads.
+A row's bits depend neither on the other rows nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from services.worker.backends.torch.ops import TorchOps
 from services.worker.backends.weights import Dense, Stacked
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 
-_PARALLEL_FROM = 16384  # elements; torch computes fewer in one thread (gelu; 32768 for others)
+_PARALLEL_FROM = 16384  # elements; torch computes fewer in one thread (gelu; for others the limit is 32768)
 
 
 class OneDnnOps(TorchOps):
-    """Products by oneDNN where it has them for the dtype, everything else by torch."""
+    """Products by oneDNN where it supports the dtype, everything else by torch."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__(dtype, torch.device("cpu"))
@@ -38,7 +38,7 @@ class OneDnnOps(TorchOps):
     def tied(self, weight: Stacked, bias: Tensor | None) -> tuple[Lookup, Linear]:
         """Return the lookup of rows of `weight` and the product with it.
 
-        Two tensors where oneDNN packs: it does not say where a row lies in its layout.
+        They are two tensors where oneDNN packs, because its layout is opaque.
         """
         if not self._packs:
             return super().tied(weight, bias)
@@ -54,8 +54,8 @@ class OneDnnOps(TorchOps):
 class RowAligned:
     """Computes a float32 activation in blocks of rows too small for torch to divide among threads.
 
-    Where a thread's share is no multiple of 32 elements, silu and gelu finish with scalar code that rounds otherwise
-    (measured, torch 2.13), so a row's bits would depend on the number of rows.
+    For the last elements of a share that is no multiple of 32, silu and gelu use scalar code that rounds differently
+    (measured with torch 2.13), so a row's bits would depend on the number of rows.
     """
 
     def __init__(self, function: Elementwise) -> None:
@@ -133,10 +133,10 @@ class KernelOps(OneDnnOps):
         return gated
 
     def add(self, x: Tensor, added: Tensor, scale: float) -> Tensor:
-        """Return `x`, to which scale * added was added in place."""
+        """Add scale * added to `x` in place; returns `x`."""
         self._kernels.add_(x, added, scale)
         return x
 
     def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:
-        """Return what samples of the columns from token `first_id` on."""
+        """Return the shard of the columns from token `first_id` on."""
         return KernelLogitShard(first_id, self._kernels)

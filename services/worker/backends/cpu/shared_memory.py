@@ -1,8 +1,8 @@
 """Collectives between CPU ranks on one machine, through shared memory.
 
 One-shot: every rank writes its tensor into its own buffer, publishes a tag, waits for the peers' tags and reads
-their buffers. Two buffers per rank take turns (parity), which is enough: a rank that writes collective n + 2 has
-seen everybody's tag n + 1, and a rank publishes n + 1 only after it has read n.
+their buffers. Two alternating buffers per rank (parity) are enough: a rank that writes collective n + 2 has seen the
+tag n + 1 of all ranks, and a rank publishes n + 1 only after it has read n.
 
     tag = (epoch << 24) | index,  epoch = step + 1, 0 while starting; tags only rise
 """
@@ -41,7 +41,7 @@ class CollectiveTimeoutError(RuntimeError):
 
 
 class CollectiveMismatchError(RuntimeError):
-    """A peer brought a tensor of another size to the same collective."""
+    """A peer called the same collective with a tensor of another size."""
 
 
 def collective_area_bytes(ranks: int, buffer_bytes: int) -> int:
@@ -55,9 +55,9 @@ def _describe(tag: int) -> str:
 
 
 class SharedMemoryCommunicator(ReplayedCollectives):
-    """The group as one of its ranks sees it. Sums are fp32 in rank order, whatever the dtype, rounded once.
+    """The collectives of one rank. Sums of every dtype are computed in float32, in rank order, and rounded once.
 
-    A seat's `buffer_bytes` bound what one round carries; larger tensors take several rounds.
+    A seat's `buffer_bytes` bound the size of one round; larger tensors take several rounds.
     """
 
     def __init__(self, seat: GroupSeat) -> None:
@@ -127,7 +127,7 @@ class SharedMemoryCommunicator(ReplayedCollectives):
             consume(self._exchange(flat[low:high]), low, high)
 
     def _exchange(self, part: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Publish `part` [n] and return the views of every rank's part once all are there."""
+        """Publish `part` [n], wait for all ranks, and return views of every rank's part."""
         parity = self.collectives.rounds & 1
         views = self._views_of(part.numel(), part.dtype)[parity]
         views[self.rank].copy_(part)
@@ -174,7 +174,7 @@ class SharedMemoryCommunicator(ReplayedCollectives):
         )
 
     def _sum(self, views: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        if self.size == 2:  # one addition: the kernel adds halves in fp32 and rounds once
+        if self.size == 2:  # a single addition, which torch computes in float32 and rounds once
             torch.add(views[0], views[1], out=out)
             return
         total = views[0].float() if out.dtype in _HALF else views[0].clone()
@@ -188,7 +188,7 @@ class SharedMemoryCommunicator(ReplayedCollectives):
     def _views_of(self, numel: int, dtype: torch.dtype) -> Views:
         views = self._views.get((numel, dtype))
         if views is None:
-            if len(self._views) >= _MAX_CACHED_SHAPES:  # prefill lengths vary without end
+            if len(self._views) >= _MAX_CACHED_SHAPES:  # prefill lengths vary without limit
                 self._views.clear()
             views = tuple(
                 tuple(self._view(rank, parity, numel, dtype) for rank in range(self.size)) for parity in (0, 1)
@@ -202,7 +202,7 @@ class SharedMemoryCommunicator(ReplayedCollectives):
 
 
 class KernelCommunicator(SharedMemoryCommunicator):
-    """The same, bfloat16 sums by our kernel."""
+    """Shared-memory collectives with bfloat16 sums by our kernel."""
 
     def __init__(self, seat: GroupSeat, kernels: Bfloat16Kernels) -> None:
         super().__init__(seat)

@@ -1,7 +1,7 @@
 """Paged attention on CUDA by torch's variable-length flash kernel, which releases before 2.13 do not have.
 
-Written from its reference: the GPU that the rest was run on had an older torch. The check at start decides whether this
-one or the one by gathering is used.
+It was written from torch's reference and not run on a GPU, where only an older torch was available. The check at start
+decides whether it is used or the attention that gathers keys.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class VarlenPlan:
     block_tables: torch.Tensor  # [n_sequences, max_blocks] int32
     max_rows: int
     max_keys: int
-    window: tuple[int, int]  # keys to the left and to the right of a row's own
+    window: tuple[int, int]  # number of keys to the left and to the right of a row's own key
 
 
 class PagedVarlen:
     """One kernel call for all sequences of a step, reading the cache in place."""
 
     def __init__(self, shape: AttentionShape) -> None:
-        # Imported here: it brings torch's compiler along, which costs every rank 1.5 s and is of no use on a CPU.
+        # Imported here, because it imports torch's compiler, which takes 1.5 s and is useless on a CPU.
         from torch.nn.attention.varlen import varlen_attn_out
 
         self._shape = shape
@@ -55,7 +55,7 @@ class PagedVarlen:
     def decode_plan(
         self, lengths: torch.Tensor, block_tables: torch.Tensor, n_keys: int, block_tokens: int, window: int | None
     ) -> VarlenPlan:
-        """Lay out a step with one row per sequence from what lies on the device: it can be captured and replayed.
+        """Lay out a step with one row per sequence from tensors on the device, so that it can be captured and replayed.
 
         `lengths` [n] are at most `n_keys`; `block_tables` [n, max_blocks].
         """
@@ -98,5 +98,5 @@ class PagedVarlen:
 
 
 def _sides(window: int | None) -> tuple[int, int]:
-    """How many keys to the left and to the right of its own a row sees; -1: all."""
+    """Number of keys that a row sees to the left and to the right of its own; -1: all."""
     return -1 if window is None else window - 1, 0

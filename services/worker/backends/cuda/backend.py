@@ -1,4 +1,4 @@
-"""CUDA devices: torch's kernels, its variable-length flash attention where it agrees with the reference, NCCL."""
+"""CUDA devices: torch's kernels, its variable-length flash attention if it agrees with the reference, and NCCL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from services.worker.backends.torch.gathering import PagedSdpa
 
 
 class CudaMemory:
-    """What torch has allocated, and what the device has free."""
+    """Memory allocated by torch, and free memory of the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -30,19 +30,19 @@ class CudaMemory:
         return torch.cuda.memory_allocated(self._device)
 
     def available(self, ranks: int) -> int:
-        """Bytes that this rank may still allocate: every rank has a device of its own."""
+        """Bytes that this rank may still allocate; every rank has its own device."""
         free: int = torch.cuda.mem_get_info(self._device)[0]
         return free
 
 
 class CudaBackend(TorchBackend):
-    """One GPU. Steps with one row per sequence are replayed on a lone one, others are computed as they come."""
+    """One GPU. A group of one rank replays steps with one row per sequence; other steps are computed without a graph."""
 
     process_group: str | None = "cpu:gloo,cuda:nccl"
 
     def __init__(self, dtype: torch.dtype, device: torch.device, kv_format: KvFormat | None = None) -> None:
         super().__init__(dtype, device, kv_format)
-        # cuDNN's attention builds a plan for every shape that it sees, and no two prompts have the same.
+        # cuDNN's attention builds a plan for every shape, and prompts rarely have the same shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.ops = CudaOps(dtype, device)
         self.memory: Memory = CudaMemory(device)
@@ -56,7 +56,7 @@ class CudaBackend(TorchBackend):
         return choose_attention(choices, shape, self.dtype, self.device, self.kv_format)
 
     def capture(self, computations: Computations) -> StepGraphs:
-        """Replay decodes, where no collective is among them."""
+        """Return graphs that replay decodes without collectives."""
         attention = computations.attention
         if computations.comm.size > 1 or not isinstance(attention, PagedVarlen | PagedSdpa):
             return super().capture(computations)

@@ -1,6 +1,6 @@
-"""Decode steps as CUDA graphs: captured once for a number of rows and keys, then launched whole.
+"""Decode steps as CUDA graphs: captured once for a number of rows and keys, then launched as a whole.
 
-Otherwise a layer is some thirty kernels of microseconds that Python launches one by one, slower than a GPU runs them.
+Without a graph Python launches some thirty kernels per layer one by one, more slowly than a GPU runs them.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ logger = logging.getLogger(__name__)
 
 MAX_ROWS = 256
 _MIN_KEYS = 256
-_MAX_KEYS = 1 << 19  # of all rows together; with more, attention takes so long that launches do not matter
+_MAX_KEYS = 1 << 19  # keys of all rows; with more, attention takes so long that launches do not matter
 
 
 class ReplayableAttention(Protocol):
-    """An attention whose decodes can be laid out on the device, without a word from the host."""
+    """An attention whose decodes can be laid out on the device without the host."""
 
     def decode_plan(
         self, lengths: Tensor, block_tables: Tensor, n_keys: int, block_tokens: int, window: int | None
     ) -> Any:
-        """Return the plan of rows with `lengths` [n] keys each, at most `n_keys`, in `block_tables` [n, max_blocks]."""
+        """Return the plan of n rows with `lengths` [n] keys, at most `n_keys`, in `block_tables` [n, max_blocks]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What one graph computes: steps with fewer rows or keys are padded to it."""
+    """Size of a graph; steps with fewer rows or keys are padded to it."""
 
     n_rows: int
-    n_keys: int  # of the longest sequence
+    n_keys: int  # keys of the longest sequence
 
     @classmethod
     def of(cls, batch: StepBatch) -> Sizes:
@@ -50,16 +50,16 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """A graph, and where it leaves what it computes."""
+    """A graph and its output."""
 
     graph: torch.cuda.CUDAGraph
     hidden: Tensor  # [n_rows, hidden_size]
 
 
 class CudaDecodes:
-    """Does what `decode` does, for steps of one row per sequence.
+    """Replays `decode` for steps of one row per sequence.
 
-    Gives up for good when a step turns out to need the host in between, as experts do that are chosen there.
+    Serves no more steps once a step has needed the host, as mixtures do that choose experts there.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class CudaDecodes:
         self._computations, self._attention, self._device = computations, attention, device
         self._captured: dict[Sizes, CapturedStep] = {}
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()  # one for all: only one of them runs at a time
+        self._pool = torch.cuda.graph_pool_handle()  # shared by all graphs, because only one runs at a time
         self._gave_up = False
-        # What changes from step to step, always in the same place.
+        # The inputs that change from step to step, always at the same addresses.
         self._x = torch.zeros(MAX_ROWS, computations.hidden_size, dtype=dtype, device=device)
         numbers = torch.zeros(3, MAX_ROWS, dtype=torch.int64, device=device)
         self._positions, self._kv_slots, self._lengths = numbers
         self._blocks = torch.zeros(MAX_ROWS, computations.max_blocks, dtype=torch.int64, device=device)
 
     def serves(self, batch: StepBatch) -> bool:
-        """Whether the step is one of those that are replayed, or captured."""
+        """Whether `forward` can replay or capture this step."""
         if self._gave_up or batch.n_sequences > MAX_ROWS:
             return False
         sizes = Sizes.of(batch)
@@ -97,7 +97,7 @@ class CudaDecodes:
         return captured.hidden[: len(x)]
 
     def _fill(self, x: Tensor, batch: StepBatch, n_rows: int) -> None:
-        """Lay the step's inputs where graphs read them. Padding repeats the last row: it writes what that one does."""
+        """Copy the step's inputs to the graphs' addresses. Padding repeats the last row and writes the same values."""
         rows = torch.arange(n_rows, device=self._device).clamp_(max=len(x) - 1)
         torch.index_select(x, 0, rows, out=self._x[:n_rows])
         torch.index_select(batch.positions, 0, rows, out=self._positions[:n_rows])
@@ -105,7 +105,7 @@ class CudaDecodes:
         lengths = long_tensor(batch.context_lens).to(self._device, non_blocking=True)
         torch.index_select(lengths, 0, rows, out=self._lengths[:n_rows])
         width = batch.block_tables.shape[1]
-        self._blocks[:n_rows, :width] = batch.block_tables.index_select(0, rows)  # beyond them no key counts
+        self._blocks[:n_rows, :width] = batch.block_tables.index_select(0, rows)  # later entries are never used
 
     def _compute(self, x: Tensor, batch: StepBatch, sizes: Sizes) -> Tensor:
         given, n = self._computations, sizes.n_rows
@@ -131,7 +131,7 @@ class CudaDecodes:
         return given.decode(x, step)
 
     def _probe(self, batch: StepBatch, sizes: Sizes) -> Tensor:
-        """Compute the step once as it would be captured: kernels are loaded, and what needs the host is found out."""
+        """Compute the step once without a capture, to load its kernels and to detect whether it needs the host."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             try:
@@ -154,7 +154,7 @@ class CudaDecodes:
 
 @contextmanager
 def _no_word_from_the_host() -> Iterator[None]:
-    """Operations that wait for the device raise RuntimeError."""
+    """Make operations that wait for the device raise RuntimeError."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -165,7 +165,7 @@ def _no_word_from_the_host() -> Iterator[None]:
 
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """Nothing is collected: another model's graph among the garbage would be destroyed, which ends a capture."""
+    """Disable the garbage collector: destroying another model's graph would end a capture."""
     before = gc.isenabled()
     gc.disable()
     try:

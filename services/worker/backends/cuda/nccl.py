@@ -14,8 +14,8 @@ from services.worker.ipc.control import RankLine, RankState
 class NcclCommunicator:
     """Implements `Communicator` on the default process group, which must be NCCL.
 
-    NCCL hands every rank the same bits, but it chooses the order of the sum itself: results are reproducible for
-    one topology and message size, not across them.
+    NCCL returns the same bits on every rank, but chooses the order of the sum itself: results are reproducible for
+    one topology and message size only.
     """
 
     def __init__(self, line: RankLine, timeout_s: float) -> None:
@@ -28,11 +28,11 @@ class NcclCommunicator:
         self._group = dist.new_group(backend="nccl", timeout=self._timeout)
 
     def begin_step(self, step: int) -> None:
-        """Show that the rank got to `step`; NCCL tags its collectives itself."""
+        """Publish that the rank computes; NCCL tags its collectives itself."""
         self._line.enter(RankState.COMPUTING)
 
     def take_elapsed_us(self) -> int:
-        """Return the host microseconds spent in enqueueing collectives; device time overlaps and is not in it."""
+        """Return the host's microseconds for enqueueing collectives, without the device's time, which overlaps."""
         elapsed, self._elapsed_ns = self._elapsed_ns, 0
         return elapsed // 1000
 

@@ -1,4 +1,4 @@
-"""The computations of a layer on CUDA: torch's, norms in one kernel."""
+"""The computations of a layer on CUDA: torch's, with each norm in one kernel."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from services.worker.backends.torch.ops import TorchOps
 
 
 class CudaRmsNorm:
-    """By torch's kernel, which computes in float32 and rounds once."""
+    """RMS norm by torch's kernel, which computes in float32 and rounds once."""
 
     def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
         """`weight`: [size] or [..., size], broadcast against x of `dtype`."""
         self._eps, self._dtype = eps, dtype
         rounded = weight.to(dtype)
-        # The kernel takes weights of the dtype of x, and one for all rows. Others go to it in float32.
+        # The kernel takes one weight of x's dtype for all rows. Other weights need a computation in float32.
         self._exact = weight.dim() == 1 and torch.equal(rounded.float(), weight.float())
         self._weight = rounded if self._exact else weight.float()
 
@@ -34,7 +34,7 @@ class CudaRmsNorm:
 
 
 class CudaOps(TorchOps):
-    """Plain torch but for the norms."""
+    """Plain torch except for the norms."""
 
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
         """Return the norm with `weight`."""

@@ -14,7 +14,7 @@ _FOLD = 16
 
 
 class TorchLogitShard:
-    """By torch, on any device."""
+    """Uses torch, on any device."""
 
     def __init__(self, first_id: int, vocab_local: int, device: torch.device) -> None:
         self.first_id = first_id
@@ -37,8 +37,8 @@ class TorchLogitShard:
     def best(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return the keys of the `width` best columns and a bound on the values of the others.
 
-        With the columns folded into stacks of _FOLD, the best `width` tokens can only lie in the `width` stacks with
-        the highest tops (or tie with them): two cheap passes over few numbers replace one dear pass over all.
+        The columns are folded into stacks of _FOLD. The best `width` tokens are in the `width` stacks with the highest
+        maxima, or tie with them, so two cheap passes over few numbers replace an expensive pass over all.
         """
         n, vocab_local = logits.shape
         n_stacks = vocab_local // _FOLD

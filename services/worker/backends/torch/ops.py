@@ -1,4 +1,4 @@
-"""The computations of a layer by plain torch: the reference, on any device."""
+"""The computations of a layer in plain torch: the reference, on any device."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from services.worker.backends.weights import Stacked
 
 _ACTIVATIONS: dict[Activation, Elementwise] = {
     "silu": F.silu,
-    "gelu": lambda x: F.gelu(x.contiguous()),  # other kernels serve strided input, which one row never is
+    "gelu": lambda x: F.gelu(x.contiguous()),  # strided input would use another kernel, except for a single row
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
 }
 
 
 class TorchLinear:
-    """A weight [n_out, n_in], row by row."""
+    """A product with a weight [n_out, n_in], unpacked."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight, bias
@@ -33,12 +33,12 @@ class TorchLinear:
         return F.linear(x, self._weight, self._bias)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """Return the same in float32, after it was rounded to the dtype of the weight."""
+        """Return the product, rounded to the dtype of the weight, in float32."""
         return self(x).float()
 
 
 class TorchRmsNorm:
-    """Every row on its own."""
+    """RMS norm; a row does not depend on other rows."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         """`weight`: [size] or [..., size], broadcast against x."""
@@ -59,7 +59,7 @@ class TorchRmsNorm:
 
 
 class TorchOps:
-    """Nothing but torch."""
+    """Computations in torch only."""
 
     min_rows = 1
 
@@ -75,7 +75,7 @@ class TorchOps:
         return partial(weight.dense(self._dtype, self._device).index_select, 0)
 
     def tied(self, weight: Stacked, bias: Tensor | None) -> tuple[Lookup, Linear]:
-        """Return the lookup of rows of `weight` and the product with it, of one tensor."""
+        """Return the lookup of rows of `weight` and the product with it, sharing one tensor."""
         table = weight.dense(self._dtype, self._device)
         return partial(table.index_select, 0), TorchLinear(table, bias)
 
@@ -88,7 +88,7 @@ class TorchOps:
         return lambda x: F.layer_norm(x, weight.shape, weight, bias, eps)
 
     def rope(self, cos: Tensor, sin: Tensor) -> Rope:
-        """Return the rope with these angles, which are looked up once per step."""
+        """Return the rope with these angles, which a step looks up once."""
         half = cos.shape[1]
 
         def at(positions: Tensor) -> Rotation:
@@ -128,5 +128,5 @@ class TorchOps:
         return torch.add(x, added, alpha=scale)
 
     def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:
-        """Return what samples of the columns from token `first_id` on."""
+        """Return the shard of the columns from token `first_id` on."""
         return TorchLogitShard(first_id, n_columns, self._device)
