@@ -49,9 +49,9 @@ class GroupSeat:
 
     rank: int
     size: int
-    line: RankLine  # where it shows that it lives
+    line: RankLine  # the rank's heartbeat
     segment: Segment
-    offset: int  # of the collectives in the segment
+    offset: int  # offset of the collectives in the segment
     buffer_bytes: int  # per rank and parity
     patience: Patience
     timeout_s: float

@@ -22,9 +22,7 @@ class KvFormat(Protocol):
     """
 
     name: str
-    numbers: (
-        torch.dtype | None
-    )  # dtype of a layer [n_blocks, block_tokens, 2, n_kv_heads, head_dim] that kernels may read
+    numbers: torch.dtype | None  # dtype of layers [n_blocks, block_tokens, 2, n_kv_heads, head_dim] for kernels
 
     def token_bytes(self, shape: KvShape) -> int:
         """Return the bytes of a token in a layer."""

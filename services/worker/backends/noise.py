@@ -1,4 +1,4 @@
-"""Counter-based Gumbel noise: a function of (seed, position, token id) and of nothing else.
+"""Counter-based Gumbel noise: a function of (seed, position, token id) only.
 
 The argmax over tokens of `logit / temperature + noise` is a draw from the softmax (Gumbel-max). Since the noise
 depends neither on the batch nor on the history, preemption, tensor parallelism, or a resume on another worker
@@ -26,7 +26,7 @@ _SPREAD, _MIX_1, _MIX_2 = _signed(0x9E3779B1), _signed(0x85EBCA6B), _signed(0xC2
 
 
 def scale(logits: Tensor, temperature: NDArray[np.float32]) -> Tensor:
-    """Return `logits` [n, m] / `temperature` [n], all above 0."""
+    """Return `logits` [n, m] / `temperature` [n]; temperatures are above 0."""
     return logits / torch.from_numpy(temperature).to(logits.device).unsqueeze(-1)
 
 
@@ -38,7 +38,7 @@ def row_keys(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray
 
 
 def _splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = x + np.uint64(0x9E3779B97F4A7C15)  # arrays wrap around silently
+    x = x + np.uint64(0x9E3779B97F4A7C15)  # NumPy arrays wrap around without a warning
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -54,7 +54,7 @@ def gumbel(keys: NDArray[np.int32], token_ids: Tensor) -> Tensor:
     ids = token_ids.to(torch.int32).expand(n, m)
     if token_ids.device.type != "cpu" or n * m <= _CACHED:
         return _gumbel(words, ids)
-    # A dozen passes over numbers that stay in the CPU's cache are several times faster than over the whole.
+    # A dozen passes are several times faster over parts that stay in the CPU's cache.
     rows = max(1, _CACHED // m)
     noise = torch.empty((n, m), dtype=torch.float32)
     for low in range(0, n, rows):
@@ -66,12 +66,12 @@ def _gumbel(keys: Tensor, ids: Tensor) -> Tensor:
     x = (ids * _SPREAD) ^ keys[:, :1]  # [n, m]
     x ^= (x >> 16) & 0xFFFF  # int32 shifts keep the sign; the mask makes them logical
     x *= _MIX_1
-    x += keys[:, 1:]  # in the middle, so that two rows never see the same noise permuted
+    x += keys[:, 1:]  # between the mixing steps, so that no row's noise is a permutation of another row's
     x ^= (x >> 13) & 0x7FFFF
     x *= _MIX_2
     x ^= (x >> 16) & 0xFFFF
     x &= 0x7FFFFFFF
-    # Precision matters near 0, where the winners are: float32 keeps it there, and so does log1p.
+    # The winners are near 0, where float32 and log1p are precise.
     uniform = x.to(torch.float32).add_(0.5).mul_(_TO_UNIT).clamp_(max=_ALMOST_ONE)
     exponential: Tensor = uniform.neg_().log1p_().neg_()
     return exponential.log_().neg_()

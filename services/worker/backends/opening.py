@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 
 
 def open_backend(dtype: torch.dtype, device: torch.device, kv_format: KvFormat | None = None) -> Backend:
-    """Return what serves `dtype` on `device`, a CPU or a GPU. Raises RuntimeError when it cannot be opened.
+    """Return the backend for `dtype` on `device`, a CPU or a GPU. Raises RuntimeError when it cannot be opened.
 
-    `kv_format`: of the KV cache; None for numbers of `dtype`.
+    `kv_format` is the format of the KV cache; None for numbers of `dtype`.
     """
     if device.type == "cpu":
         return open_cpu(dtype, kv_format)

@@ -1,4 +1,4 @@
-"""How many KV blocks a rank gets: asked for in tokens or bytes, refused when the memory is not there."""
+"""Checks that memory suffices for a rank's KV cache."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _LEAST_KV_TOKENS = 2048
 
 
 class NotEnoughMemoryError(RuntimeError):
-    """The KV cache that was asked for does not fit; the message says what is needed and what is there."""
+    """The configured KV cache does not fit; the message names the needed and the available memory."""
 
 
 def least_kv_tokens(kv_tokens: int, max_model_len: int) -> int:
-    """Return how small a KV cache of `kv_tokens` may become where memory is short: some prompts must still fit."""
+    """Return the smallest size of a KV cache of `kv_tokens` when memory is short: some prompts must still fit."""
     return min(kv_tokens, max_model_len, _LEAST_KV_TOKENS)
 
 
@@ -31,14 +31,14 @@ def require_memory(needed: int, available: int, *, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HostRoom:
-    """What this process may still allocate of the machine's memory. Page cache is free: the kernel drops it first."""
+    """Memory that this process may still allocate. Page cache counts as free, because the kernel drops it first."""
 
     available: int
-    limit: int | None  # of the control group that decides; None: the machine itself does
+    limit: int | None  # limit of the control group with the least memory; None: the machine has least
 
 
 def host_room(root: Path = Path("/")) -> HostRoom:
-    """Return what the machine has free, or less where a container limits us."""
+    """Return the machine's free memory, or a container's if that is less."""
     rooms = [HostRoom(max(0, group.limit - group.used), group.limit) for group in memory_limits(root)]
     rooms.append(HostRoom(_mem_available(root / "proc/meminfo"), None))
     return min(rooms, key=lambda room: room.available)

@@ -166,5 +166,5 @@ def _code_ends(codes: Tensor) -> Tensor:
         return torch.stack(torch.aminmax(codes)).float()
     largest = (
         (codes.view(torch.uint8) & 0x7F).max().view(_FP8).float()
-    )  # without the sign, the order of codes is that of their values
+    )  # codes without a sign have the order of their values
     return torch.stack((-largest, largest))

@@ -36,7 +36,7 @@ class KernelGraph:
         self._collectives = comm.collectives if isinstance(comm, ReplayedCollectives) else None
         self._graph: CapturedGraph | None = None
         self._gave_up = False
-        # What changes from step to step, always in the same place. A sequence has at least one row.
+        # The inputs that change from step to step, always at the same addresses. A sequence has at least one row.
         self._x = torch.empty(max_rows, computations.hidden_size, dtype=torch.bfloat16)
         self._positions, self._kv_slots, self._lengths = torch.zeros(3, max_rows, dtype=torch.int64)
         self._starts = torch.zeros(max_rows + 1, dtype=torch.int64)

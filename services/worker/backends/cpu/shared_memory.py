@@ -24,9 +24,9 @@ from services.worker.kernels.bfloat16 import Bfloat16Kernels, Collectives
 _HEADER = 4096  # per rank: tag, then the bytes in each parity's buffer on the next cache line
 _SIZES = 64
 _INDEX_BITS = 24
-_TICK_S = 0.05  # how often a waiting rank shows that it lives
+_TICK_S = 0.05  # seconds between heartbeats of a waiting rank
 _MAX_CACHED_SHAPES = 256
-_LOOKS = 500  # of the kernel, before patience takes over: about 20 us
+_LOOKS = 500  # checks by the kernel, about 20 us, before Python waits with `Patience`
 _HALF = (torch.bfloat16, torch.float16)
 
 Views = tuple[tuple[torch.Tensor, ...], ...]  # [parity][rank], each [numel]

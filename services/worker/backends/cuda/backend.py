@@ -36,7 +36,7 @@ class CudaMemory:
 
 
 class CudaBackend(TorchBackend):
-    """One GPU. A group of one rank replays steps with one row per sequence; other steps are computed without a graph."""
+    """One GPU. A group of one rank replays steps with one row per sequence; other steps need no graph."""
 
     process_group: str | None = "cpu:gloo,cuda:nccl"
 

@@ -1,4 +1,4 @@
-"""Attention as its definition says."""
+"""Attention by its definition, as the reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReferenceAttention:
         self._shape = shape
 
     def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> ReferencePlan:
-        """Keep the step as it is."""
+        """Return a plan that holds the step."""
         return ReferencePlan(batch, window)
 
     def n_rows(self, plan: ReferencePlan) -> int:

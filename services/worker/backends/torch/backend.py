@@ -1,4 +1,4 @@
-"""The reference backend: any device, nothing captured, attention as its definition says."""
+"""The reference backend: any device, no graphs, attention by its definition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.worker.backends.torch.ops import TorchOps
 
 
 class TorchBackend:
-    """What the others are tested against. Made to be read, not to serve."""
+    """The reference for tests of the other backends; it is short, not fast."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, kv_format: KvFormat | None = None) -> None:
         """`kv_format`: None for numbers of `dtype`."""
@@ -27,5 +27,5 @@ class TorchBackend:
         return ReferenceAttention(shape)
 
     def capture(self, computations: Computations) -> StepGraphs:
-        """Every step is computed as it comes."""
+        """Return graphs that serve no step."""
         return StepGraphs(NoGraph(), NoGraph())

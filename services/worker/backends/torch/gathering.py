@@ -1,12 +1,12 @@
-"""Paged attention: keys gathered for torch's flash kernel, in shapes where a row's bits do not depend on its batch.
+"""Paged attention: gathers keys for torch's flash kernel, in shapes where a row's bits do not depend on its batch.
 
-It serves what our own kernels do not: other devices and architectures, and heads that are no multiple of 8.
+It serves devices, architectures and head sizes that our own kernels do not support.
 
-Measured on CPU, torch 2.13 with AVX512 (with AVX2 none of it holds, but there our kernels serve): the kernel walks keys
-in blocks of 512 from the first one given, and a row's result is bitwise independent of the other rows, and of masked
-keys at the end, as long as the number of keys is a multiple of 64 and the number of query rows even: a lone row takes
-another path. In float32 the rows must even be a multiple of 8 (of 16 where head_dim > 128), and the last block must
-have at most 256 keys or all 512, because MKL halves a sum over more than 384 terms.
+Measured on CPUs with torch 2.13 and AVX512 (AVX2 does not have these properties, but our kernels serve there): the
+kernel processes keys in blocks of 512 from the first given key. A row's result is bitwise independent of other rows and
+of masked keys at the end if the number of keys is a multiple of 64 and the number of query rows is even; a single row
+takes another path. In float32 the number of rows must be a multiple of 8 (of 16 if head_dim > 128), and the last block
+must have at most 256 keys or all 512, because MKL divides sums over more than 384 terms.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.shapes import AttentionShape
 
 _KEY_MULTIPLE = 64
-_KEY_BLOCK = 512  # where a window lets us skip keys, skip whole blocks of the kernel: sums keep their order
-_TILE_ROWS = 256  # prefill rows per call: later rows' keys are not computed for earlier ones
-_WORKSPACE_BYTES = 1 << 20  # larger gathers on a CPU reuse memory: fresh pages cost several times the copy (measured)
-_MERGE_BYTES = 128 << 10  # padding keys worth less than one more call per layer (about 20 us)
+_KEY_BLOCK = 512  # a window skips whole blocks of the kernel only, so that sums keep their order
+_TILE_ROWS = 256  # prefill rows per call; a tile does not attend to keys of later tiles
+_WORKSPACE_BYTES = 1 << 20  # larger gathers on a CPU reuse memory: new pages cost several times the copy (measured)
+_MERGE_BYTES = 128 << 10  # padding keys up to this size cost less than one more call per layer (about 20 us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class PrefillTile:
 
     first: int
     n_rows: int
-    n_padded: int  # rows read; those beyond n_rows belong to others and their results are dropped
+    n_padded: int  # rows read; results of rows beyond n_rows, which belong to other sequences, are dropped
     slots: torch.Tensor  # [n_keys]
     mask: torch.Tensor  # [n_padded, n_keys], additive
 
@@ -85,7 +85,7 @@ class PagedSdpa:
     def decode_plan(
         self, lengths: torch.Tensor, block_tables: torch.Tensor, n_keys: int, block_tokens: int, window: int | None
     ) -> PagedPlan:
-        """Lay out a step with one row per sequence from what lies on the device: it can be captured and replayed.
+        """Lay out a step with one row per sequence from tensors on the device, so that it can be captured and replayed.
 
         `lengths` [n] are at most `n_keys`; `block_tables` [n, max_blocks].
         """
@@ -144,7 +144,7 @@ class PagedSdpa:
         shape = self._shape
         if shape.softcap is None:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=shape.scale)
-        # The kernel has no soft-cap: hand it the capped scores as the mask of an all-zero product.
+        # The kernel has no soft-cap, so the capped scores are the mask of a product of zeros.
         scores = torch.matmul(q, k.transpose(-1, -2)).float().mul_(shape.scale / shape.softcap)
         scores = scores.tanh_().mul_(shape.softcap).to(q.dtype) + mask
         return F.scaled_dot_product_attention(torch.zeros_like(q), k, v, attn_mask=scores)
@@ -163,7 +163,7 @@ class PagedSdpa:
             yield DecodeGroup(rows, slots.flatten(), self._decode_mask(keys, limits, window))
 
     def _decode_mask(self, keys: torch.Tensor, limits: torch.Tensor, window: int | None) -> torch.Tensor:
-        """Return what hides `keys` [n or 1, n_keys] at and beyond `limits` [n, 1], or before the window."""
+        """Return the mask of `keys` [n or 1, n_keys] at and beyond `limits` [n, 1], or before the window."""
         hidden = keys >= limits
         if window is not None:
             hidden |= keys < limits - window
@@ -190,7 +190,7 @@ class PagedSdpa:
             yield PrefillTile(first, n_rows, n_padded, slots[0], self._mask(hidden))
 
     def _n_keys(self, needed: int) -> int:
-        """Return how many keys to attend over so that at least `needed` are there."""
+        """Return the number of keys to attend over, at least `needed`."""
         padded = _round_up(needed, _KEY_MULTIPLE)
         if self._dtype is torch.float32 and padded % _KEY_BLOCK > _KEY_BLOCK // 2:
             return _round_up(needed, _KEY_BLOCK)
@@ -205,13 +205,13 @@ def _round_up(n: int, multiple: int) -> int:
 
 
 def _first_key(position: int, window: int | None, block_tokens: int) -> int:
-    """Return where to start reading keys for rows from `position` on."""
+    """Return the first key to read for rows from `position` on."""
     unit = math.lcm(_KEY_BLOCK, block_tokens)
     return 0 if window is None else max(0, position - window + 1) // unit * unit
 
 
 def _group(sizes: list[int], key_bytes: int) -> list[list[int]]:
-    """Divide sequences into calls: equal numbers of keys together, and others where padding them costs little."""
+    """Group sequences into calls, with equal numbers of keys or where padding costs little."""
     groups: list[list[int]] = []
     waste = 0
     for index in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
@@ -230,8 +230,8 @@ def _slots(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the cache slots and the positions of the `n_keys` keys from `starts` on, each [n, n_keys] or [1, n_keys].
 
-    `starts`: first positions, of blocks. `limits` [n, 1]: keys from there on are read from the null block, so that
-    what lies in unwritten slots cannot leak in.
+    `starts` are positions at the start of blocks. Keys from `limits` [n, 1] on are read from the null block, so that
+    stale data in unwritten slots has no effect.
     """
     device, n_blocks = tables.device, -(-n_keys // block_tokens)
     keys = torch.arange(n_keys, device=device).unsqueeze(0)
