@@ -1,4 +1,4 @@
-"""Holds a config.json against the tensors that are stored, before any of them is read or given memory."""
+"""Compares a config.json with the stored tensors before tensors are read or memory is allocated."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from services.worker.model.spec import ModelError, ModelSpec
 
 
 def check_counts(config: Config, family: Family, spec: ModelSpec, n_drafts: int, files: TensorFiles) -> None:
-    """Raise ModelError unless as many layers and experts are stored in `files` as the config says.
+    """Raise ModelError unless `files` store as many layers and experts as the config says.
 
-    `n_drafts`: layers after the last one that may be stored, too.
+    `n_drafts` more layers may be stored after the last one.
     """
     names = files.names
     n_stored = _count(family, _first_refs(family, spec, 0), "layers.0.", names)
@@ -36,9 +36,9 @@ def check_counts(config: Config, family: Family, spec: ModelSpec, n_drafts: int,
 
 
 def check_shapes(config: Config, family: Family, spec: ModelSpec, source: Checkpoint) -> None:
-    """Raise ModelError where a tensor of `source` is not as large as the config says."""
+    """Raise ModelError if the shape of a tensor of `source` differs from the config."""
     shapes = read_shapes(config, family, spec)
-    rows: dict[str, dict[str, None]] = defaultdict(dict)  # what says the rows of a tensor, of all that lie in it
+    rows: dict[str, dict[str, None]] = defaultdict(dict)  # by tensor, the config's keys that determine its rows
     for key in source:
         rows[source.name(key)] |= dict.fromkeys(logical_shape(key, shapes)[0].keys)
     for key in source:
@@ -65,7 +65,7 @@ def check_shapes(config: Config, family: Family, spec: ModelSpec, source: Checkp
 
 
 def _first_refs(family: Family, spec: ModelSpec, index: int) -> Refs:
-    """Return the references of the layers up to `index`, as if each had one expert: counts may be absurd."""
+    """Return the references of the layers up to `index` with one expert each: the config's counts may be absurd."""
     return family.refs(_with_one_expert(spec, index))
 
 
@@ -75,14 +75,14 @@ def _with_one_expert(spec: ModelSpec, index: int) -> ModelSpec:
 
 
 def _count_stacked(family: Family, spec: ModelSpec, index: int, files: TensorFiles) -> int:
-    """Count the experts of a layer that are stored as one tensor, 0 where they are not."""
+    """Count the experts of a layer that are stored as one tensor; 0 if they are not."""
     name = stacked_refs(_with_one_expert(spec, index))[f"layers.{index}.experts.0.down"].name
     stored = next((other for other in (name, name.removeprefix(family.optional_prefix)) if other in files.names), None)
     return 0 if stored is None else files.shape(stored)[0]
 
 
 def _count(family: Family, refs: Refs, key: str, names: Collection[str]) -> int:
-    """Count the numbers that stand among `names` in the place of the last 0 of `key`, in whatever form it is stored."""
+    """Count the different numbers in `names` in the place of the last 0 of `key`, for any form of storage."""
     modules = (
         ref.name.rpartition(".")[0].removeprefix(family.optional_prefix)
         for found, ref in refs.items()

@@ -42,20 +42,20 @@ def load_model(
 ) -> Decoder:
     """Load this rank's share of the checkpoint folder `path`.
 
-    `max_positions`: the longest sequence to be served, None for all that the model can tell apart; it sizes position
-    tables and (LongRoPE) decides between short and long factors. Raises ModelError naming the file and the key.
+    `max_positions` is the length of the longest sequence; None: the model's largest. It sizes position tables and
+    decides between LongRoPE's short and long factors. Raises ModelError naming the file and the key.
     """
     family, spec = interpret(config := Config.load(path))
     max_positions = max_positions or spec.max_positions
     if max_positions > spec.max_positions:
         raise ModelError(f"{path}: {max_positions} positions: the model was made for {spec.max_positions}")
-    # Layers after the last one only draft tokens (multi-token prediction).
+    # Additional layers after the last one only draft tokens (multi-token prediction).
     drafts = "num_nextn_predict_layers"
     n_drafts = config.integer(drafts, at_most=MAX_LAYERS) if config.raw(drafts) else 0
     ignored = (*family.ignored, *(f"*layers.{spec.n_layers + index}.*" for index in range(n_drafts)))
     with torch.inference_mode(), closing(TensorFiles(path)) as files:
-        check_counts(config, family, spec, n_drafts, files)  # before as many references are made
-        # A head that is stored is meant, even where the config calls it tied.
+        check_counts(config, family, spec, n_drafts, files)  # before references are made for all layers
+        # A stored head is used even if the config ties the head to the embedding.
         stored = {"head": family.refs(replace(spec, tied=False))["head"]} | stacked_refs(spec)
         prefix, dtype = family.optional_prefix, backend.dtype
         source = Checkpoint(files, family.refs(spec), ignored, prefix, stored, spec.quantization, dtype)
@@ -96,7 +96,7 @@ def build_decoder(spec: ModelSpec, load: LinearLoader, max_positions: int) -> De
 
 
 def _heads(spec: ModelSpec, size: int) -> AttentionShape:
-    """One rank's of `size`."""
+    """The heads of one of `size` ranks."""
     n_kv_heads = spec.kv_heads_per_rank(size)
     return AttentionShape(spec.n_heads // size, n_kv_heads, spec.head_dim, spec.attention_scale, spec.attention_softcap)
 

@@ -1,4 +1,4 @@
-"""The one decoder: a stack of layers whose switches a ModelSpec sets."""
+"""The decoder of all models: a stack of layers, configured by a ModelSpec."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from services.worker.model.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class LayerNorms:
-    """The norms of a layer; None where the model has none."""
+    """The norms of a layer; None for norms that the model does not have."""
 
     attn: Norm | None
     mlp: Norm | None
@@ -43,7 +43,7 @@ class DecoderLayer:
         self._parallel, self._scale = spec.parallel_residual, spec.residual_scale
 
     def __call__(self, x: torch.Tensor, step: Step, last: LastRows | None = None) -> torch.Tensor:
-        """Return the residual stream after this layer, [n_rows, hidden_size], or of the rows that are `kept`.
+        """Return the residual stream after this layer, [n_rows, hidden_size], or only that of the rows `last`.
 
         `x` [n_rows, hidden_size] may be overwritten.
         """
@@ -65,9 +65,9 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What is looked up by position, and the distinct windows and ropes among the layers."""
+    """Tables by position, and the distinct windows and ropes of the layers."""
 
-    max_positions: int  # of the longest sequence that is served
+    max_positions: int  # length of the longest sequence
     ropes: tuple[Rope, ...]
     windows: tuple[int | None, ...]
     positions: torch.Tensor | None  # learned, [max_positions, hidden_size]
@@ -94,11 +94,11 @@ class Decoder:
         self.logit_shard = backend.ops.logit_shard(vocabulary.start, vocabulary.local)
         self._embed, self._layers, self._norm, self._head = embed, layers, norm, head
         self._comm, self._backend, self._tables, self._attention = comm, backend, tables, attention
-        self._graphs: dict[KvCache, StepGraphs] = {}  # of the last cache
+        self._graphs: dict[KvCache, StepGraphs] = {}  # graphs for the last cache
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that this rank stores for a token, over all layers."""
+        """Bytes of a token's KV on this rank, over all layers."""
         return self.spec.n_layers * self._backend.kv_format.token_bytes(self._kv_shape(1))
 
     def make_cache(self, n_blocks: int, block_tokens: int) -> KvCache:
@@ -109,13 +109,13 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, cache: KvCache, last_of: Sequence[int] | None = None) -> torch.Tensor:
-        """Compute the step's rows, writing their keys and values: [n_tokens, hidden_size], final norm applied.
+        """Compute the step's rows and write their KV; returns [n_tokens, hidden_size] after the final norm.
 
-        With `last_of`, what is returned, and computed to the end, is the last row of each of these sequences:
-        [len(last_of), hidden_size]. The end of a prompt's other rows is a layer without its attention and MLP.
+        With `last_of` only the last row of each of these sequences is returned, [len(last_of), hidden_size], and the
+        last layer computes attention and MLP for these rows only.
         """
         if last_of is not None and len(last_of) == len(batch.token_ids):
-            last_of = None  # they are all there is
+            last_of = None  # these are all rows
         n_tokens, graphs = len(batch.token_ids), self._graphs_in(cache)
         if n_tokens == batch.n_sequences and graphs.decodes.serves(batch):
             hidden = graphs.decodes.forward(self._embedded(batch.token_ids, batch.positions), batch)
@@ -129,7 +129,7 @@ class Decoder:
             x = self._through_layers(x, step)
         if last_of is None:
             return self._finish(x, step)[:n_tokens]
-        rows, last = batch.last_rows(last_of or [0])  # no attention is made for no rows
+        rows, last = batch.last_rows(last_of or [0])  # attention needs at least one row
         return self._finish(x, step, LastRows(rows, *self._lay_out(last, cache)))[: len(last_of)]
 
     @torch.inference_mode()
@@ -141,7 +141,7 @@ class Decoder:
         return KvShape(block_tokens, self.spec.kv_heads_per_rank(self._comm.size), self.spec.head_dim)
 
     def _lay_out(self, batch: StepBatch, cache: KvCache) -> tuple[Step, int]:
-        """Return what the layers share, and how many rows they get: padding once saves it in every layer."""
+        """Return the data that the layers share, and their number of rows, padded once for all layers."""
         plans = tuple(self._attention.plan(batch, cache.block_tokens, window) for window in self._tables.windows)
         n_rows = max(self._backend.ops.min_rows, *(self._attention.n_rows(plan) for plan in plans))
         positions = pad_rows(batch.positions, n_rows)
@@ -149,7 +149,7 @@ class Decoder:
         return Step(batch, cache, rotations, plans, self._comm.all_reduce), n_rows
 
     def _through_layers(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """All but the last one, of whose rows some may be left out."""
+        """Compute all layers but the last, which may compute fewer rows."""
         for layer in self._layers[:-1]:
             x = layer(x, step)
         return x
@@ -161,7 +161,7 @@ class Decoder:
         return self._finish(self._through_layers(x, step), step)
 
     def _graphs_in(self, cache: KvCache) -> StepGraphs:
-        """What replays steps in this cache."""
+        """Graphs that replay steps in this cache."""
         graphs = self._graphs.get(cache)
         if graphs is None:
             graphs = self._backend.capture(self._computations(cache))

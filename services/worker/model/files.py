@@ -1,4 +1,4 @@
-"""Reads small files of a checkpoint, and says what is wrong with large ones. Free of torch."""
+"""Reads small files of a checkpoint, and checks large ones. Free of torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_HEADER_LENGTH = 8  # bytes at the start of a safetensors file that say how long its header is
+_HEADER_LENGTH = 8  # bytes at the start of a safetensors file that hold the length of its header
 
 
 def refuse_pointer(file: Path) -> None:
-    """Raise ModelError where git has left a pointer in the place of a large file, or the file cannot be read."""
+    """Raise ModelError if the file is a Git LFS pointer to a large file, or cannot be read."""
     try:
         with file.open("rb") as stream:
             found = stream.read(len(_POINTER))
@@ -32,7 +32,7 @@ def refuse_pointer(file: Path) -> None:
 
 
 def read_json(file: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
-    """Return the object (or list) in `file`, an empty one where there is no file. Raises ModelError."""
+    """Return the object (or list) in `file`; an empty one if there is no file. Raises ModelError."""
     if not file.is_file():
         return kind()
     refuse_pointer(file)
@@ -54,7 +54,7 @@ def token_ids(value: Any) -> tuple[int, ...]:
 
 
 def check_safetensors(file: Path) -> None:
-    """Raise ModelError where a safetensors file is a pointer, is no such file, or was cut off."""
+    """Raise ModelError if a file is a Git LFS pointer, is no safetensors file, or is truncated."""
     refuse_pointer(file)
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -73,10 +73,10 @@ def check_safetensors(file: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    """The safetensors files that a checkpoint consists of; others of its folder are not read."""
+    """The safetensors files of a checkpoint; other files of its folder are not read."""
 
     files: tuple[Path, ...]
-    index: Mapping[str, str] = field(default_factory=dict)  # the file of every tensor, where there is an index
+    index: Mapping[str, str] = field(default_factory=dict)  # the file of every tensor, if there is an index
 
 
 def weight_files(folder: Path) -> WeightFiles:

@@ -1,4 +1,4 @@
-"""What a model takes of a rank's memory, computed from its spec before a tensor is read. Free of torch."""
+"""Predicts a model's memory on a rank from its spec, before a tensor is read. Free of torch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _MIB = 1 << 20
 _FLOAT = 4
 _ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _VOCABULARY_ALIGNMENT = 16  # vector registers of float32; also keeps every rank's slice equally long
-# Of a rank before it loads anything: Python, torch, the kernels and their threads. Measured on CPUs: 145 to 165 MiB.
+# A rank before it loads the model: Python, torch, the kernels and their threads. Measured on CPUs: 145 to 165 MiB.
 _PROCESS = 176 * _MIB
 _TORCHRUN = 176 * _MIB  # the launcher of several ranks
-_SERVER = 96 * _MIB  # what the server takes beyond what it has when it asks
-# What the allocator keeps in reserve (MALLOC_TOP_PAD_) and what the warm-up leaves behind.
+_SERVER = 96 * _MIB  # memory that the server allocates after this computation
+# The allocator's reserve (MALLOC_TOP_PAD_) and the rest of the warm-up.
 _RESERVE = 64 * _MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes on one of `ranks`."""
+    """Bytes on each of `ranks` ranks."""
 
     ranks: int
     process: int
-    weights: int  # tables of positions included
+    weights: int  # including tables of positions
     workspace: int  # of the largest step
     kv_token: int  # of a token in the KV cache, over all layers
 
@@ -35,11 +35,11 @@ class Footprint:
         return self.process + self.weights + self.workspace + self.kv_token * kv_tokens
 
     def total(self, kv_tokens: int) -> int:
-        """Bytes of all ranks and what is around them."""
+        """Bytes of all ranks, the server and torchrun."""
         return self.ranks * self.rank_total(kv_tokens) + _SERVER + (_TORCHRUN if self.ranks > 1 else 0)
 
     def explain(self, kv_tokens: int) -> str:
-        """Say what the total is made of."""
+        """Return a text with the parts of the total."""
         parts = {
             "weights": self.weights,
             f"KV cache of {kv_tokens:,} tokens": self.kv_token * kv_tokens,
@@ -56,7 +56,7 @@ def in_mib(size: int) -> str:
 
 
 def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
-    """Return what each rank of a group takes."""
+    """Return the predicted memory of each rank of a group."""
     ranks, itemsize = config.ranks, _ITEM_SIZES[config.dtype]
     n_kv = spec.kv_heads_per_rank(ranks)
     qkv = (spec.n_heads // ranks + 2 * n_kv) * spec.head_dim
@@ -70,13 +70,13 @@ def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
         process=_PROCESS,
         weights=weights + _tables(spec, itemsize, config.max_model_len),
         workspace=n_rows * row * itemsize + 2 * logits + _RESERVE,
-        # Formats that are no plain numbers take less than those of the dtype.
+        # Other formats take less than plain numbers of the dtype.
         kv_token=2 * spec.n_layers * n_kv * spec.head_dim * _ITEM_SIZES.get(config.kv_format, itemsize),
     )
 
 
 def _keeps_two_tables(config: RankGroupConfig) -> bool:
-    """Whether an embedding that is the head is in memory twice: where oneDNN packs the head."""
+    """Whether a tied embedding is in memory twice, because oneDNN packs the head."""
     return config.device == "cpu" and (config.dtype != "bfloat16" or not (has_amx() or has_vectors()))
 
 
@@ -86,7 +86,7 @@ def local_vocabulary(vocab_size: int, ranks: int) -> int:
 
 
 def matrix_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
-    """Return how many numbers a rank's matrices have. Vectors are too few to count."""
+    """Return the number of elements of a rank's matrices. Vectors are too small to matter."""
     heads = spec.n_heads // ranks + spec.kv_heads_per_rank(ranks)  # of q and o, and of k and v
     total = 2 * spec.n_layers * spec.hidden_size * heads * spec.head_dim
     for index, layer in enumerate(spec.layers):
@@ -104,7 +104,7 @@ def _ffn_columns(spec: ModelSpec, index: int, ranks: int) -> int:
 
 
 def _tables(spec: ModelSpec, itemsize: int, max_positions: int) -> int:
-    """Return the bytes of what is looked up by position: cos and sin of each rope, learned embeddings."""
+    """Return the bytes of the tables by position: cos and sin of each rope, learned embeddings."""
     ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
     turned = sum(rope.rotary_dim for rope in ropes) * _FLOAT
     learned = spec.hidden_size * itemsize if spec.learned_positions else 0

@@ -1,4 +1,4 @@
-"""How a quantized linear layer is stored, as data. Free of torch: the server process reads configurations, too."""
+"""Describes the storage of a quantized linear layer. Free of torch, because the server process uses it, too."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 WORD_BITS = 32
-SCALES = ("F32", "F16", "BF16")  # dtypes of scales, as safetensors calls them
+SCALES = ("F32", "F16", "BF16")  # dtypes of scales, by safetensors' names
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Unsigned numbers side by side in words of 32 bits, along the outputs (dimension 0) or the inputs (1)."""
+    """Unsigned numbers packed into words of 32 bits, along the outputs (dimension 0) or the inputs (1)."""
 
     bits: int
     dim: Literal[0, 1]
-    places: tuple[int, ...] = ()  # where in its word each number lies, 0 in the lowest bits; (): in order
-    less: int = 0  # what was subtracted from each number before it was stored, modulo 2^bits
+    places: tuple[int, ...] = ()  # place of each number in its word, 0 for the lowest bits; (): in order
+    less: int = 0  # subtracted from each number before it was stored, modulo 2^bits
 
     @property
     def per_word(self) -> int:
-        """Numbers in a word."""
+        """Number of numbers in a word."""
         return WORD_BITS // self.bits
 
 
@@ -28,15 +28,15 @@ class Packing:
 class Grid:
     """A stored tensor that divides a weight [out, in] into blocks, with a number for each."""
 
-    suffixes: tuple[str, ...]  # how its name ends behind the module's; one of these is stored
+    suffixes: tuple[str, ...]  # possible ends of its name, after the module's name
     dtypes: tuple[str, ...]
     block: tuple[int, int] = (1, 1)  # outputs and inputs that share a number; 0: all
     transposed: bool = False  # stored [in, out]
     packing: Packing | None = None
-    offset: int = 0  # to be added to what is stored
+    offset: int = 0  # added to the stored numbers
 
     def cells(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Return how many numbers there are along each dimension of a weight of `shape`."""
+        """Return the number of blocks along each dimension of a weight of `shape`."""
         rows, cols = (-(-size // (block or size)) for size, block in zip(shape, self.block, strict=True))
         return rows, cols
 
@@ -55,12 +55,12 @@ class Layout:
 
     codes: Grid
     scales: Grid
-    zeros: Grid | None = None  # of the same blocks as the scales; None: 0
-    groups: str = ""  # suffix of a vector that says to which block of inputs each one belongs; "": in order
-    optional: tuple[str, ...] = ()  # suffixes of the above that need not be there
-    unread: tuple[str, ...] = ()  # suffixes of what says nothing about the weight, such as scales of activations
+    zeros: Grid | None = None  # with the same blocks as the scales; None: 0
+    groups: str = ""  # suffix of a vector with each input's block; "": in order
+    optional: tuple[str, ...] = ()  # suffixes of the above that may be absent
+    unread: tuple[str, ...] = ()  # suffixes of tensors that do not concern the weight, such as scales of activations
 
     @property
     def grids(self) -> tuple[Grid, ...]:
-        """All there are."""
+        """All grids of the layout."""
         return tuple(grid for grid in (self.codes, self.scales, self.zeros) if grid is not None)

@@ -1,4 +1,4 @@
-"""Finds the family of a checkpoint by the architecture its config.json names. Free of torch."""
+"""Finds the family of a checkpoint by the architecture in its config.json. Free of torch."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _ALL = (
 FAMILIES = {family.architecture: family for family in _ALL}
 _BODIES = {family.base_architecture: family for family in _ALL}
 _TYPES = {family.model_type: family for family in _ALL}
-_ALIASES = {"LLaMAForCausalLM": "LlamaForCausalLM"}  # of the first conversions
+_ALIASES = {"LLaMAForCausalLM": "LlamaForCausalLM"}  # name in the first conversions
 
 
 def find_family(config: Config) -> Family:
-    """Return the family of the one architecture, or else of the model type. Raises ModelError."""
+    """Return the family of the architecture, or of the model type if no architecture is named. Raises ModelError."""
     architectures = config.raw("architectures") or []
     if not architectures and (by_type := _TYPES.get(str(config.raw("model_type")))):
         return by_type
@@ -62,7 +62,7 @@ def find_family(config: Config) -> Family:
 
 
 def interpret(config: Config) -> tuple[Family, ModelSpec]:
-    """Return what a config.json means. Raises ModelError naming the file and every key that is refused."""
+    """Return the family and the spec of a config.json. Raises ModelError naming the file and every refused key."""
     family = find_family(config)
     spec = replace(family.read_spec(config), quantization=read_layout(config))
     config.finish()

@@ -1,4 +1,4 @@
-"""Parts of matrices: what a rank reads of a checkpoint."""
+"""Parts of matrices that a rank reads from a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Shard:
     """The `rows` and `cols` of a stored matrix."""
 
     key: str  # of the matrix
-    shape: tuple[int, int]  # [out, in] of all of it
+    shape: tuple[int, int]  # [out, in] of the whole matrix
     rows: Span
     cols: Span
 
     @classmethod
     def whole(cls, key: str, shape: tuple[int, int]) -> Shard:
-        """Return all of a matrix."""
+        """Return the shard of a whole matrix."""
         return cls(key, shape, Span(0, shape[0]), Span(0, shape[1]))

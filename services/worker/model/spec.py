@@ -1,4 +1,4 @@
-"""What one decoder-only model is, as orthogonal switches. Free of torch: the server process reads it, too."""
+"""Describes a decoder-only model by orthogonal switches. Free of torch, because the server process uses it, too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.worker.model.layout import Layout
 
 
 class ModelError(ValueError):
-    """A checkpoint this code cannot serve faithfully; the message names the file and the key."""
+    """A checkpoint that this code cannot serve correctly; the message names the file and the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class RopeSpec:
     long_factors: tuple[float, ...] = ()  # longrope, [rotary_dim / 2]
 
     def serves_long(self, max_positions: int) -> bool:
-        """LongRoPE: whether sequences of up to `max_positions` need the long factors.
+        """Whether LongRoPE needs the long factors for sequences of up to `max_positions`.
 
-        One answer for a whole deployment: switching inside a request would turn its cached keys stale.
+        The answer is fixed for a deployment, because a switch during a request would invalidate its cached keys.
         """
         return max_positions > self.original_max_positions
 
@@ -51,9 +51,9 @@ class MoeSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What may differ between the layers of a model."""
+    """Settings that may differ between the layers of a model."""
 
-    window: int | None = None  # keys a row sees, itself included; None: all
+    window: int | None = None  # number of keys that a row sees, including its own; None: all
     rope: RopeSpec | None = None
     moe: MoeSpec | None = None
 
@@ -76,8 +76,8 @@ class ModelSpec:
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-5
     norm_offset: float = 0.0  # added to a norm's weight (gemma: 1)
-    pre_norm: bool = True  # normalise what enters attention and MLP
-    post_norm: bool = False  # normalise what leaves them
+    pre_norm: bool = True  # normalise the inputs of attention and MLP
+    post_norm: bool = False  # normalise their outputs
     parallel_residual: bool = False  # attention and MLP read the same residual
     qk_norm: Literal["head", "full"] | None = None  # RMS norm of q and k, per head or over all heads
     learned_positions: bool = False
@@ -90,17 +90,17 @@ class ModelSpec:
     mlp: Literal["gated", "plain"] = "gated"
     activation: Activation = "silu"
     tied: bool = False  # the head is the embedding, unless the checkpoint stores a head
-    generates: bool = True  # False: the checkpoint is the body of a model, and has no head of its own
+    generates: bool = True  # False: the checkpoint is the body of a model, without a head
 
     attention_scale: float = 0.0  # of q·k
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of what attention and MLP add
+    residual_scale: float = 1.0  # factor of the outputs of attention and MLP
     logit_scale: float = 1.0
 
     eos_token_ids: tuple[int, ...] = ()
-    quantization: Layout | None = None  # of stored linear layers; None: they are stored as they are
+    quantization: Layout | None = None  # of quantized linear layers; None: not quantized
 
     @property
     def n_layers(self) -> int:
@@ -108,7 +108,7 @@ class ModelSpec:
         return len(self.layers)
 
     def rope_choice(self, max_positions: int) -> str:
-        """Name what served lengths change about all keys, "" for nothing: LongRoPE's choice of factors."""
+        """Name LongRoPE's choice of factors, which depends on served lengths and changes all keys; otherwise ""."""
         kinds = {
             "long" if rope.serves_long(max_positions) else "short"
             for rope in (layer.rope for layer in self.layers)
@@ -117,7 +117,7 @@ class ModelSpec:
         return "".join(sorted(kinds))
 
     def kv_heads_per_rank(self, size: int) -> int:
-        """KV heads that each of `size` ranks stores: a share of them, or one that it shares with other ranks.
+        """Number of KV heads on each of `size` ranks: a share of them, or one head that several ranks hold.
 
         Raises ModelError when the heads cannot be divided.
         """

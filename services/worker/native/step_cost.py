@@ -19,10 +19,7 @@ _MIN_STEP_S = 0.016  # the plan after a shorter step is sent at once, because ti
 _SHORT_STRETCH, _STRETCH = 2.0, 1.5
 _BEYOND_S = 0.008  # seconds by which long steps may be lengthened in addition
 _PROMPT_STEPS = 30.0  # number of recent steps from which the cost of prompts is learnt
-_ENOUGH_STEPS, _ENOUGH_SPREAD = (
-    10.0,
-    0.25,
-)  # steps, and their spread relative to the mean, needed to learn the fixed part
+_ENOUGH_STEPS, _ENOUGH_SPREAD = 10.0, 0.25  # steps, and their relative spread, needed to learn the fixed part
 _LEAST_SLOPE = 1 / 64  # smaller slopes, relative to the mean cost of a row, are noise
 _FEW_KEYS = 256  # keys per row on average: prompts up to it measure the cost of a row, others that of a key
 _MARGIN_S = 0.003  # a plan is ready at least this long before the ranks need it

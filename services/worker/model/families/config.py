@@ -1,4 +1,4 @@
-"""Reads a Hugging Face config.json so that no key with a meaning is passed over in silence."""
+"""Reads a Hugging Face config.json and refuses every unknown key that has a meaning."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from services.worker.model.spec import ModelError
 
 T = TypeVar("T")
 
-MAX_INTEGER = 2**31 - 1  # no size of a model is near it; beyond, arithmetic and messages between services end
-MAX_LAYERS = 1000  # eight times what the largest models have: a number to compare, not to allocate
+MAX_INTEGER = 2**31 - 1  # sizes of models are much smaller; larger ones overflow arithmetic and messages
+MAX_LAYERS = 1000  # eight times the layers of the largest models
 
-# Keys that do not change what the forward pass computes, whatever they say: training, other tasks, other programs,
-# defaults of generation (clients choose those), and what the tokenizer's files say better.
+# Keys that never change the forward pass: training, other tasks, other programs, defaults of generation (clients choose
+# them), and keys that the tokenizer's files override.
 _HARMLESS_KEYS = """
     architectures model_type transformers_version torch_dtype dtype use_cache initializer_range initializer_factor
     attention_dropout attention_probs_dropout_prob hidden_dropout hidden_dropout_prob resid_pdrop embd_pdrop
@@ -77,7 +77,7 @@ _NEUTRAL: Mapping[str, object] = {
     "logits_scaling": 1,
     "logit_scale": 1,
 }
-# Keys that only repeat another one.
+# Keys that only repeat another key.
 _REPEATED: Mapping[str, str] = {
     "sliding_window_size": "sliding_window",
     "rope_theta": "rotary_emb_base",  # gpt_neox
@@ -89,10 +89,10 @@ _REPEATED: Mapping[str, str] = {
 
 
 class Config:
-    """The keys of one config.json; remembers which of them were read."""
+    """The keys of one config.json; it records which keys were read."""
 
     def __init__(self, values: Mapping[str, Any], file: Path, within: Config | None = None, name: str = "") -> None:
-        """`within`: the configuration in which these are the values of `name`."""
+        """`within` is the configuration that holds these values as the section `name`."""
         self._values, self._file = dict(values), file
         self._read: set[str] = set()
         self._problems: list[str] = [] if within is None else within._problems
@@ -113,7 +113,7 @@ class Config:
         return cls(values, file)
 
     def error(self, key: str, problem: str) -> ModelError:
-        """Return the error that names this file and `key`, and whatever was refused before it."""
+        """Return an error that names this file, `key`, and all problems found before."""
         return ModelError(f"{self._file}: {'; '.join([*self._problems, f'{self._path}{key}: {problem}'])}")
 
     def raw(self, key: str) -> Any:
@@ -122,12 +122,12 @@ class Config:
         return self._values.get(key)
 
     def fill(self, key: str, value: Any) -> None:
-        """Give `key` a value where it is absent or null."""
+        """Set `key` if it is absent or null."""
         if self._values.get(key) is None:
             self._values[key] = value
 
     def first_of(self, *keys: str) -> str:
-        """Return the first of several spellings that is there, else the last."""
+        """Return the first of several spellings that is present, otherwise the last."""
         return next((key for key in keys if self._values.get(key) is not None), keys[-1])
 
     def integer(self, key: str, default: int | None = None, at_most: int = MAX_INTEGER) -> int:
@@ -141,14 +141,14 @@ class Config:
         return value
 
     def quotient(self, key: str, divisor: str) -> int:
-        """Return the integer `key` divided by the integer `divisor`. Raises ModelError unless that is one, too."""
+        """Return the integer `key` divided by the integer `divisor`. Raises ModelError if there is a remainder."""
         whole, parts = self.integer(key), self.integer(divisor)
         if whole % parts:
             raise self.error(divisor, f"expected a divisor of {key} {whole}, found {parts}")
         return whole // parts
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a number above 0: no setting of a model is anything else. Raises ModelError."""
+        """Return a number above 0. Raises ModelError."""
         value = self.raw(key)
         value = default if value is None else value
         if not is_positive(value):
@@ -156,7 +156,7 @@ class Config:
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
-        """Return a number, or None where the key is absent or null. Raises ModelError."""
+        """Return a number, or None if the key is absent or null. Raises ModelError."""
         return None if self.raw(key) is None else self.number(key)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -168,7 +168,7 @@ class Config:
         return value
 
     def choice(self, key: str, choices: Mapping[str, T], default: str | None = None) -> T:
-        """Return what the value of `key` stands for; `finish` refuses a value without meaning here."""
+        """Return the entry of `choices` for the value of `key`; `finish` refuses an unknown value."""
         value = self.raw(key)
         value = default if value is None else value
         if not isinstance(value, str) or value not in choices:
@@ -177,7 +177,7 @@ class Config:
         return choices[value]
 
     def section(self, key: str) -> Config:
-        """Return the object at `key`; `finish` refuses its keys without a meaning, too. Raises ModelError."""
+        """Return the object at `key`; `finish` refuses its unknown keys, too. Raises ModelError."""
         value = self.raw(key)
         if not isinstance(value, dict):
             raise self.error(key, f"expected an object, found {value!r}")
@@ -185,18 +185,18 @@ class Config:
         return self._sections[-1]
 
     def pass_over(self, *keys: str) -> None:
-        """Accept `keys` at any value: they change nothing here."""
+        """Accept any value of `keys`, because they have no effect here."""
         self._read.update(keys)
 
     def require(self, key: str, *allowed: object) -> None:
-        """Accept `key` only where it is absent, null or one of `allowed`; `finish` refuses anything else."""
+        """Accept `key` if it is absent, null or one of `allowed`; `finish` refuses other values."""
         value = self.raw(key)
         if value is not None and value not in allowed:
             known = ", ".join(map(repr, allowed)) or "null"
             self._refuse(key, f"{value!r} is not implemented; allowed: {known}")
 
     def finish(self) -> None:
-        """Raise one ModelError for all values that were refused and all keys without a meaning here."""
+        """Raise one ModelError for all refused values and all unknown keys."""
         self._refuse_unread()
         if self._problems:
             raise ModelError(f"{self._file}: {'; '.join(self._problems)}")
@@ -219,5 +219,5 @@ class Config:
 
 
 def is_positive(value: object) -> TypeGuard[float]:
-    """Whether `value` is a number above 0 that a float can be."""
+    """Whether `value` is a number above 0 in the range of a float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max

@@ -23,7 +23,7 @@ def _common(config: Config, family: str, ropes: dict[str, RopeSpec] | None = Non
     bias = config.flag("attention_bias", False)
     config.require("use_bidirectional_attention", False)
     spec = base_spec(config, family, ropes=ropes, tied=True)
-    config.raw("hidden_act")  # hidden_activation corrects it
+    config.raw("hidden_act")  # hidden_activation overrides it
     return replace(
         spec,
         norm_offset=1.0,
@@ -49,7 +49,7 @@ def read_gemma(config: Config) -> ModelSpec:
     spec = _common(config, "gemma")
     if config.raw("hidden_activation") is not None:
         return spec
-    # Published with "gelu" by mistake: trained, and computed by everybody, with the approximation by tanh.
+    # Published with "gelu" by mistake; training and all programs use the approximation by tanh.
     choices = {**ACTIVATIONS, "gelu": ACTIVATIONS["gelu_pytorch_tanh"]}
     return replace(spec, activation=config.choice("hidden_act", choices, "gelu_pytorch_tanh"))
 
@@ -75,7 +75,7 @@ def read_gemma3(config: Config) -> ModelSpec:
 def _gemma3_ropes(config: Config) -> dict[str, RopeSpec]:
     """Return the rope of both kinds of layers; transformers 4 spells the local one rope_local_base_freq."""
     ropes = read_ropes(config, config.integer("head_dim"), default_theta=1e6)
-    config.raw("rope_local_base_freq")  # where both spellings are given, transformers reads the newer one
+    config.raw("rope_local_base_freq")  # with both spellings, transformers reads the newer one
     if "" not in ropes:
         if set(ropes) != {FULL, SLIDING}:
             raise config.error("rope_parameters", f"expected {FULL!r} and {SLIDING!r}, found {sorted(ropes)}")

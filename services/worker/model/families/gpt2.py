@@ -53,7 +53,7 @@ def read_spec(config: Config) -> ModelSpec:
 
 
 def refs(spec: ModelSpec) -> Refs:
-    """Name GPT-2's tensors: q, k, v lie in one, and linear weights are transposed."""
+    """Name GPT-2's tensors: q, k and v are one tensor, and linear weights are transposed."""
     prefix = "transformer."
     found = standard_refs(
         spec, _NAMES, prefix=f"{prefix}h.", embed=f"{prefix}wte", norm=f"{prefix}ln_f", head="lm_head"

@@ -1,4 +1,4 @@
-"""GPT-NeoX (Pythia): parallel residual, partial rotary, q, k, v of each head side by side."""
+"""GPT-NeoX (Pythia): parallel residual, partial rotary, q, k and v of each head adjacent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama 2, 3 and 3.x, and what every family that descends from it shares."""
+"""Llama 2, 3 and 3.x, and functions for the families derived from it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def base_spec(
     theta: float = 10_000.0,
     partial: float | None = None,
 ) -> ModelSpec:
-    """Return the spec of what all Llama-like configurations call by the same names; layers share one rope.
+    """Return the spec from the keys that all Llama-like configurations share; layers share one rope.
 
-    `ropes`: already read. What follows is what the family means where the config does not say: `tied`: whether the
-    head is the embedding; `norm_eps`; `theta` of the rope and the `partial` part of a head that it rotates.
+    `ropes` are ropes that were read already. The other arguments are the family's defaults for absent keys: `tied`
+    (whether the head is the embedding), `norm_eps`, the rope's `theta`, and `partial`, the rotated part of a head.
     """
     hidden_size, n_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     given = config.raw("head_dim") is not None
@@ -69,7 +69,7 @@ def base_spec(
 
 
 def read_moe(config: Config, experts: str, *, ffn_size: int, normalise: bool) -> MoeSpec:
-    """Return the mixture whose number of experts is the value of `experts`. Raises ModelError."""
+    """Return the mixture; the key `experts` holds its number of experts. Raises ModelError."""
     n_experts, n_active = config.integer(experts), config.integer("num_experts_per_tok")
     if n_active > n_experts:
         raise config.error(
@@ -79,14 +79,14 @@ def read_moe(config: Config, experts: str, *, ffn_size: int, normalise: bool) ->
 
 
 def one_rope(config: Config, ropes: dict[str, RopeSpec]) -> RopeSpec:
-    """Return the rope that all layers share. Raises ModelError where they do not."""
+    """Return the rope that all layers share. Raises ModelError if layers have different ropes."""
     if set(ropes) != {""}:
         raise config.error("rope_parameters", "a rope for each kind of layer is not implemented here")
     return ropes[""]
 
 
 def _reach(config: Config, rope: RopeSpec) -> int:
-    """Return how many positions the model can tell apart: some scalings stretch what the config states."""
+    """Return the model's number of positions; some rope scalings extend the config's number."""
     stated = config.integer("max_position_embeddings")
     stretched = {"dynamic": stated * rope.factor, "yarn": rope.original_max_positions * rope.factor}
     reach = max(stretched.get(rope.kind, stated), 1 if rope.kind == "dynamic" else stated)
@@ -96,7 +96,7 @@ def _reach(config: Config, rope: RopeSpec) -> int:
 
 
 def read_dtype(config: Config) -> str:
-    """Return the dtype of the weights, under its key of transformers 5 or 4."""
+    """Return the dtype of the weights, from the key of transformers 5 or 4."""
     return config.choice("dtype" if config.raw("dtype") is not None else "torch_dtype", _DTYPES, "float32")
 
 
@@ -113,7 +113,7 @@ def read_eos(config: Config) -> tuple[int, ...]:
 def read_spec(config: Config) -> ModelSpec:
     """Read a Llama config.json. Raises ModelError."""
     bias = config.flag("attention_bias", False)
-    # The first conversions of Llama call the context by another name.
+    # The first conversions of Llama use another key for the context length.
     config.fill("max_position_embeddings", config.raw("max_sequence_length"))
     spec = base_spec(config, "llama")
     return replace(spec, qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False))

@@ -1,4 +1,4 @@
-"""Where the tensors of a model lie in its checkpoint."""
+"""Names and places of a model's tensors in its checkpoint."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from services.worker.model.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """One logical tensor, [out, in] or [n]: a stored tensor, or rows of one where projections are fused.
+    """One logical tensor, [out, in] or [n]: a stored tensor, or rows of one that fuses projections.
 
-    Fused one after another: rows [start, start + size) of `n_stored`. Fused in turns (gpt_neox): blocks of `unit`
-    rows of `n_parts` projections alternate, and this is projection `part`.
+    Concatenated projections: rows [start, start + size) of `n_stored`. Interleaved projections (gpt_neox): blocks of
+    `unit` rows of `n_parts` projections alternate, and this is projection `part`.
     """
 
     name: str
@@ -31,8 +31,8 @@ class TensorRef:
 Refs = dict[str, TensorRef]
 
 
-# Tensors that some checkpoints store and nothing here needs: tables that are computed, the value head of reinforcement
-# learning, scales of another program's KV cache, layers that only draft tokens. Patterns.
+# Patterns of stored tensors that are not needed here: tables that are computed, the value head of reinforcement
+# learning, scales of another program's KV cache, layers that only draft tokens.
 UNUSED = (
     *("*rotary_emb.inv_freq", "*rotary_emb.cos_cached", "*rotary_emb.sin_cached", "*.rotary_emb.original_inv_freq"),
     *("v_head.*", "*.v_head.*"),
@@ -43,26 +43,26 @@ UNUSED = (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture: how to read its config.json and what its tensors are called."""
+    """One architecture: reads its config.json and names its tensors."""
 
     architecture: str
     model_type: str
     read_spec: Callable[[Config], ModelSpec]
     refs: Callable[[ModelSpec], Refs]
-    ignored: tuple[str, ...] = UNUSED  # stored, but not read: patterns
-    optional_prefix: str = "model."  # of names, left out where only the body of a model was stored
-    base: str = ""  # what the architecture without its head is called, where not by the rule
-    spelling: Mapping[str, str] = field(default_factory=dict)  # of keys of config.json, by what Llama calls them
+    ignored: tuple[str, ...] = UNUSED  # patterns of stored tensors that are not read
+    optional_prefix: str = "model."  # of names; absent if only the body of a model was stored
+    base: str = ""  # exceptional name of the architecture without its head
+    spelling: Mapping[str, str] = field(default_factory=dict)  # keys of config.json, by Llama's name for them
 
     @property
     def base_architecture(self) -> str:
-        """The name of the architecture without its head: it embeds, and generates nothing."""
+        """The name of the architecture without its head, which only embeds."""
         return self.base or self.architecture.replace("ForCausalLM", "Model")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """The layer's modules in the checkpoint, for `Refs` built by `standard_refs`; "" where there is none."""
+    """The layer's modules in the checkpoint, for `standard_refs`; "" for absent modules."""
 
     q: str = "self_attn.q_proj"
     k: str = "self_attn.k_proj"
@@ -96,7 +96,7 @@ def standard_refs(
     norm: str = "model.norm",
     head: str = "lm_head",
 ) -> Refs:
-    """Return the references of a model laid out as transformers' Llama is, with other module names."""
+    """Return the references of a model with the structure of transformers' Llama and the given module names."""
     refs = {"embed": TensorRef(f"{embed}.weight")}
     refs["head"] = refs["embed"] if spec.tied else TensorRef(f"{head}.weight")
     refs |= _norm_refs(spec, "norm", norm)
@@ -145,7 +145,7 @@ def _layer_refs(spec: ModelSpec, index: int, key: str, module: str, names: Layer
 
 
 def stacked_refs(spec: ModelSpec, prefix: str = "model.layers.") -> Refs:
-    """Return the references of mixtures as transformers 5 computes them: the experts of a layer are one tensor."""
+    """Return the references of mixtures in the form of transformers 5: the experts of a layer are one tensor."""
     refs: Refs = {}
     for index, moe in ((index, layer.moe) for index, layer in enumerate(spec.layers) if layer.moe is not None):
         key, module = f"layers.{index}.", f"{prefix}{index}.mlp."

@@ -18,7 +18,7 @@ def read_spec(config: Config) -> ModelSpec:
 
 
 def refs(spec: ModelSpec) -> Refs:
-    """Name Phi 3's tensors: q, k, v lie in one, gate and up in another."""
+    """Name Phi 3's tensors: q, k and v are one tensor, gate and up another."""
     found = standard_refs(spec)
     q, kv, ffn = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim, spec.ffn_size
     for index in range(spec.n_layers):

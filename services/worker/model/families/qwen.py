@@ -49,7 +49,7 @@ def _qwen3(config: Config, family: str) -> ModelSpec:
 
 
 def _with_windows(config: Config, spec: ModelSpec) -> ModelSpec:
-    """Layers from max_window_layers on slide, if the config turns the window on at all."""
+    """Set the window of the layers from max_window_layers on, if the config enables it."""
     slides = config.flag("use_sliding_window", False)
     first = config.integer("max_window_layers", spec.n_layers) if slides else spec.n_layers
     config.raw("max_window_layers")

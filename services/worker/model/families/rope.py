@@ -1,4 +1,4 @@
-"""Rotary settings of a config.json, in the spelling of transformers 4 and of transformers 5."""
+"""Reads the rotary settings of a config.json in the spellings of transformers 4 and 5."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _KEYS = {
         *("short_factor", "long_factor"),
     },
 }
-_NEUTRAL = {"factor": 1.0, "attention_factor": 1.0}  # of kinds that have no such setting
+_NEUTRAL = {"factor": 1.0, "attention_factor": 1.0}  # values for kinds without these settings
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _SOURCES = ("rope_scaling", "rope_parameters")  # keys of transformers 4 and 5
-_SCALED_KIND = "full_attention"  # the layers that rope_scaling is about where each kind has a rope
+_SCALED_KIND = "full_attention"  # the kind of layers that rope_scaling applies to if each kind has a rope
 
 
 def read_ropes(
@@ -40,8 +40,8 @@ def read_ropes(
 ) -> dict[str, RopeSpec]:
     """Return the rotary embedding of each kind of layer; the key "" stands for all kinds. Raises ModelError.
 
-    `partial`: the part of a head that is rotated where the config does not say; None where the family rotates whole
-    heads, whatever the config says.
+    `partial` is the default for the rotated part of a head; None if the family rotates whole heads and ignores the
+    config.
     """
     outside = {
         "rope_theta": config.number(config.first_of(theta_key, "rope_theta"), default_theta),
@@ -66,7 +66,7 @@ class _Reader:
 
     config: Config
     head_dim: int
-    outside: dict[str, Any]  # what stands at the top level, for settings that do not say it
+    outside: dict[str, Any]  # values at the top level, used for absent settings
     partial: float | None
 
     def read(self, source: str) -> dict[str, RopeSpec]:
@@ -79,7 +79,7 @@ class _Reader:
 
     def _rope(self, source: str, values: dict[str, Any]) -> RopeSpec:
         kind: Any = values.get("rope_type", values.get("type", "default"))
-        kind = "longrope" if kind == "su" else kind  # its first name
+        kind = "longrope" if kind == "su" else kind  # older name of longrope
         if str(kind) not in _KEYS:
             raise self.config.error(source, f"rope_type {kind!r} is not implemented; known: {', '.join(_KEYS)}")
         part = values.get("partial_rotary_factor")
@@ -145,7 +145,7 @@ class _Numbers:
 
 
 def _rotary_dim(numbers: _Numbers, kind: str, head_dim: int) -> int:
-    """Return how many elements of a head are rotated. Raises ModelError where the settings do not suit them."""
+    """Return the number of rotated elements of a head. Raises ModelError if the settings do not fit."""
 
     def error(problem: str) -> ModelError:
         return numbers.config.error(numbers.source, problem)
@@ -170,7 +170,7 @@ def _rotary_dim(numbers: _Numbers, kind: str, head_dim: int) -> int:
 
 
 def _original_positions(config: Config, numbers: _Numbers) -> int:
-    """The length the model was first trained for: beside the factors, or (phi3) at the top level."""
+    """The original context length: beside the factors, or at the top level (phi3)."""
     key = "original_max_position_embeddings"
     top = config.integer(key if config.raw(key) else "max_position_embeddings")
     original = numbers.one(key, top)
@@ -180,7 +180,7 @@ def _original_positions(config: Config, numbers: _Numbers) -> int:
 
 
 def _attention_factor(kind: str, factor: float, original: int, numbers: _Numbers) -> float:
-    """YaRN (arXiv:2309.00071), section 3.4; LongRoPE (arXiv:2402.13753) as published with phi3."""
+    """The factor of YaRN (arXiv:2309.00071, section 3.4) or LongRoPE (arXiv:2402.13753, as published with phi3)."""
     if kind not in ("yarn", "longrope"):
         return 1.0
     if "attention_factor" in numbers.values:

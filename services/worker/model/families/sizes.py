@@ -1,4 +1,4 @@
-"""How large the tensors of a model are by its config.json, and which keys say so. Free of torch."""
+"""Shapes of a model's tensors by its config.json, and the keys that determine them. Free of torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXPERTS = ("num_experts", "num_local_experts")  # both spellings
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One dimension of a logical tensor, and the keys of config.json that say it."""
+    """One dimension of a logical tensor, and the keys of config.json that determine it."""
 
     value: int
     keys: tuple[str, ...]
@@ -23,7 +23,7 @@ Shape = tuple[Size, ...]
 
 
 def logical_shape(key: str, shapes: dict[str, Shape]) -> Shape:
-    """Return the shape of the tensor under a logical key, of those that `read_shapes` returned."""
+    """Return the shape of the tensor with a logical key from the result of `read_shapes`."""
     if key.endswith(".bias"):
         return logical_shape(key.removesuffix(".bias"), shapes)[:1]
     name = key.rpartition(".")[2]
@@ -64,7 +64,7 @@ def read_shapes(config: Config, family: Family, spec: ModelSpec) -> dict[str, Sh
     return shapes
 
 
-# What a size follows from where its key is absent.
+# Keys from which a size is derived if its own key is absent.
 _FOLLOWS = {
     "head_dim": ("hidden_size", "num_attention_heads"),
     "num_key_value_heads": ("num_attention_heads",),
@@ -74,13 +74,13 @@ _FOLLOWS = {
 
 
 class _Keys:
-    """Names keys of one config.json as its family spells them."""
+    """Translates keys to the family's spelling in one config.json."""
 
     def __init__(self, config: Config, family: Family) -> None:
         self._config, self._family = config, family
 
     def size(self, value: int, *names: str) -> Size:
-        """Return a size that the keys `names` say, or those that stand in for absent ones."""
+        """Return a size with the keys `names` that determine it, or the keys that replace absent ones."""
         found = dict.fromkeys(key for name in names for key in self._spelled(name))
         return Size(value, tuple(found))
 

@@ -1,4 +1,4 @@
-"""SmolLM 3: Llama with layers that rotate nothing (NoPE), every fourth one as published."""
+"""SmolLM 3: Llama with some layers without a rope (NoPE), every fourth one as published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.worker.model.spec import ModelSpec
 
 def read_spec(config: Config) -> ModelSpec:
     """Read a SmolLM 3 config.json. Raises ModelError."""
-    for unused in ("pretraining_tp", "max_window_layers"):  # published, and read by no layer of this architecture
+    for unused in ("pretraining_tp", "max_window_layers"):  # published, but without effect in this architecture
         config.raw(unused)
     bias = config.flag("attention_bias", False)
     spec = base_spec(config, "smollm3", tied=True, theta=2e6)
@@ -33,7 +33,7 @@ def read_spec(config: Config) -> ModelSpec:
 
 
 def _read_rotated(config: Config, n_layers: int) -> list[bool]:
-    """Return for every layer whether it has a rope; the key's name says the opposite of its values."""
+    """Return for every layer whether it has a rope; in `no_rope_layers` 1 means a rope, despite the name."""
     interval, rotated = config.integer("no_rope_layer_interval", 4), config.raw("no_rope_layers")
     if rotated is None:
         return [(index + 1) % interval != 0 for index in range(n_layers)]

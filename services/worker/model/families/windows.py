@@ -12,7 +12,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def read_layer_types(config: Config, n_layers: int, default: Sequence[str]) -> list[str]:
-    """Return the kind of every layer; `default` is what the family does where the key is absent. Raises ModelError."""
+    """Return the kind of every layer; `default` is the family's default for an absent key. Raises ModelError."""
     kinds = config.raw("layer_types")
     kinds = list(default) if kinds is None else kinds
     if not isinstance(kinds, list) or len(kinds) != n_layers or any(kind not in (SLIDING, FULL) for kind in kinds):
@@ -29,7 +29,7 @@ def with_windows(config: Config, spec: ModelSpec, kinds: Sequence[str]) -> tuple
         return spec.layers
     window: int | None = config.integer("sliding_window")
     if window is not None and window >= spec.max_positions:
-        window = None  # nothing ever leaves it
+        window = None  # the window covers all positions
     return tuple(
         replace(layer, window=window) if kind == SLIDING else layer
         for layer, kind in zip(spec.layers, kinds, strict=True)

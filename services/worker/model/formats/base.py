@@ -1,4 +1,4 @@
-"""What a format of quantized weights is: how its configuration is read. Free of torch."""
+"""Interface of a format of quantized weights. Free of torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from services.worker.model.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One way to store quantized linear layers, as `FORMAT` of a file of `quantized/`."""
+    """A format of quantized linear layers; each file of `quantized/` has one as its `FORMAT`."""
 
     title: str
-    quant_method: str  # what config.json calls it
-    read: Callable[[Config], Layout]  # of the values below `quantization_config`; raises ModelError
-    variants: tuple[str, ...] = ()  # values of `format`, where they tell formats with one `quant_method` apart
+    quant_method: str  # its name in config.json
+    read: Callable[[Config], Layout]  # reads the values of `quantization_config`; raises ModelError
+    variants: tuple[str, ...] = ()  # values of `format`, which distinguish formats with the same `quant_method`

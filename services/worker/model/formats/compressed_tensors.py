@@ -1,4 +1,4 @@
-"""What the formats of compressed-tensors have in common: one group of layers, whose weights share blocks of scales."""
+"""Common part of the formats of compressed-tensors: one group of layers, whose weights share blocks of scales."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from services.worker.model.families.config import Config
 from services.worker.model.layout import SCALES, Grid
 
-# Of activations, and of shapes that packed tensors do not show.
+# Tensors about activations, and about shapes that packed tensors do not show.
 UNREAD = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "weight_shape")
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How the weights of a group are quantized."""
+    """The quantization of a group's weights."""
 
     bits: int
     block: tuple[int, int]
     symmetric: bool
-    reordered: bool  # inputs are grouped in an order of their own, which is stored
+    reordered: bool  # inputs are grouped in a stored order
 
     @property
     def scales(self) -> Grid:
@@ -29,7 +29,7 @@ class Weights:
 
 def read_weights(config: Config, kind: str) -> Weights:
     """Read a configuration whose weights are of `kind` ("int", "float"). Raises ModelError."""
-    # Which modules are quantized is seen by their tensors; activations and the KV cache stay in the served dtype.
+    # The stored tensors show which modules are quantized; activations and the KV cache stay in the served dtype.
     config.pass_over("ignore", "kv_cache_scheme", "quantization_status", "global_compression_ratio", "version")
     for key in ("sparsity_config", "transform_config"):
         value: Any = config.raw(key)

@@ -1,4 +1,4 @@
-"""Reads parts of quantized weights: the stored words that a rank's share touches, and no others."""
+"""Reads parts of quantized weights: only the stored words that a rank's share touches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.worker.model.layout import Grid, Layout, Packing
 from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import ModelError
 
-_BAND = 1024  # rows that are unpacked at a time: what that takes beside the weight itself stays small
+_BAND = 1024  # rows unpacked at a time, to bound the memory beside the weight
 
 
 class GridReader:
@@ -24,7 +24,7 @@ class GridReader:
         self._files, self._layout = files, layout
 
     def holds(self, module: str) -> bool:
-        """Whether `module` is stored quantized: its tensors say so, whatever lists of exceptions do."""
+        """Whether `module` is stored quantized, by its tensors; lists of exceptions are not used."""
         names = self._files.names
         if any(f"{module}.{suffix}" in names for suffix in self._layout.scales.suffixes):
             return True
@@ -32,7 +32,7 @@ class GridReader:
         return codes in names and self._files.dtype(codes) in self._layout.codes.dtypes
 
     def names(self, module: str) -> Iterator[tuple[str, bool]]:
-        """Yield the names of a module's tensors, and whether each has to be there."""
+        """Yield the names of a module's tensors, and whether each is required."""
         for grid in self._layout.grids:
             yield self._name(grid, module), not set(grid.suffixes) & set(self._layout.optional)
         if self._layout.groups:
@@ -40,12 +40,12 @@ class GridReader:
         yield from ((f"{module}.{suffix}", False) for suffix in self._layout.unread)
 
     def codes(self, module: str, shape: tuple[int, int]) -> tuple[str, bool, tuple[int, int]]:
-        """Return the name of a module's codes, whether they are stored [in, out], and the shape they should have."""
+        """Return the name of a module's codes, whether they are stored [in, out], and their expected shape."""
         codes = self._layout.codes
         return self._name(codes, module), codes.transposed, codes.stored(shape)
 
     def weight(self, shard: Shard) -> Grouped | PerChannel:
-        """Return the part of a module's weight, in the form in which it is stored. Raises ModelError."""
+        """Return a part of a module's weight in its stored form. Raises ModelError."""
         layout, (groups, of_inputs) = self._layout, self._groups(shard)
         codes, zero = self._codes(shard), None
         if layout.zeros is not None and self._name(layout.zeros, shard.key) in self._files.names:
@@ -56,7 +56,7 @@ class GridReader:
             return PerChannel(codes, scale)
         if codes.is_floating_point():
             return Grouped(codes, scale, None, of_inputs)
-        # Codes from 0 on mean the same beside zeros that are moved with them.
+        # Codes moved to start at 0 mean the same if the zeros are moved, too.
         middle = -layout.codes.offset
         if codes.dtype is torch.int8:
             codes, middle = codes.view(torch.uint8) ^ 128, middle + 128
@@ -68,7 +68,7 @@ class GridReader:
         return next((name for name in names if name in self._files.names), names[0])
 
     def _groups(self, shard: Shard) -> tuple[Span, Tensor]:
-        """Return which groups of inputs the part needs, and the place of each input's group among them."""
+        """Return the groups of inputs that the part needs, and the index of each input's group among them."""
         block, n_groups = self._layout.scales.block[1], self._layout.scales.cells(shard.shape)[1]
         name, cols = f"{shard.key}.{self._layout.groups}", shard.cols
         if not self._layout.groups or name not in self._files.names:
@@ -85,7 +85,7 @@ class GridReader:
         return found if block == 1 else found.index_select(0, _places(shard.rows, block))
 
     def _codes(self, shard: Shard) -> Tensor:
-        """Return the codes as they are stored, packed ones as bytes."""
+        """Return the stored codes; packed codes become bytes."""
         grid, rows = self._layout.codes, shard.rows
         if grid.packing is None:
             return self._cells(grid, shard)
@@ -96,7 +96,7 @@ class GridReader:
         return codes
 
     def _cells(self, grid: Grid, shard: Shard) -> Tensor:
-        """Return the numbers of a grid about the weight `shard.shape`, whose `rows` and `cols` count its blocks."""
+        """Return a grid's numbers for a weight of `shard.shape`; `rows` and `cols` of the shard count blocks."""
         spans, packing = [shard.rows, shard.cols], grid.packing
         if packing is not None:
             spans[packing.dim] = _covering(spans[packing.dim], packing.per_word)
@@ -107,7 +107,7 @@ class GridReader:
         return _unpack(words, packing).narrow(packing.dim, wanted.start % packing.per_word, len(wanted))
 
     def _words(self, grid: Grid, name: str, sizes: tuple[int, int], spans: list[Span]) -> Tensor:
-        """`sizes`: of the stored tensor."""
+        """Return the words of the part `spans` of a stored tensor of the given sizes."""
         if grid.transposed:
             spans.reverse()
         shape: tuple[int, ...] = sizes
@@ -122,19 +122,19 @@ class GridReader:
 
 
 def _covering(span: Span, block: int) -> Span:
-    """Return the blocks that `span` touches; all elements are in one where `block` is 0."""
+    """Return the blocks that `span` touches; with `block` 0 all elements are in one block."""
     return Span(span.start // block, -(-span.stop // block)) if block else Span(0, 1)
 
 
 def _places(span: Span, block: int) -> Tensor:
-    """Return in which of the blocks that it touches each element of `span` lies; 0: there is one."""
+    """Return the index of each element's block among the blocks that `span` touches; `block` 0: one block."""
     if not block:
         return torch.zeros(len(span), dtype=torch.int64)
     return torch.arange(span.start, span.stop) // block - span.start // block
 
 
 def _unpack(words: Tensor, packing: Packing) -> Tensor:
-    """Return what lies in the words, as many times longer along the packed dimension."""
+    """Return the numbers in the words; the packed dimension becomes `packing.per_word` times longer."""
     places = torch.tensor(packing.places or range(packing.per_word), dtype=torch.int32) * packing.bits
     shape = [1, 1, 1]
     shape[packing.dim + 1] = packing.per_word

@@ -1,11 +1,11 @@
-"""What the programs that write GPTQ and AWQ checkpoints tell of how they made them."""
+"""Keys that the programs which write GPTQ and AWQ checkpoints add about their method."""
 
 from __future__ import annotations
 
 from services.worker.model.families.config import Config
 
-# AutoGPTQ, GPTQModel, AutoAWQ, optimum and auto-round. Which modules are quantized is seen by their tensors, settings
-# of a module's own by their shapes, and activations stay in the served dtype.
+# AutoGPTQ, GPTQModel, AutoAWQ, optimum and auto-round. The stored tensors show which modules are quantized, their
+# shapes show settings of single modules, and activations stay in the served dtype.
 _MADE_BY = """
     damp_percent damp_auto_increment true_sequential static_groups sym dataset tokenizer batch_size model_seqlen
     max_input_length pad_token_id cache_block_outputs model_name_or_path model_file_base_name meta quantizer mse
@@ -21,7 +21,7 @@ _MADE_BY = """
 
 
 def pass_over_producers(config: Config) -> None:
-    """Accept what does not change the weights; `finish` refuses what does. Raises ModelError."""
+    """Accept keys that do not change the weights; `finish` refuses others. Raises ModelError."""
     config.pass_over(*_MADE_BY.split())
     config.require("pack_dtype", "int32")
     config.require("data_type", "int")
@@ -31,7 +31,7 @@ def pass_over_producers(config: Config) -> None:
 
 
 def _refuse_other_settings(config: Config) -> None:
-    """Modules may be left out by pattern ("-:"), not quantized in another way."""
+    """Refuse patterns that quantize modules differently; patterns that exclude modules ("-:") are accepted."""
     dynamic = config.raw("dynamic") or {}
     if not isinstance(dynamic, dict):
         raise config.error("dynamic", f"expected an object, found {dynamic!r}")

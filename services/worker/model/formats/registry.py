@@ -1,4 +1,4 @@
-"""Finds the format of quantized weights that a config.json names: every file of `quantized/` is one. Free of torch."""
+"""Finds the format of quantized weights named by a config.json; every file of `quantized/` is one. Free of torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.worker.model.formats import quantized
 from services.worker.model.formats.base import Format
 from services.worker.model.layout import Layout
 
-_KEYS = ("quantization_config", "compression_config")  # the second one in older checkpoints
+_KEYS = ("quantization_config", "compression_config")  # older checkpoints use the second key
 
 
 def _found(name: str) -> Format:
@@ -22,7 +22,7 @@ FORMATS = tuple(_found(module.name) for module in iter_modules(quantized.__path_
 
 
 def read_layout(config: Config) -> Layout | None:
-    """Return how the linear layers of a checkpoint are stored, None where as they are. Raises ModelError."""
+    """Return the layout of a checkpoint's quantized linear layers; None if there are none. Raises ModelError."""
     key = config.first_of(*_KEYS)
     if not config.raw(key):  # null, false or {}
         return None

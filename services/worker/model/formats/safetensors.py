@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from services.worker.model.files import INDEX, WeightFiles, refuse_pointer, weight_files
 from services.worker.model.spec import ModelError
 
-FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors calls them: what weights are that nothing has to explain
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes of unquantized weights
 
 
 class TensorFiles:
@@ -31,7 +31,7 @@ class TensorFiles:
             raise
 
     def _place(self, stored: WeightFiles) -> None:
-        """Find the file of every tensor: the index decides where several hold one. Raises ModelError."""
+        """Find the file of every tensor; the index decides if several files hold it. Raises ModelError."""
         holders: dict[str, dict[str, tuple[Path, Any]]] = defaultdict(dict)  # by tensor, then by file
         for file in stored.files:
             handle = self._files.enter_context(_open(file))
@@ -59,7 +59,7 @@ class TensorFiles:
         return self._where[name][0]
 
     def whole(self, name: str) -> Any:
-        """Return a whole tensor, for small ones."""
+        """Return a whole tensor; for small tensors."""
         return self._where[name][1].get_tensor(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -67,11 +67,11 @@ class TensorFiles:
         return tuple(self._where[name][1].get_slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
-        """Return how elements are stored, as safetensors calls it."""
+        """Return the stored dtype by safetensors' name."""
         return str(self._where[name][1].get_slice(name).get_dtype())
 
     def slice(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOATS) -> Any:
-        """Return what is indexed to read a part of a tensor that has this shape and dtype. Raises ModelError."""
+        """Return an object to index for a part of a tensor. Raises ModelError for another shape or dtype."""
         file, handle = self._where[name]
         stored = handle.get_slice(name)
         found = tuple(stored.get_shape())

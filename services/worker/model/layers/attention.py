@@ -17,11 +17,11 @@ from services.worker.model.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class LastRows:
-    """The rows that go on to the end of the last layer; of the others it computes keys and values."""
+    """The rows that the last layer computes completely; for other rows it computes only keys and values."""
 
-    rows: torch.Tensor  # [n_kept] int64, of the step that all layers share
-    step: Step  # of these rows alone
-    n_rows: int  # n_kept, or a few more that are zero
+    rows: torch.Tensor  # [n_kept] int64, indices of the step's rows
+    step: Step  # a step of only these rows
+    n_rows: int  # n_kept, or more with zero rows as padding
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
         """Return [n_rows, size] of x [n, size]."""
@@ -30,7 +30,7 @@ class LastRows:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """This rank's heads, and which stored ones they are."""
+    """This rank's heads, as spans of the stored heads."""
 
     head_dim: int
     q: Span
@@ -38,7 +38,7 @@ class Heads:
 
     @classmethod
     def of_rank(cls, spec: ModelSpec, comm: Communicator) -> Heads:
-        """Return the share of a rank; ranks share KV heads where there are fewer heads than ranks."""
+        """Return the share of a rank; ranks share KV heads if there are fewer KV heads than ranks."""
         n_kv = spec.kv_heads_per_rank(comm.size)
         n_q = spec.n_heads // comm.size
         first_kv = comm.rank * spec.n_kv_heads // comm.size
@@ -50,10 +50,10 @@ class Heads:
 
 
 class HeadNorm:
-    """RMS norm of every q and k head by itself."""
+    """RMS norm of each q and k head."""
 
     def __init__(self, norm: RmsNorm) -> None:
-        """`norm`: with weights [n_q + n_kv, head_dim]."""
+        """`norm` has weights [n_q + n_kv, head_dim]."""
         self._norm = norm
 
     def normalise_(self, qk: torch.Tensor) -> None:
@@ -67,11 +67,11 @@ class FullNorm:
     def __init__(
         self, q_weight: torch.Tensor, k_weight: torch.Tensor, heads: Heads, spec: ModelSpec, comm: Communicator
     ) -> None:
-        """`q_weight`, `k_weight`: this rank's elements."""
+        """`q_weight` and `k_weight` are this rank's elements."""
         self._n_q, self._comm, self._eps = len(heads.q), comm, spec.norm_eps
         weight = torch.cat((q_weight, k_weight)).float()
         self._weight = weight.view(-1, heads.head_dim)  # [n_q + n_kv, head_dim]
-        copies = comm.size * len(heads.kv) // spec.n_kv_heads  # ranks that hold the same KV head
+        copies = comm.size * len(heads.kv) // spec.n_kv_heads  # number of ranks that hold the same KV head
         q_share = 1 / (spec.n_heads * spec.head_dim)
         k_share = 1 / (spec.n_kv_heads * spec.head_dim * copies)
         self._share = torch.tensor([q_share, k_share], device=weight.device)
@@ -105,7 +105,7 @@ class AttentionLayer:
         plan: int,
         rotation: int | None,
     ) -> None:
-        """`plan` and `rotation` are indices into the step's."""
+        """`plan` and `rotation` are indices of the step's plans and rotations."""
         self._index, self._qkv, self._o, self._qk_norm = index, qkv, o, qk_norm
         self._attention, self._plan, self._rotation = attention, plan, rotation
         self._n_rotated, self._head_dim = len(heads.q) + len(heads.kv), heads.head_dim
@@ -115,7 +115,7 @@ class AttentionLayer:
         """Write the rows' keys and values to the cache; return their queries, [n_rows, n_q * head_dim]."""
         qkv = self._qkv(x)  # [n_rows, (n_q + 2 n_kv) * head_dim]
         if self._qk_norm is not None or self._rotation is not None:
-            # Cut after the view: the other way round the stride of a lone row would be another one.
+            # The view comes before the slice, because otherwise a single row would get another stride.
             qk = qkv.view(len(qkv), -1, self._head_dim)[:, : self._n_rotated]
             if self._qk_norm is not None:
                 self._qk_norm.normalise_(qk)
@@ -126,7 +126,7 @@ class AttentionLayer:
         return qkv[:, : self._q_size]
 
     def attend(self, q: torch.Tensor, step: Step) -> torch.Tensor:
-        """Return [n_rows, hidden_size] of the rows' queries, to be summed over the ranks."""
+        """Attend with the rows' queries; returns [n_rows, hidden_size], to be summed over the ranks."""
         return self._o(self._attention.attend(q, step.cache, self._index, step.plans[self._plan]))
 
 

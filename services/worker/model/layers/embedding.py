@@ -1,4 +1,4 @@
-"""The vocabulary divided among the ranks: token embedding and output head."""
+"""Token embedding and output head, with the vocabulary divided among the ranks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class VocabShard:
 
 
 def divide_vocabulary(vocab_size: int, comm: Communicator) -> VocabShard:
-    """Return this rank's slice: equally long on all ranks, the last ones padded."""
+    """Return this rank's slice; all ranks have slices of the same length, and the last ones are padded."""
     local = local_vocabulary(vocab_size, comm.size)
     start = comm.rank * local
     return VocabShard(start, local, max(0, min(local, vocab_size - start)))
 
 
 class VocabEmbedding:
-    """Looks up token embeddings: each rank its own ids, then an all-reduce."""
+    """Looks up token embeddings: each rank looks up the ids of its slice, then an all-reduce follows."""
 
     def __init__(self, lookup: Lookup, shard: VocabShard, comm: Communicator) -> None:
         self._lookup, self._shard, self._comm = lookup, shard, comm
@@ -58,7 +58,7 @@ class VocabHead:
         self._linear, self._shard = linear, shard
 
     def __call__(self, hidden: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
-        """Return float32 [n, local] of [n, hidden_size]; columns that stand for no token are -inf."""
+        """Return float32 [n, local] of [n, hidden_size]; columns without a token are -inf."""
         logits = self._linear.in_float32(hidden)
         if scale != 1.0:
             logits = logits * scale
@@ -72,7 +72,7 @@ class VocabHead:
 def load_vocabulary(
     load: LinearLoader, shard: VocabShard, vocab_size: int, hidden_size: int
 ) -> tuple[VocabEmbedding, VocabHead]:
-    """Load this rank's slice of the embedding and of the head, which are one weight where one tensor is stored."""
+    """Load this rank's slice of the embedding and of the head, which are one weight if they are one stored tensor."""
     ops, shape, cols = load.backend.ops, (vocab_size, hidden_size), Span(0, hidden_size)
     embed, head = (Shard(key, shape, shard.rows, cols) for key in ("embed", "head"))
     n_padding = shard.local - shard.valid

@@ -28,12 +28,12 @@ class LinearLoader:
         return Span(self.comm.rank * step, (self.comm.rank + 1) * step)
 
     def column_parallel(self, keys: Sequence[str], n_out: int, n_in: int) -> Linear:
-        """Merge projections of `n_out` rows each whose outputs the ranks divide. No collective follows."""
+        """Merge projections of `n_out` rows each; the ranks divide the outputs, so no collective follows."""
         rows, cols = self.share(n_out), Span(0, n_in)
         return self.build([Shard(key, (n_out, n_in), rows, cols) for key in keys])
 
     def row_parallel(self, key: str, n_out: int, n_in: int) -> Linear:
-        """Load a projection whose inputs the ranks divide: its outputs must be all-reduced. Rank 0 adds the bias."""
+        """Load a projection whose inputs the ranks divide; its outputs need an all-reduce. Rank 0 adds the bias."""
         return self.build([Shard(key, (n_out, n_in), Span(0, n_out), self.share(n_in))], bias=self.comm.rank == 0)
 
     def replicated(self, key: str, n_out: int, n_in: int) -> Linear:
@@ -45,14 +45,14 @@ class LinearLoader:
         return self.backend.ops.linear(self.weight(shards), self.bias(shards) if bias else None)
 
     def weight(self, shards: Sequence[Shard], *, n_padding: int = 0) -> Stacked:
-        """Return the weights of `shards` below each other, and below them `n_padding` rows of zeros."""
+        """Return the weights of `shards` concatenated by rows, followed by `n_padding` rows of zeros."""
         parts = [self.source.weight(shard) for shard in shards]
         if n_padding:
             parts.append(Dense(torch.zeros(n_padding, len(shards[0].cols), dtype=self.backend.dtype)))
         return Stacked(tuple(parts))
 
     def bias(self, shards: Sequence[Shard]) -> torch.Tensor | None:
-        """Return the biases of `shards` one after the other, None where none are stored."""
+        """Return the concatenated biases of `shards`; None if none are stored."""
         keys = [(f"{shard.key}.bias", shard) for shard in shards]
         if keys[0][0] not in self.source:
             return None

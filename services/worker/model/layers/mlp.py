@@ -21,7 +21,7 @@ class Mlp:
 
 
 def load_mlp(spec: ModelSpec, load: LinearLoader, prefix: str) -> Mlp:
-    """Load the dense MLP whose tensors' keys begin with `prefix`. Raises ModelError."""
+    """Load the dense MLP with the keys' prefix `prefix`. Raises ModelError."""
     if spec.ffn_size % load.comm.size:
         raise ModelError(f"config.json: {spec.ffn_size} MLP columns cannot be divided among {load.comm.size} ranks")
     gated, ops = spec.mlp == "gated", load.backend.ops

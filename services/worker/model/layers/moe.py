@@ -1,4 +1,4 @@
-"""A mixture of experts, whole experts divided among the ranks."""
+"""A mixture of experts; the ranks divide whole experts among them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from services.worker.model.spec import ModelError, ModelSpec, MoeSpec
 
 
 class MoeMlp:
-    """Sends each row to its most likely experts and adds up what they return. The result is this rank's summand."""
+    """Sends each row to its most likely experts and sums their results. The result is this rank's summand."""
 
     def __init__(self, moe: MoeSpec, router: Linear, experts: list[Mlp], first: int) -> None:
-        """`experts` are this rank's: those with the numbers [first, first + len(experts))."""
+        """`experts` are this rank's experts, with the numbers [first, first + len(experts))."""
         self._moe, self._router, self._experts, self._first = moe, router, experts, first
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ class MoeMlp:
 
 
 def _sum_in_order(x: torch.Tensor) -> torch.Tensor:
-    """Sum the last, short dimension in its order, which a reduction kernel does not promise: [..., 1]."""
+    """Sum the last, short dimension in order, which a reduction kernel does not guarantee: [..., 1]."""
     total = x[..., :1].clone()
     for index in range(1, x.shape[-1]):
         total += x[..., index : index + 1]

@@ -8,7 +8,7 @@ from services.worker.model.spec import ModelSpec
 
 
 def load_norm(spec: ModelSpec, load: LinearLoader, key: str) -> Norm:
-    """Return the norm over hidden_size that is stored under `key`."""
+    """Return the norm over hidden_size with the weights stored under `key`."""
     backend = load.backend
     weight = load.source.vector(key, spec.hidden_size).to(backend.device)
     if spec.norm == "rms":

@@ -10,8 +10,8 @@ import torch
 from services.worker.model.spec import ModelError, RopeSpec
 
 _MIB = 1 << 20
-# Of a pair at a position while tables are made: its angle, cos and sin, and one of them scaled. Dynamic NTK has angles
-# of its own at every position, in float64.
+# Bytes per pair and position while tables are computed: the angle, cos and sin, and a scaled copy. Dynamic NTK has
+# different frequencies at every position, in float64.
 _TABLE_BYTES, _DYNAMIC_BYTES = 16, 40
 
 
@@ -22,7 +22,7 @@ def rope_tables(spec: RopeSpec, max_positions: int) -> tuple[torch.Tensor, torch
 
 
 def explain_rope(spec: RopeSpec, max_positions: int) -> str:
-    """Say in one line what sequences of up to `max_positions` get, for the log."""
+    """Describe the rope of sequences of up to `max_positions` in one line, for the log."""
     said = f"{spec.kind}, theta {spec.theta:g}, tables of {max_positions} positions"
     if spec.kind != "longrope":
         return said
@@ -31,7 +31,7 @@ def explain_rope(spec: RopeSpec, max_positions: int) -> str:
 
 
 def check_tables(ropes: Iterable[RopeSpec], max_positions: int, available: int) -> None:
-    """Raise ModelError where the tables of all positions do not fit into `available` bytes."""
+    """Raise ModelError if the tables of all positions do not fit into `available` bytes."""
     sizes = (rope.rotary_dim // 2 * (_DYNAMIC_BYTES if rope.kind == "dynamic" else _TABLE_BYTES) for rope in ropes)
     needed = max_positions * sum(sizes)
     if needed > available:
@@ -49,7 +49,7 @@ def _angles(spec: RopeSpec, max_positions: int) -> torch.Tensor:
 
 
 def _frequencies(spec: RopeSpec, max_positions: int) -> torch.Tensor:
-    """Return [rotary_dim / 2] float32."""
+    """Return the frequencies, [rotary_dim / 2] float32."""
     exponents = torch.arange(0, spec.rotary_dim, 2, dtype=torch.int64).float() / spec.rotary_dim
     base = 1.0 / spec.theta**exponents
     if spec.kind == "linear":
@@ -65,9 +65,9 @@ def _frequencies(spec: RopeSpec, max_positions: int) -> torch.Tensor:
 
 
 def _dynamic_frequencies(spec: RopeSpec, max_positions: int) -> torch.Tensor:
-    """Return [max_positions, rotary_dim / 2]: each position with the base of a sequence that ends there.
+    """Return the frequencies [max_positions, rotary_dim / 2]; a position has the base of a sequence that ends there.
 
-    That is what generation token by token sees, and it does not depend on how a prompt is cut into chunks.
+    Generation token by token uses the same frequencies, and they do not depend on how a prompt is divided into chunks.
     """
     lengths = torch.arange(1, max_positions + 1, dtype=torch.float64).clamp(min=spec.original_max_positions)
     growth = spec.factor * lengths / spec.original_max_positions - (spec.factor - 1)
@@ -77,18 +77,18 @@ def _dynamic_frequencies(spec: RopeSpec, max_positions: int) -> torch.Tensor:
 
 
 def _llama3(spec: RopeSpec, base: torch.Tensor) -> torch.Tensor:
-    """Slow frequencies are divided by the factor, fast ones kept, those between interpolated (Llama 3.1)."""
-    turns = spec.original_max_positions * base / (2 * math.pi)  # within the first training's context
+    """Divide slow frequencies by the factor, keep fast ones, interpolate those between (Llama 3.1)."""
+    turns = spec.original_max_positions * base / (2 * math.pi)  # within the original context
     smooth = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
     smooth = smooth.clamp(0.0, 1.0)
     return (1 - smooth) * base / spec.factor + smooth * base
 
 
 def _yarn(spec: RopeSpec, base: torch.Tensor) -> torch.Tensor:
-    """Peng et al., arXiv:2309.00071, section 3.2."""
+    """Return the frequencies of YaRN (Peng et al., arXiv:2309.00071, section 3.2)."""
 
     def dimension(turns: float) -> float:
-        """The dimension that turns so often within the original context."""
+        """The dimension that makes `turns` turns within the original context."""
         ratio = spec.original_max_positions / (turns * 2 * math.pi)
         return spec.rotary_dim * math.log(ratio) / (2 * math.log(spec.theta))
 

@@ -1,4 +1,4 @@
-"""The chat template of a checkpoint, which may have another one for requests with tools. Free of torch."""
+"""Reads the chat template of a checkpoint, which may have a second one for requests with tools. Free of torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NO_DEFAULT = "{{ raise_exception('the model has a template for requests with to
 
 
 def read_chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str:
-    """Return one template that serves all requests, "" where there is none.
+    """Return one template for all requests; "" if there is none.
 
-    Newer repositories keep templates in files of their own, older ones inside tokenizer_config.json; files go before.
-    Raises ModelError naming the file of a template that is none: gateways could only refuse the whole model.
+    Newer repositories keep templates in separate files, older ones in tokenizer_config.json; files take precedence.
+    Raises ModelError naming the file of an invalid template, because gateways could only refuse the whole model.
     """
     named = _from_files(folder) or _from_config(folder / "tokenizer_config.json", tokenizer_config)
     default, tool_use = named.get("default", ""), named.get("tool_use", "")

@@ -1,4 +1,4 @@
-"""Reads slices of a safetensors checkpoint, memory-mapped: a rank touches only the bytes of its share."""
+"""Reads slices of a memory-mapped safetensors checkpoint; a rank touches only the bytes of its share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WeightT = TypeVar("WeightT", bound=Weight)
 
 @dataclass(frozen=True, slots=True)
 class StoredShape:
-    """The shape of a stored tensor, and the one that it should have."""
+    """The shape of a stored tensor, and the expected shape."""
 
     file: Path
     name: str
@@ -33,7 +33,7 @@ class StoredShape:
 
 
 class Checkpoint:
-    """The tensors of one checkpoint under their logical keys, as long as its files are open."""
+    """The tensors of one checkpoint by their logical keys; valid while its files are open."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class Checkpoint:
     ) -> None:
         """`ignored`: patterns of names that may be stored, but are not read. Raises ModelError.
 
-        `optional_prefix`: of names; some checkpoints leave it out. `where_stored`: references that go before those of
-        `refs` where there is such a tensor. `layout`: of the modules that are stored quantized. `dtype`: weights that
-        are not finite in it are refused.
+        `optional_prefix`: a prefix of names that some checkpoints omit. `where_stored`: references that take precedence
+        over `refs` if such a tensor is stored. `layout`: that of the quantized modules. `dtype`: weights that are not
+        finite in this dtype are refused.
         """
         self._files, self._dtype = files, dtype
         self._quantized = None if layout is None else GridReader(files, layout)
@@ -71,11 +71,11 @@ class Checkpoint:
         return _module(self._refs[key])
 
     def is_one(self, key: str, other: str) -> bool:
-        """Whether two keys stand for the same stored numbers."""
+        """Whether two keys refer to the same stored numbers."""
         return self._refs[key] == self._refs[other]
 
     def stored_shape(self, key: str, shape: tuple[int, ...]) -> StoredShape:
-        """Return how what holds `key`, of a logical `shape` [out] or [out, in], is stored and should be."""
+        """Return the stored and the expected shape of the tensor of `key`; `shape` is [out] or [out, in]."""
         ref = self._refs[key]
         name, transposed = ref.name, ref.transposed
         wanted: tuple[int, ...] = (_stored_size(ref, shape[0]), *shape[1:])
@@ -96,7 +96,7 @@ class Checkpoint:
         return self._finite(Dense(found.unsqueeze(0)), ref).values[0]
 
     def weight(self, shard: Shard) -> Weight:
-        """Return the part of a matrix, in the form in which it is stored. Raises ModelError."""
+        """Return a part of a matrix in its stored form. Raises ModelError."""
         ref = self._refs[shard.key]
         rows, interleaved = _stored_rows(ref, shard.rows)
         stored = Shard(_module(ref), (_stored_size(ref, shard.shape[0]), shard.shape[1]), rows, shard.cols)
@@ -113,10 +113,10 @@ class Checkpoint:
         return Dense(self._files.slice(ref.name, stored.shape)[rows, cols])
 
     def _finite(self, found: WeightT, ref: TensorRef) -> WeightT:
-        """Return `found`. Raises ModelError where the served dtype has no number for one of its elements."""
+        """Return `found`. Raises ModelError if an element is not finite in the served dtype."""
         low, high = found.ends()
         largest = torch.finfo(self._dtype).max
-        if not -largest <= low <= high <= largest:  # NaN is neither
+        if not -largest <= low <= high <= largest:  # False for NaN, too
             name, end = _module(ref), high if abs(low) <= largest else low
             raise ModelError(f"{self._file(ref)}: {name}: holds {end}, which is not finite in {self._dtype}")
         return found
@@ -126,7 +126,7 @@ class Checkpoint:
         return self._files.file(ref.name if quantized is None else quantized.codes(_module(ref), (1, 1))[0])
 
     def _reader_of(self, ref: TensorRef) -> GridReader | None:
-        """Return what reads `ref` if it is quantized."""
+        """Return the reader of `ref` if it is quantized, otherwise None."""
         if self._quantized is None or not ref.name.endswith(".weight") or not self._quantized.holds(_module(ref)):
             return None
         return self._quantized
@@ -144,7 +144,7 @@ class Checkpoint:
                 raise ModelError(f"{files.folder}: {_module(ref)}: quantized weights of this architecture are not read")
             expected |= {name for name, needed in quantized.names(_module(ref)) if needed}
             optional |= {name for name, needed in quantized.names(_module(ref)) if not needed}
-            bias = f"{_module(ref)}.bias"  # some programs store one for every quantized module
+            bias = f"{_module(ref)}.bias"  # some programs store a bias for every quantized module
             if bias in files.names and not files.whole(bias).any():
                 optional.add(bias)
         missing = sorted(expected - set(files.names))
@@ -160,7 +160,7 @@ class Checkpoint:
 
 
 def _prefix(name: str, stored: Iterable[str]) -> str:
-    """Return what stands before `name` in one of the `stored` names, "" where in none."""
+    """Return the prefix of `name` in one of the `stored` names; "" if no name has one."""
     return next((other.removesuffix(name) for other in stored if other.endswith(f".{name}")), "")
 
 
@@ -178,7 +178,7 @@ def _stored_size(ref: TensorRef, size: int) -> int:
 
 
 def _stored_rows(ref: TensorRef, rows: Span) -> tuple[Span, torch.Tensor | None]:
-    """Return the stored rows to read for logical `rows`, and which of them those are where parts are interleaved."""
+    """Return the stored rows to read for logical `rows`, and the indices among them if parts are interleaved."""
     if not ref.unit:
         return Span(ref.start + rows.start, ref.start + rows.stop), None
     assert rows.start % ref.unit == len(rows) % ref.unit == 0, "interleaved parts are read in whole units"

@@ -1,4 +1,4 @@
-"""Finds a model: a local folder, or a repository of the Hugging Face hub, downloaded once into its cache."""
+"""Finds a model: a local folder, or a repository of the Hugging Face hub, which is downloaded into the hub's cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.worker.model.spec import ModelError
 
 @dataclass(frozen=True, slots=True)
 class HubSettings:
-    """How to reach the hub; None leaves a choice to huggingface_hub and its environment variables."""
+    """Settings of the hub; None leaves a choice to huggingface_hub and its environment variables."""
 
     revision: str | None = None  # branch, tag or commit
     token: str | None = None
@@ -23,18 +23,18 @@ class HubSettings:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """What of a model has to come, and where it arrives."""
+    """The files of a model to download, and their folder."""
 
     model: str
     blobs: Path
-    sizes: Mapping[str, int]  # bytes of a file, by its name among the blobs
+    sizes: Mapping[str, int]  # bytes of each file, by its name among the blobs
 
     def __str__(self) -> str:
         there = sum(min(size, self._there(name)) for name, size in self.sizes.items())
         return f"downloading {there:,} of {sum(self.sizes.values()):,} bytes of {self.model}"
 
     def _there(self, name: str) -> int:
-        """An unfinished file has a suffix, and that of a process that was killed may lie beside."""
+        """Bytes present of a file. Incomplete files have a suffix; a killed process may have left another one."""
         found = 0
         for path in self.blobs.glob(f"{name}*"):
             with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
@@ -47,13 +47,13 @@ def resolve_model(
 ) -> Path:
     """Return the local folder of `model`, a path or a hub id such as "org/name". Raises ModelError.
 
-    `begins` is told what the hub has of it before anything is fetched, where the hub can be asked.
+    Calls `begins` with the files to download before the download, if the hub is reachable.
     """
     return local_folder(model) or _download(model, settings, begins)
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder that `model` is, None if it is a hub's id. Raises ModelError for a path that is no folder."""
+    """The folder `model`; None if `model` is a hub id. Raises ModelError for a path that is no folder."""
     local = Path(model).expanduser()
     if local.is_dir():
         return local.resolve()
@@ -63,7 +63,7 @@ def local_folder(model: str) -> Path | None:
 
 
 def _download(model: str, settings: HubSettings, begins: Callable[[Download], None]) -> Path:
-    # Imported here: a worker with a local folder starts a quarter of a second sooner without it.
+    # Imported here, because the import takes a quarter of a second, which a local folder does not need.
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
@@ -87,16 +87,16 @@ def _download(model: str, settings: HubSettings, begins: Callable[[Download], No
 
 
 def _listing(model: str, settings: HubSettings) -> Download | None:
-    """What of the model is to come; None when the hub does not say: what is in the cache may do."""
+    """The files to download; None if the hub does not answer, in which case the cache may suffice."""
     from huggingface_hub import HfApi, constants, errors
     from huggingface_hub.file_download import repo_folder_name
     from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
-    http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]  # of the HTTP library that is used
+    http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]  # of the installed HTTP library
     try:
         revision = settings.revision or constants.DEFAULT_REVISION
         info = HfApi(token=settings.token).model_info(model, revision=revision, files_metadata=True)
-    except (http_error, errors.HfHubHTTPError, OSError):  # asked again for the files themselves
+    except (http_error, errors.HfHubHTTPError, OSError):  # the download itself asks the hub again
         return None
     files = filter_repo_objects(
         info.siblings or [],

@@ -1,4 +1,4 @@
-"""How a checkpoint for embeddings pools its hidden states, as sentence-transformers stores it. Free of torch."""
+"""Reads the pooling of an embedding checkpoint, as sentence-transformers stores it. Free of torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.worker.model.files import read_json
 from services.worker.model.spec import ModelError
 from services.worker.protocol.rank_config import PoolingKind
 
-# Both spellings of 1_Pooling/config.json: one flag for each kind, or a name.
+# Both spellings of 1_Pooling/config.json: a flag for each kind, or a name.
 _KINDS: dict[str, PoolingKind] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -24,14 +24,14 @@ _MODULES = ("Transformer", "Pooling", "Normalize")
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """What becomes of a prompt's hidden states: their mean, the first or the last, perhaps scaled to length 1."""
+    """The pooling of a prompt's hidden states: their mean, the first or the last, optionally scaled to length 1."""
 
     kind: PoolingKind = "mean"
     normalise: bool = True
 
 
 def read_pooling(folder: Path) -> Pooling:
-    """Read modules.json and the pooling's config; mean and length 1 where there are none. Raises ModelError."""
+    """Read modules.json and the pooling's config; the default is the mean, scaled to length 1. Raises ModelError."""
     modules = _modules(folder / "modules.json")
     file = folder / modules.get("Pooling", "1_Pooling") / "config.json"
     settings = read_json(file)
@@ -39,7 +39,7 @@ def read_pooling(folder: Path) -> Pooling:
 
 
 def _modules(file: Path) -> dict[str, str]:
-    """Return the folder of each module by its class. Raises ModelError for what is not implemented."""
+    """Return the folder of each module by its class. Raises ModelError for modules that are not implemented."""
     listed = read_json(file, list)
     modules: dict[str, str] = {}
     for entry in listed:

@@ -1,4 +1,4 @@
-"""How a checkpoint's publisher recommends to sample: generation_config.json."""
+"""Reads the publisher's sampling defaults from generation_config.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.worker.model.spec import ModelError
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """For requests that say nothing; None where the publisher says nothing either."""
+    """Defaults for fields that requests omit; None without a recommendation."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -26,7 +26,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def read_sampling(folder: Path, generation: dict[str, Any]) -> SamplingDefaults:
-    """The recommendations of a generation_config.json; raises ModelError naming what cannot be one."""
+    """The recommendations of a generation_config.json; raises ModelError naming an invalid value."""
     found: dict[str, Any] = {}
     for name, (low, high) in _RANGES.items():
         value = generation.get(name)
@@ -35,5 +35,5 @@ def read_sampling(folder: Path, generation: dict[str, Any]) -> SamplingDefaults:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not low <= value <= high or (name == "top_k" and value != int(value)):
             raise ModelError(f"{folder}/generation_config.json: `{name}` must be from {low} to {high}, not {value!r}")
-        found[name] = max(0, int(value) if name == "top_k" else value)  # a top_k of -1 is off, like 0
+        found[name] = max(0, int(value) if name == "top_k" else value)  # a top_k of -1 means off, like 0
     return SamplingDefaults(**found)

@@ -1,4 +1,4 @@
-"""SentencePiece models, which older checkpoints have alone, as tokenizers of the library that gateways use."""
+"""Converts SentencePiece models of older checkpoints to the tokenizers library, which gateways use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MARKED = (_Piece.CONTROL, _Piece.UNKNOWN)
 def read_sentencepiece(file: Path, *, legacy: bool, add_bos: bool, add_eos: bool) -> tuple[Tokenizer, dict[str, str]]:
     """The tokenizer of a `tokenizer.model`, and its special tokens by name; raises ModelError naming the file.
 
-    `legacy`: the text behind every special token begins with a space of its own, not only the first one's.
+    `legacy`: a space is added to the text after every special token, not only at the start.
     """
     refuse_pointer(file)
     try:
@@ -54,7 +54,7 @@ def _model(file: Path, proto: ModelProto) -> BPE | Unigram:
 
 
 def _merges(proto: ModelProto) -> list[tuple[str, str]]:
-    """Every way to put a piece together, the best-scored pieces first, as SentencePiece merges."""
+    """All pairs of pieces that form a piece, best-scored pieces first, which is SentencePiece's order of merges."""
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == _Piece.NORMAL}
     parts = scores.keys()
     found = [
@@ -91,7 +91,7 @@ def _special_tokens(proto: ModelProto) -> dict[str, str]:
 
 
 def _set_ends(tokenizer: Tokenizer, special: dict[str, str], names: list[str]) -> None:
-    """Let texts begin or end with the tokens that are named, as far as the model has them."""
+    """Let texts begin or end with the named tokens that the model has."""
     ends = {name: special[name] for name in names if name in special}
     if not ends:
         return

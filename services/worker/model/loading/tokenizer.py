@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer, completed from the files beside tokenizer.json as `transformers` completes it."""
+"""Reads a checkpoint's tokenizer and completes it from the files beside tokenizer.json, as `transformers` does."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What gateways need to know about tokens."""
+    """The tokenizer and special tokens for gateways."""
 
-    json: bytes  # a tokenizers file
+    json: bytes  # a file of the tokenizers library
     special_tokens: dict[str, str]  # bos_token, eos_token, ... as text
     eos_token_id: int | None
     add_bos_token: bool
@@ -52,7 +52,7 @@ def read_tokenizer(folder: Path, config: dict[str, Any], vocab_size: int) -> Tok
 
 
 def _whole(folder: Path, config: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
-    """A tokenizers file, and the special tokens that one of another format names."""
+    """A file of the tokenizers library, and the special tokens of a file converted from another format."""
     file, older = folder / "tokenizer.json", folder / "tokenizer.model"
     if not file.is_file() and older.is_file():
         legacy, bos = config.get("legacy") is not False, config.get("add_bos_token") is not False
@@ -75,19 +75,19 @@ def _other_formats(folder: Path) -> str:
 
 
 def _merged(config: dict[str, Any], special_map: dict[str, Any]) -> dict[str, Any]:
-    """Older checkpoints say in special_tokens_map.json what newer ones say in tokenizer_config.json alone."""
+    """Merge special_tokens_map.json of older checkpoints into the config; newer ones use tokenizer_config.json."""
     newer = "added_tokens_decoder" in config
     given = {key: value for key, value in config.items() if value is not None}
     return {**special_map, **given} if newer else {**given, **special_map}
 
 
 def _text(token: Any) -> str:
-    """A token is a string, or an object with its content."""
+    """The text of a token, which is a string or an object with its content."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
 
 
 def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """Return the standard tokens and those that only this model names, for its template."""
+    """Return the standard special tokens and the model's own, for its template."""
     named = {key: value for key, value in settings.items() if key in _NAMED or _is_named(key, value)}
     extra = settings.get("extra_special_tokens")
     named |= extra if isinstance(extra, dict) else {}
@@ -153,7 +153,7 @@ def _token_id(file: Path, text: str, value: str | int) -> int:
 
 
 def _add_unknown(tokenizer: Tokenizer, tokens: Iterable[AddedToken], vocab_size: int) -> None:
-    """Make special tokens whole that so far are ordinary ones, and add those that the model has an embedding for."""
+    """Mark ordinary tokens of these names as special, and add new tokens that have an embedding."""
     known = {added.content for added in tokenizer.get_added_tokens_decoder().values()}
     for token in tokens:
         if token.content in known:

@@ -1,4 +1,4 @@
-"""The tokens of a checkpoint as grammars see them: bytes, in a trie."""
+"""Reads the tokens of a checkpoint for grammars, as a trie of bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.worker.model.spec import ModelError
 
 
 def read_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """Read the tokenizer of `folder`; takes up to a second. Raises ValueError when grammars cannot be applied to it."""
+    """Read the tokenizer of `folder`; takes up to a second. Raises ValueError if grammars cannot use it."""
     try:
         files = read_tokenizer(folder, read_json(folder / "tokenizer_config.json"), vocab_size)
     except ModelError as error:

@@ -1,4 +1,4 @@
-"""AWQ: 4 bits packed along the outputs in an order of its own, tensors stored [in, out]."""
+"""AWQ: 4 bits packed along the outputs in AWQ's order, tensors stored [in, out]."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PACKING = Packing(bits=4, dim=0, places=(0, 4, 1, 5, 2, 6, 3, 7))
 def read(config: Config) -> Layout:
     """Read the configuration. Raises ModelError."""
     pass_over_producers(config)
-    config.pass_over("zero_point", "desc_act")  # zeros are stored in either case, and inputs are never sorted
+    config.pass_over("zero_point", "desc_act")  # zeros are always stored, and inputs are never sorted
     config.require("bits", 4)
     config.require("method", "awq")
     for version in ("version", "format", "checkpoint_format"):

@@ -15,7 +15,7 @@ def read(config: Config) -> Layout:
     weights = read_weights(config, "int")
     if weights.bits != 8:
         raise config.error("config_groups", f"num_bits: {weights.bits} of int-quantized is not implemented; allowed: 8")
-    optional = (_ZEROS,) if weights.symmetric else ()  # some programs store that they are 0
+    optional = (_ZEROS,) if weights.symmetric else ()  # some programs store zeros of 0
     return Layout(
         codes=Grid(("weight",), ("I8",)),
         scales=weights.scales,

@@ -1,4 +1,4 @@
-"""FP8 as FBGEMM stores it: e4m3 with a scale for each output."""
+"""FP8 of FBGEMM: e4m3 with a scale for each output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.worker.model.layout import SCALES, Grid, Layout
 
 def read(config: Config) -> Layout:
     """Read the configuration. Raises ModelError."""
-    # Which modules are quantized is seen by their tensors; activations stay in the served dtype.
+    # The stored tensors show which modules are quantized; activations stay in the served dtype.
     config.pass_over("modules_to_not_convert", "activation_scale_ub")
     scales = Grid(("weight_scale",), SCALES, (1, 0))
     return Layout(Grid(("weight",), ("F8_E4M3",)), scales, unread=("input_scale_ub",))

@@ -20,7 +20,7 @@ def read(config: Config) -> Layout:
     version = config.first_of("checkpoint_format", "format")
     config.require(version, "gptq", "gptq_v2")
     bits, block = config.integer("bits"), _block(config)
-    less = 0 if config.raw(version) == "gptq_v2" else 1  # of zeros, in the first version
+    less = 0 if config.raw(version) == "gptq_v2" else 1  # the first version stores zeros minus 1
     return Layout(
         codes=Grid(("qweight",), ("I32",), transposed=True, packing=Packing(bits, dim=1)),
         scales=Grid(("scales",), SCALES, block, transposed=True),
