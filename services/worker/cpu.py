@@ -1,4 +1,4 @@
-"""What this machine's CPU computes natively, read without torch."""
+"""Instruction sets of this machine's CPU, read without torch."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def has_amx() -> bool:
 
 
 def has_avx512_bf16() -> bool:
-    """Whether the CPU multiplies pairs of bfloat16 (AVX-512), for our kernels where there is no AMX."""
+    """Whether the CPU multiplies pairs of bfloat16 (AVX-512), for our kernels without AMX."""
     return _flags() >= _AVX512_BF16
 
 
 def has_avx512() -> bool:
-    """Whether the CPU has vectors of 16 floats (AVX-512), for our kernels where it does not multiply pairs."""
+    """Whether the CPU has vectors of 16 floats (AVX-512), for our kernels without products of pairs."""
     return _flags() >= _AVX512
 
 
 def has_avx2() -> bool:
-    """Whether the CPU has the vector instructions (AVX2) for our kernels where there is nothing better."""
+    """Whether the CPU has the vector instructions AVX2, for our kernels without better ones."""
     return _flags() >= _AVX2
 
 
@@ -44,17 +44,17 @@ def has_neon() -> bool:
 
 
 def has_neon_bf16() -> bool:
-    """Whether it multiplies pairs of bfloat16, too."""
+    """Whether the ARM CPU multiplies pairs of bfloat16, too."""
     return _flags() >= {"asimd", "bf16"}
 
 
 def has_vectors() -> bool:
-    """Whether the CPU has vector instructions that our kernels are written for."""
+    """Whether the CPU has the vector instructions of one of our kernels."""
     return has_avx2() or has_neon()
 
 
 def _flags() -> set[str]:
-    """What Linux says; nothing where there is no such file."""
+    """The CPU's flags from Linux; empty on other systems."""
     if not _CPUINFO.exists():
         return set()
     for line in _CPUINFO.read_text().splitlines():

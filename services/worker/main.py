@@ -27,9 +27,9 @@ OpenEngine = Callable[[WorkerSettings, Path, StepObserver, LifeObserver], Awaita
 
 
 async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: OpenEngine = open_native) -> None:
-    """Serve until `stop` is set, then drain and leave. Raises StartupError when the engine never starts.
+    """Serve until `stop` is set, then drain. Raises StartupError when the engine never starts.
 
-    Raises GaveUpError when its ranks are lost and do not come back in time.
+    Raises GaveUpError when its ranks are lost and do not start again in time.
     """
     registry, readiness = new_registry("worker"), Readiness()
     with (

@@ -1,4 +1,4 @@
-"""What a worker server is told by its environment."""
+"""Settings of a worker server from its environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.common.settings import ServiceSettings
 
 
 class WorkerSettings(ServiceSettings):
-    """One worker: a model, its ranks, and how much it takes on."""
+    """Settings of one worker: its model, its ranks, and its limits."""
 
     worker_id: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1)
     worker_port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 picks a free one")

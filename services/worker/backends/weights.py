@@ -164,7 +164,5 @@ def _code_ends(codes: Tensor) -> Tensor:
     """Return the smallest and the largest code, or bounds of them: [2] float32."""
     if codes.dtype is not _FP8:
         return torch.stack(torch.aminmax(codes)).float()
-    largest = (
-        (codes.view(torch.uint8) & 0x7F).max().view(_FP8).float()
-    )  # codes without a sign have the order of their values
+    largest = (codes.view(torch.uint8) & 0x7F).max().view(_FP8).float()  # unsigned codes have the order of values
     return torch.stack((-largest, largest))
