@@ -82,7 +82,7 @@ def fresh_blocks(pool: BlockPool, request: Request, hits: list[int], n_running: 
 
 
 class WaitingQueue:
-    """Orders requests by aged priority, then by their tenant's served tokens, then by arrival."""
+    """Orders requests by aged priority, then by their tenant's service so far, then by arrival."""
 
     def __init__(self, ledger: TenantLedger, age_s: float) -> None:
         self._ledger = ledger

@@ -63,7 +63,7 @@ static inline void fetch_tile(const char *from) {
     for (int at = 0; at < TILE_BYTES; at += 64) _mm_prefetch(from + at, _MM_HINT_T0);
 }
 
-// Loads a tile's rows of inputs.
+// A tile's rows of inputs.
 typedef struct {
     const bf16 *x;
     long ldx, rows;
@@ -156,7 +156,7 @@ typedef struct {
     long ldx, m, full, share;
 } division;
 
-// Computes the 16 rows from `row` on, or the rest of the rows.
+// The inputs of the 16 rows from `row` on, or of the rest of the rows.
 static inputs inputs_at(const division *d, long row) {
     if (row < d->full) return (inputs){d->x + row * d->ldx, d->ldx, TILE};
     return (inputs){d->spare, d->p.k, d->m - d->full};

@@ -35,7 +35,7 @@ INLINE long padded(const layer *a) {
     return (a->head_dim + step - 1) & -step;
 }
 
-// The numbers of a head as floats.
+// Stores the numbers of a head as floats in y.
 INLINE void take_head(const layer *a, const void *x, long at, int half, float *y) {
     const float *whole = (const float *)x + at;
     const bf16 *halves = (const bf16 *)x + at;
@@ -178,7 +178,8 @@ INLINE void accumulate(const layer *a, tile *t, const block *b, long keys, int i
     if (lane + 1 == n) add_lanes(t, b, keys, lane, size, 1, 4, in_bf16);
 }
 
-// Keys beyond the sequence hold stale data, perhaps NaN, and are replaced by zeros. `as_they_are`: keep the cache's format.
+// Collects a block's keys and values. Those beyond the sequence hold stale data, perhaps NaN, and are replaced by zeros.
+// `as_they_are`: keep the cache's format.
 static void take_keys(const layer *a, const found_keys *f, int half, int as_they_are, block *b) {
     static const float zeros[MAX_HEAD_DIM];
     long values = a->n_kv * a->head_dim, size = padded(a);
