@@ -108,7 +108,7 @@ def test_no_other_block_is_left_unrun() -> None:
     ("target", "starts"),
     [
         ("run", f"{Path('.venv/bin/ryzanstein')} up"),
-        ("test", f"PYTHONDONTWRITEBYTECODE= {Path('.venv/bin/pytest')} -n 2"),
+        ("test", f"PYTHONDONTWRITEBYTECODE= {Path('.venv/bin/pytest')} -n 3"),
     ],
 )
 def test_make_starts_what_is_tested_here(target: str, starts: str) -> None:

@@ -123,8 +123,8 @@ def test_a_conversation_is_kept_listed_and_deleted(client: openai.OpenAI, stack:
         ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "array", "uniqueItems": True}}}},
-         "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "strict": True,
+                              "schema": {"type": "array", "uniqueItems": True}}}}, "text.format.schema"),
         ({"max_output_tokens": 100_000}, "input"),
     ],
 )  # fmt: skip

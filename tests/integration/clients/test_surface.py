@@ -85,9 +85,11 @@ async def test_every_client_asks_for_structured_output(gateway: Served, kind: st
             await call(client, "complete", PROMPT, max_tokens=2, structured_outputs=asked)
             submit = [submit for worker in gateway.stack.workers for submit in worker.submits][-1]
             assert submit.sampling.grammar, asked
+        never = {"name": "n", "strict": True, "schema": {"uniqueItems": True}}
+        strict = {"type": "json_schema", "json_schema": never}
         with pytest.raises(BadRequest, match="uniqueItems") as refused:
-            await call(client, "chat", TALK, structured_outputs={"json": {"uniqueItems": True}})
-        assert refused.value.param == "structured_outputs.json"
+            await call(client, "chat", TALK, response_format=strict)
+        assert refused.value.param == "response_format.json_schema.schema"
 
 
 @every_client
@@ -129,7 +131,7 @@ async def test_what_a_template_reads_and_a_prompt_that_is_given_back(kind: str) 
         await call(client, "chat", told, max_tokens=1, response_format={"type": "json_object"}, **variables)
         assert byte_level().decode(list(submits[-1].prompt_ids)) == "lowdryAdahihmhoA:"
         assert submits[-1].sampling.grammar
-        named = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"uniqueItems": True}}}
+        named = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {"uniqueItems": True}}}
         with pytest.raises(BadRequest, match="uniqueItems"):
             await call(client, "chat", told, response_format=named)
         await call(client, "chat", told, max_tokens=1, add_generation_prompt=False, continue_final_message=True)

@@ -138,12 +138,12 @@ async def test_ranks_that_disagree_about_a_collective_are_stopped(make_group: Ma
 
 
 async def test_a_collective_that_is_never_joined_blames_who_is_missing(make_group: MakeGroup) -> None:
-    group = make_group(model="misbehave", collective_timeout_s=0.3, stall_timeout_s=30.0)
+    group = make_group(model="misbehave", collective_timeout_s=3.0, stall_timeout_s=30.0)
     await group.start()
     Conversation(group, [[1, standin.HANG]]).submit()
     failure = await failure_of(group)
     assert (failure.rank, failure.kind) == (1, FailureKind.ERROR)
-    assert "rank 0 waited 0.3 s at step 0, collective 1: rank 1 is at start-up" in failure.detail
+    assert "rank 0 waited 3 s at step 0, collective 1: rank 1 is at start-up" in failure.detail
 
 
 async def test_a_malformed_plan_is_reported_with_a_traceback(make_group: MakeGroup) -> None:

@@ -197,17 +197,19 @@ async def test_sigterm_hands_off_and_leaves_nothing_behind(tmp_path: Path, redis
 async def test_a_worker_whose_checkpoint_is_gone_gives_up_and_says_why(tmp_path: Path, redis_url: str) -> None:
     model = tmp_path / "model"
     shutil.copytree(BUNDLED_MODEL, model)
-    with server_process(tmp_path, redis_url, MODEL=str(model), RECOVERY_LIMIT_S="5") as server:
+    with server_process(tmp_path, redis_url, MODEL=str(model), RECOVERY_LIMIT_S="15") as server:
         async with Gateway(server.address) as gateway:
             await gateway.wait_serving()
         (model / "model.safetensors").unlink()
         killed = time.monotonic()
         server.ranks()[0].kill()
         assert await asyncio.to_thread(server.process.wait, 60) == 1
-        assert time.monotonic() - killed > 5
+        assert time.monotonic() - killed > 15
         lines = [json.loads(line) for line in server.log.read_text().splitlines()]
         (last,) = [line["message"] for line in lines if line["logger"] == "services.common.lifecycle"]
-        assert last.startswith("giving up: not serving for 5 s (RYZANSTEIN_RECOVERY_LIMIT_S): rank 0 error: ModelError")
+        assert last.startswith(
+            "giving up: not serving for 15 s (RYZANSTEIN_RECOVERY_LIMIT_S): rank 0 error: ModelError"
+        )
         assert "safetensors" in last
 
 

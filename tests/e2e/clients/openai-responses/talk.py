@@ -75,7 +75,10 @@ Weather.model_validate_json(streamed.arguments)
 for fields, kind in (
     ({"model": "nope", "input": ASK}, openai.NotFoundError),
     ({"model": MODEL, "input": ASK, "temperature": -1}, openai.BadRequestError),
-    ({"model": MODEL, "input": ASK, "tools": [{"type": "web_search"}]}, openai.BadRequestError),
+    (
+        {"model": MODEL, "input": ASK, "tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+        openai.BadRequestError,
+    ),
     ({"model": MODEL, "input": ASK, "previous_response_id": whole.id}, openai.BadRequestError),
 ):
     try:
