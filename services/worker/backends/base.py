@@ -6,7 +6,7 @@ reference: it is short, runs on any device, and the others are tested against it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +20,7 @@ from services.worker.backends.collectives import Communicator, GroupSeat, StepCo
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.kv_format import KvFormat
 from services.worker.backends.names import Activation
-from services.worker.backends.shapes import AttentionShape
+from services.worker.backends.shapes import AttentionShape, ExpertsShape
 from services.worker.backends.weights import Stacked
 
 PlanT = TypeVar("PlanT")
@@ -56,6 +56,25 @@ class RmsNorm(Protocol):
 
     def write(self, x: Tensor, out: Tensor) -> None:
         """Write the normalised `x` to `out`, which may be `x`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """The weights of a gated expert."""
+
+    gate_up: Stacked  # [2 * ffn_size, hidden_size]
+    down: Stacked  # [hidden_size, ffn_size]
+
+
+class Experts(Protocol):
+    """A rank's experts of a mixture."""
+
+    def __call__(self, x: Tensor, logits: Tensor) -> Tensor:
+        """Return the rank's summand of [n, hidden_size] for rows x [n, hidden_size].
+
+        `logits` [n, n_experts] are the router's: experts of all ranks.
+        """
         ...
 
 
@@ -123,6 +142,10 @@ class Ops(Protocol):
 
     def gate(self, name: Activation) -> Elementwise:
         """Return act(gate) * up of [n, 2 * size], gate then up: [n, size]."""
+        ...
+
+    def experts(self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation) -> Experts:
+        """Return the experts with these `weights`, one after the other for each of `shape.numbers`."""
         ...
 
     def add(self, x: Tensor, added: Tensor, scale: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""The sizes of one rank's attention and of its cache."""
+"""The sizes of one rank's attention, of its cache and of its experts."""
 
 from __future__ import annotations
 
@@ -33,3 +33,14 @@ class KvShape:
     def width(self) -> int:
         """Numbers of a token in a layer: K, then V."""
         return 2 * self.n_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsShape:
+    """One rank's gated experts of a mixture, and how rows are sent to those of all ranks."""
+
+    numbers: range  # of this rank's experts among all
+    hidden_size: int
+    ffn_size: int
+    n_active: int  # experts that a row is sent to: those with the largest softmax over all
+    normalise: bool  # divide the weights of those by their sum

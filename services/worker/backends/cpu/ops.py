@@ -5,15 +5,18 @@ A row's bits depend neither on the other rows nor on the number of threads.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from services.worker.backends.base import Elementwise, Linear, LogitShard, Lookup, RmsNorm, Rope
+from services.worker.backends.base import Elementwise, Expert, Experts, Linear, LogitShard, Lookup, RmsNorm, Rope
 from services.worker.backends.cpu.linear import KernelLinear, PackedLinear
 from services.worker.backends.cpu.logit_shard import KernelLogitShard
 from services.worker.backends.names import Activation
+from services.worker.backends.shapes import ExpertsShape
+from services.worker.backends.torch.experts import ExpertLoop
 from services.worker.backends.torch.ops import TorchOps
 from services.worker.backends.weights import Dense, Stacked
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
@@ -49,6 +52,15 @@ class OneDnnOps(TorchOps):
         """Return the function of an activation."""
         function = super().activation(name)
         return RowAligned(function) if self._dtype is torch.float32 else function
+
+    def experts(self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation) -> Experts:
+        """Return the experts with these `weights`: the host is the device, so it may ask which are chosen."""
+        gate = self.gate(activation)
+        return ExpertLoop([self._expert(expert, gate) for expert in weights], shape)
+
+    def _expert(self, expert: Expert, gate: Elementwise) -> Elementwise:
+        gate_up, down = self.linear(expert.gate_up, None), self.linear(expert.down, None)
+        return lambda x: down(gate(gate_up(x)))
 
 
 class RowAligned:

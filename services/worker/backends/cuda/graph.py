@@ -59,7 +59,7 @@ class CapturedStep:
 class CudaDecodes:
     """Replays `decode` for steps of one row per sequence.
 
-    Serves no more steps once a step has needed the host, as mixtures do that choose experts there.
+    Serves no more steps once a step has needed the host.
     """
 
     def __init__(

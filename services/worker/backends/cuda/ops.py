@@ -1,12 +1,18 @@
-"""The computations of a layer on CUDA: torch's, with each norm in one kernel."""
+"""The computations of a layer on CUDA: torch's, with each norm in one kernel, and experts without the host."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from services.worker.backends.base import RmsNorm
+from services.worker.backends.base import Expert, Experts, RmsNorm
+from services.worker.backends.cuda.experts import CudaExperts
+from services.worker.backends.names import Activation
+from services.worker.backends.shapes import ExpertsShape
+from services.worker.backends.torch.experts import TorchExperts
 from services.worker.backends.torch.ops import TorchOps
 
 
@@ -34,8 +40,13 @@ class CudaRmsNorm:
 
 
 class CudaOps(TorchOps):
-    """Plain torch except for the norms."""
+    """Plain torch except for the norms and the experts."""
 
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
         """Return the norm with `weight`."""
         return CudaRmsNorm(weight, eps, self._dtype)
+
+    def experts(self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation) -> Experts:
+        """Return the experts with these `weights`."""
+        gate = self.gate(activation)
+        return CudaExperts(TorchExperts(weights, shape, gate, self._dtype, self._device), shape, gate)

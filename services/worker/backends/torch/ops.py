@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from services.worker.backends.base import Elementwise, Linear, LogitShard, Lookup, Norm, RmsNorm, Rope, Rotation
+from services.worker.backends.base import (
+    Elementwise,
+    Expert,
+    Experts,
+    Linear,
+    LogitShard,
+    Lookup,
+    Norm,
+    RmsNorm,
+    Rope,
+    Rotation,
+)
 from services.worker.backends.names import Activation
+from services.worker.backends.shapes import ExpertsShape
+from services.worker.backends.torch.experts import TorchExperts
 from services.worker.backends.torch.logit_shard import TorchLogitShard
 from services.worker.backends.weights import Stacked
 
@@ -122,6 +136,10 @@ class TorchOps:
             return activation(gate).mul_(up)
 
         return gated
+
+    def experts(self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation) -> Experts:
+        """Return the experts with these `weights`."""
+        return TorchExperts(weights, shape, self.gate(activation), self._dtype, self._device)
 
     def add(self, x: Tensor, added: Tensor, scale: float) -> Tensor:
         """Return x + scale * added."""

@@ -35,7 +35,7 @@ _CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "gemma2": lambda: transformers.Gemma2Config(**_SHAPE, **_HEADS, attn_logit_softcapping=5.0, sliding_window=40),
     "olmo2": lambda: transformers.Olmo2Config(**_SHAPE, **_HEADS),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=192, n_layer=2, n_head=6, n_positions=2048),
-    "mixtral": lambda: transformers.MixtralConfig(**_SHAPE, **_HEADS, num_local_experts=4, sliding_window=None),
+    "mixtral": lambda: transformers.MixtralConfig(**_SHAPE, **_HEADS, num_local_experts=16, sliding_window=None),
 }
 # Contexts on both sides of the smallest graph, and of the next one.
 _LENGTHS = [3, 64, 250, 255, 300, 505, 17, 600]
@@ -89,11 +89,8 @@ def test_replayed_decodes_are_what_eager_ones_are(name: str, dtype: torch.dtype,
             assert (kv - exact).float().norm() <= _TOLERANCE[dtype] * exact.float().norm()
     decodes = model._graphs[engine.cache].decodes
     assert isinstance(decodes, CudaDecodes)
-    if name == "mixtral":  # which experts are needed is known to the host alone
-        assert not decodes._captured
-    else:
-        assert {sizes.n_rows for sizes in decodes._captured} == {1, 2, 4, 8}
-        assert {sizes.n_keys for sizes in decodes._captured} == {256, 512, 1024}
+    assert {sizes.n_rows for sizes in decodes._captured} == {1, 2, 4, 8}
+    assert {sizes.n_keys for sizes in decodes._captured} == {256, 512, 1024}
 
 
 def test_memory_is_what_torch_holds_and_the_device_has_free() -> None:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.worker.backends.base import ModelBackend, Ops
+from services.worker.backends.base import Expert, ModelBackend, Ops
 from services.worker.backends.cpu.backend import OneDnnBackend
 from services.worker.backends.opening import open_backend
+from services.worker.backends.shapes import ExpertsShape
 from services.worker.backends.torch.ops import TorchOps
 from services.worker.backends.weights import Dense, Stacked
 
@@ -57,6 +58,9 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
     weight = Stacked((Dense(normal(30, 3 * SIZE)), Dense(normal(66, 3 * SIZE))))
     product, biased = (ops.linear(weight, bias) for bias in (None, normal(96)))
     lookup, (tied_lookup, tied_product) = ops.embedding(weight), ops.tied(weight, None)
+    tables = zip(normal(4 * 192, SIZE).chunk(4), normal(4 * SIZE, 96).chunk(4), strict=True)
+    mixture = (Expert(Stacked((Dense(up),)), Stacked((Dense(down),))) for up, down in tables)
+    experts = ops.experts(mixture, ExpertsShape(range(2, 6), SIZE, 96, n_active=2, normalise=True), "silu")
     norm, head_norm = ops.rms_norm(normal(SIZE).float(), 1e-5), ops.rms_norm(normal(8, HEAD_DIM).float(), 1e-5)
     layer_norm = ops.layer_norm(normal(SIZE), normal(SIZE), 1e-5)
     angles = torch.arange(N_ROWS, device=device).unsqueeze(1) / torch.arange(1, 25, device=device)
@@ -73,6 +77,7 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
         "layer norm": lambda x, _: layer_norm(x),
         "rope": rotated,
         "scatter": written,
+        "experts, half of them another rank's": lambda x, _: experts(x, x[:, :8]),
         "add": lambda x, _: ops.add(x.clone(), x.flip(-1).contiguous(), 0.75),
         "best columns": lambda x, _: shard.best(x.float(), 5)[0].sort(dim=-1).values,
         "mass of columns": lambda x, _: shard.mass(x.float()),

@@ -1,0 +1,48 @@
+"""The experts of a mixture on CUDA: nothing that a captured step computes is read by the host."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from services.worker.backends.base import Elementwise
+from services.worker.backends.cuda.graph import MAX_ROWS
+from services.worker.backends.shapes import ExpertsShape
+from services.worker.backends.torch.experts import ExpertLoop, TorchExperts, route, weighted_sum
+
+_COPIED = 3  # times that a weight crosses memory when it is copied first: read, written, read
+
+
+class CudaExperts:
+    """Reads as few bytes of weights as possible without the host.
+
+    Few rows: copies of the experts that they chose. More: all experts, once for all rows. More than a graph holds: the
+    host reads which are chosen, since all experts on all rows are too much to compute.
+    """
+
+    def __init__(self, every: TorchExperts, shape: ExpertsShape, gate: Elementwise) -> None:
+        """`every`: the experts of `shape`."""
+        self._shape, self._all = shape, every
+        pairs = zip(every.gate_up, every.down, strict=True)
+        self._loop = ExpertLoop([_expert(gate_up, gate, down) for gate_up, down in pairs], shape)
+
+    def __call__(self, x: Tensor, logits: Tensor) -> Tensor:
+        """Return this rank's summand of [n, hidden_size]."""
+        if len(x) > MAX_ROWS:
+            return self._loop(x, logits)
+        if _COPIED * len(x) * self._shape.n_active < len(self._shape.numbers):
+            return self._copied(x, logits)
+        return self._all(x, logits)
+
+    def _copied(self, x: Tensor, logits: Tensor) -> Tensor:
+        weights, chosen = route(logits, self._shape)
+        places, absent = self._all.places(chosen)
+        own = places.view(-1)
+        each = x.unsqueeze(1).expand(*chosen.shape, -1).reshape(len(own), 1, -1)  # [n * n_active, 1, hidden_size]
+        gate_up, down = (table.index_select(0, own) for table in (self._all.gate_up, self._all.down))
+        terms = self._all.multiply(each, gate_up, down).view(*chosen.shape, -1)
+        return weighted_sum(terms.masked_fill(absent, 0), weights)
+
+
+def _expert(gate_up: Tensor, gate: Elementwise, down: Tensor) -> Elementwise:
+    return lambda x: F.linear(gate(F.linear(x, gate_up)), down)
