@@ -8,7 +8,7 @@ from enum import Enum
 from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.common.blockhash import HASH_BLOCK_TOKENS, extend_chain, wire_hash
-from services.worker.engine.output import Finish, TokenLogprobs
+from services.worker.engine.output import Finish, Prefill, TokenLogprobs
 
 
 class Status(Enum):
@@ -87,6 +87,10 @@ class Request:
         if self.token_ids[-1] in self.end_token_ids:
             return Finish.STOP
         return Finish.LENGTH if len(self.token_ids) >= self.limit else None
+
+    def prefill(self) -> Prefill:
+        """What the first output says of the prompt."""
+        return Prefill(self.queued_at, self.admitted_at, self.cached_tokens, tuple(self.prompt_logprobs))
 
     def check(self, block_tokens: int) -> None:
         """Raise AssertionError when the positions of a running request are out of order."""

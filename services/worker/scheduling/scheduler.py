@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from services.worker.engine.kv_events import KvEventLog
-from services.worker.engine.output import Finish, Output, Prefill
+from services.worker.engine.output import Finish, Output
 from services.worker.engine.state import EngineCounters
 from services.worker.protocol.plan import Admission, StepPlan, StepResult
 from services.worker.scheduling.admission import Capacity, WaitingQueue, fresh_blocks
@@ -322,7 +322,7 @@ class Scheduler:
 
     def _draw(self, request: Request, result: StepResult, drawn: dict[int, int]) -> Output:
         """Output of a request whose chunk drew a token, a pooled state or a failure."""
-        prefill = None if request.announced else _prefill(request)
+        prefill = None if request.announced else request.prefill()
         request.announced = True
         slot = request.slot
         if request.embed:
@@ -394,8 +394,3 @@ class Scheduler:
         assert all(request.status is Status.DEFERRED for request in self._deferred)
         assert len(self._queue) == sum(1 for _ in self._queue)
         assert self._queue.tokens == sum(len(request.token_ids) for request in self._queue)
-
-
-def _prefill(request: Request) -> Prefill:
-    """Prefill facts of a request's first output."""
-    return Prefill(request.queued_at, request.admitted_at, request.cached_tokens, tuple(request.prompt_logprobs))

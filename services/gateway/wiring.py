@@ -1,0 +1,243 @@
+"""Makes the services that the public APIs share, and the APIs themselves, from the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+from starlette.applications import Starlette
+
+from services.common.keys import RedisKeys
+from services.gateway.api.schema import ChatBody, CompletionBody
+from services.gateway.asgi import ASGIApp
+from services.gateway.batches.gate import BatchGate
+from services.gateway.batches.parts import Batches
+from services.gateway.drain import Drain
+from services.gateway.generation.cache import ResponseCache
+from services.gateway.generation.chat import ChatPreparer
+from services.gateway.generation.chat_body import ChatBodyPreparer
+from services.gateway.generation.completions import CompletionPreparer
+from services.gateway.generation.embedding import Embedder
+from services.gateway.generation.entrance import Entrance
+from services.gateway.generation.logprobs import LogprobWriter
+from services.gateway.generation.models import Models
+from services.gateway.generation.pipeline import Pipeline, Wrapper
+from services.gateway.generation.resume import ResumePolicy
+from services.gateway.grammar.admission import GrammarCompiler
+from services.gateway.grpc.inference import InferenceService
+from services.gateway.http.app import new_app
+from services.gateway.http.dispatcher import Dispatcher
+from services.gateway.http.endpoint import Endpoint
+from services.gateway.http.exchange import ApiDialect, BodyLimits
+from services.gateway.http.handlers import Route, hot_routes
+from services.gateway.http.playground import add_playground
+from services.gateway.http.responses.routes import add_routes
+from services.gateway.http.responses.store import ResponseStore, StoreLimits
+from services.gateway.observation import Observer
+from services.gateway.origins import OriginPolicy
+from services.gateway.settings import GatewaySettings
+from services.gateway.spans import RequestTracer
+from services.gateway.telemetry import GatewayMetrics
+from services.gateway.tenants.gate import TenantGate
+from services.gateway.tenants.keys import KeyDirectory, read_keys
+from services.gateway.tenants.limits import Concurrency, RateLimits
+from services.gateway.tenants.peers import Peers
+from services.gateway.tenants.redis_guard import RedisGuard
+from services.gateway.tenants.tenant import Gate, OpenGate
+from services.gateway.upstream.addresses import RouterAddresses
+from services.gateway.upstream.catalog import Catalog
+from services.gateway.upstream.router import RouterClient
+from services.gateway.websocket.handshake import Sockets
+from services.gateway.websocket.protocol import SingleSequence
+from services.gateway.websocket.replay import ReplayBuffers
+from services.gateway.websocket.socket import StreamSocket
+
+STORE_S = 1.0  # longest wait for Redis when a stored response is read or written
+
+
+def resume_policy(settings: GatewaySettings) -> ResumePolicy:
+    """Return the limits within which an interrupted generation goes on elsewhere."""
+    return ResumePolicy(
+        max_faults=settings.max_faults,
+        max_handoffs=settings.max_handoffs,
+        poison_deaths=settings.poison_deaths,
+        deadline_s=settings.resume_deadline_s,
+        first_token_s=settings.first_token_timeout_s,
+        stall_s=settings.stall_timeout_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedServices:
+    """The services that the three public APIs share."""
+
+    settings: GatewaySettings
+    catalog: Catalog
+    router: RouterClient
+    gate: Gate
+    metrics: GatewayMetrics
+    models: Models
+    completions: CompletionPreparer
+    chat: ChatPreparer
+    hot: list[Route]
+    store: ResponseStore
+    embedder: Embedder
+    buffers: ReplayBuffers
+    tracer: RequestTracer
+    drain: Drain
+    batches: Batches | None
+
+    def _origins(self) -> OriginPolicy:
+        settings = self.settings
+        return OriginPolicy(settings.allowed_origins, host=settings.host, keyless=not settings.tenancy)
+
+    def _entrance(self, gate: Gate) -> Entrance:
+        return Entrance(gate, self.models)
+
+    def _limits(self) -> BodyLimits:
+        return BodyLimits(self.settings.max_body_bytes, self.settings.body_timeout_s)
+
+    def _endpoints(self, gate: Gate) -> dict[str, Endpoint]:
+        """The hot routes, behind `gate`."""
+        entrance, limits = self._entrance(gate), self._limits()
+        return {path: one for route in self.hot for path, one in route.endpoints(entrance, limits).items()}
+
+    @property
+    def _dialects(self) -> dict[str, ApiDialect]:
+        return {route.path: route.dialect for route in self.hot}
+
+    def batch_routes(self) -> ASGIApp:
+        """The hot routes, for the requests of batches."""
+        observer, endpoints = Observer("batch", self.metrics, self.tracer), self._endpoints(BatchGate(self.gate))
+        return Dispatcher(Starlette(), endpoints, Sockets({}), observer, self.drain, self._origins(), self._dialects)
+
+    def routes(self) -> ASGIApp:
+        """REST and WebSocket."""
+        catalog, gate, origins, batches = self.catalog, self.gate, self._origins(), self.batches
+        entrance, endpoints = self._entrance(gate), self._endpoints(gate)
+        documented = {route.path: route.documented for route in self.hot}
+        if batches:
+            endpoints |= batches.endpoints(entrance, self._limits())
+            documented |= batches.documented
+        socket = StreamSocket(
+            entrance,
+            {
+                "chat": SingleSequence(ChatBody, ChatBodyPreparer(self.chat), LogprobWriter.chat),
+                "completion": SingleSequence(CompletionBody, self.completions, LogprobWriter.completion),
+            },
+            self.buffers,
+            Observer("websocket", self.metrics, self.tracer),
+            self.metrics,
+            self.settings.stream_max_generations,
+            self.drain,
+            origins,
+        )
+        app = new_app(
+            catalog,
+            self.router,
+            gate,
+            self.metrics,
+            lambda: catalog.ready and not self.drain.draining,
+            documented,
+            [*([add_playground] if self.settings.playground else []), *([batches.add_routes] if batches else [])],
+        )
+        add_routes(app, self.store)
+        observer = Observer("rest", self.metrics, self.tracer)
+        sockets = Sockets({"/v1/stream": socket})
+        return origins.share(Dispatcher(app, endpoints, sockets, observer, self.drain, origins, self._dialects))
+
+    def inference(self) -> InferenceService:
+        """gRPC."""
+        observer = Observer("grpc", self.metrics, self.tracer)
+        return InferenceService(
+            self.catalog,
+            self._entrance(self.gate),
+            self.completions,
+            ChatBodyPreparer(self.chat),
+            self.embedder,
+            observer,
+            self.drain,
+        )
+
+
+def new_router(settings: GatewaySettings) -> RouterClient:
+    """Return a client of all routers that the settings name."""
+    return RouterClient(
+        RouterAddresses(settings.router_addresses),
+        route_timeout_s=settings.route_timeout_s,
+        unknown_timeout_s=settings.route_unknown_s,
+    )
+
+
+def new_gate(
+    settings: GatewaySettings, guard: RedisGuard, keys: RedisKeys, metrics: GatewayMetrics, peers: Peers
+) -> Gate:
+    """Return the check of keys and limits; with tenancy off it lets everybody in."""
+    if not settings.tenancy:
+        return OpenGate()
+    replicas = settings.gateway_replicas
+    live = (lambda: replicas) if replicas else (lambda: peers.live)
+    fixed = read_keys(settings.api_keys_file, settings.api_keys)
+    return TenantGate(
+        KeyDirectory(fixed, guard, keys),
+        RateLimits(guard, keys.rate_limit_prefix(), live),
+        Concurrency(live),
+        guard,
+        keys,
+        metrics,
+    )
+
+
+def response_cache(settings: GatewaySettings, guard: RedisGuard, keys: RedisKeys, metrics: GatewayMetrics) -> Wrapper:
+    """Return what answers repeated requests from Redis; without a life time it answers none."""
+    if not settings.response_cache_ttl_s:
+        return lambda request, live: live
+    return ResponseCache(guard, keys, settings.response_cache_ttl_s, metrics).wrap
+
+
+def new_store(settings: GatewaySettings, redis: Redis, keys: RedisKeys, metrics: GatewayMetrics) -> ResponseStore:
+    """A store with its own Redis guard, since reading a conversation takes longer than a limit check may."""
+    guard = RedisGuard(redis, settings.redis, STORE_S, metrics, "no responses are kept until it is back")
+    limits = StoreLimits(
+        life_s=settings.responses_ttl_s,
+        response_bytes=settings.responses_max_bytes,
+        tenant_bytes=settings.responses_tenant_bytes,
+        chain=settings.responses_max_chain,
+        conversation_bytes=settings.max_body_bytes,
+    )
+    return ResponseStore(guard, keys, limits)
+
+
+def new_services(
+    settings: GatewaySettings,
+    router: RouterClient,
+    pipeline: Pipeline,
+    grammars: GrammarCompiler,
+    gate: Gate,
+    store: ResponseStore,
+    metrics: GatewayMetrics,
+    tracer: RequestTracer,
+    drain: Drain,
+    batches: Batches | None,
+) -> SharedServices:
+    """Make what the APIs share, on top of one pipeline."""
+    catalog, embedder = pipeline.catalog, Embedder(pipeline)
+    chat = ChatPreparer(pipeline, grammars, settings)
+    completions = CompletionPreparer(pipeline, grammars, settings)
+    return SharedServices(
+        settings,
+        catalog,
+        router,
+        gate,
+        metrics,
+        Models(catalog, settings.fallback_model, metrics),
+        completions,
+        chat,
+        hot_routes(settings, chat, completions, embedder, store),
+        store,
+        embedder,
+        ReplayBuffers(settings.stream_resume_window_s),
+        tracer,
+        drain,
+        batches,
+    )
