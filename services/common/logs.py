@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -50,12 +49,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(service: str, level: str, **fields: object) -> None:
-    """Send the root logger's records to stdout as JSON lines; `fields` are added to every line.
-
-    gRPC's core writes its own lines to stderr, about ended connections for example. They are switched off, since its
-    errors also arrive as exceptions or statuses; setting `GRPC_VERBOSITY` switches them on.
-    """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    """Send the root logger's records to stdout as JSON lines; `fields` are added to every line."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter(service, fields))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
