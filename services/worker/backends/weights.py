@@ -42,12 +42,13 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Numbers (code - zero) * scale, with a scale and a zero for each group of inputs of an output."""
+    """Numbers (code - zero) * scale + offset, all but the code for each group of inputs of an output."""
 
-    codes: Tensor  # [n_out, n_in] uint8; or float8, without zeros
+    codes: Tensor  # [n_out, n_in] uint8; or int8 or float8, without zeros
     scale: Tensor  # [n_out, n_groups], of any float dtype
     zero: Tensor | None  # [n_out, n_groups] uint8
     groups: Tensor  # [n_in] int64, the group of each input
+    offset: Tensor | None = None  # [n_out, n_groups], of any float dtype
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -60,19 +61,22 @@ class Grouped:
         if self.zero is not None:
             numbers -= self._of_inputs(self.zero[start:stop])
         numbers *= self._of_inputs(self.scale[start:stop])
+        if self.offset is not None:
+            numbers += self._of_inputs(self.offset[start:stop])
         return numbers
 
     def take(self, rows: Tensor) -> Grouped:
         """Return the weight of the rows with the numbers `rows` [n]."""
-        zero = None if self.zero is None else self.zero.index_select(0, rows)
-        return Grouped(self.codes.index_select(0, rows), self.scale.index_select(0, rows), zero, self.groups)
+        zero, offset = (None if kept is None else kept.index_select(0, rows) for kept in (self.zero, self.offset))
+        return Grouped(self.codes.index_select(0, rows), self.scale.index_select(0, rows), zero, self.groups, offset)
 
     def ends(self) -> tuple[float, float]:
         """Return bounds of the numbers for all combinations of codes and scales; NaN if a number is NaN."""
         if not self.codes.numel():
             return 0.0, 0.0
         zero = 0.0 if self.zero is None else self.zero.float()
-        return _ends((_code_ends(self.codes).view(2, 1, 1) - zero) * self.scale.float())
+        offset = 0.0 if self.offset is None else self.offset.float()
+        return _ends((_code_ends(self.codes).view(2, 1, 1) - zero) * self.scale.float() + offset)
 
     def _of_inputs(self, per_group: Tensor) -> Tensor:
         """Expand [n, n_groups] to [n, n_in], or to [n, 1] if there is one group."""

@@ -24,6 +24,7 @@ def _codes(low: int, high: int, n_columns: int = N_IN) -> torch.Tensor:
 
 DENSE = _random(N_OUT, N_IN)
 UINT4, ZERO, SCALE = _codes(0, 16).byte(), _codes(0, 16, 3).byte(), _random(N_OUT, 3).abs().half()
+OFFSET = (_random(N_OUT, 3) * 3).half()
 INT8, E4M3, PER_OUTPUT = _codes(-128, 128).char(), DENSE.to(torch.float8_e4m3fn), _random(N_OUT, 1)
 # Each with the numbers that it stands for.
 WEIGHTS: dict[str, tuple[Weight, torch.Tensor]] = {
@@ -31,6 +32,10 @@ WEIGHTS: dict[str, tuple[Weight, torch.Tensor]] = {
     "grouped uint4": (
         Grouped(UINT4, SCALE, ZERO, GROUPS),
         (UINT4.float() - ZERO[:, GROUPS].float()) * SCALE[:, GROUPS].float(),
+    ),
+    "grouped int8 with offsets": (
+        Grouped(INT8, SCALE, None, GROUPS, OFFSET),
+        INT8.float() * SCALE[:, GROUPS].float() + OFFSET[:, GROUPS].float(),
     ),
     "grouped e4m3": (Grouped(E4M3, SCALE, None, GROUPS), E4M3.float() * SCALE[:, GROUPS].float()),
     "int8 of outputs": (PerChannel(INT8, PER_OUTPUT), INT8.float() * PER_OUTPUT),
