@@ -52,6 +52,7 @@ from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics
 from services.worker.api.transfer_metrics import TransferMetrics
 from services.worker.engine.state import EngineCounters, EngineState, TransferTotals
+from services.worker.model.formats.compressed_tensors import MIXED
 from services.worker.model.formats.registry import FORMATS
 from services.worker.settings import WorkerSettings
 
@@ -159,6 +160,7 @@ def quantization() -> str:
         f"| {known.title} | `{known.quant_method}` | {_listed(list(known.variants)) or '–'} |"
         for known in sorted(FORMATS, key=lambda known: (known.quant_method, known.title))
     ]
+    lines += ["", f"compressed-tensors' `{MIXED}` mixes groups of layers, at most one of each format."]
     return "\n".join(lines) + "\n"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from services.worker.model.layers.rope import check_tables, explain_rope, rope_t
 from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.registry import interpret
 from services.worker.model.shard import Shard, Span
-from services.worker.model.spec import LayerSpec, ModelError, ModelSpec, RopeSpec
+from services.worker.model.spec import LayerSpec, ModelError, ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -45,31 +46,42 @@ def load_model(
     `max_positions` is the length of the longest sequence; None: the model's largest. It sizes position tables and
     decides between LongRoPE's short and long factors. Raises ModelError naming the file and the key.
     """
+    with torch.inference_mode(), open_checkpoint(path, backend.dtype) as (spec, source):
+        max_positions = max_positions or spec.max_positions
+        if max_positions > spec.max_positions:
+            raise ModelError(f"{path}: {max_positions} positions: the model was made for {spec.max_positions}")
+        return build_decoder(spec, LinearLoader(source, comm, backend), max_positions)
+
+
+@contextmanager
+def open_checkpoint(path: Path, dtype: torch.dtype) -> Iterator[tuple[ModelSpec, Checkpoint]]:
+    """Open the checkpoint folder `path`; its weights have to be finite in `dtype`. Raises ModelError."""
     family, spec = interpret(config := Config.load(path))
-    max_positions = max_positions or spec.max_positions
-    if max_positions > spec.max_positions:
-        raise ModelError(f"{path}: {max_positions} positions: the model was made for {spec.max_positions}")
     # Additional layers after the last one only draft tokens (multi-token prediction).
     drafts = "num_nextn_predict_layers"
     n_drafts = config.integer(drafts, at_most=MAX_LAYERS) if config.raw(drafts) else 0
     ignored = (*family.ignored, *(f"*layers.{spec.n_layers + index}.*" for index in range(n_drafts)))
-    with torch.inference_mode(), closing(TensorFiles(path)) as files:
+    with closing(TensorFiles(path)) as files:
         check_counts(config, family, spec, n_drafts, files)  # before references are made for all layers
         # A stored head is used even if the config ties the head to the embedding.
         stored = {"head": family.refs(replace(spec, tied=False))["head"]} | stacked_refs(spec)
-        prefix, dtype = family.optional_prefix, backend.dtype
+        prefix = family.optional_prefix
         source = Checkpoint(files, family.refs(spec), ignored, prefix, stored, spec.quantization, dtype)
         check_shapes(config, family, spec, source)
-        return build_decoder(spec, LinearLoader(source, comm, backend), max_positions)
+        yield spec, source
 
 
-def build_decoder(spec: ModelSpec, load: LinearLoader, max_positions: int) -> Decoder:
-    """Build the decoder of `spec` for sequences up to `max_positions` from the tensors of `load`. Raises ModelError."""
-    backend, attention = load.backend, load.backend.attention(_heads(spec, load.comm.size))
-    ropes = tuple(dict.fromkeys(layer.rope for layer in spec.layers if layer.rope is not None))
-    windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
-    check_tables(ropes, max_positions, available_host_memory())
-    layers = [_load_layer(spec, load, index, attention, ropes, windows) for index in range(spec.n_layers)]
+def build_decoder(
+    spec: ModelSpec, load: LinearLoader, max_positions: int, layers: Sequence[int] | None = None
+) -> Decoder:
+    """Build the decoder of `spec` for sequences up to `max_positions` from the tensors of `load`. Raises ModelError.
+
+    `layers`: the numbers of its layers; None: all.
+    """
+    backend, attention = load.backend, load.backend.attention(attention_shape(spec, load.comm.size))
+    check_tables(spec.ropes, max_positions, available_host_memory())
+    chosen = range(spec.n_layers) if layers is None else layers
+    built = [load_layer(spec, load, index, attention) for index in chosen]
     vocabulary = divide_vocabulary(spec.vocab_size, load.comm)
     embed, head = load_vocabulary(load, vocabulary, spec.vocab_size, spec.hidden_size)
     positions = None
@@ -77,42 +89,36 @@ def build_decoder(spec: ModelSpec, load: LinearLoader, max_positions: int) -> De
         shape = (spec.max_positions, spec.hidden_size)
         served = Shard("positions", shape, Span(0, max_positions), Span(0, spec.hidden_size))
         positions = load.weight([served]).dense(backend.dtype, backend.device)
-    tables = (rope_tables(rope, max_positions) for rope in ropes)
+    tables = (rope_tables(rope, max_positions) for rope in spec.ropes)
     rotary = tuple(backend.ops.rope(cos.to(backend.device), sin.to(backend.device)) for cos, sin in tables)
-    for rope in ropes:
+    for rope in spec.ropes:
         logger.info("rope: %s", explain_rope(rope, max_positions))
     return Decoder(
         spec,
         load.comm,
         backend,
         embed=embed,
-        layers=layers,
+        layers=built,
         norm=load_norm(spec, load, "norm"),
         head=head,
         vocabulary=vocabulary,
-        tables=Tables(max_positions, rotary, windows, positions),
+        tables=Tables(max_positions, rotary, spec.windows, positions),
         attention=attention,
     )
 
 
-def _heads(spec: ModelSpec, size: int) -> AttentionShape:
-    """The heads of one of `size` ranks."""
+def attention_shape(spec: ModelSpec, size: int) -> AttentionShape:
+    """Return the heads of one of `size` ranks. Raises ModelError when they cannot be divided."""
     n_kv_heads = spec.kv_heads_per_rank(size)
     return AttentionShape(spec.n_heads // size, n_kv_heads, spec.head_dim, spec.attention_scale, spec.attention_softcap)
 
 
-def _load_layer(
-    spec: ModelSpec,
-    load: LinearLoader,
-    index: int,
-    attention: Attention[Any],
-    ropes: tuple[RopeSpec, ...],
-    windows: tuple[int | None, ...],
-) -> DecoderLayer:
+def load_layer(spec: ModelSpec, load: LinearLoader, index: int, attention: Attention[Any]) -> DecoderLayer:
+    """Load layer `index`. Raises ModelError."""
     layer: LayerSpec = spec.layers[index]
     prefix = f"layers.{index}."
-    rotation = None if layer.rope is None else ropes.index(layer.rope)
-    attending = load_attention(spec, load, index, attention, windows.index(layer.window), rotation)
+    rotation = None if layer.rope is None else spec.ropes.index(layer.rope)
+    attending = load_attention(spec, load, index, attention, spec.windows.index(layer.window), rotation)
     mlp = load_mlp(spec, load, prefix) if layer.moe is None else load_moe(spec, layer.moe, load, prefix)
 
     def norm(name: str) -> Norm | None:

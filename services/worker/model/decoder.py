@@ -118,11 +118,11 @@ class Decoder:
             last_of = None  # these are all rows
         n_tokens, graphs = len(batch.token_ids), self._graphs_in(cache)
         if n_tokens == batch.n_sequences and graphs.decodes.serves(batch):
-            hidden = graphs.decodes.forward(self._embedded(batch.token_ids, batch.positions), batch)
+            hidden = graphs.decodes.forward(self.embed(batch.token_ids, batch.positions), batch)
             return hidden if last_of is None else hidden[list(last_of)]
-        step, n_rows = self._lay_out(batch, cache)
+        step, n_rows = self.lay_out(batch, cache)
         positions = pad_rows(batch.positions, n_rows)
-        x = self._embedded(pad_rows(batch.token_ids, n_rows), positions)  # [n_rows, hidden_size]
+        x = self.embed(pad_rows(batch.token_ids, n_rows), positions)  # [n_rows, hidden_size]
         if n_rows == n_tokens and graphs.layers.serves(batch):
             x = graphs.layers.forward(x, batch)
         else:
@@ -130,7 +130,7 @@ class Decoder:
         if last_of is None:
             return self._finish(x, step)[:n_tokens]
         rows, last = batch.last_rows(last_of or [0])  # attention needs at least one row
-        return self._finish(x, step, LastRows(rows, *self._lay_out(last, cache)))[: len(last_of)]
+        return self._finish(x, step, LastRows(rows, *self.lay_out(last, cache)))[: len(last_of)]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -140,7 +140,7 @@ class Decoder:
     def _kv_shape(self, block_tokens: int) -> KvShape:
         return KvShape(block_tokens, self.spec.kv_heads_per_rank(self._comm.size), self.spec.head_dim)
 
-    def _lay_out(self, batch: StepBatch, cache: KvCache) -> tuple[Step, int]:
+    def lay_out(self, batch: StepBatch, cache: KvCache) -> tuple[Step, int]:
         """Return the data that the layers share, and their number of rows, padded once for all layers."""
         plans = tuple(self._attention.plan(batch, cache.block_tokens, window) for window in self._tables.windows)
         n_rows = max(self._backend.ops.min_rows, *(self._attention.n_rows(plan) for plan in plans))
@@ -181,7 +181,8 @@ class Decoder:
             max_blocks=min(cache.n_blocks, -(-self._tables.max_positions // cache.block_tokens)),
         )
 
-    def _embedded(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the rows before the first layer, [n, hidden_size], of ids and positions [n]."""
         x = self._embed(token_ids)
         if self.spec.embedding_scale != 1.0:
             x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype)

@@ -20,7 +20,7 @@ from services.worker.model.families import (
 )
 from services.worker.model.families.config import Config
 from services.worker.model.families.naming import Family
-from services.worker.model.formats.registry import read_layout
+from services.worker.model.formats.registry import read_layouts
 from services.worker.model.spec import ModelSpec
 
 _ALL = (
@@ -64,7 +64,7 @@ def find_family(config: Config) -> Family:
 def interpret(config: Config) -> tuple[Family, ModelSpec]:
     """Return the family and the spec of a config.json. Raises ModelError naming the file and every refused key."""
     family = find_family(config)
-    spec = replace(family.read_spec(config), quantization=read_layout(config))
+    spec = replace(family.read_spec(config), quantization=read_layouts(config))
     config.finish()
     if (config.raw("architectures") or [""])[0] in _BODIES:
         spec = replace(spec, tied=True, generates=False)

@@ -100,12 +100,22 @@ class ModelSpec:
     logit_scale: float = 1.0
 
     eos_token_ids: tuple[int, ...] = ()
-    quantization: Layout | None = None  # of quantized linear layers; None: not quantized
+    quantization: tuple[Layout, ...] = ()  # of quantized linear layers, each stored in one of these; (): not quantized
 
     @property
     def n_layers(self) -> int:
         """Number of decoder layers."""
         return len(self.layers)
+
+    @property
+    def ropes(self) -> tuple[RopeSpec, ...]:
+        """The distinct ropes, in the order of the layers."""
+        return tuple(dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None))
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The distinct windows, in the order of the layers."""
+        return tuple(dict.fromkeys(layer.window for layer in self.layers))
 
     def rope_choice(self, max_positions: int) -> str:
         """Name LongRoPE's choice of factors, which depends on served lengths and changes all keys; otherwise ""."""

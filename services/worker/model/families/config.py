@@ -184,6 +184,13 @@ class Config:
         self._sections.append(Config(value, self._file, self, key))
         return self._sections[-1]
 
+    def but(self, **changed: Any) -> Config:
+        """Return this object with other values; `finish` refuses its unknown keys, too."""
+        made = Config(self._values | changed, self._file)
+        made._problems, made._path = self._problems, self._path
+        self._sections.append(made)
+        return made
+
     def pass_over(self, *keys: str) -> None:
         """Accept any value of `keys`, because they have no effect here."""
         self._read.update(keys)

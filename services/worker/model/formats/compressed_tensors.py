@@ -9,7 +9,9 @@ from services.worker.model.families.config import Config
 from services.worker.model.layout import SCALES, Grid
 
 # Tensors about activations, and about shapes that packed tensors do not show.
+MIXED = "mixed-precision"  # `format` of a configuration whose groups have formats of their own
 UNREAD = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "weight_shape")
+_PASSED = ("ignore", "kv_cache_scheme", "quantization_status", "global_compression_ratio", "version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Weights:
 def read_weights(config: Config, kind: str) -> Weights:
     """Read a configuration whose weights are of `kind` ("int", "float"). Raises ModelError."""
     # The stored tensors show which modules are quantized; activations and the KV cache stay in the served dtype.
-    config.pass_over("ignore", "kv_cache_scheme", "quantization_status", "global_compression_ratio", "version")
+    config.pass_over(*_PASSED)
     for key in ("sparsity_config", "transform_config"):
         value: Any = config.raw(key)
         if value and value != {"format": "dense"}:
@@ -43,6 +45,19 @@ def read_weights(config: Config, kind: str) -> Weights:
     group.require("format", config.raw("format"))
     group.pass_over("targets", "input_activations", "output_activations")
     return _weights(group.section("weights"), kind)
+
+
+def split_groups(config: Config) -> list[Config]:
+    """Return the configuration of each group of one in :data:`MIXED`, in the group's format. Raises ModelError."""
+    groups = config.section("config_groups")
+    config.pass_over(*_PASSED, "sparsity_config", "transform_config")  # each group's configuration repeats them
+    found = {name: groups.raw(name) for name in config.raw("config_groups")}
+    if not found or not all(isinstance(group, dict) for group in found.values()):
+        raise config.error("config_groups", f"expected groups of layers, found {found!r}")
+    alone = [config.but(format=group.get("format"), config_groups={name: group}) for name, group in found.items()]
+    for made in alone:
+        made.pass_over("quant_method")
+    return alone
 
 
 def _weights(weights: Config, kind: str) -> Weights:

@@ -28,8 +28,12 @@ class GridReader:
         names = self._files.names
         if any(f"{module}.{suffix}" in names for suffix in self._layout.scales.suffixes):
             return True
+        return self.holds_codes(module)
+
+    def holds_codes(self, module: str) -> bool:
+        """Whether the codes of `module` are stored in a dtype of this layout."""
         codes = self._name(self._layout.codes, module)
-        return codes in names and self._files.dtype(codes) in self._layout.codes.dtypes
+        return codes in self._files.names and self._files.dtype(codes) in self._layout.codes.dtypes
 
     def names(self, module: str) -> Iterator[tuple[str, bool]]:
         """Yield the names of a module's tensors, and whether each is required."""

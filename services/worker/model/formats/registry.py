@@ -8,6 +8,7 @@ from pkgutil import iter_modules
 from services.worker.model.families.config import Config
 from services.worker.model.formats import quantized
 from services.worker.model.formats.base import Format
+from services.worker.model.formats.compressed_tensors import MIXED, split_groups
 from services.worker.model.layout import Layout
 
 _KEYS = ("quantization_config", "compression_config")  # older checkpoints use the second key
@@ -21,15 +22,29 @@ def _found(name: str) -> Format:
 FORMATS = tuple(_found(module.name) for module in iter_modules(quantized.__path__))
 
 
-def read_layout(config: Config) -> Layout | None:
-    """Return the layout of a checkpoint's quantized linear layers; None if there are none. Raises ModelError."""
+def read_layouts(config: Config) -> tuple[Layout, ...]:
+    """Return the layouts of a checkpoint's quantized linear layers; () if there are none. Raises ModelError.
+
+    A module has the first layout whose codes are stored under its name.
+    """
     key = config.first_of(*_KEYS)
     if not config.raw(key):  # null, false or {}
-        return None
+        return ()
     values = config.section(key)
     named = _named(values, "quant_method", {known.quant_method: known for known in FORMATS})
     variants = {name: known for known in FORMATS if known.quant_method == named.quant_method for name in known.variants}
-    return (_named(values, "format", variants) if variants else named).read(values)
+    if variants and values.raw("format") == MIXED:
+        return _mixed(values, variants)
+    return ((_named(values, "format", variants) if variants else named).read(values),)
+
+
+def _mixed(values: Config, variants: dict[str, Format]) -> tuple[Layout, ...]:
+    """Return the layout of each group of layers; groups are told apart by the names and dtypes of their codes."""
+    layouts = [_named(group, "format", variants).read(group) for group in split_groups(values)]
+    codes = [(suffix, dtype) for layout in layouts for suffix in layout.codes.suffixes for dtype in layout.codes.dtypes]
+    if len(set(codes)) < len(codes):
+        raise values.error("config_groups", "several groups with one format are not implemented; allowed: one of each")
+    return tuple(layouts)
 
 
 def _named(values: Config, key: str, known: dict[str, Format]) -> Format:

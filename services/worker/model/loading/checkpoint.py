@@ -42,17 +42,17 @@ class Checkpoint:
         ignored: tuple[str, ...] = (),
         optional_prefix: str = "",
         where_stored: Mapping[str, TensorRef] | None = None,
-        layout: Layout | None = None,
+        layouts: tuple[Layout, ...] = (),
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """`ignored`: patterns of names that may be stored, but are not read. Raises ModelError.
 
         `optional_prefix`: a prefix of names that some checkpoints omit. `where_stored`: references that take precedence
-        over `refs` if such a tensor is stored. `layout`: that of the quantized modules. `dtype`: weights that are not
+        over `refs` if such a tensor is stored. `layouts`: those of the quantized modules. `dtype`: weights that are not
         finite in this dtype are refused.
         """
         self._files, self._dtype = files, dtype
-        self._quantized = None if layout is None else GridReader(files, layout)
+        self._quantized = tuple(GridReader(files, layout) for layout in layouts)
         bare = not any(name.startswith(optional_prefix) for name in files.names)
         prefix = optional_prefix if bare else ""
         self._refs = {key: _strip(ref, prefix) for key, ref in refs.items()}
@@ -127,9 +127,12 @@ class Checkpoint:
 
     def _reader_of(self, ref: TensorRef) -> GridReader | None:
         """Return the reader of `ref` if it is quantized, otherwise None."""
-        if self._quantized is None or not ref.name.endswith(".weight") or not self._quantized.holds(_module(ref)):
+        if not self._quantized or not ref.name.endswith(".weight"):
             return None
-        return self._quantized
+        module = _module(ref)
+        holding = [reader for reader in self._quantized if reader.holds(module)]
+        # Layouts may call their scales the same, never their codes; a module without codes is reported by the first.
+        return next((reader for reader in holding if reader.holds_codes(module)), holding[0] if holding else None)
 
     def _is_stored(self, ref: TensorRef) -> bool:
         return ref.name in self._files.names or self._reader_of(ref) is not None

@@ -19,7 +19,7 @@ from services.worker.backends.collectives import SingleRank
 from services.worker.backends.opening import open_backend
 from services.worker.model.build import load_model
 from services.worker.model.families.config import Config
-from services.worker.model.formats.registry import read_layout
+from services.worker.model.formats.registry import read_layouts
 from services.worker.model.layers.rope import check_tables
 from services.worker.model.registry import read_spec
 from services.worker.model.spec import ModelError, RopeSpec
@@ -95,7 +95,7 @@ def test_any_value_of_a_quantization_is_read_or_refused_by_name() -> None:
             for value in WRONG:
                 config = Config({"quantization_config": _changed(values, path, value)}, Path("config.json"))
                 try:
-                    read_layout(config)
+                    read_layouts(config)
                     config.finish()
                 except ModelError as error:
                     refused += 1

@@ -83,7 +83,7 @@ def test_transformers_computes_the_same_weights(made: Sample) -> None:
     tensors, refs = load_file(made.folder / "model.safetensors"), {"x": TensorRef(f"{_Q}.weight")}
     parts = {suffix: tensors[f"{_Q}.{suffix}"] for suffix in ("weight", "weight_scale_inv")}
     with closing(TensorFiles(made.folder)) as files:
-        source = Checkpoint(files, refs, ("*",), layout=read_spec(made.folder).quantization)
+        source = Checkpoint(files, refs, ("*",), layouts=read_spec(made.folder).quantization)
         weight = source.weight(Shard.whole("x", (48, 48)))
     assert torch.equal(weight.rows(0, 48), Fp8Dequantize(None).convert(parts)["weight"])
 
