@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE, Unigram
 
 from services.worker.model.files import refuse_pointer
+from services.worker.model.formats.piece_merges import piece_merges
 from services.worker.model.spec import ModelError
 
 _SPACE = "▁"
@@ -54,17 +55,7 @@ def _model(file: Path, proto: ModelProto) -> BPE | Unigram:
 
 
 def _merges(proto: ModelProto) -> list[tuple[str, str]]:
-    """All pairs of pieces that form a piece, best-scored pieces first, which is SentencePiece's order of merges."""
-    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == _Piece.NORMAL}
-    parts = scores.keys()
-    found = [
-        (-score, whole[:cut], whole[cut:])
-        for whole, score in scores.items()
-        for cut in range(1, len(whole))
-        if whole[:cut] in parts and whole[cut:] in parts
-    ]
-    found.sort(key=lambda merge: merge[0])
-    return [(left, right) for _, left, right in found]
+    return piece_merges({piece.piece: piece.score for piece in proto.pieces if piece.type == _Piece.NORMAL})
 
 
 def _set_spaces(tokenizer: Tokenizer, proto: ModelProto, *, legacy: bool) -> None:

@@ -1,0 +1,25 @@
+"""Texts that tokenizers split differently: blanks, digits, scripts, signs, control characters."""
+
+TEXTS = (
+    " ", "  ", "   \n", "\n", "\r\n\r\n", "\n\n\n  x", "\t\ttab\tbed", "a", "Hello, world!", " Hello  world ",
+    "HelloWorld helloWORLD HELLOworld XMLHttpRequest",
+    "It's we're they'll I'VE don'T you'd I'm 'S ' 's x'sy rock'n'roll",
+    "1 12 123 1234 12345 123456 1234567 3.14159 1,000,000 1e-10 0xFF a1b22c333d4444",
+    "٣٤٥ １２３４５ Ⅷ ½ ²³ 五六", "def f(x):\n    return x**2 + 1  # comment\n\n\nclass A:\n\tpass\n",
+    "for (int i=0;i<10;++i) { a[i] = b->c; }  // ok\r\n",
+    "~ ~~ a~b ~! !~ $100 €5 £7 ^_^ `code` a|b <tag> </tag> a=b+c",
+    "https://example.com/a/b?c=d&e=f#g user@host.org $(y) \\n",
+    "日本語のテキスト、漢字かな交じり文。カタカナ ｶﾅ", "中文文本，没有空格。测试一下！",
+    "한국어 텍스트 가나다 ㄱㄴㄷ", "你好world混合text测试123", "Привет, мир! ЁЖ ёж",
+    "Ünïcödé ÀÉÎõü ÄÖÜß ẞ ſ K Å ǅ ǈ ʰ ª º", "नमस्ते दुनिया का परीक्षण বাংলা ভাষা", "ภาษาไทยไม่มีช่องว่าง",
+    "العربية، نص؟ ۔ עברית שָׁלוֹם", "e\u0301 a\u0308o\u0308 n\u0303 \u0301x \u0301",
+    "👍🏽 👩‍👩‍👧‍👦 🇩🇪 😀😀 ❤️ ✨", "\u00a0nbsp\u2003em\u3000wide\u200bzero\u200djoin\ufeffmark",
+    "\u2028line\u2029paragraph\x85next", "\x01\x02\x07\x08\x0b\x0c\x1b\x1f\x7f",
+    "a\x04b \x04! x\x10\x11 \x1c y\x0bz\x0ctab", "\U00010400\U00010450 𝔘𝔫𝔦 𐍈 𠀀𪛖 \U000f0000\uf8ff",
+    "¿Qué? ¡Sí! «quoted» „low“ ‘x’ “y” — – … ‰ •", "(a.b,c!d?e) …。，、।۔،", "a\n \n  b\n\n   c \n",
+    "\n   \n   x", " \u3000\u3000 x", "word\n\n\nword\r\rword", "a  b   c    d     e      f         g",
+    "IMGIMGABCZ IMGIMGZ <sentinel:12>", "ᏣᎳᎩ ꭰ Ა ა Ⴀ ⴀ Ա և ꞏ ﬀ ﬓ", "x²+y³=z⁴ ∑∫√∞ ≤≥ → ⇒ ±",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "________ ------- ====",
+    "No.1 3rd 2nd mid-2024 v1.2.3-rc4 10:30am", "<|im_start|>user\nHi<|im_end|>\n", "<bos>x<eos> </s> <td>",
+    " " * 70, "\n" * 45,
+)  # fmt: skip
