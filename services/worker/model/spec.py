@@ -129,10 +129,27 @@ class ModelSpec:
     def kv_heads_per_rank(self, size: int) -> int:
         """Number of KV heads on each of `size` ranks: a share of them, or one head that several ranks hold.
 
-        Raises ModelError when the heads cannot be divided.
+        Raises ModelError, which names the numbers of ranks that work, when `size` ranks cannot divide the model.
         """
-        if self.n_heads % size:
-            raise ModelError(f"config.json: {self.n_heads} attention heads cannot be divided among {size} ranks")
-        if self.n_kv_heads % size and size % self.n_kv_heads:
-            raise ModelError(f"config.json: {self.n_kv_heads} KV heads cannot be divided among {size} ranks")
+        if whole := self._indivisible(size):
+            *others, last = [str(count) for count in self.rank_counts()]
+            work = f"{', '.join(others)} or {last} ranks work" if others else "only 1 rank works"
+            raise ModelError(f"{whole} cannot be divided among {size} ranks: {work}")
         return max(1, self.n_kv_heads // size)
+
+    def rank_counts(self) -> tuple[int, ...]:
+        """The numbers of ranks that can divide the model."""
+        return tuple(size for size in range(1, self.n_heads + 1) if not self._indivisible(size))
+
+    def _indivisible(self, size: int) -> str:
+        """What `size` ranks cannot divide; "" for nothing."""
+        if self.n_heads % size:
+            return f"{self.n_heads} attention heads"
+        if self.n_kv_heads % size and size % self.n_kv_heads:
+            return f"{self.n_kv_heads} KV heads"
+        for layer in self.layers:
+            if layer.moe is None and self.ffn_size % size:
+                return f"{self.ffn_size} MLP columns"
+            if layer.moe is not None and layer.moe.n_experts % size:
+                return f"{layer.moe.n_experts} experts"
+        return ""

@@ -218,7 +218,7 @@ async def test_a_worker_whose_checkpoint_is_gone_gives_up_and_says_why(tmp_path:
     [
         ("MODEL", "/nowhere", "RYZANSTEIN_MODEL"),
         ("MODEL", "", "RYZANSTEIN_MODEL"),
-        ("TENSOR_PARALLEL", "3", "cannot be divided"),
+        ("TENSOR_PARALLEL", "3", "cannot be divided among 3 ranks: 1, 2"),
         ("MAX_MODEL_LEN", "1000000", "RYZANSTEIN_MAX_MODEL_LEN"),
         ("DTYPE", "int3", "RYZANSTEIN_DTYPE"),
         ("KV_BLOCK_TOKENS", "24", "RYZANSTEIN_KV_BLOCK_TOKENS"),

@@ -6,7 +6,7 @@ import torch
 
 from services.worker.backends.base import Elementwise, Linear
 from services.worker.model.layers.linear import LinearLoader
-from services.worker.model.spec import ModelError, ModelSpec
+from services.worker.model.spec import ModelSpec
 
 
 class Mlp:
@@ -22,8 +22,6 @@ class Mlp:
 
 def load_mlp(spec: ModelSpec, load: LinearLoader, prefix: str) -> Mlp:
     """Load the dense MLP with the keys' prefix `prefix`. Raises ModelError."""
-    if spec.ffn_size % load.comm.size:
-        raise ModelError(f"config.json: {spec.ffn_size} MLP columns cannot be divided among {load.comm.size} ranks")
     gated, ops = spec.mlp == "gated", load.backend.ops
     keys = [f"{prefix}gate", f"{prefix}up"] if gated else [f"{prefix}up"]
     up = load.column_parallel(keys, spec.ffn_size, spec.hidden_size)

@@ -8,7 +8,7 @@ from services.worker.backends.base import Expert, Experts, Linear
 from services.worker.backends.shapes import ExpertsShape
 from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.shard import Shard
-from services.worker.model.spec import ModelError, ModelSpec, MoeSpec
+from services.worker.model.spec import ModelSpec, MoeSpec
 
 
 class MoeMlp:
@@ -24,8 +24,6 @@ class MoeMlp:
 
 def load_moe(spec: ModelSpec, moe: MoeSpec, load: LinearLoader, prefix: str) -> MoeMlp:
     """Load the router and this rank's experts. Raises ModelError."""
-    if moe.n_experts % load.comm.size:
-        raise ModelError(f"config.json: {moe.n_experts} experts cannot be divided among {load.comm.size} ranks")
     mine = load.share(moe.n_experts)
     shape = ExpertsShape(
         numbers=range(mine.start, mine.stop),

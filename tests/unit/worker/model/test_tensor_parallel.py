@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from services.worker.backends.opening import open_backend
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
-from services.worker.model.spec import ModelError
+from services.worker.model.spec import LayerSpec, ModelError, ModelSpec, MoeSpec
 from tests.unit.worker.model.conftest import Sample
 from tests.unit.worker.model.harness import CPU, Engine, ThreadRank, run_ranks
 
@@ -67,5 +68,37 @@ def test_what_cannot_be_divided_is_refused(sample: Callable[[str], Sample]) -> N
         def __init__(self) -> None:
             self.rank, self.size = 0, 3
 
-    with pytest.raises(ModelError, match=r"4 attention heads cannot be divided among 3 ranks"):
+    with pytest.raises(ModelError, match=r"^4 attention heads cannot be divided among 3 ranks: 1, 2 or 4 ranks work$"):
         _load(sample("llama").folder, Third())
+
+
+_DENSE = ModelSpec(
+    family="llama", dtype="bfloat16", vocab_size=99, hidden_size=72, ffn_size=1536, n_heads=9, n_kv_heads=3,
+    head_dim=8, max_positions=128, layers=(LayerSpec(),),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spec", "size", "said"),
+    [
+        (_DENSE, 2, "9 attention heads cannot be divided among 2 ranks: 1 or 3 ranks work"),
+        (_DENSE, 9, "1536 MLP columns cannot be divided among 9 ranks: 1 or 3 ranks work"),
+        (replace(_DENSE, ffn_size=1152), 4, "9 attention heads cannot be divided among 4 ranks: 1, 3 or 9 ranks work"),
+        (replace(_DENSE, n_heads=12), 2, "3 KV heads cannot be divided among 2 ranks: 1, 3, 6 or 12 ranks work"),
+        (
+            replace(_DENSE, n_heads=7, n_kv_heads=1),
+            7,
+            "1536 MLP columns cannot be divided among 7 ranks: only 1 rank works",
+        ),
+        (
+            replace(_DENSE, n_heads=8, n_kv_heads=8, layers=(LayerSpec(moe=MoeSpec(4, 2, 8, normalise=True)),)),
+            8,
+            "4 experts cannot be divided among 8 ranks: 1, 2 or 4 ranks work",
+        ),
+    ],
+)
+def test_a_refusal_names_the_numbers_of_ranks_that_work(spec: ModelSpec, size: int, said: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        spec.kv_heads_per_rank(size)
+    assert str(refused.value) == said
+    assert all(spec.kv_heads_per_rank(count) for count in spec.rank_counts())
