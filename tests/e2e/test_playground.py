@@ -1,12 +1,17 @@
-"""The pages in a real browser without internet: a key, a stream, a schema, a call, a worker killed while it answers."""
+"""The pages in a real browser without internet: a key, a stream, a schema, a call, a worker killed while it answers.
+
+What no model can be made to say is put into the page as the gateway would send it (`Page.say`).
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
+from hashlib import sha256
 
 import httpx
 import jsonschema
@@ -14,17 +19,68 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
+from services.gateway.http.playground import PLAYGROUND
 from services.gateway.tenants.keys import digest_of
+from tests.e2e.page import Page
 from tests.stack import RunningStack, running_stack
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs Debian's chromium and chromium-driver")
 KEY = "a-key"
 LONG = {"type": "array", "items": {"type": "string", "maxLength": 40}, "minItems": 40, "maxItems": 40}
+HARMFUL = """Look: <script>window.harmed = 1</script> <img src=x onerror="window.harmed = 2"> &lt;b&gt;
+
+<iframe src="javascript:window.harmed=3"></iframe>
+<svg onload="window.harmed = 4"><style>* { display: none }</style></svg>
+
+[one](javascript:window.harmed=5) [two](JaVaScRiPt:window.harmed=6 "t") <javascript:window.harmed=7>
+[three](data:text/html,<script>window.harmed=8</script>) [four](vbscript:x) [five](&#106;avascript:window.harmed=9)
+![picture](https://127.0.0.1/tracked.png) ![inner](data:image/png;base64,AAAA) [good](https://example.org/a?b=c&d="e")
+
+| a<script>window.harmed = 10</script> | b |
+|:-:|--|
+| <img src=x onerror=window.harmed=11> | `<script>` |
+
+```html"><img src=x onerror=window.harmed=12>
+</code></pre><script>window.harmed = 13</script>
+```
+```html
+<img src=x onerror="window.harmed = 14">
+```
+"""
+HARMLESS_TAGS = {
+    *("p", "a", "br", "code", "pre", "div", "button", "span"),
+    *("table", "thead", "tbody", "tr", "th", "td"),
+}
+HARMLESS_ATTRIBUTES = {"class", "href", "target", "rel", "type", "style", "aria-label", "data-language"}
+LONG_ANSWER = """# A title
+
+Some **bold** and *soft* words,
+a second line, `code` and ~~none~~.
+
+1. one
+2. two
+   - inner
+
+> said
+
+```python
+def f(x):
+    return "<b>" + x  # why
+```
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+---
+
+[link]: https://example.org/
+the end [text](https://example.org/x) <mailto:a@example.org>
+"""
 CALL = {
     "type": "function",
     "function": {
@@ -67,58 +123,6 @@ def browser() -> Iterator[webdriver.Chrome]:
     browser = webdriver.Chrome(options, Service(DRIVER))
     yield browser
     browser.quit()
-
-
-class Page:
-    """What a user sees and does."""
-
-    def __init__(self, browser: webdriver.Chrome, url: str) -> None:
-        self.browser = browser
-        self._wait = WebDriverWait(browser, 60, poll_frequency=0.02)
-        browser.get(f"{url}/")
-
-    def find(self, css: str) -> WebElement:
-        return self._wait.until(lambda browser: browser.find_element(By.CSS_SELECTOR, css))
-
-    def set(self, field: str, value: object) -> None:
-        element = self.find(f"#{field}")
-        element.clear()
-        element.send_keys(str(value))
-
-    def use_key(self, key: str) -> None:
-        self.set("key", key)
-        self.find("#system").click()  # leaves the field
-
-    def send(self, text: str) -> None:
-        self.set("prompt", text)
-        self.find("#send").click()
-
-    def ask(self, text: str) -> str:
-        """Send, and wait for the end of the answer."""
-        self.send(text)
-        return self.answer()
-
-    def told(self) -> str:
-        """The text of the last answer so far."""
-        script = (
-            "return [...document.querySelectorAll('.assistant:last-of-type .told')].map(e => e.textContent).join('')"
-        )
-        return str(self.browser.execute_script(script))
-
-    def answer(self) -> str:
-        self._wait.until(lambda _: self.browser.find_elements(By.CSS_SELECTOR, ".assistant"))
-        self._wait.until_not(lambda _: self.browser.find_elements(By.CSS_SELECTOR, ".running"))
-        return self.told()
-
-    def wait_told(self, characters: int) -> None:
-        self._wait.until(lambda _: len(self.told()) >= characters)
-
-    def announced(self) -> str:
-        """What a screen reader says last; it is not seen."""
-        return str(self.find("#status").get_property("textContent"))
-
-    def facts(self) -> str:
-        return self.browser.find_elements(By.CSS_SELECTOR, ".facts")[-1].text
 
 
 @pytest.fixture
@@ -219,6 +223,85 @@ def test_a_killed_worker_is_noted_and_the_text_goes_on(page: Page, stack: Runnin
     assert page.find(".seam")
 
 
+def test_nothing_in_an_answer_acts(page: Page, stack: RunningStack) -> None:
+    page.say(HARMFUL)
+    told = page.end_saying()
+    assert page.browser.execute_script("return window.harmed") is None
+    made = page.browser.execute_script("""return [...document.querySelectorAll('.markdown *')].map(node => [
+        node.localName, node.getAttributeNames(), node.getAttribute('href')])""")
+    names, attributes, addresses = zip(*made, strict=True)
+    assert set(names) <= HARMLESS_TAGS
+    assert set().union(*attributes) <= HARMLESS_ATTRIBUTES
+    followed = {address for address in addresses if address}
+    assert followed == {"https://127.0.0.1/tracked.png", "https://example.org/a?b=c&d=%22e%22"}
+    for text in (
+        "<script>window.harmed = 1</script>",
+        "<iframe src=",
+        "[one](javascript:",
+        "<b>",
+        "</code></pre><script>",
+    ):
+        assert text in told
+    loaded = page.browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert all(address.startswith(stack.url) for address in loaded), loaded
+
+
+def test_markdown_grows_in_place(page: Page) -> None:
+    """Piece by piece it becomes what it is at once; what is finished keeps its nodes, and its reader their place."""
+    page.say(LONG_ANSWER)
+    page.end_saying()
+    whole = page.html()
+    for tag in ("h3", "strong", "em", "s", "ol>li>ul>li", "blockquote>p", "th", "hr", "p>code", "pre .hljs-keyword"):
+        assert page.find(f".markdown {tag}")
+    assert [link.get_attribute("href") for link in page.browser.find_elements(By.CSS_SELECTOR, ".markdown a")] == [
+        "https://example.org/x", "mailto:a@example.org"
+    ]  # fmt: skip
+    page.find("#new").click()
+    page.say("")
+    for at in range(0, len(LONG_ANSWER), 9):
+        page.say_more(LONG_ANSWER[at : at + 9])
+        if at == 90:
+            page.browser.execute_script("window.title = document.querySelector('.markdown h3')")
+    assert page.html() == whole
+    assert page.browser.execute_script("return window.title === document.querySelector('.markdown h3')")
+    page.say_more("\n\n```\n" + "line\n" * 60)
+    at_end = "const log = document.getElementById('log'); return log.scrollHeight - log.scrollTop - log.clientHeight"
+    assert page.browser.execute_script(at_end) < 2, "who is at the end follows it"
+    page.browser.execute_script("""document.getElementById('log').scrollTop = 40;
+        window.block = document.querySelector('.code-block:last-child')""")
+    page.say_more("line\n" * 20 + "x" * 400)
+    page.end_saying()
+    assert page.browser.execute_script("return document.getElementById('log').scrollTop") == 40
+    assert page.browser.execute_script("return window.block === document.querySelector('.code-block:last-child')")
+
+
+def test_code_is_copied_and_a_seam_stands_where_the_other_worker_went_on(page: Page) -> None:
+    page.browser.execute_cdp_cmd(
+        "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    )
+    page.say("First a *word*, then ")
+    page.say_more("**another** one.\n\n```sh\nls -l\n", "worker-1")
+    page.say_more("cat <file>\n```\n", "worker-2")
+    page.end_saying()
+    before = """return [...document.querySelectorAll('.seam')].map(seam => {
+        const range = new Range(); range.setStartBefore(seam.closest('p, code')); range.setEndBefore(seam);
+        return range.toString()})"""
+    assert page.browser.execute_script(before) == ["First a word, then", "ls -l"]
+    page.find(".copy").click()
+    page.find(".copy.copied")
+    assert page.browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])") == "ls -l\ncat <file>"
+
+
+def test_the_libraries_are_what_their_list_says() -> None:
+    rows = re.findall(
+        r"^\| `([^`]+)` .* `([0-9a-f]{64})` \|$", (PLAYGROUND / "vendor/README.md").read_text(), re.MULTILINE
+    )
+    held = {path.name for path in (PLAYGROUND / "vendor").iterdir() if "js" in path.suffix}
+    assert {name for name, _ in rows} == held
+    for name, digest in rows:
+        assert sha256((PLAYGROUND / "vendor" / name).read_bytes()).hexdigest() == digest, name
+
+
 def test_it_works_below_a_path_and_only_its_own_files_are_served(stack: RunningStack) -> None:
     with httpx.Client(base_url=stack.url) as client:
         page = client.get("/")
@@ -229,5 +312,13 @@ def test_it_works_below_a_path_and_only_its_own_files_are_served(stack: RunningS
         assert (
             client.get("/playground/page.js").headers["content-type"].startswith(("text/javascript", "application/j"))
         )
-        for path in ("/playground/../settings.py", "/playground/%2e%2e/settings.py", "/playground", "/playground/x.js"):
-            assert client.get(path).status_code == 404
+        library = client.get("/playground/vendor/markdown-it.esm.min.mjs")
+        assert library.headers["content-type"].startswith(("text/javascript", "application/j"))
+        beside = (
+            "/../settings.py",
+            "/%2e%2e/settings.py",
+            "/vendor/../../settings.py",
+            "/vendor/%2e%2e/%2e%2e/settings.py",
+        )
+        for path in (*beside, "", "/x.js", "/vendor"):
+            assert client.get(f"/playground{path}").status_code == 404

@@ -1,11 +1,7 @@
 // One answer on the page: it grows with the stream's events.
 
-export function element(tag, className = "", text = "") {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  made.append(text);
-  return made;
-}
+import { element } from "./element.js";
+import { MarkdownWords, PlainWords } from "./words.js";
 
 // What a worker was lost by, in the words of the page.
 const LOST = {
@@ -30,19 +26,17 @@ export class Answer {
   #last = 0;
   #silence = 0;
 
-  // `given` is the text that the answer continues.
-  constructor({ given = "", code = false, json = false, announce }) {
+  // `given` is the text that the answer continues. `draw` makes a change of the page.
+  constructor({ given = "", code = false, json = false, announce, draw }) {
     this.json = json;
     this.announce = announce;
     this.node = element("article", "turn assistant running");
     this.node.setAttribute("aria-label", "Answer");
-    this.words = element("div", code || json ? "words code" : "words");
-    if (given) this.words.append(element("span", "given", given));
-    this.#continue();
+    this.words = code || json ? new PlainWords({ given, code: true }) : new MarkdownWords(draw);
     this.notes = element("div", "notes");
     this.extras = element("div", "extras");
     this.facts = element("ul", "facts");
-    this.node.append(this.words, this.extras, this.notes, this.facts);
+    this.node.append(this.words.node, this.extras, this.notes, this.facts);
     this.#watchSilence();
     this.#showFacts();
   }
@@ -70,23 +64,13 @@ export class Answer {
 
   #write(text) {
     this.text += text;
-    this.told.firstChild.appendData(text);
-  }
-
-  // A new piece of the text, after a seam.
-  #continue() {
-    this.told = element("span", "told");
-    this.told.append(document.createTextNode(""));
-    this.words.append(this.told);
+    this.words.write(text);
   }
 
   // Another worker has the request: the first one, or one that goes on after `tokens`.
   #takeOver({ id, after }, tokens) {
     if (this.#worker !== null) {
-      const seam = element("span", "seam");
-      seam.title = `${id} goes on from here`;
-      this.words.append(seam);
-      this.#continue();
+      this.words.seam(`${id} goes on from here`);
       const note = `${this.#worker} ${LOST[after] ?? after} after ${tokens} tokens. ${id} goes on, token for token.`;
       const line = element("p", "takeover", note);
       line.dataset.cause = after;
@@ -169,6 +153,7 @@ export class Answer {
 
   #stop() {
     clearTimeout(this.#silence);
+    this.words.finish();
     this.node.classList.remove("running");
     this.#showFacts();
   }

@@ -1,7 +1,8 @@
 // The page: a conversation, or a text to go on with, and what is asked of the model.
 
-import { Answer, element } from "./answer.js";
+import { Answer } from "./answer.js";
 import { ApiFailure, asCurl, listModels, stream } from "./api.js";
+import { element } from "./element.js";
 import { EXAMPLE_SCHEMA, EXAMPLE_TOOLS, WrongField, chatRequest, completionRequest, wantsJson } from "./request.js";
 
 const $ = (id) => document.getElementById(id);
@@ -27,6 +28,13 @@ function show(node) {
   log.scrollTop = log.scrollHeight;
 }
 
+// Changes what is in the log. A reader at its end stays there; one who has scrolled up stays where they are.
+function draw(change) {
+  const following = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+  change();
+  if (following) log.scrollTop = log.scrollHeight;
+}
+
 function showUser(text) {
   const turn = element("article", "turn user");
   turn.setAttribute("aria-label", "You");
@@ -49,29 +57,30 @@ async function submit(text) {
 
 async function run(kind, body, given) {
   const json = wantsJson();
-  const answer = new Answer({ given, code: kind === "completion", json, announce });
+  const answer = new Answer({ given, code: kind === "completion", json, announce, draw });
   show(answer.node);
   const controller = (running = new AbortController());
   setRunning(true);
   announce("Answering.");
   try {
     for await (const event of stream(PATHS[kind], body, $("key").value, controller.signal)) {
-      const following = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
-      answer.take(event);
-      if (following) log.scrollTop = log.scrollHeight;
+      draw(() => answer.take(event));
     }
-    answer.end((results) => returnResults(answer, results));
+    draw(() => answer.end((results) => returnResults(answer, results)));
   } catch (error) {
-    if (controller.signal.aborted) answer.stopped();
-    else if (error instanceof ApiFailure) answer.fail(error.message, error.body);
-    else answer.fail("The connection was lost", String(error));
+    draw(() => failed(answer, error, controller.signal.aborted));
   }
   if (running === controller) {
     running = null;
     setRunning(false);
     if (kind === "chat") remember(answer);
   }
-  log.scrollTop = log.scrollHeight;
+}
+
+function failed(answer, error, aborted) {
+  if (aborted) answer.stopped();
+  else if (error instanceof ApiFailure) answer.fail(error.message, error.body);
+  else answer.fail("The connection was lost", String(error));
 }
 
 // What the model said is part of the conversation; a question without an answer is none.
@@ -167,10 +176,10 @@ async function loadModels() {
 
 function showModelError(error) {
   $("model-error")?.remove();
-  const answer = new Answer({ announce });
+  const answer = new Answer({ announce, draw });
   answer.fail(error.message, error.body);
   answer.node.id = "model-error";
-  answer.words.remove();
+  answer.words.node.remove();
   log.append(answer.node);
 }
 
