@@ -23,7 +23,7 @@ INSTALL = options="$$($(BIN)/python deploy/torch_wheel.py $(TORCH))" && \
   $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $$options
 
 .DEFAULT_GOAL := help
-.PHONY: help run install proto kernels test coverage test-charts test-cluster lint format reference bench eval loadtest soak wheelhouse images images-archive constraints clean
+.PHONY: help run install proto kernels test coverage test-charts test-cluster lint format reference bench eval loadtest soak wheelhouse images images-archive release constraints clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -51,12 +51,15 @@ test-charts: $(STAMPS)/dev ## Render the chart with Helm 3 and 4 and hold it to 
 test-cluster: $(STAMPS)/dev ## Everything on a real cluster of two nodes (NODES=1, ARGS="-k smoke" a part), see CONTRIBUTING.md
 	tests/cluster/run $(NODES) $(ARGS) $(PYTEST_ARGS)
 
-lint: $(STAMPS)/dev ## Linters, types, import rules, docstring coverage
+lint: $(STAMPS)/dev ## Linters, types, import rules, scripts, spelling, docstring coverage
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	cd clients/python && ../../$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/shellcheck .ci/images .ci/run deploy/images/mirror.sh tests/cluster/previous tests/cluster/run
+	$(BIN)/typos
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yaml
 	$(BIN)/interrogate services trainer
 
 format: $(STAMPS)/dev ## Format the code
@@ -87,6 +90,9 @@ images: | wheelhouse/$(ARCH) ## Build the images with docker, podman or buildah 
 
 images-archive: | wheelhouse/$(ARCH) ## The same, and write each to build/images/*.tar as `docker load` reads it
 	$(BIN)/python -m deploy.docker.build --arch $(ARCH) --archives build/images $(IMAGES) $(ARGS)
+
+release: $(STAMPS)/dev | wheelhouse/$(ARCH) ## Make a release's files in dist/release/ (VERSION=1.2.3, ARCH=amd64, ARGS="--images gateway" a part)
+	$(BIN)/python -m deploy.release.build $(VERSION) --arch $(ARCH) $(ARGS)
 
 wheelhouse/$(ARCH):
 	$(MAKE) wheelhouse
