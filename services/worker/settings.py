@@ -23,9 +23,10 @@ class WorkerSettings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     kv_tokens: int = Field(0, ge=0, description="KV cache size in tokens; 0: 32,768, or what memory is left for")
-    kv_format: str = Field(
+    kv_dtype: Literal["auto", "bf16", "int8", "fp8"] = Field(
         "auto",
-        description="How keys and values lie in the cache: auto (as they are computed), or a format by name",
+        description="Numbers of the KV cache: auto (the dtype), bf16, int8 (about half the memory of bf16), "
+        "fp8 (as int8; on GPUs)",
     )
     kv_block_tokens: int = Field(16, ge=16, multiple_of=16, description="Positions in a KV block")
     max_model_len: int = Field(0, ge=0, description="Longest sequence; 0: what the model was made for")

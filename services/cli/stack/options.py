@@ -29,6 +29,7 @@ class StackOptions:
     dtype: str = "auto"
     max_model_len: int = 0  # 0: the model's own limit
     kv_tokens: int = 0  # 0: the worker's default
+    kv_dtype: str = "auto"
     host: str = HOST  # the gateway's address; all others listen on 127.0.0.1
     port: int = 8000
     grpc_port: int = 0  # public gRPC; 0: off

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from services.common import denied
 from services.common.lifecycle import StartupError
-from services.worker.backends import kv_formats
 from services.worker.backends.sizing import HostRoom, least_kv_tokens
 from services.worker.cpu import has_avx2, has_bfloat16
 from services.worker.model.footprint import footprint, in_mib
@@ -62,16 +61,17 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             f"RYZANSTEIN_MAX_MODEL_LEN {settings.max_model_len}: the model was made for {spec.max_positions}"
         )
     device = _device(settings.device)
+    dtype = _dtype(settings.dtype, spec, device)
     try:
         return RankGroupConfig(
             model_path=str(folder),
             ranks=settings.tensor_parallel,
-            dtype=_dtype(settings.dtype, spec, device),
+            dtype=dtype,
             device=device,
             block_tokens=settings.kv_block_tokens,
             kv_tokens=settings.kv_tokens or DEFAULT_KV_TOKENS,
             kv_fits=not settings.kv_tokens,
-            kv_format=_kv_format(settings.kv_format),
+            kv_format=_kv_format(settings.kv_dtype, dtype, device),
             max_running=settings.max_running,
             max_batched_tokens=settings.max_batched_tokens,
             max_model_len=settings.max_model_len or spec.max_positions,
@@ -128,11 +128,12 @@ def _dtype(asked: str, spec: ModelSpec, device: str) -> str:
     return "bfloat16" if half else "float32"
 
 
-def _kv_format(asked: str) -> str:
-    """Return "" for `auto`. Raises ValueError."""
-    if asked not in ("auto", *kv_formats.NAMES):
-        raise ValueError(f"RYZANSTEIN_KV_FORMAT {asked!r}: expected auto, {', '.join(kv_formats.NAMES)}")
-    return "" if asked == "auto" else asked
+def _kv_format(asked: str, dtype: str, device: str) -> str:
+    """Return the KV format; "" for numbers of the dtype. Raises ValueError."""
+    if asked == "fp8" and device == "cpu":
+        raise ValueError("RYZANSTEIN_KV_DTYPE fp8: CPUs convert 8-bit floats slowly; use int8, which is more exact")
+    found = {"auto": dtype, "bf16": "bfloat16"}.get(asked, asked)
+    return "" if found == dtype else found
 
 
 def _device(asked: str) -> str:
