@@ -13,6 +13,7 @@ from services.worker.backends.kv_format import find_kv_format
 from services.worker.backends.kv_formats import NAMES
 from services.worker.backends.opening import open_backend
 from services.worker.backends.shapes import AttentionShape, KvShape
+from services.worker.backends.torch.gathering import PagedSdpa
 from services.worker.protocol.copy_codec import CopyOrder
 from services.worker.rank.block_copy import BlockCopier
 
@@ -79,3 +80,12 @@ def test_a_backend_attends_over_it(name: str, dtype: torch.dtype, softcap: float
     kv_format, shape = find_kv_format(name), AttentionShape(6, 2, 32, 0.2, softcap)
     attention = open_backend(dtype, CPU, kv_format).attention(shape)
     assert check_attention(attention, shape, dtype, CPU, kv_format) is None
+    gathering = PagedSdpa(shape, dtype, CPU)  # what GPUs and other heads use
+    assert check_attention(gathering, shape, dtype, CPU, kv_format) is None
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_eight_bits_take_at_least_45_percent_less_than_bfloat16(name: str, head_dim: int) -> None:
+    if name in ("int8", "fp8"):
+        shape = KvShape(16, 2, head_dim)
+        assert find_kv_format(name).token_bytes(shape) <= 0.55 * find_kv_format("bfloat16").token_bytes(shape)
