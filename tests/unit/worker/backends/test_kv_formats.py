@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -24,6 +26,14 @@ PRECISION = {"fp8": 2**-4}  # of a number, beside the largest of its row; 2e-2 o
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
 computed_in = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def cache_of(name: str, dtype: torch.dtype) -> KvCache:
@@ -80,8 +90,8 @@ def test_a_backend_attends_over_it(name: str, dtype: torch.dtype, softcap: float
     kv_format, shape = find_kv_format(name), AttentionShape(6, 2, 32, 0.2, softcap)
     attention = open_backend(dtype, CPU, kv_format).attention(shape)
     assert check_attention(attention, shape, dtype, CPU, kv_format) is None
-    gathering = PagedSdpa(shape, dtype, CPU)  # what GPUs and other heads use
-    assert check_attention(gathering, shape, dtype, CPU, kv_format) is None
+    if name == "int8":  # which GPUs and other heads gather
+        assert check_attention(PagedSdpa(shape, dtype, CPU), shape, dtype, CPU, kv_format) is None
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

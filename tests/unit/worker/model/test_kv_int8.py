@@ -10,22 +10,23 @@ import pytest
 import torch
 import transformers
 
+from services.worker.backends.base import ModelBackend
 from services.worker.backends.collectives import Communicator, SingleRank
 from services.worker.backends.kv_formats import int8
 from services.worker.backends.opening import open_backend
 from services.worker.backends.torch.backend import TorchBackend
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
-from tests.unit.worker.model.conftest import Sample
 from tests.unit.worker.model.harness import CPU, Engine, ThreadRank, run_ranks
 from tests.unit.worker.model.zoo import prompt, write_checkpoint
 
 Load = Callable[[torch.dtype], Decoder]
 _DTYPES = [torch.float32, torch.bfloat16]
+IDS = prompt(99, 300)
 
 
 @pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("gemma2")
     config = transformers.Gemma2Config(
         vocab_size=300,
@@ -40,6 +41,11 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
         sliding_window=40,
     )
     write_checkpoint(config, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def load(folder: Path) -> Load:
     return functools.cache(lambda dtype: load_model(folder, SingleRank(), open_backend(dtype, CPU, int8.FORMAT)))
 
 
@@ -79,33 +85,36 @@ def test_a_prefix_hit_equals_a_miss(load: Load, dtype: torch.dtype) -> None:
     assert torch.equal(engine.step([(second, 40)])[0], alone(model, second.ids)[96:])
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_ranks_together_equal_one(size: int, sample: Callable[[str], Sample]) -> None:
-    """A scale belongs to a head, so ranks store what one stores, up to the order of the sums before it."""
-    expected = sample("llama")
+def logits(folder: Path, comm: Communicator, backend: ModelBackend) -> tuple[torch.Tensor, torch.Tensor]:
+    """The hidden states of a prompt on all ranks, and the logits of this one."""
+    model = load_model(folder, comm, backend)
+    hidden = Engine(model, comm, block_tokens=16).run(IDS, [7, 1, 20, 1])
+    return hidden, model.logits(hidden)
 
-    def logits(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
-        torch.set_num_threads(1)
-        model = load_model(expected.folder, comm, open_backend(torch.float32, CPU, int8.FORMAT))
-        hidden = Engine(model, comm, block_tokens=16).run(expected.ids, [7, 1, 20, 1])
-        return hidden, model.logits(hidden)
+
+def in_int8() -> ModelBackend:
+    return open_backend(torch.float32, CPU, int8.FORMAT)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_together_equal_one(folder: Path, size: int) -> None:
+    """A scale belongs to a head, so ranks store what one stores, up to the order of the sums before it."""
 
     def on_rank(rank: ThreadRank) -> tuple[torch.Tensor, torch.Tensor]:
-        return logits(rank)
+        torch.set_num_threads(1)
+        return logits(folder, rank, in_int8())
 
-    one, results, vocab = logits(SingleRank())[1], run_ranks(size, on_rank), expected.logits.shape[1]
+    one, results = logits(folder, SingleRank(), in_int8())[1][:, :300], run_ranks(size, on_rank)
     for hidden, _ in results:
         assert torch.equal(hidden, results[0][0])
-    together = torch.cat([part for _, part in results], dim=-1)[:, :vocab]
-    assert (together - one[:, :vocab]).abs().max() <= 1e-3
-    assert torch.equal(together.argmax(-1), one[:, :vocab].argmax(-1))
-    assert 0 < (one[:, :vocab] - expected.logits).abs().max() <= 5e-2  # of int8
+    together = torch.cat([part for _, part in results], dim=-1)[:, :300]
+    assert (together - one).abs().max() <= 2e-3
+    assert torch.equal(together.argmax(-1), one.argmax(-1))
 
 
-def test_the_kernels_compute_what_torch_does(sample: Callable[[str], Sample]) -> None:
-    """The reference, which gathers and dequantizes: what GPUs do, too."""
-    folder, ids = sample("llama").folder, sample("llama").ids
-    backends = (TorchBackend(torch.float32, CPU, int8.FORMAT), open_backend(torch.float32, CPU, int8.FORMAT))
-    models = [load_model(folder, SingleRank(), backend) for backend in backends]
-    reference, ours = (model.logits(Engine(model, block_tokens=16).run(ids, [5, 1, 1])) for model in models)
-    assert (ours - reference)[:, : sample("llama").logits.shape[1]].abs().max() <= 1e-3
+def test_the_kernels_compute_what_torch_does_and_nearly_what_float32_does(folder: Path) -> None:
+    """torch gathers and dequantizes: what GPUs do, too."""
+    backends = (in_int8(), TorchBackend(torch.float32, CPU, int8.FORMAT), TorchBackend(torch.float32, CPU))
+    ours, reference, exact = (logits(folder, SingleRank(), backend)[1][:, :300] for backend in backends)
+    assert (ours - reference).abs().max() <= 2e-3
+    assert 5e-3 < (ours - exact).abs().max() <= 0.1
