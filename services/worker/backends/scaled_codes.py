@@ -80,5 +80,5 @@ class ScaledCodes:
     def _parts(self, layer: Tensor, shape: KvShape) -> tuple[Tensor, Tensor]:
         """Return views of codes [n_blocks, 2 * n_kv_heads, block_tokens, head_dim] and scales [..., block_tokens]."""
         size = shape.block_tokens * shape.head_dim
-        codes = layer[..., :size].unflatten(-1, (shape.block_tokens, shape.head_dim))
+        codes = layer[..., :size].view(len(layer), -1, shape.block_tokens, shape.head_dim)
         return codes, layer[..., size:].view(_SCALE)

@@ -75,7 +75,7 @@ class OneDnnBackend:
 
     def _attentions(self, shape: AttentionShape) -> list[Candidate]:
         gathering = [lambda: PagedSdpa(shape, self.dtype, CPU)]
-        in_int8 = self.kv_format is int8.FORMAT
+        in_int8 = self.kv_format.name == int8.FORMAT.name
         if not (in_int8 or self.kv_format.numbers is self.dtype) or not serves(self.dtype, shape.head_dim):
             if self.kv_format.numbers is None:
                 logger.warning("each step gathers and dequantizes keys in %s, which takes long", self.kv_format.name)
@@ -102,7 +102,7 @@ class KernelBackend(OneDnnBackend):
         self.ops = KernelOps(kernels)
 
     def _attentions(self, shape: AttentionShape) -> list[Candidate]:
-        in_int8 = self.kv_format is int8.FORMAT
+        in_int8 = self.kv_format.name == int8.FORMAT.name
         multiple = HEAD_MULTIPLE if in_int8 else self.kernels.head_multiple
         if shape.head_dim % multiple or shape.head_dim > MAX_HEAD_DIM:
             return super()._attentions(shape)
