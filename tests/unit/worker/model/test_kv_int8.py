@@ -116,5 +116,6 @@ def test_the_kernels_compute_what_torch_does_and_nearly_what_float32_does(folder
     """torch gathers and dequantizes: what GPUs do, too."""
     backends = (in_int8(), TorchBackend(torch.float32, CPU, int8.FORMAT), TorchBackend(torch.float32, CPU))
     ours, reference, exact = (logits(folder, SingleRank(), backend)[1][:, :300] for backend in backends)
-    assert (ours - reference).abs().max() <= 2e-3
-    assert 5e-3 < (ours - exact).abs().max() <= 0.1
+    error = (ours - exact).abs().mean()
+    assert (ours - reference).abs().mean() <= 0.2 * error  # a sum that is rounded in another way may change a code
+    assert 0 < error <= 0.02 * exact.abs().mean()
