@@ -85,7 +85,9 @@ def describe(
 @app.command()
 def up(
     checkpoint: Annotated[str, typer.Argument(metavar="MODEL", help="The same as --model.")] = "",
-    model: Annotated[str, typer.Option(help="A checkpoint folder or a hub id.", show_default="the bundled model")] = "",
+    model: Annotated[
+        str, typer.Option(help="A checkpoint folder, a GGUF file, or a hub id.", show_default="the bundled model")
+    ] = "",
     served_model_name: Annotated[
         str, typer.Option(help="Name of the model in the API; default: the folder's or repository's.")
     ] = "",

@@ -16,9 +16,15 @@ class WorkerSettings(ServiceSettings):
 
     worker_id: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1)
     worker_port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 picks a free one")
-    model: str = Field(min_length=1, description="A folder with config.json and safetensors, or a hub id")
+    model: str = Field(
+        min_length=1,
+        description="A folder with config.json and safetensors, a GGUF file or its folder, or a hub id; "
+        "owner/name:Q4_K_M chooses among GGUF files",
+    )
     revision: str = Field("", description="Branch, tag or commit of a hub id; HF_TOKEN and HF_HUB_OFFLINE are honoured")
-    served_model_name: str = Field("", description="The name clients use; default: the folder's or repository's name")
+    served_model_name: str = Field(
+        "", description="The name clients use; default: the folder's, file's or repository's"
+    )
     tensor_parallel: int = Field(1, ge=1, le=64)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -12,7 +12,7 @@ from services.common.lifecycle import StartupError
 from services.worker.backends.sizing import HostRoom, least_kv_tokens
 from services.worker.cpu import has_avx2, has_bfloat16
 from services.worker.model.footprint import footprint, in_mib
-from services.worker.model.loading.hub import Download, local_folder
+from services.worker.model.loading.hub import Download, local_model
 from services.worker.model.spec import ModelError, ModelSpec
 from services.worker.native.model_files import ModelFiles
 from services.worker.process.downloader import download
@@ -27,11 +27,14 @@ log = logging.getLogger(__name__)
 
 
 async def model_folder(model: str, revision: str, begins: Callable[[Download], None] = lambda _: None) -> Path:
-    """The local folder of a path or of a hub id, after its download; `begins` announces it. Raises StartupError."""
+    """The local folder or GGUF file of a path or of a hub id, after its download, which `begins` announces.
+
+    Raises StartupError.
+    """
     try:
-        folder = local_folder(model) or await download(model, revision, begins)
-        if not (folder / "config.json").is_file():
-            raise StartupError(f"RYZANSTEIN_MODEL {model}: no config.json in {folder}")
+        folder = local_model(model) or await download(model, revision, begins)
+        if not folder.is_file() and not (folder / "config.json").is_file():
+            raise StartupError(f"RYZANSTEIN_MODEL {model}: neither config.json nor a GGUF file in {folder}")
     except ModelError as error:
         raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
     except PermissionError as error:  # of a folder; opening a file reports the file's permissions
@@ -40,7 +43,8 @@ async def model_folder(model: str, revision: str, begins: Callable[[Download], N
 
 
 def model_revision(asked: str, folder: Path) -> str:
-    """The commit of a folder made by `ryzanstein fetch` or the hub's library; otherwise the requested revision."""
+    """The commit of a folder, or of a file's, that `ryzanstein fetch` or the hub's library made; otherwise `asked`."""
+    folder = folder.parent if folder.is_file() else folder
     try:
         return str(json.loads((folder / ".complete").read_text())["commit"])
     except FileNotFoundError:
