@@ -4,17 +4,25 @@
 
 It starts a stack per format, and scores the same held-out documents by the prompt logprobs of `/v1/completions`. So it
 measures the numbers that a client gets, with the numerics of sharding, paging and sampling included.
+
+    python -m bench.evaluate --model MODEL --format bf16,int8,int4-rtn,int4-gptq,int4-awq --kv-dtype int8 --work DIR
+
+compares several formats with float32 in process, through the ranks of a worker. Checkpoints and scores stay in DIR, so
+that a row costs its time once; `--fresh` scores again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import pickle
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
@@ -22,12 +30,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bench.evaluation.formats import DENSE, FORMATS, REFERENCE, Row, find_rows
 from bench.evaluation.metrics import Comparison, Estimate, compare
+from bench.evaluation.offline import score_offline
+from bench.evaluation.report import render, replace_between
 from bench.evaluation.served import TOP, ScoredDocument, score_all
 from bench.evaluation.text import Document, read_documents
+from services.worker.settings import WorkerSettings
 from tests.stack import running_stack
 
 BUNDLED = Path("models/ryzanstein-tiny")
+_KV_TOKENS = 8_192  # of an engine that scores formats
 
 
 class Dtype(StrEnum):
@@ -117,10 +130,27 @@ def main(
     tensor_parallel: Annotated[int, typer.Option(min=1)] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="Documents in flight.")] = 4,
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the results as JSON; of formats, into this page.")] = None,
+    formats: Annotated[str, typer.Option("--format", help=f"Some of {', '.join(FORMATS)}; commas between.")] = "",
+    kv_dtype: Annotated[str, typer.Option(help="KV formats to judge with weights in bf16; commas between.")] = "",
+    stored: Annotated[Path | None, typer.Option(help="The checkpoint of the format `stored`, such as a GGUF.")] = None,
+    window: Annotated[int, typer.Option(min=2, help="Of formats: tokens of each document.")] = 256,
+    work: Annotated[Path, typer.Option(help="Of formats: where checkpoints and scores stay.")] = Path("build/eval"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Of formats: do not use scores in --work.")] = False,
 ) -> None:
-    """Judge --dtype by --against on held-out text."""
+    """Judge --dtype by --against on held-out text, or several formats by float32."""
     documents = read_documents(text, limit)
+    if formats or kv_dtype:
+        scoring = Scoring(model, documents, window, work, seed, fresh)
+        names = [[name for name in asked.split(",") if name] for asked in (formats, kv_dtype)]
+        try:
+            table = scoring.table(*names, stored)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        print(table)
+        if out:
+            replace_between(out, f"formats of {model.name}", table)
+        return
     candidate = Setup(model, dtype, tensor_parallel)
     reference = Setup(reference_model or model, against, tensor_parallel)
     expected = score(reference, documents, concurrency)
@@ -128,6 +158,42 @@ def main(
     show(results, candidate, reference, Console(width=160))
     if out:
         out.write_text(json.dumps(_as_json(results, candidate, reference), indent=1))
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Scores formats of one checkpoint in process."""
+
+    model: Path
+    documents: Sequence[Document]
+    window: int
+    work: Path
+    seed: int
+    fresh: bool
+
+    def table(self, names: Sequence[str], kv_formats: Sequence[str], stored: Path | None) -> str:
+        """Return the formats, each beside float32, as a table. Raises ValueError."""
+        self.work.mkdir(parents=True, exist_ok=True)
+        held_out = {document.path for document in self.documents}
+        rows = find_rows(names, kv_formats, self.model, stored, self.work, held_out)
+        reference = self._score(Row(REFERENCE, self.model, DENSE[REFERENCE]))
+        found = [(row, compare(reference, self._score(row), self.seed)) for row in rows]
+        return render(found, self.model.name, self.window)
+
+    def _score(self, row: Row) -> list[ScoredDocument]:
+        """Return a row's scores: those in the folder, unless `fresh`."""
+        asked = f"{row}, {self.window}, {[document.path for document in self.documents]}"
+        file = self.work / f"{self.model.name}-{sha256(asked.encode()).hexdigest()[:16]}.scores"
+        if file.exists() and not self.fresh:
+            kept: list[ScoredDocument] = pickle.loads(file.read_bytes())
+            return kept
+        lengths = {"max_model_len": self.window + 16, "kv_tokens": _KV_TOKENS}
+        settings = WorkerSettings(model=str(row.model), dtype=row.dtype, kv_format=row.kv_format, **lengths)
+        began = time.monotonic()
+        scores = asyncio.run(score_offline(settings, self.documents, start_token(self.model), self.window))
+        print(f"{row.name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+        file.write_bytes(pickle.dumps(scores))
+        return scores
 
 
 def _as_json(results: dict[str, Comparison], candidate: Setup, reference: Setup) -> dict[str, object]:

@@ -33,13 +33,27 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-class KvDtype(StrEnum):
-    """Number formats of the KV cache."""
+class Method(StrEnum):
+    """How `quantize` rounds weights."""
+
+    GPTQ = "gptq"
+    AWQ = "awq"
+    RTN = "rtn"
+
+
+class Bits(StrEnum):
+    """Bits of a number that `quantize` writes."""
+
+    FOUR = "4"
+    EIGHT = "8"
+
+
+class Device(StrEnum):
+    """Where `quantize` computes."""
 
     AUTO = "auto"
-    BF16 = "bf16"
-    INT8 = "int8"
-    FP8 = "fp8"
+    CPU = "cpu"
+    CUDA = "cuda"
 
 
 class Commands(typer.core.TyperGroup):
@@ -85,9 +99,7 @@ def describe(
 @app.command()
 def up(
     checkpoint: Annotated[str, typer.Argument(metavar="MODEL", help="The same as --model.")] = "",
-    model: Annotated[
-        str, typer.Option(help="A checkpoint folder, a GGUF file, or a hub id.", show_default="the bundled model")
-    ] = "",
+    model: Annotated[str, typer.Option(help="A checkpoint folder or a hub id.", show_default="the bundled model")] = "",
     served_model_name: Annotated[
         str, typer.Option(help="Name of the model in the API; default: the folder's or repository's.")
     ] = "",
@@ -100,9 +112,6 @@ def up(
         int, typer.Option(min=0, help="Longest sequence in tokens; 0: what the model was made for.")
     ] = 0,
     kv_tokens: Annotated[int, typer.Option(min=0, help="KV cache per worker in tokens; 0: chosen by the worker.")] = 0,
-    kv_dtype: Annotated[
-        KvDtype, typer.Option(help="Numbers of the KV cache; int8 and fp8 (on GPUs) take half the memory of bf16.")
-    ] = KvDtype.AUTO,
     host: Annotated[str, typer.Option(help="Address that the gateway listens on; 0.0.0.0: every one.")] = HOST,
     port: Port = 8000,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the public gRPC API; 0: off.")] = 0,
@@ -127,7 +136,6 @@ def up(
         dtype=dtype.value,
         max_model_len=max_model_len,
         kv_tokens=kv_tokens,
-        kv_dtype=kv_dtype.value,
         host=host,
         port=port,
         grpc_port=grpc_port,
@@ -222,6 +230,46 @@ def fetch(
     if "/" in name or name.startswith("."):
         raise CommandError(f"--as {name}: a name in DIR, without slashes and not beginning with a dot")
     print(command(reference, to, name or reference.name, endpoint, retries))  # noqa: T201
+
+
+@app.command()
+def quantize(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder or a hub id.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; must not exist.")],
+    method: Annotated[Method, typer.Option(help="GPTQ, AWQ, or rounding to nearest.")] = Method.GPTQ,
+    bits: Annotated[Bits, typer.Option(help="Bits of most layers.")] = Bits.FOUR,
+    group: Annotated[
+        int | None,
+        typer.Option(
+            min=32, help="Inputs that share a scale; default: a scale per output with 8 bits, else 128, 64 or 32."
+        ),
+    ] = None,
+    extra: Annotated[
+        float,
+        typer.Option(
+            min=0, max=0.9, help="With 4 bits, share of bytes to add by layers in 8 bits: where the error falls most."
+        ),
+    ] = 0.1,
+    asymmetric: Annotated[
+        bool, typer.Option("--asymmetric", help="With 4 bits, store a zero for each group: a smaller error.")
+    ] = False,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A text, or .jsonl with the field text; default: Python's help topics."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Pieces of the calibration's text.")] = 128,
+    length: Annotated[int, typer.Option(min=16, help="Tokens of a piece.")] = 512,
+    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one.")] = Device.AUTO,
+) -> None:
+    """Quantize MODEL's weights into a checkpoint of compressed-tensors; run it again after a kill, and it goes on."""
+    from services.cli import quantize as command
+
+    arguments = [model, "--out", str(out), "--method", method, "--bits", bits, "--extra", str(extra)]
+    arguments += ["--samples", str(samples), "--length", str(length), "--device", device]
+    arguments += ["--group", str(group)] if group is not None else []
+    arguments += ["--calibration", str(calibration)] if calibration is not None else []
+    arguments += ["--asymmetric"] if asymmetric else []
+    command.run(arguments, str(out))
 
 
 @app.command(

@@ -12,17 +12,7 @@ from torch import Tensor
 
 from services.worker.backends.shapes import AttentionShape, KvShape
 
-
-class RowWriter(Protocol):
-    """A device's writes into the cache."""
-
-    def scatter(self, table: Tensor, places: Tensor, rows: Tensor) -> None:
-        """Write `rows` [n, width] to the rows `places` [n] of `table` [n_rows, width], of one dtype."""
-        ...
-
-    def scatter_codes(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
-        """Write `rows` [n, width] as int8 to the positions `slots` [n] of a layer in the format int8."""
-        ...
+Scatter = Callable[[Tensor, Tensor, Tensor], None]  # table [n_rows, width], row numbers [n], rows [n, width]
 
 
 class KvFormat(Protocol):
@@ -42,8 +32,8 @@ class KvFormat(Protocol):
         """Return a layer whose positions all read as zeros."""
         ...
 
-    def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor, writer: RowWriter) -> None:
-        """Write `rows` [n, width] to the positions `slots` [n]; `writer` is the device's."""
+    def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor, scatter: Scatter) -> None:
+        """Write `rows` [n, width] to the positions `slots` [n]; `scatter` is the device's."""
         ...
 
     def read(self, layer: Tensor, shape: KvShape, slots: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
@@ -74,10 +64,9 @@ class PlainNumbers:
         sizes = (n_blocks, shape.block_tokens, 2, shape.n_kv_heads, shape.head_dim)
         return torch.zeros(sizes, dtype=self.numbers, device=device)
 
-    def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor, writer: RowWriter) -> None:
+    def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor, scatter: Scatter) -> None:
         """Write `rows` [n, width] to the positions `slots` [n]."""
-        rounded = rows if rows.dtype is self.numbers else rows.to(self.numbers)
-        writer.scatter(layer.view(-1, shape.width), slots, rounded)
+        scatter(layer.view(-1, shape.width), slots, rows if rows.dtype is self.numbers else rows.to(self.numbers))
 
     def read(self, layer: Tensor, shape: KvShape, slots: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """Return the positions `slots` [n] as [n, width] of `dtype`."""

@@ -9,9 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.evaluate import start_token
+from bench.evaluation.formats import Row, find_rows
 from bench.evaluation.metrics import compare, divergence
+from bench.evaluation.offline import score_offline
+from bench.evaluation.report import render, replace_between
 from bench.evaluation.served import Position, ScoredDocument, read_position, score_all
 from bench.evaluation.text import Document, cut
+from services.worker.settings import WorkerSettings
 from tests.stack import running_stack
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
@@ -87,3 +91,37 @@ def test_served_perplexity_is_that_of_transformers(tmp_path: Path) -> None:
     with running_stack(tmp_path, "--tensor-parallel", "1", "--dtype", "float32", "--model", str(MODEL)) as stack:
         (found,) = asyncio.run(score_all(stack.url, stack.model(), start_token(MODEL), [SHORT], concurrency=1))
     assert compare([found], [found]).perplexity.value == pytest.approx(expected, rel=1e-4)
+
+
+async def test_scores_of_formats_are_those_of_transformers() -> None:
+    expected = math.exp(reference_nats(context=1_024))
+    settings = WorkerSettings(model=str(MODEL), dtype="float32", max_model_len=1_024, kv_tokens=2_048)
+    (found,) = await score_offline(settings, [SHORT], start_token(MODEL), window=1_024)
+    assert found.document.text == SHORT.text
+    assert compare([found], [found]).perplexity.value == pytest.approx(expected, rel=1e-4)
+    (part,) = await score_offline(settings, [SHORT], start_token(MODEL), window=10)
+    assert len(part.positions) == 9
+    assert SHORT.text.startswith(part.document.text)
+
+
+def test_a_page_gets_the_table_between_its_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- formats of x -->\nold\n<!-- end of formats of x -->\nafter\n")
+    found = [scored("a", position(0.5)), scored("b", position(0.25))]
+    table = render([(Row("bf16", MODEL), compare(found, found))], "x", 192)
+    replace_between(page, "formats of x", table)
+    assert page.read_text() == f"before\n<!-- formats of x -->\n\n{table}\n<!-- end of formats of x -->\nafter\n"
+    assert (
+        "| bf16 | 14 | 2.828 | 1.0000 [1.0000, 1.0000] | 100.00% [100.00%, 100.00%] | 0.0e+00 [0.0e+00, 0.0e+00] |"
+        in table
+    )
+    with pytest.raises(ValueError, match="no marks <!-- formats of y -->"):
+        replace_between(page, "formats of y", table)
+
+
+def test_an_unknown_format_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--format int3: allowed: bf16, f32, int8, int4-rtn"):
+        find_rows(["int3"], [], MODEL, None, tmp_path, ())
+    with pytest.raises(ValueError, match="--format stored: give --stored"):
+        find_rows(["stored"], [], MODEL, None, tmp_path, ())
+    assert [row.kv_format for row in find_rows(["bf16"], ["int8"], MODEL, None, tmp_path, ())] == ["auto", "int8"]

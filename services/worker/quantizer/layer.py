@@ -1,0 +1,121 @@
+"""Quantizes the linear layers of one decoder layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.worker.backends.weights import Stacked
+from services.worker.model.loading.checkpoint import Checkpoint
+from services.worker.model.shard import Shard
+from services.worker.quantizer.grid import Quantized
+from services.worker.quantizer.methods.base import Inputs, Method, Repeats
+from services.worker.quantizer.scheme import Scheme
+from services.worker.quantizer.units import Unit
+
+Shapes = Callable[[str], tuple[int, ...]]  # the shape of the tensor with a key
+
+
+@dataclass(slots=True)
+class LayerTensors:
+    """The tensors of a layer by their keys, changed in place by :func:`scale_layer`."""
+
+    weights: dict[str, Tensor]  # [n_out, n_in] float32
+    vectors: dict[str, Tensor]  # [n], in the dtype in which they are stored
+
+    def stacked(self, unit: Unit) -> Tensor:
+        """Return the weights of a unit, one below the other."""
+        return torch.cat([self.weights[key] for key in unit.keys])
+
+
+def read_layer(source: Checkpoint, index: int, shapes: Shapes, device: torch.device) -> LayerTensors:
+    """Read the tensors of layer `index`. Raises ModelError."""
+    found = LayerTensors({}, {})
+    for key in (key for key in source if key.startswith(f"layers.{index}.")):
+        shape = shapes(key)
+        if len(shape) == 2:
+            weight = source.weight(Shard.whole(key, (shape[0], shape[1])))
+            found.weights[key] = Stacked((weight,)).dense(torch.float32, device)
+        else:
+            found.vectors[key] = source.vector(key, shape[0]).clone()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A unit, what its layers see, and how they are to be stored."""
+
+    unit: Unit
+    inputs: Inputs | None  # None for a method that is not calibrated
+    scheme: Scheme
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLayer:
+    """A layer's linear layers and other tensors by their keys, and relative errors by unit if inputs were seen."""
+
+    linears: Mapping[str, Quantized]
+    vectors: Mapping[str, Tensor]
+    errors: Mapping[str, float]
+
+
+def quantize_layer(
+    tensors: LayerTensors, tasks: list[Task], method: Method, dtype: torch.dtype, norm_offset: float
+) -> QuantizedLayer:
+    """Quantize the linear layers of `tasks`; changes `tensors`. `dtype` is that of stored scales."""
+    if method.scales:
+        tasks = [_scaled(task, tensors, method, dtype, norm_offset) for task in tasks]
+    linears: dict[str, Quantized] = {}
+    errors: dict[str, float] = {}
+    for task in tasks:
+        weight = tensors.stacked(task.unit)
+        made = method.quantize(weight, task.inputs, task.scheme, dtype)
+        if task.inputs is not None:
+            errors[task.unit.name] = relative_error(weight, made, task.inputs)
+        start = 0
+        for key in task.unit.keys:
+            stop = start + len(tensors.weights[key])
+            linears[key] = made.rows(start, stop)
+            start = stop
+    return QuantizedLayer(linears, tensors.vectors, errors)
+
+
+def relative_error(weight: Tensor, made: Quantized, inputs: Inputs) -> float:
+    """Return the squared error of the outputs over the squared outputs, on the calibration's rows."""
+    return inputs.error(weight - made.numbers()) / max(inputs.error(weight), torch.finfo(torch.float32).tiny)
+
+
+def _scaled(task: Task, tensors: LayerTensors, method: Method, dtype: torch.dtype, norm_offset: float) -> Task:
+    """Scale the columns of a unit, and what makes its inputs the other way, which changes no output."""
+    unit = task.unit
+    if task.inputs is None or not (unit.norm or unit.maker):
+        return task
+    repeats = Repeats(unit.times, unit.block)
+    factors = method.scale(tensors.stacked(unit), task.inputs, task.scheme, dtype, repeats)
+    if unit.norm:
+        factors = _divide_norm(tensors.vectors, unit.norm, factors, norm_offset)
+    else:
+        divisors = repeats.mean(factors)
+        tensors.weights[unit.maker] /= divisors.unsqueeze(1)
+        _divide(tensors.vectors, f"{unit.maker}.bias", divisors)
+    for key in unit.keys:
+        tensors.weights[key] *= factors
+    return Task(unit, task.inputs.scaled(factors), task.scheme)
+
+
+def _divide_norm(vectors: dict[str, Tensor], key: str, factors: Tensor, offset: float) -> Tensor:
+    """Divide a norm's outputs by `factors`; return the factors that its rounded weight really divides by."""
+    before = vectors[key].to(factors.device).float() + offset
+    vectors[key] = (before / factors - offset).to(vectors[key].dtype).to(vectors[key].device)
+    after = vectors[key].to(factors.device).float() + offset
+    exact = torch.where((before != 0) & (after != 0), before / after, factors)
+    _divide(vectors, f"{key}.bias", exact)
+    return exact
+
+
+def _divide(vectors: dict[str, Tensor], key: str, divisors: Tensor) -> None:
+    if key in vectors:
+        vectors[key] = (vectors[key].float() / divisors.to(vectors[key].device)).to(vectors[key].dtype)

@@ -1,0 +1,321 @@
+"""Quantizes a checkpoint: a survey that chooses bits, then every layer, on the rows of the quantized layers below it.
+
+A layer is in memory alone. What is finished is on disk, and a run that was killed goes on behind it: its rows pass the
+finished layers as they are stored, which is what an uninterrupted run computes, too.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from services.common.checkpoint_files import UNWANTED, WANTED
+from services.worker.backends.base import Attention, ModelBackend
+from services.worker.backends.collectives import SingleRank
+from services.worker.backends.opening import open_backend
+from services.worker.backends.weights import Stacked
+from services.worker.model.build import attention_shape, build_decoder, load_layer, open_checkpoint
+from services.worker.model.decoder import DecoderLayer
+from services.worker.model.families.config import Config
+from services.worker.model.families.sizes import logical_shape, read_shapes
+from services.worker.model.files import read_json
+from services.worker.model.formats.registry import read_layouts
+from services.worker.model.formats.safetensors import TensorFiles
+from services.worker.model.layers.linear import LinearLoader
+from services.worker.model.layout import Layout
+from services.worker.model.loading.checkpoint import Checkpoint
+from services.worker.model.loading.tokenizer import read_tokenizer
+from services.worker.model.registry import interpret
+from services.worker.model.shard import Shard
+from services.worker.model.spec import ModelError, ModelSpec
+from services.worker.quantizer.activations import Recorder, RecordingLoader
+from services.worker.quantizer.calibration import digest, read_texts, sequences
+from services.worker.quantizer.choice import Candidate, choose
+from services.worker.quantizer.folder import PartialFolder
+from services.worker.quantizer.layer import Shapes, Task, quantize_layer, read_layer, relative_error
+from services.worker.quantizer.methods.registry import METHODS
+from services.worker.quantizer.methods.rtn import RoundToNearest
+from services.worker.quantizer.scheme import Scheme
+from services.worker.quantizer.storing import module_name, quantization_config, store_linears, store_vectors
+from services.worker.quantizer.stream import Stream
+from services.worker.quantizer.units import Unit, units
+
+_BYTES = Scheme(8, 0, symmetric=True)  # of the head, and of layers that get more bits
+_CONFIG = "config.json"
+_HEAD = "lm_head"  # the module of a tied head in transformers
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_LICENCES = ("LICENSE*", "NOTICE*")
+
+Progress = Callable[[str, int, int], None]  # a phase, how many of its layers are done, and of how many
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for."""
+
+    model: Path
+    out: Path
+    method: str
+    bits: int
+    group: int | None  # None: one for each output with 8 bits, else the largest of 128, 64, 32 that divides all inputs
+    extra: float  # share of bytes that may be added to store some layers in 8 bits
+    symmetric: bool  # with 4 bits; False: a zero for each group
+    calibration: Path | None
+    samples: int
+    length: int
+
+
+def quantize(request: Request, device: torch.device, progress: Progress) -> None:
+    """Write the quantized checkpoint. Raises ModelError."""
+    with torch.inference_mode(), open_checkpoint(request.model, torch.float32) as (spec, source):
+        work = _Work.prepare(request, spec, source, open_backend(torch.float32, device))
+        folder = PartialFolder(request.out, spec.n_layers + 1)
+        with folder.locked():
+            record = folder.begin(work.description())
+            if request.extra and request.bits < _BYTES.bits:
+                work.survey(folder, record, progress)
+            schemes = work.schemes(record)
+            work.quantize_layers(folder, record, schemes, progress)
+            work.finish(folder, record, schemes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One run; everything that its layers share."""
+
+    request: Request
+    spec: ModelSpec
+    source: Checkpoint
+    backend: ModelBackend
+    attention: Attention[Any]
+    shapes: Shapes
+    ids: Tensor  # [n_sequences, length]
+    text: str  # hash of the calibration's texts
+    usual: Scheme
+    dtype: torch.dtype  # of stored scales
+
+    @classmethod
+    def prepare(cls, request: Request, spec: ModelSpec, source: Checkpoint, backend: ModelBackend) -> _Work:
+        """Check the request and read the calibration. Raises ModelError."""
+        if any(layer.moe is not None for layer in spec.layers):
+            raise ModelError(f"{request.model}: mixtures of experts are not quantized; allowed: dense models")
+        config = Config.load(request.model)
+        family, _ = interpret(config)
+        sizes = read_shapes(config, family, spec)
+
+        def shapes(key: str) -> tuple[int, ...]:
+            return tuple(size.value for size in logical_shape(key, sizes))
+
+        for unit in (unit for index in range(spec.n_layers) for unit in units(spec, index, frozenset(source))):
+            for key in unit.keys:
+                source.place(key, shapes(key)[0])
+        if request.length > spec.max_positions:
+            raise ModelError(f"--length {request.length}: the model was made for {spec.max_positions} positions")
+        texts = read_texts(request.calibration)
+        return cls(
+            request,
+            spec,
+            source,
+            backend,
+            backend.attention(attention_shape(spec, 1)),
+            shapes,
+            _read_ids(request, spec, texts),
+            digest(texts),
+            _usual_scheme(request, {shapes(f"layers.0.{part}")[1] for part in ("q", "o", "up", "down")}),
+            getattr(torch, spec.dtype),
+        )
+
+    def description(self) -> dict[str, Any]:
+        """Return all that the result depends on."""
+        paths = ("model", "out", "calibration")
+        asked = {key: value for key, value in asdict(self.request).items() if key not in paths}
+        sizes = {file.name: file.stat().st_size for file in sorted(self.request.model.glob("*.safetensors"))}
+        model = sha256((self.request.model / _CONFIG).read_bytes() + json.dumps(sizes).encode()).hexdigest()
+        return {"model": model, "calibration": self.text, **asked, "group": self.usual.group}
+
+    def survey(self, folder: PartialFolder, record: dict[str, Any], progress: Progress) -> None:
+        """Record the relative errors of every unit, rounded to both numbers of bits, on the model's own rows."""
+        done = len(record["survey"])
+        if done == self.spec.n_layers:
+            return
+        stream = self._stream()
+        method = RoundToNearest()
+        for index in range(self.spec.n_layers):
+            progress("survey", index, self.spec.n_layers)
+            if index < done:
+                stream.advance(self._load(self.source, index))
+                continue
+            recorder, errors = Recorder(), {}
+            stream.advance(self._recording(index, recorder), recorder.begin)
+            tensors = read_layer(self.source, index, self.shapes, self.backend.device)
+            for unit in self._units(index):
+                inputs, weight = recorder.take(unit.keys), tensors.stacked(unit)
+                made = (method.rounded(weight, scheme, self.dtype) for scheme in (self.usual, _BYTES))
+                errors[unit.name] = [relative_error(weight, quantized, inputs) for quantized in made]
+            record["survey"].append(errors)
+            folder.record(record)
+
+    def schemes(self, record: dict[str, Any]) -> dict[str, Scheme]:
+        """Return the scheme of every unit, by its layer and name."""
+        names = {f"{index}.{unit.name}": unit for index in range(self.spec.n_layers) for unit in self._units(index)}
+        if not record["survey"]:
+            return dict.fromkeys(names, self.usual)
+        candidates = {}
+        for name, unit in names.items():
+            few, more = record["survey"][int(name.partition(".")[0])][unit.name]
+            sizes = [self._bytes(unit, scheme) for scheme in (self.usual, _BYTES)]
+            candidates[name] = Candidate(few, more, *sizes)
+        chosen = choose(candidates, self.request.extra)
+        return {name: _BYTES if name in chosen else self.usual for name in names}
+
+    def quantize_layers(
+        self, folder: PartialFolder, record: dict[str, Any], schemes: dict[str, Scheme], progress: Progress
+    ) -> None:
+        """Write all layers that are not written yet."""
+        n_layers, method = self.spec.n_layers, METHODS[self.request.method]
+        if all(folder.has(index) for index in range(n_layers)):
+            return
+        stream = self._stream() if method.calibrated else None
+        layouts = read_layouts(Config(self._described(schemes), folder.path / _CONFIG))
+        for index in range(n_layers):
+            progress("quantize", index, n_layers)
+            if not folder.has(index):
+                seen = None if stream is None else self._look(stream, index)
+                tasks = [
+                    Task(unit, None if seen is None else seen.take(unit.keys), schemes[f"{index}.{unit.name}"])
+                    for unit in self._units(index)
+                ]
+                tensors = read_layer(self.source, index, self.shapes, self.backend.device)
+                made = quantize_layer(tensors, tasks, method, self.dtype, self.spec.norm_offset)
+                # An ended process may have recorded this layer without listing its file.
+                record["layers"][index:] = [
+                    {task.unit.name: [task.scheme.bits, made.errors.get(task.unit.name)] for task in tasks}
+                ]
+                folder.record(record)
+                folder.add(index, store_linears(made.linears, self.source) | store_vectors(made.vectors, self.source))
+            if stream is not None and index + 1 < n_layers:
+                stream.advance(self._finished(folder, index, layouts))
+        progress("quantize", n_layers, n_layers)
+
+    def finish(self, folder: PartialFolder, record: dict[str, Any], schemes: dict[str, Scheme]) -> None:
+        """Write what is in no layer, the configuration and the model's other files."""
+        tensors = self._outside()
+        if self._quantizes_head():
+            made = RoundToNearest().rounded(self._dense("head"), _BYTES, self.dtype)
+            tensors |= store_linears({"head": made}, self.source)
+        folder.add(self.spec.n_layers, tensors)
+        _copy_files(self.request.model, folder.path)
+        config = json.loads((self.request.model / _CONFIG).read_text())
+        config.pop("compression_config", None)
+        folder.write_json(_CONFIG, config | self._described(schemes))
+        folder.publish()
+
+    def _described(self, schemes: dict[str, Scheme]) -> dict[str, Any]:
+        """Return the part of config.json that says how the modules are stored."""
+        modules = {
+            module_name(self.source.place(key, self.shapes(key)[0]).name): schemes[f"{index}.{unit.name}"]
+            for index in range(self.spec.n_layers)
+            for unit in self._units(index)
+            for key in unit.keys
+        }
+        head = module_name(self.source.place("head", self.spec.vocab_size).name)
+        if self._quantizes_head():
+            return {"quantization_config": quantization_config(modules | {head: _BYTES}, self.usual, [])}
+        return {"quantization_config": quantization_config(modules, self.usual, [_HEAD if self.spec.tied else head])}
+
+    def _outside(self) -> dict[str, Tensor]:
+        """Return the tensors that are in no layer and stay as they are; a tied table once."""
+        found: dict[str, Tensor] = {}
+        for key in self.source:
+            if key.startswith("layers.") or (key == "head" and self._quantizes_head()):
+                continue
+            shape = self.shapes(key)
+            if len(shape) == 1:
+                found |= store_vectors({key: self.source.vector(key, shape[0])}, self.source)
+            elif key != "head" or not self.source.is_one("embed", "head"):
+                found |= store_vectors({key: self._dense(key).to(self.dtype)}, self.source)
+        return found
+
+    def _dense(self, key: str) -> Tensor:
+        n_out, n_in = self.shapes(key)
+        weight = self.source.weight(Shard.whole(key, (n_out, n_in)))
+        return Stacked((weight,)).dense(torch.float32, torch.device("cpu"))
+
+    def _quantizes_head(self) -> bool:
+        """Whether the head is a layer of its own; a tied one is the embedding, which is only looked up."""
+        return self.spec.generates and not self.spec.tied and not self.source.is_one("embed", "head")
+
+    def _units(self, index: int) -> tuple[Unit, ...]:
+        return units(self.spec, index, frozenset(self.source))
+
+    def _bytes(self, unit: Unit, scheme: Scheme) -> int:
+        return sum(scheme.bytes(*self.shapes(key)) for key in unit.keys)
+
+    def _stream(self) -> Stream:
+        load = LinearLoader(self.source, SingleRank(), self.backend)
+        frame = build_decoder(self.spec, load, self.request.length, layers=())
+        return Stream(frame, self.ids, self.backend.device)
+
+    def _load(self, source: Checkpoint, index: int) -> DecoderLayer:
+        return load_layer(self.spec, LinearLoader(source, SingleRank(), self.backend), index, self.attention)
+
+    def _recording(self, index: int, recorder: Recorder) -> DecoderLayer:
+        """Load a layer whose linear layers' inputs are recorded."""
+        load = RecordingLoader(self.source, SingleRank(), self.backend, recorder)
+        return load_layer(self.spec, load, index, self.attention)
+
+    def _look(self, stream: Stream, index: int) -> Recorder:
+        """Let the model's own layer see the rows before it."""
+        recorder = Recorder()
+        stream.look(self._recording(index, recorder), recorder.begin)
+        return recorder
+
+    def _finished(self, folder: PartialFolder, index: int, layouts: tuple[Layout, ...]) -> DecoderLayer:
+        """Load a layer as it is written, as a worker does."""
+        refs = {key: self.source.ref(key) for key in self.source if key.startswith(f"layers.{index}.")}
+        with closing(TensorFiles(folder.path)) as files:
+            written = Checkpoint(files, refs, ignored=("*",), layouts=layouts)
+            return self._load(written, index)
+
+
+def _read_ids(request: Request, spec: ModelSpec, texts: list[str]) -> Tensor:
+    config = read_json(request.model / "tokenizer_config.json")
+    files = read_tokenizer(request.model, config, spec.vocab_size)
+    tokenizer = Tokenizer.from_buffer(files.json)
+    bos = files.special_tokens.get("bos_token")
+    start = None if bos is None else tokenizer.token_to_id(bos)
+    return sequences(texts, tokenizer, start, request.samples, request.length)
+
+
+def _usual_scheme(request: Request, inputs: set[int]) -> Scheme:
+    """Return the scheme of most layers, whose numbers of inputs are `inputs`. Raises ModelError."""
+    possible = [size for size in (128, 64, 32) if all(n % size == 0 for n in inputs)]
+    group = request.group
+    if group is None:
+        if request.bits == 4 and not possible:
+            raise ModelError(f"{request.model}: none of the groups 128, 64, 32 divides all of {sorted(inputs)} inputs")
+        group = 0 if request.bits == 8 else possible[0]
+    if group and group not in possible:
+        allowed = ", ".join(map(str, possible)) or "none"
+        raise ModelError(f"--group {group}: does not divide all of {sorted(inputs)} inputs; allowed: {allowed}")
+    return Scheme(request.bits, group, symmetric=request.bits == 8 or request.symmetric)
+
+
+def _copy_files(model: Path, to: Path) -> None:
+    """Copy tokenizer, template, settings of generation and licences; weights and config.json are written anew."""
+    for file in sorted(model.iterdir()):
+        wanted = any(fnmatchcase(file.name, pattern) for pattern in (*WANTED, *_LICENCES))
+        written = file.name == _CONFIG or any(fnmatchcase(file.name, pattern) for pattern in (*UNWANTED, *_WEIGHTS))
+        if file.is_file() and wanted and not written:
+            shutil.copyfile(file, to / file.name)

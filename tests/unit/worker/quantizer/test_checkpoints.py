@@ -1,0 +1,85 @@
+"""Quantized checkpoints are what others read: transformers with compressed-tensors, and our worker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import CompressedTensorsConfig
+
+from services.worker.model.spec import ModelError
+from services.worker.quantizer.run import quantize
+from tests.unit.worker.model.harness import CPU
+from tests.unit.worker.quantizer.models import our_logits, request, their_logits, write_model
+
+_GPT2: dict[str, Any] = {"vocab_size": 260, "n_embd": 64, "n_layer": 1, "n_head": 4}
+_BIASED: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+
+
+def _ignore(_phase: str, _done: int, _of: int) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "asked", "stored_as", "off"),
+    [
+        # 4 bits err by tens of percent on random weights, 8 bits by 3: they show that factors change nothing else.
+        ("LlamaConfig", _BIASED, {"method": "awq", "bits": 8}, "int-quantized", 0.06),
+        ("Gemma3TextConfig", {}, {"method": "awq", "bits": 8, "group": 32}, "int-quantized", 0.06),
+        ("LlamaConfig", {}, {"method": "gptq", "bits": 4, "extra": 0.4}, "mixed-precision", 0.5),
+        ("Phi3Config", {}, {"method": "rtn", "bits": 4, "group": 32}, "mixed-precision", 0.8),
+        ("Qwen3Config", {"tie_word_embeddings": True}, {"method": "awq", "bits": 4}, "pack-quantized", 0.8),
+        ("LlamaConfig", {"tie_word_embeddings": True}, {"bits": 4, "symmetric": False}, "pack-quantized", 0.8),
+    ],
+)
+def test_transformers_and_our_worker_read_it(
+    config: str, settings: dict[str, Any], asked: dict[str, Any], stored_as: str, off: float, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "model", config, **settings)
+    out = tmp_path / "quantized"
+    quantize(request(model, out, **asked), CPU, _ignore)
+    described = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert described["format"] == stored_as
+    # Of packed zeros, compressed-tensors 0.20 makes room for unpacked ones, unless it dequantizes while it loads.
+    how = {} if asked.get("symmetric", True) else {"quantization_config": CompressedTensorsConfig(dequantize=True)}
+    ours, theirs, exact = our_logits(out), their_logits(out, **how), our_logits(model)
+    assert (ours - theirs).abs().max() <= 2e-3 * exact.std()
+    lost = (ours - exact).norm() / exact.norm()
+    assert lost <= off, lost
+    assert (out / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    assert json.loads((out / "tokenizer_config.json").read_text())["chat_template"] == "{{ messages }}"
+    assert not out.with_name("quantized.partial").exists()
+    assert {file.stat().st_mode for file in out.iterdir()} == {(out / "config.json").stat().st_mode}
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "asked", "message"),
+    [
+        ("LlamaConfig", {}, {"group": 128}, r"--group 128: does not divide all of \[64, 128\] inputs; allowed: 64, 32"),
+        ("LlamaConfig", {"hidden_size": 48}, {}, "none of the groups 128, 64, 32 divides all of"),
+        ("LlamaConfig", {}, {"length": 129}, "--length 129: the model was made for 128 positions"),
+        ("LlamaConfig", {}, {"calibration": "short.txt"}, "--calibration: 5 tokens; at least --length 48 are needed"),
+        ("LlamaConfig", {}, {"calibration": "no.jsonl"}, 'line 2: expected an object with the string "text"'),
+        ("LlamaConfig", {}, {"calibration": "none.txt"}, "none.txt: .*No such file"),
+        ("MixtralConfig", {"num_local_experts": 2}, {}, "mixtures of experts are not quantized; allowed: dense models"),
+        (
+            "GPT2Config",
+            {"vocab_size": 260, "n_embd": 64, "n_layer": 1, "n_head": 4},
+            {},
+            "c_attn.weight: stored transposed or stacked",
+        ),
+    ],
+)
+def test_what_cannot_be_quantized_is_refused_by_name(
+    config: str, settings: dict[str, Any], asked: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "short.txt").write_text("short")
+    (tmp_path / "no.jsonl").write_text('{"text": "yes"}\n{"texts": "no"}\n')
+    model = write_model(tmp_path / "model", config, **settings)
+    if "calibration" in asked:
+        asked = {**asked, "calibration": tmp_path / asked["calibration"]}
+    with pytest.raises(ModelError, match=message):
+        quantize(request(model, tmp_path / "out", **asked), CPU, _ignore)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,63 @@
+"""A run that is killed goes on behind its last finished layer, and ends with the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from services.cli import quantize as command
+from services.cli.main import app
+from services.worker.model.spec import ModelError
+from services.worker.quantizer.run import quantize
+from tests.unit.worker.model.harness import CPU
+from tests.unit.worker.quantizer.models import request, write_model
+
+_LAYER_1 = '"phase": "quantize", "done": 1'
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_killed_run_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # sums over rows depend on the number of threads
+    torch.set_num_threads(1)
+    model, whole, out = write_model(tmp_path / "model", "LlamaConfig"), tmp_path / "whole", tmp_path / "out"
+    quantize(request(model, whole, extra=0.2), CPU, lambda *_: None)
+    options = ["--samples", "6", "--length", "48", "--extra", "0.2", "--device", "cpu", "--out", str(out)]
+    killed = [sys.executable, "-m", "services.worker.quantizer", str(model), *options]
+    with subprocess.Popen(killed, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any(_LAYER_1 in line for line in process.stdout)
+        os.kill(process.pid, signal.SIGKILL)
+    partial = tmp_path / "out.partial"
+    first = partial / "model-00001-of-00004.safetensors"
+    assert not out.exists()
+    assert first.exists()
+    written = first.stat().st_ino
+    with pytest.raises(ModelError, match=r"out\.partial: holds another run \(samples 6, not 5\)"):
+        quantize(request(model, out, extra=0.2, samples=5), CPU, lambda *_: None)
+    ended = CliRunner().invoke(app, ["quantize", str(model), *options])
+    assert ended.exit_code == 0, ended.output
+    assert ended.stdout.strip().endswith(str(out))
+    assert (out / first.name).stat().st_ino == written
+    assert not partial.exists()
+    assert _contents(out) == _contents(whole)
+    again = CliRunner().invoke(app, ["quantize", str(model), *options])
+    assert again.exit_code == 1
+    assert f"--out {out}: exists already" in again.output.replace("\n", " ")
+
+
+def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "torch" else object())
+    refused = CliRunner().invoke(app, ["quantize", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert refused.exit_code == 1
+    assert "needs the extra worker (torch missing)" in refused.output
+    assert "pip install 'ryzanstein[worker]'" in refused.output
