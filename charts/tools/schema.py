@@ -30,7 +30,7 @@ _ELSEWHERE = {
     *("gateway_port", "grpc_port", "router_addresses", "tenancy", "api_keys_file", "api_keys"),
     *("router_port", "router_id", "coordinator_address", "coordinator_port", "expected_models", "expected_models_file"),
     *("worker_id", "worker_port", "model", "revision", "served_model_name", "tensor_parallel", "dtype", "device"),
-    *("kv_tokens", "max_model_len"),
+    *("kv_tokens", "kv_dtype", "max_model_len"),
 }
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 _PYTHONS = ("discriminator", "default", "title")  # what helps only Python

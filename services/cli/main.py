@@ -33,6 +33,15 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class KvDtype(StrEnum):
+    """Number formats of the KV cache."""
+
+    AUTO = "auto"
+    BF16 = "bf16"
+    INT8 = "int8"
+    FP8 = "fp8"
+
+
 class Method(StrEnum):
     """How `quantize` rounds weights."""
 
@@ -99,7 +108,9 @@ def describe(
 @app.command()
 def up(
     checkpoint: Annotated[str, typer.Argument(metavar="MODEL", help="The same as --model.")] = "",
-    model: Annotated[str, typer.Option(help="A checkpoint folder or a hub id.", show_default="the bundled model")] = "",
+    model: Annotated[
+        str, typer.Option(help="A checkpoint folder, a GGUF file, or a hub id.", show_default="the bundled model")
+    ] = "",
     served_model_name: Annotated[
         str, typer.Option(help="Name of the model in the API; default: the folder's or repository's.")
     ] = "",
@@ -112,6 +123,9 @@ def up(
         int, typer.Option(min=0, help="Longest sequence in tokens; 0: what the model was made for.")
     ] = 0,
     kv_tokens: Annotated[int, typer.Option(min=0, help="KV cache per worker in tokens; 0: chosen by the worker.")] = 0,
+    kv_dtype: Annotated[
+        KvDtype, typer.Option(help="Numbers of the KV cache; int8 and fp8 (on GPUs) take half the memory of bf16.")
+    ] = KvDtype.AUTO,
     host: Annotated[str, typer.Option(help="Address that the gateway listens on; 0.0.0.0: every one.")] = HOST,
     port: Port = 8000,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the public gRPC API; 0: off.")] = 0,
@@ -136,6 +150,7 @@ def up(
         dtype=dtype.value,
         max_model_len=max_model_len,
         kv_tokens=kv_tokens,
+        kv_dtype=kv_dtype.value,
         host=host,
         port=port,
         grpc_port=grpc_port,

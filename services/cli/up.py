@@ -121,6 +121,7 @@ def _startup_table(card: worker_pb2.ModelCard) -> Table:
     table.add_column("ms", justify="right")
     for phase in card.startup:
         table.add_row(phase.name, f"{phase.ms:.0f}")
+    table.add_row("numbers of the KV cache", card.kv_dtype or card.dtype, style="dim")
     for name, size in sorted(card.memory_bytes.items()):
         table.add_row(f"memory: {name}", f"{size / 2**20:.0f} MiB", style="dim")
     return table

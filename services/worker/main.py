@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from pathlib import Path
 
+from services.common.gguf_files import model_name
 from services.common.lifecycle import run_service
 from services.common.metrics import new_registry, serve_metrics
 from services.common.tracing import tracing
@@ -43,7 +44,7 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
             return
         life = LifeMetrics(registry)
         engine = await open_engine(settings, folder, WorkerMetrics(registry), life)
-        name = settings.served_model_name or Path(settings.model).name or folder.name
+        name = settings.served_model_name or model_name(settings.model) or folder.name
         life.describe(name, model_revision(settings.revision, folder), engine.model, version("ryzanstein"))
         registry.register(EngineTotals(engine.counters, engine.state))
         registry.register(TransferMetrics(engine.transfers))

@@ -94,8 +94,8 @@ coordinator: {settings: {hotPrefixes: 64}}
 workers:
   pools:
     default:
-      {settings: {maxRunning: 8}, kvTokens: 1048576, maxModelLen: 4096, dtype: bfloat16, device: cpu, tensorParallel: 2,
-       servedName: mine}
+      {settings: {maxRunning: 8}, kvTokens: 1048576, kvDtype: int8, maxModelLen: 4096, dtype: bfloat16, device: cpu,
+       tensorParallel: 2, servedName: mine}
 logLevel: debug
 redis: {keyPrefix: shared}
 bindAddress: '::'
@@ -114,6 +114,7 @@ REACHES: dict[str, dict[str, Any]] = {
     "worker": {
         "max_running": 8,
         "kv_tokens": 1048576,
+        "kv_dtype": "int8",
         "max_model_len": 4096,
         "dtype": "bfloat16",
         "device": "cpu",

@@ -88,6 +88,7 @@ def _worker(options: StackOptions, index: int, port: int, shared: dict[str, str]
         "RYZANSTEIN_MODEL": options.model,
         "RYZANSTEIN_TENSOR_PARALLEL": str(options.tensor_parallel),
         "RYZANSTEIN_DTYPE": options.dtype,
+        "RYZANSTEIN_KV_DTYPE": options.kv_dtype,
         "OMP_NUM_THREADS": str(options.threads_per_rank),
     }
     chosen = {

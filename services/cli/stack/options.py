@@ -12,6 +12,7 @@ from pathlib import Path
 from services.cli.errors import CommandError
 from services.common import denied
 from services.common.cores import usable_cores
+from services.common.gguf_files import SUFFIX, find_model, split_choice
 
 HOST = "127.0.0.1"
 BUNDLED_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
@@ -22,13 +23,14 @@ _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 class StackOptions:
     """The options of one local installation."""
 
-    model: str  # a folder with config.json, or a hub id (owner/name)
-    served_model_name: str = ""  # empty: the folder's or repository's name
+    model: str  # a folder, a GGUF file, or a hub id (owner/name); :NAME chooses among GGUF files
+    served_model_name: str = ""  # empty: that of the folder, file or repository
     workers: int = 1
     tensor_parallel: int = 1
     dtype: str = "auto"
     max_model_len: int = 0  # 0: the model's own limit
     kv_tokens: int = 0  # 0: the worker's default
+    kv_dtype: str = "auto"
     host: str = HOST  # the gateway's address; all others listen on 127.0.0.1
     port: int = 8000
     grpc_port: int = 0  # public gRPC; 0: off
@@ -65,14 +67,26 @@ def check(options: StackOptions) -> None:
 
 
 def _check_model(model: str) -> None:
-    path = Path(model)
+    name, choice = split_choice(model)
+    path = Path(name)
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise CommandError(f"--model {model}: the folder has no config.json")
+        if choice or not (path / "config.json").is_file():
+            _check_gguf(model, path, choice)
+    elif path.is_file() and path.suffix == SUFFIX and not choice:
+        return
     elif path == BUNDLED_MODEL:
         raise CommandError("the bundled model comes with a clone, not with the package: name a MODEL")
-    elif path.exists() or not _HUB_ID.match(model) or model.startswith((".", "/")):
-        raise CommandError(f"--model {model}: no such folder, and not a hub id like owner/name")
+    elif path.exists() or not _HUB_ID.match(name) or name.startswith((".", "/")) or path.suffix == SUFFIX:
+        raise CommandError(f"--model {model}: no such folder or GGUF file, and not a hub id like owner/name")
+
+
+def _check_gguf(model: str, folder: Path, choice: str) -> None:
+    try:
+        found = find_model(folder, choice)
+    except ValueError as error:
+        raise CommandError(f"--model {model}: {error}") from error
+    if found is None:
+        raise CommandError(f"--model {model}: the folder has neither config.json nor a GGUF file")
 
 
 def _check_port(host: str, port: int) -> None:

@@ -36,6 +36,7 @@ def model_card(identity: Identity, model: EngineModel, facts: EngineFacts) -> pb
         hash_root=model.hash_root,
         hidden_size=facts.hidden_size,
         dtype=model.dtype,
+        kv_dtype=model.kv_dtype,
         tensor_parallel=model.tensor_parallel,
         created=identity.created,
         architecture=model.architecture,

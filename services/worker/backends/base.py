@@ -20,7 +20,7 @@ from services.worker.backends.collectives import Communicator, GroupSeat, StepCo
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.kv_format import KvFormat
 from services.worker.backends.names import Activation
-from services.worker.backends.shapes import AttentionShape, ExpertsShape
+from services.worker.backends.shapes import AttentionShape, ExpertsShape, KvShape
 from services.worker.backends.weights import Stacked
 
 PlanT = TypeVar("PlanT")
@@ -134,6 +134,10 @@ class Ops(Protocol):
 
     def scatter(self, table: Tensor, places: Tensor, rows: Tensor) -> None:
         """Write `rows` [n, width] to the rows `places` [n] of `table` [n_rows, width], of one dtype."""
+        ...
+
+    def scatter_codes(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
+        """Write `rows` [n, width] as int8 to the positions `slots` [n] of a layer of the cache in the format int8."""
         ...
 
     def activation(self, name: Activation) -> Elementwise:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.worker.backends.kv_format import KvFormat, Scatter
+from services.worker.backends.kv_format import KvFormat, RowWriter
 from services.worker.backends.shapes import KvShape
 
 
@@ -23,16 +23,16 @@ class KvCache:
         shape: KvShape,
         dtype: torch.dtype,
         device: torch.device,
-        scatter: Scatter,
+        writer: RowWriter,
     ) -> None:
         """`dtype` is the dtype of the computation."""
         self.kv_format, self.n_blocks, self.block_tokens = kv_format, n_blocks, shape.block_tokens
         self.layers = [kv_format.allocate(n_blocks + 1, shape, device) for _ in range(n_layers)]
-        self._shape, self._dtype, self._scatter = shape, dtype, scatter
+        self._shape, self._dtype, self._writer = shape, dtype, writer
 
     def write(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Write `rows` [n, 2 * n_kv_heads * head_dim], K then V, to `slots` [n] of a layer."""
-        self.kv_format.write(self.layers[layer], self._shape, slots, rows, self._scatter)
+        self.kv_format.write(self.layers[layer], self._shape, slots, rows, self._writer)
 
     def gather(self, layer: int, slots: Tensor, out: Tensor | None = None) -> Tensor:
         """Read `slots` [n]: [n, 2 * n_kv_heads * head_dim], K then V; into `out` if given."""

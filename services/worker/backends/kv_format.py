@@ -12,7 +12,17 @@ from torch import Tensor
 
 from services.worker.backends.shapes import AttentionShape, KvShape
 
-Scatter = Callable[[Tensor, Tensor, Tensor], None]  # table [n_rows, width], row numbers [n], rows [n, width]
+
+class RowWriter(Protocol):
+    """A device's writes into the cache."""
+
+    def scatter(self, table: Tensor, places: Tensor, rows: Tensor) -> None:
+        """Write `rows` [n, width] to the rows `places` [n] of `table` [n_rows, width], of one dtype."""
+        ...
+
+    def scatter_codes(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
+        """Write `rows` [n, width] as int8 to the positions `slots` [n] of a layer in the format int8."""
+        ...
 
 
 class KvFormat(Protocol):
@@ -32,8 +42,8 @@ class KvFormat(Protocol):
         """Return a layer whose positions all read as zeros."""
         ...
 
-    def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor, scatter: Scatter) -> None:
-        """Write `rows` [n, width] to the positions `slots` [n]; `scatter` is the device's."""
+    def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor, writer: RowWriter) -> None:
+        """Write `rows` [n, width] to the positions `slots` [n]; `writer` is the device's."""
         ...
 
     def read(self, layer: Tensor, shape: KvShape, slots: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
@@ -64,9 +74,10 @@ class PlainNumbers:
         sizes = (n_blocks, shape.block_tokens, 2, shape.n_kv_heads, shape.head_dim)
         return torch.zeros(sizes, dtype=self.numbers, device=device)
 
-    def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor, scatter: Scatter) -> None:
+    def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor, writer: RowWriter) -> None:
         """Write `rows` [n, width] to the positions `slots` [n]."""
-        scatter(layer.view(-1, shape.width), slots, rows if rows.dtype is self.numbers else rows.to(self.numbers))
+        rounded = rows if rows.dtype is self.numbers else rows.to(self.numbers)
+        writer.scatter(layer.view(-1, shape.width), slots, rounded)
 
     def read(self, layer: Tensor, shape: KvShape, slots: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """Return the positions `slots` [n] as [n, width] of `dtype`."""

@@ -71,6 +71,7 @@ class EngineModel:
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, float]  # the publisher's recommendations
     generates: bool = True  # False: it only embeds
+    kv_dtype: str = ""  # of the KV cache; empty: dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from services.worker.kernels.bfloat16 import HEAD_MULTIPLE, MAX_HEAD_DIM, vector
 from services.worker.kernels.library import AttentionShape, Sequences, call_attention, open_library
 
 _FUNCTIONS = {torch.bfloat16: "rz_attend", torch.float32: "rz_attend_float"}
+_OVER_INT8 = {torch.bfloat16: "rz_attend_int8", torch.float32: "rz_attend_int8_float"}
 
 
 class VectorAttention:
@@ -22,12 +23,14 @@ class VectorAttention:
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         self._attend = getattr(library, _FUNCTIONS[dtype])
+        self._attend_int8 = getattr(library, _OVER_INT8[dtype])
 
     def attend(
         self, q: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, shape: AttentionShape, sequences: Sequences
     ) -> None:
-        """Attend with `q` [n, heads * head_dim] over a layer's cache."""
-        call_attention(self._attend, q, out, cache, shape, sequences)
+        """Attend with `q` [n, heads * head_dim] over a layer's cache; in int8 if `cache` is."""
+        attend = self._attend_int8 if cache.dtype is torch.int8 else self._attend
+        call_attention(attend, q, out, cache, shape, sequences)
 
 
 def serves(dtype: torch.dtype, head_dim: int) -> bool:

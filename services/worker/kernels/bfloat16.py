@@ -180,6 +180,15 @@ class Bfloat16Kernels:
             *(cache.data_ptr(), slots.data_ptr(), rows.data_ptr(), rows.stride(0), width, n),
         )
 
+    def write_codes(
+        self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, heads: int, head_dim: int, block_size: int
+    ) -> None:
+        """Write `rows` [n, heads * head_dim], K then V, as int8 to the positions `slots` [n] of a layer's cache."""
+        self._library.rz_write_int8(
+            *(cache.data_ptr(), slots.data_ptr(), rows.data_ptr(), rows.stride(0)),
+            *(heads, head_dim, block_size, rows.shape[0]),
+        )
+
     def gate(self, gate_up: torch.Tensor, out: torch.Tensor, *, tanh: bool) -> None:
         """Write silu(gate) * up, or gelu_tanh(gate) * up, of [n, 2 * size] to `out` [n, size]."""
         n, size = out.shape
@@ -231,8 +240,9 @@ class Bfloat16Kernels:
     def attend(
         self, q: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, shape: AttentionShape, sequences: Sequences
     ) -> None:
-        """Attend with `q` [n, heads * head_dim] over a layer's cache."""
-        call_attention(self._library.rz_attend, q, out, cache, shape, sequences)
+        """Attend with `q` [n, heads * head_dim] over a layer's cache; in int8 if `cache` is."""
+        attend = self._library.rz_attend_int8 if cache.dtype is torch.int8 else self._library.rz_attend
+        call_attention(attend, q, out, cache, shape, sequences)
 
 
 def why_not(dtype: torch.dtype) -> str:

@@ -10,12 +10,12 @@ from dataclasses import replace
 from services.worker.model.families.config import Config
 from services.worker.model.families.naming import Family, Refs, stacked_refs
 from services.worker.model.families.sizes import EXPERTS, logical_shape, read_shapes
-from services.worker.model.formats.safetensors import TensorFiles
+from services.worker.model.formats.stored import StoredTensors
 from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.spec import ModelError, ModelSpec
 
 
-def check_counts(config: Config, family: Family, spec: ModelSpec, n_drafts: int, files: TensorFiles) -> None:
+def check_counts(config: Config, family: Family, spec: ModelSpec, n_drafts: int, files: StoredTensors) -> None:
     """Raise ModelError unless `files` store as many layers and experts as the config says.
 
     `n_drafts` more layers may be stored after the last one.
@@ -28,7 +28,8 @@ def check_counts(config: Config, family: Family, spec: ModelSpec, n_drafts: int,
     index, moe = next(((i, layer.moe) for i, layer in enumerate(spec.layers) if layer.moe is not None), (0, None))
     if moe is None:
         return
-    n_stored = _count(family, _first_refs(family, spec, index), f"layers.{index}.experts.0.", names)
+    refs, key = _first_refs(family, spec, index), f"layers.{index}.experts.0."
+    n_stored = _count(family, refs, key, names) if refs[f"{key}down"].place is None else 0
     n_stored = n_stored or _count_stacked(family, spec, index, files)
     if n_stored and n_stored != moe.n_experts:
         key = next(key for key in EXPERTS if config.raw(key) == moe.n_experts)
@@ -60,7 +61,7 @@ def check_shapes(config: Config, family: Family, spec: ModelSpec, source: Checkp
         said = " and ".join(f"{name} ({config.raw(name)!r})" for name in keys)
         raise ModelError(
             f"{stored.file}: {stored.name}: expected shape {list(stored.wanted)}, found {list(stored.found)}; "
-            f"{said} of config.json decide the first"
+            f"{said} of {config.file.name} decide the first"
         )
 
 
@@ -74,10 +75,12 @@ def _with_one_expert(spec: ModelSpec, index: int) -> ModelSpec:
     return replace(spec, layers=tuple(layers))
 
 
-def _count_stacked(family: Family, spec: ModelSpec, index: int, files: TensorFiles) -> int:
+def _count_stacked(family: Family, spec: ModelSpec, index: int, files: StoredTensors) -> int:
     """Count the experts of a layer that are stored as one tensor; 0 if they are not."""
-    name = stacked_refs(_with_one_expert(spec, index))[f"layers.{index}.experts.0.down"].name
-    stored = next((other for other in (name, name.removeprefix(family.optional_prefix)) if other in files.names), None)
+    key, one = f"layers.{index}.experts.0.down", _with_one_expert(spec, index)
+    names = [refs[key].name for refs in (stacked_refs(one), family.refs(one))]
+    names += [name.removeprefix(family.optional_prefix) for name in names]
+    stored = next((name for name in names if name in files.names), None)
     return 0 if stored is None else files.shape(stored)[0]
 
 

@@ -1,4 +1,4 @@
-"""Builds one rank's decoder from a checkpoint folder."""
+"""Builds one rank's decoder from a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.sizing import available_host_memory
 from services.worker.model.agreement import check_counts, check_shapes
 from services.worker.model.decoder import Decoder, DecoderLayer, LayerNorms, Tables
-from services.worker.model.families.config import MAX_LAYERS, Config
+from services.worker.model.families.config import MAX_LAYERS
 from services.worker.model.families.naming import stacked_refs
+from services.worker.model.formats.gguf.tensors import BlockReader, GgufTensors
+from services.worker.model.formats.grids import GridReader
 from services.worker.model.formats.safetensors import TensorFiles
+from services.worker.model.formats.stored import StoredModules, StoredTensors
 from services.worker.model.layers.attention import load_attention
 from services.worker.model.layers.embedding import divide_vocabulary, load_vocabulary
 from services.worker.model.layers.linear import LinearLoader
@@ -28,7 +31,7 @@ from services.worker.model.layers.moe import load_moe
 from services.worker.model.layers.norm import load_norm
 from services.worker.model.layers.rope import check_tables, explain_rope, rope_tables
 from services.worker.model.loading.checkpoint import Checkpoint
-from services.worker.model.registry import interpret
+from services.worker.model.registry import Description, describe
 from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import LayerSpec, ModelError, ModelSpec
 
@@ -41,7 +44,7 @@ def load_model(
     backend: ModelBackend,
     max_positions: int | None = None,
 ) -> Decoder:
-    """Load this rank's share of the checkpoint folder `path`.
+    """Load this rank's share of the checkpoint folder or GGUF file `path`.
 
     `max_positions` is the length of the longest sequence; None: the model's largest. It sizes position tables and
     decides between LongRoPE's short and long factors. Raises ModelError naming the file and the key.
@@ -55,20 +58,32 @@ def load_model(
 
 @contextmanager
 def open_checkpoint(path: Path, dtype: torch.dtype) -> Iterator[tuple[ModelSpec, Checkpoint]]:
-    """Open the checkpoint folder `path`; its weights have to be finite in `dtype`. Raises ModelError."""
-    family, spec = interpret(config := Config.load(path))
+    """Open a checkpoint folder or a GGUF file; its weights have to be finite in `dtype`. Raises ModelError."""
+    found = describe(path)
+    config, family, spec = found.config, found.family, found.spec
     # Additional layers after the last one only draft tokens (multi-token prediction).
     drafts = "num_nextn_predict_layers"
     n_drafts = config.integer(drafts, at_most=MAX_LAYERS) if config.raw(drafts) else 0
     ignored = (*family.ignored, *(f"*layers.{spec.n_layers + index}.*" for index in range(n_drafts)))
-    with closing(TensorFiles(path)) as files:
+    with _open_stored(path, found) as (files, quantized):
         check_counts(config, family, spec, n_drafts, files)  # before references are made for all layers
         # A stored head is used even if the config ties the head to the embedding.
         stored = {"head": family.refs(replace(spec, tied=False))["head"]} | stacked_refs(spec)
         prefix = family.optional_prefix
-        source = Checkpoint(files, family.refs(spec), ignored, prefix, stored, spec.quantization, dtype)
+        source = Checkpoint(files, family.refs(spec), ignored, prefix, stored, quantized, dtype)
         check_shapes(config, family, spec, source)
         yield spec, source
+
+
+@contextmanager
+def _open_stored(path: Path, found: Description) -> Iterator[tuple[StoredTensors, tuple[StoredModules, ...]]]:
+    """Open the tensors, and the readers of quantized modules. Raises ModelError."""
+    if found.gguf is not None:
+        with closing(GgufTensors(path, found.gguf)) as blocks:
+            yield blocks, (BlockReader(blocks),)
+        return
+    with closing(TensorFiles(path)) as files:
+        yield files, tuple(GridReader(files, layout) for layout in found.spec.quantization)
 
 
 def build_decoder(

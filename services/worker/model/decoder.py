@@ -105,7 +105,7 @@ class Decoder:
         """Allocate a cache of `n_blocks` and the null block."""
         backend, shape = self._backend, self._kv_shape(block_tokens)
         of = (self.spec.n_layers, n_blocks, shape, backend.dtype, backend.device)
-        return KvCache(backend.kv_format, *of, backend.ops.scatter)
+        return KvCache(backend.kv_format, *of, backend.ops)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, cache: KvCache, last_of: Sequence[int] | None = None) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.worker.backends import kv_formats
 from services.worker.cpu import has_amx, has_vectors
 from services.worker.model.spec import ModelSpec
 from services.worker.protocol.rank_config import RankGroupConfig
@@ -29,6 +30,7 @@ class Footprint:
     weights: int  # including tables of positions
     workspace: int  # of the largest step
     kv_token: int  # of a token in the KV cache, over all layers
+    kv_format: str
 
     def rank_total(self, kv_tokens: int) -> int:
         """Bytes of one rank with a cache of `kv_tokens`."""
@@ -42,7 +44,7 @@ class Footprint:
         """Return a text with the parts of the total."""
         parts = {
             "weights": self.weights,
-            f"KV cache of {kv_tokens:,} tokens": self.kv_token * kv_tokens,
+            f"KV cache of {kv_tokens:,} tokens in {self.kv_format}": self.kv_token * kv_tokens,
             "workspace": self.workspace,
             "process": self.process,
         }
@@ -58,6 +60,7 @@ def in_mib(size: int) -> str:
 def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
     """Return the predicted memory of each rank of a group."""
     ranks, itemsize = config.ranks, _ITEM_SIZES[config.dtype]
+    kv_format = config.kv_format or config.dtype
     n_kv = spec.kv_heads_per_rank(ranks)
     qkv = (spec.n_heads // ranks + 2 * n_kv) * spec.head_dim
     ffn = max((_ffn_columns(spec, index, ranks) for index in range(spec.n_layers)), default=0)
@@ -70,8 +73,8 @@ def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
         process=_PROCESS,
         weights=weights + _tables(spec, itemsize, config.max_model_len),
         workspace=n_rows * row * itemsize + 2 * logits + _RESERVE,
-        # Other formats take less than plain numbers of the dtype.
-        kv_token=2 * spec.n_layers * n_kv * spec.head_dim * _ITEM_SIZES.get(config.kv_format, itemsize),
+        kv_token=spec.n_layers * kv_formats.token_bytes(kv_format, n_kv, spec.head_dim),
+        kv_format=kv_format,
     )
 
 

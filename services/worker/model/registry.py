@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.worker.model.families import (
@@ -20,6 +20,10 @@ from services.worker.model.families import (
 )
 from services.worker.model.families.config import Config
 from services.worker.model.families.naming import Family
+from services.worker.model.formats.gguf.config import find_architecture, read_config
+from services.worker.model.formats.gguf.container import GgufFile
+from services.worker.model.formats.gguf.naming import as_stored, stored_in_gguf
+from services.worker.model.formats.gguf.parts import read_gguf
 from services.worker.model.formats.registry import read_layouts
 from services.worker.model.spec import ModelSpec
 
@@ -61,6 +65,28 @@ def find_family(config: Config) -> Family:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a checkpoint says about its model."""
+
+    config: Config
+    family: Family
+    spec: ModelSpec
+    gguf: GgufFile | None  # None: a folder of safetensors
+
+
+def describe(path: Path) -> Description:
+    """Describe the checkpoint folder or the GGUF file `path`. Raises ModelError naming the file and the keys."""
+    if not path.is_file():
+        config = Config.load(path)
+        return Description(config, *interpret(config), None)
+    file = read_gguf(path)
+    architecture = find_architecture(file.metadata)
+    config = read_config(file, FAMILIES[architecture.hub], architecture)
+    family, spec = interpret(config)
+    return Description(config, stored_in_gguf(family, architecture), as_stored(spec), file)
+
+
 def interpret(config: Config) -> tuple[Family, ModelSpec]:
     """Return the family and the spec of a config.json. Raises ModelError naming the file and every refused key."""
     family = find_family(config)
@@ -72,5 +98,5 @@ def interpret(config: Config) -> tuple[Family, ModelSpec]:
 
 
 def read_spec(path: Path) -> ModelSpec:
-    """Return the spec of the checkpoint folder `path`. Raises ModelError naming the file and the keys."""
-    return interpret(Config.load(path))[1]
+    """Return the spec of the checkpoint folder or GGUF file `path`. Raises ModelError naming the file and the keys."""
+    return describe(path).spec

@@ -1,4 +1,4 @@
-"""Reads the files of a model folder that gateways need: tokenizer, chat template, special tokens, identity."""
+"""Reads what gateways need of a model folder or GGUF file: tokenizer, chat template, special tokens, identity."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 
 from services.common.lifecycle import StartupError
 from services.worker.model.files import check_safetensors, read_json, token_ids, weight_files
-from services.worker.model.loading.chat_template import read_chat_template
-from services.worker.model.loading.pooling import Pooling, read_pooling
+from services.worker.model.formats.gguf.hub_files import hub_files
+from services.worker.model.formats.gguf.parts import files_of
+from services.worker.model.loading.chat_template import chat_template_of, read_chat_template
+from services.worker.model.loading.pooling import Pooling, read_gguf_pooling, read_pooling
 from services.worker.model.loading.sampling import SamplingDefaults, read_sampling
-from services.worker.model.loading.tokenizer import read_tokenizer
-from services.worker.model.registry import read_spec
+from services.worker.model.loading.tokenizer import read_tokenizer, tokenizer_of
+from services.worker.model.registry import describe, read_spec
 from services.worker.model.spec import ModelError, ModelSpec
 
 _SAMPLE_BYTES = 64 * 1024
@@ -36,10 +38,10 @@ class ModelFiles:
     sampling: SamplingDefaults
 
 
-def read_model_files(folder: Path) -> ModelFiles:
-    """Read a Hugging Face model folder; raises StartupError naming the file that is missing or unusable."""
+def read_model_files(path: Path) -> ModelFiles:
+    """Read a Hugging Face folder or a GGUF file; raises StartupError naming the file that is missing or unusable."""
     try:
-        return _read(folder)
+        return _read_gguf(path) if path.is_file() else _read(path)
     except ModelError as error:
         raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
 
@@ -49,13 +51,14 @@ def _read(folder: Path) -> ModelFiles:
     weights = weight_files(folder).files
     for file in weights:
         check_safetensors(file)
-    config, generation = read_json(folder / "config.json"), read_json(folder / "generation_config.json")
+    generation_file = folder / "generation_config.json"
+    config, generation = read_json(folder / "config.json"), read_json(generation_file)
     tokenizer_config = read_json(folder / "tokenizer_config.json")
     tokenizer = read_tokenizer(folder, tokenizer_config, spec.vocab_size)
     own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-    ends = (*_ends(folder, generation), *spec.eos_token_ids, *own)
+    ends = (*_ends(generation_file, generation), *spec.eos_token_ids, *own)
     return ModelFiles(
-        identity=_identity(folder, weights),
+        identity=_identity((folder / "config.json").read_bytes(), weights),
         spec=spec,
         architecture=", ".join(config.get("architectures") or [spec.family]),
         pooling=read_pooling(folder),
@@ -64,21 +67,46 @@ def _read(folder: Path) -> ModelFiles:
         special_tokens=tokenizer.special_tokens,
         add_bos_token=tokenizer.add_bos_token,
         # Each source may have its own end tokens: a chat ends with the tokenizer's, a text with the model's.
-        eos_token_ids=tuple(dict.fromkeys(end for end in ends if 0 <= end < spec.vocab_size)),
-        sampling=read_sampling(folder, generation),
+        eos_token_ids=_existing(ends, spec),
+        sampling=read_sampling(generation_file, generation),
     )
 
 
-def _ends(folder: Path, generation: dict[str, Any]) -> tuple[int, ...]:
+def _read_gguf(file: Path) -> ModelFiles:
+    found = describe(file)
+    assert found.gguf is not None
+    metadata, spec = found.gguf.metadata, found.spec
+    hub = hub_files(metadata)
+    tokenizer = tokenizer_of(hub)
+    return ModelFiles(
+        identity=_identity(b"", files_of(file)),
+        spec=spec,
+        architecture=found.family.architecture,
+        pooling=read_gguf_pooling(metadata),
+        tokenizer_json=tokenizer.json,
+        chat_template=chat_template_of(file, hub.tokenizer_config),
+        special_tokens=tokenizer.special_tokens,
+        add_bos_token=tokenizer.add_bos_token,
+        eos_token_ids=_existing((*_ends(file, hub.generation_config), *spec.eos_token_ids), spec),
+        sampling=read_sampling(file, hub.generation_config),
+    )
+
+
+def _existing(ends: Sequence[int], spec: ModelSpec) -> tuple[int, ...]:
+    """Return the ids of tokens that the model has, each once."""
+    return tuple(dict.fromkeys(end for end in ends if 0 <= end < spec.vocab_size))
+
+
+def _ends(file: Path, generation: dict[str, Any]) -> tuple[int, ...]:
     try:
         return token_ids(generation.get("eos_token_id"))
     except ValueError as error:
-        raise ModelError(f"{folder / 'generation_config.json'}: eos_token_id: {error}") from error
+        raise ModelError(f"{file}: eos_token_id: {error}") from error
 
 
-def _identity(folder: Path, weights: Sequence[Path]) -> str:
+def _identity(config: bytes, weights: Sequence[Path]) -> str:
     """A digest of the configuration and of samples of the weights; reading all weights would take too long."""
-    digest = sha256((folder / "config.json").read_bytes())
+    digest = sha256(config)
     for file in weights:
         size = file.stat().st_size
         digest.update(f"\0{file.name}\0{size}\0".encode())

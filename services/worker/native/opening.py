@@ -58,4 +58,5 @@ def served_model(files: ModelFiles, config: RankGroupConfig) -> EngineModel:
         eos_token_ids=files.eos_token_ids,
         sampling_defaults={name: value for name, value in asdict(files.sampling).items() if value is not None},
         generates=files.spec.generates,
+        kv_dtype=config.kv_format,
     )

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from services.common import denied
 from services.common.lifecycle import StartupError
-from services.worker.backends import kv_formats
 from services.worker.backends.sizing import HostRoom, least_kv_tokens
 from services.worker.cpu import has_avx2, has_bfloat16
 from services.worker.model.footprint import footprint, in_mib
-from services.worker.model.loading.hub import Download, local_folder
+from services.worker.model.loading.hub import Download, local_model
 from services.worker.model.spec import ModelError, ModelSpec
 from services.worker.native.model_files import ModelFiles
 from services.worker.process.downloader import download
@@ -28,11 +27,14 @@ log = logging.getLogger(__name__)
 
 
 async def model_folder(model: str, revision: str, begins: Callable[[Download], None] = lambda _: None) -> Path:
-    """The local folder of a path or of a hub id, after its download; `begins` announces it. Raises StartupError."""
+    """The local folder or GGUF file of a path or of a hub id, after its download, which `begins` announces.
+
+    Raises StartupError.
+    """
     try:
-        folder = local_folder(model) or await download(model, revision, begins)
-        if not (folder / "config.json").is_file():
-            raise StartupError(f"RYZANSTEIN_MODEL {model}: no config.json in {folder}")
+        folder = local_model(model) or await download(model, revision, begins)
+        if not folder.is_file() and not (folder / "config.json").is_file():
+            raise StartupError(f"RYZANSTEIN_MODEL {model}: neither config.json nor a GGUF file in {folder}")
     except ModelError as error:
         raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
     except PermissionError as error:  # of a folder; opening a file reports the file's permissions
@@ -41,7 +43,8 @@ async def model_folder(model: str, revision: str, begins: Callable[[Download], N
 
 
 def model_revision(asked: str, folder: Path) -> str:
-    """The commit of a folder made by `ryzanstein fetch` or the hub's library; otherwise the requested revision."""
+    """The commit of a folder, or of a file's, that `ryzanstein fetch` or the hub's library made; otherwise `asked`."""
+    folder = folder.parent if folder.is_file() else folder
     try:
         return str(json.loads((folder / ".complete").read_text())["commit"])
     except FileNotFoundError:
@@ -62,16 +65,17 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             f"RYZANSTEIN_MAX_MODEL_LEN {settings.max_model_len}: the model was made for {spec.max_positions}"
         )
     device = _device(settings.device)
+    dtype = _dtype(settings.dtype, spec, device)
     try:
         return RankGroupConfig(
             model_path=str(folder),
             ranks=settings.tensor_parallel,
-            dtype=_dtype(settings.dtype, spec, device),
+            dtype=dtype,
             device=device,
             block_tokens=settings.kv_block_tokens,
             kv_tokens=settings.kv_tokens or DEFAULT_KV_TOKENS,
             kv_fits=not settings.kv_tokens,
-            kv_format=_kv_format(settings.kv_format),
+            kv_format=_kv_format(settings.kv_dtype, dtype, device),
             max_running=settings.max_running,
             max_batched_tokens=settings.max_batched_tokens,
             max_model_len=settings.max_model_len or spec.max_positions,
@@ -128,11 +132,12 @@ def _dtype(asked: str, spec: ModelSpec, device: str) -> str:
     return "bfloat16" if half else "float32"
 
 
-def _kv_format(asked: str) -> str:
-    """Return "" for `auto`. Raises ValueError."""
-    if asked not in ("auto", *kv_formats.NAMES):
-        raise ValueError(f"RYZANSTEIN_KV_FORMAT {asked!r}: expected auto, {', '.join(kv_formats.NAMES)}")
-    return "" if asked == "auto" else asked
+def _kv_format(asked: str, dtype: str, device: str) -> str:
+    """Return the KV format; "" for numbers of the dtype. Raises ValueError."""
+    if asked == "fp8" and device == "cpu":
+        raise ValueError("RYZANSTEIN_KV_DTYPE fp8: CPUs convert 8-bit floats slowly; use int8, which is more exact")
+    found = {"auto": dtype, "bf16": "bfloat16"}.get(asked, asked)
+    return "" if found == dtype else found
 
 
 def _device(asked: str) -> str:

@@ -33,16 +33,15 @@ class Pair:
 
 @pytest.fixture(
     scope="module",
-    params=[("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2)],
-    ids=lambda param: f"{param[0]}-tp{param[1]}",
+    params=[("float32", 1, "auto"), ("float32", 2, "auto"), ("bfloat16", 1, "auto"), ("bfloat16", 2, "int8")],
+    ids=lambda param: f"{param[0]}-tp{param[1]}-kv-{param[2]}",
 )
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Pair]:
-    dtype, ranks = request.param
+    dtype, ranks, kv_dtype = request.param
+    settings = {"DTYPE": dtype, "TENSOR_PARALLEL": str(ranks), "KV_DTYPE": kv_dtype}
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(
-                server_process(tmp_path_factory.mktemp("worker"), redis_url, DTYPE=dtype, TENSOR_PARALLEL=str(ranks))
-            )
+            stack.enter_context(server_process(tmp_path_factory.mktemp("worker"), redis_url, **settings))
             for _ in range(2)
         ]
         yield Pair(*servers)

@@ -65,7 +65,7 @@ def test_wrong_options_name_the_option(options: dict[str, str], said: str) -> No
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match=r"no config\.json"):
+    with pytest.raises(CommandError, match=r"neither config.json nor a GGUF file"):
         check(StackOptions(model=str(tmp_path), port=free_port()))
 
 
@@ -125,7 +125,7 @@ def test_serve_is_up_and_the_model_needs_no_option() -> None:
     for command in (["serve", "/no/such"], ["up", "/no/such"], ["up", "--model", "/no/such"]):
         answer = CliRunner().invoke(app, command)
         assert (answer.exit_code, answer.stderr) == (
-            1, "ryzanstein: --model /no/such: no such folder, and not a hub id like owner/name\n",
+            1, "ryzanstein: --model /no/such: no such folder or GGUF file, and not a hub id like owner/name\n",
         )  # fmt: skip
     two = CliRunner().invoke(app, ["up", "a/b", "--model", "a/c"])
     assert two.stderr == "ryzanstein: MODEL a/b and --model a/c: give one of them\n"

@@ -35,6 +35,10 @@ def test_services_are_told_where_the_others_are() -> None:
     assert specs["worker-0"].address.endswith(":" + specs["worker-0"].env["RYZANSTEIN_WORKER_PORT"])
 
 
+def test_workers_are_told_the_numbers_of_their_cache() -> None:
+    assert laid_out(kv_dtype="int8")["worker-0"].env["RYZANSTEIN_KV_DTYPE"] == "int8"
+
+
 def test_two_installations_on_one_redis_do_not_meet() -> None:
     namespaces = {laid_out(port=port)["router"].env["RYZANSTEIN_NAMESPACE"] for port in (8000, 8001)}
     assert len(namespaces) == 2

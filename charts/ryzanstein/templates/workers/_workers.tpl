@@ -36,6 +36,7 @@ RYZANSTEIN_TENSOR_PARALLEL: {{ .tensorParallel }}
 RYZANSTEIN_DEVICE: {{ include "ryzanstein.worker.device" . }}
 RYZANSTEIN_DTYPE: {{ .dtype }}
 RYZANSTEIN_KV_TOKENS: {{ int64 .kvTokens }}
+RYZANSTEIN_KV_DTYPE: {{ .kvDtype }}
 RYZANSTEIN_MAX_MODEL_LEN: {{ int64 .maxModelLen }}
 RYZANSTEIN_DRAIN_S: {{ .drainSeconds }}
 # The model is a folder here; nothing is asked of the hub.

@@ -51,11 +51,19 @@ class PagedVectors(PagedKernels):
     """Attention in float32 or bfloat16 with head_dim a multiple of 8."""
 
 
-class PagedAmx(PagedKernels):
-    """Attention in bfloat16 with head_dim a multiple of 32 and blocks of a multiple of 16 positions."""
+class PagedSixteens(PagedKernels):
+    """Attention whose kernel reads 16 positions at a time."""
 
     def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> KernelPlan:
         """Lay out the step's sequences for layers with `window`. Raises ValueError for other block sizes."""
         if block_tokens % 16:
             raise ValueError(f"blocks of {block_tokens} positions; the kernel reads 16 at a time")
         return super().plan(batch, block_tokens, window)
+
+
+class PagedAmx(PagedSixteens):
+    """Attention in bfloat16 with head_dim a multiple of 32."""
+
+
+class PagedInt8(PagedSixteens):
+    """Attention over a cache in int8, in float32 or bfloat16 with head_dim a multiple of 8."""

@@ -16,17 +16,19 @@ import torch
 from services.worker.backends.base import Attention, Backend, Computations, Memory, NoGraph, Ops, StepGraphs
 from services.worker.backends.choice import Candidate, choose_attention
 from services.worker.backends.collectives import GroupSeat, StepCommunicator
-from services.worker.backends.cpu.attention import PagedAmx, PagedKernels, PagedVectors
+from services.worker.backends.cpu.attention import PagedAmx, PagedInt8, PagedKernels, PagedVectors
 from services.worker.backends.cpu.collectives import ReplayedLoneRank
 from services.worker.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGraph
 from services.worker.backends.cpu.ops import KernelOps, OneDnnOps
 from services.worker.backends.cpu.shared_memory import KernelCommunicator, SharedMemoryCommunicator
 from services.worker.backends.kv_format import KvFormat, plain_format
+from services.worker.backends.kv_formats import int8
 from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.sizing import available_host_memory
 from services.worker.backends.torch.gathering import PagedSdpa
 from services.worker.kernels.attention import open_attention, serves
 from services.worker.kernels.bfloat16 import (
+    HEAD_MULTIPLE,
     MAX_HEAD_DIM,
     Bfloat16Kernels,
     open_kernels,
@@ -73,10 +75,14 @@ class OneDnnBackend:
 
     def _attentions(self, shape: AttentionShape) -> list[Candidate]:
         gathering = [lambda: PagedSdpa(shape, self.dtype, CPU)]
-        if self.kv_format.numbers is not self.dtype or not serves(self.dtype, shape.head_dim):
+        in_int8 = self.kv_format.name == int8.FORMAT.name
+        if not (in_int8 or self.kv_format.numbers is self.dtype) or not serves(self.dtype, shape.head_dim):
+            if self.kv_format.numbers is None:
+                logger.warning("each step gathers and dequantizes keys in %s, which takes long", self.kv_format.name)
             return [*gathering]
         kernel = open_attention(self.dtype)
-        return [lambda: PagedVectors(shape, kernel), *gathering]
+        paged = PagedInt8 if in_int8 else PagedVectors
+        return [lambda: paged(shape, kernel), *gathering]
 
     def capture(self, computations: Computations) -> StepGraphs:
         """Return graphs that serve no step."""
@@ -96,10 +102,13 @@ class KernelBackend(OneDnnBackend):
         self.ops = KernelOps(kernels)
 
     def _attentions(self, shape: AttentionShape) -> list[Candidate]:
-        fits = shape.head_dim % self.kernels.head_multiple == 0 and shape.head_dim <= MAX_HEAD_DIM
-        if not fits or self.kv_format.numbers is not self.dtype:
+        in_int8 = self.kv_format.name == int8.FORMAT.name
+        multiple = HEAD_MULTIPLE if in_int8 else self.kernels.head_multiple
+        if shape.head_dim % multiple or shape.head_dim > MAX_HEAD_DIM:
             return super()._attentions(shape)
-        paged = PagedAmx if self.kernels.amx else PagedVectors
+        if not in_int8 and self.kv_format.numbers is not self.dtype:
+            return super()._attentions(shape)
+        paged = PagedInt8 if in_int8 else PagedAmx if self.kernels.amx else PagedVectors
         return [lambda: paged(shape, self.kernels), lambda: PagedSdpa(shape, self.dtype, CPU)]
 
     def capture(self, computations: Computations) -> StepGraphs:

@@ -15,7 +15,7 @@ from services.worker.backends.base import Elementwise, Expert, Experts, Linear, 
 from services.worker.backends.cpu.linear import KernelLinear, PackedLinear
 from services.worker.backends.cpu.logit_shard import KernelLogitShard
 from services.worker.backends.names import Activation
-from services.worker.backends.shapes import ExpertsShape
+from services.worker.backends.shapes import ExpertsShape, KvShape
 from services.worker.backends.torch.experts import ExpertLoop
 from services.worker.backends.torch.ops import TorchOps
 from services.worker.backends.weights import Dense, Stacked
@@ -130,6 +130,10 @@ class KernelOps(OneDnnOps):
             self._kernels.write_rows(table, places, rows)
         else:
             super().scatter(table, places, rows)
+
+    def scatter_codes(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
+        """Write `rows` as int8 to the positions `slots` of a layer."""
+        self._kernels.write_codes(layer, slots, rows, 2 * shape.n_kv_heads, shape.head_dim, shape.block_tokens)
 
     def gate(self, name: Activation) -> Elementwise:
         """Return act(gate) * up."""

@@ -22,8 +22,9 @@ from services.worker.backends.base import (
     Rope,
     Rotation,
 )
+from services.worker.backends.kv_formats import int8
 from services.worker.backends.names import Activation
-from services.worker.backends.shapes import ExpertsShape
+from services.worker.backends.shapes import ExpertsShape, KvShape
 from services.worker.backends.torch.experts import TorchExperts
 from services.worker.backends.torch.logit_shard import TorchLogitShard
 from services.worker.backends.weights import Stacked
@@ -122,6 +123,10 @@ class TorchOps:
     def scatter(self, table: Tensor, places: Tensor, rows: Tensor) -> None:
         """Write `rows` to the rows `places` of `table`."""
         table.index_copy_(0, places, rows)
+
+    def scatter_codes(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
+        """Write `rows` as int8 to the positions `slots` of a layer."""
+        int8.FORMAT.put(layer, shape, slots, rows)
 
     def activation(self, name: Activation) -> Elementwise:
         """Return the function of an activation."""

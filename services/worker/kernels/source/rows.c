@@ -1,7 +1,10 @@
 // Operations on single rows of activations: norms, rotary positions, gates, the cache. The operations that take long in a
 // prompt's step are shared between threads.
-#include "common.h"
+#include <float.h>
+
+#include "codes.h"
 #include "packed.h"
+#include "shorts.h"
 
 #define PIECE 32           // rows of a task; fewer rows are not worth waking a thread
 #define ELEMENTS (1 << 16) // elements of a task of an operation without rows
@@ -111,6 +114,60 @@ EXPORT void rz_rotate(bf16 *x, long ldx, long heads, long head_dim, const float 
 // cache[slots[i]] = x[i], rows of `width` elements
 EXPORT void rz_write_rows(bf16 *cache, const int64_t *slots, const bf16 *x, long ldx, long width, long m) {
     for (long i = 0; i < m; i++) memcpy(cache + slots[i] * width, x + i * ldx, width * sizeof(bf16));
+}
+
+typedef struct {
+    int8_t *cache;
+    const int64_t *slots;
+    const bf16 *x;
+    long ldx, heads, head_dim, block_size, m;
+} coding;
+
+// The scale of numbers whose largest size is `largest`; where it is subnormal it is zero, where a number is not finite it is not.
+static inline bf16 scale_of(bf16 largest, float *scale) {
+    uint32_t bits = (uint32_t)largest << 16;
+    memcpy(scale, &bits, sizeof bits);
+    *scale *= 1.0f / LARGEST_CODE;
+    memcpy(&bits, scale, sizeof bits);
+    bits = *scale < FLT_MIN ? 0 : (bits + (bits >> 16 & 1) + 0x7FFF) & 0xFFFF0000; // rounded like round_bf16
+    memcpy(scale, &bits, sizeof bits);
+    return bits >> 16;
+}
+
+static inline void code_head(const bf16 *x, long n, int8_t *codes, bf16 *scale) {
+    bf16 largest = 0; // sizes of bfloat16 are in the order of their bits; NaN is the largest
+    float step;
+    for (long j = 0; j < n; j++) largest = (x[j] & 0x7FFF) > largest ? x[j] & 0x7FFF : largest;
+    *scale = scale_of(largest, &step);
+    if (!(step > 0 && step <= FLT_MAX)) {
+        memset(codes, 0, n);
+        return;
+    }
+    vec inverse = spread(1.0f / step);
+    for (long j = 0; j < n; j += WIDTH) {
+        int8_t part[WIDTH];
+        store_codes(part, load_bf16_tail(x + j, first_lanes(n - j)) * inverse);
+        memcpy(codes + j, part, n - j < WIDTH ? n - j : WIDTH);
+    }
+}
+
+static void code_rows(const void *context, long index) {
+    const coding *p = context;
+    long run = bytes_of_run(p->block_size, p->head_dim);
+    for (long i = index * PIECE, end = end_of_piece(index, p->m, PIECE); i < end; i++) {
+        long block = p->slots[i] / p->block_size, place = p->slots[i] - block * p->block_size;
+        int8_t *to = p->cache + block * p->heads * run;
+        for (long h = 0; h < p->heads; h++, to += run)
+            code_head(p->x + i * p->ldx + h * p->head_dim, p->head_dim, to + place * p->head_dim,
+                      (bf16 *)(to + p->block_size * p->head_dim) + place);
+    }
+}
+
+// Writes rows x [m, heads * head_dim] of K, then V, to the positions `slots` [m] of a cache as in codes.h; block_size is even.
+EXPORT void rz_write_int8(int8_t *cache, const int64_t *slots, const bf16 *x, long ldx, long heads, long head_dim,
+                          long block_size, long m) {
+    coding p = {cache, slots, x, ldx, heads, head_dim, block_size, m};
+    share_pieces(code_rows, &p, m, PIECE);
 }
 
 typedef struct {

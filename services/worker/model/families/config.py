@@ -93,7 +93,8 @@ class Config:
 
     def __init__(self, values: Mapping[str, Any], file: Path, within: Config | None = None, name: str = "") -> None:
         """`within` is the configuration that holds these values as the section `name`."""
-        self._values, self._file = dict(values), file
+        self.file = file
+        self._values = dict(values)
         self._read: set[str] = set()
         self._problems: list[str] = [] if within is None else within._problems
         self._path: str = "" if within is None else f"{within._path}{name}."
@@ -114,7 +115,7 @@ class Config:
 
     def error(self, key: str, problem: str) -> ModelError:
         """Return an error that names this file, `key`, and all problems found before."""
-        return ModelError(f"{self._file}: {'; '.join([*self._problems, f'{self._path}{key}: {problem}'])}")
+        return ModelError(f"{self.file}: {'; '.join([*self._problems, f'{self._path}{key}: {problem}'])}")
 
     def raw(self, key: str) -> Any:
         """Return the value of `key`, None if absent."""
@@ -181,12 +182,12 @@ class Config:
         value = self.raw(key)
         if not isinstance(value, dict):
             raise self.error(key, f"expected an object, found {value!r}")
-        self._sections.append(Config(value, self._file, self, key))
+        self._sections.append(Config(value, self.file, self, key))
         return self._sections[-1]
 
     def but(self, **changed: Any) -> Config:
         """Return this object with other values; `finish` refuses its unknown keys, too."""
-        made = Config(self._values | changed, self._file)
+        made = Config(self._values | changed, self.file)
         made._problems, made._path = self._problems, self._path
         self._sections.append(made)
         return made
@@ -206,7 +207,7 @@ class Config:
         """Raise one ModelError for all refused values and all unknown keys."""
         self._refuse_unread()
         if self._problems:
-            raise ModelError(f"{self._file}: {'; '.join(self._problems)}")
+            raise ModelError(f"{self.file}: {'; '.join(self._problems)}")
 
     def _refuse(self, key: str, problem: str) -> None:
         self._problems.append(f"{self._path}{key}: {problem}")

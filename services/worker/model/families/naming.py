@@ -13,8 +13,10 @@ from services.worker.model.spec import ModelSpec
 class TensorRef:
     """One logical tensor, [out, in] or [n]: a stored tensor, or rows of one that fuses projections.
 
-    Concatenated projections: rows [start, start + size) of `n_stored`. Interleaved projections (gpt_neox): blocks of
-    `unit` rows of `n_parts` projections alternate, and this is projection `part`.
+    Concatenated projections: rows [start, start + size) of `n_stored`. Interleaved projections (gpt_neox, falcon): the
+    stored rows are blocks of `n_parts` units of `unit` rows; this projection has `n_units` units of every block, from
+    unit `part` on. Interleaved rope (glm): the two elements that are rotated together lie side by side in the first
+    `n_paired` rows of a unit; they are read in rotate-half order, which leaves every product of q and k the same.
     """
 
     name: str
@@ -23,7 +25,9 @@ class TensorRef:
     n_stored: int | None = None
     unit: int = 0
     part: int = 0
+    n_units: int = 1
     n_parts: int = 1
+    n_paired: int = 0
     place: int | None = None  # in a stack [n_stacked, out, in] of matrices
     n_stacked: int = 0
 

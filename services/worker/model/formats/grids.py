@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.worker.backends.weights import Grouped, PerChannel
-from services.worker.model.formats.safetensors import TensorFiles
+from services.worker.model.formats.stored import StoredTensors
 from services.worker.model.layout import Grid, Layout, Packing
 from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import ModelError
@@ -20,7 +20,7 @@ _BAND = 1024  # rows unpacked at a time, to bound the memory beside the weight
 class GridReader:
     """The quantized modules of one checkpoint."""
 
-    def __init__(self, files: TensorFiles, layout: Layout) -> None:
+    def __init__(self, files: StoredTensors, layout: Layout) -> None:
         self._files, self._layout = files, layout
 
     def holds(self, module: str) -> bool:

@@ -11,9 +11,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from services.worker.model.files import INDEX, WeightFiles, refuse_pointer, weight_files
+from services.worker.model.formats.stored import FLOATS
 from services.worker.model.spec import ModelError
-
-FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes of unquantized weights
 
 
 class TensorFiles:

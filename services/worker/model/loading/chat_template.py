@@ -19,7 +19,15 @@ def read_chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str:
     Newer repositories keep templates in separate files, older ones in tokenizer_config.json; files take precedence.
     Raises ModelError naming the file of an invalid template, because gateways could only refuse the whole model.
     """
-    named = _from_files(folder) or _from_config(folder / "tokenizer_config.json", tokenizer_config)
+    return _joined(_from_files(folder) or _from_config(folder / "tokenizer_config.json", tokenizer_config))
+
+
+def chat_template_of(file: Path, tokenizer_config: dict[str, Any]) -> str:
+    """Return the template in `tokenizer_config`, which `file` holds. Raises ModelError as `read_chat_template` does."""
+    return _joined(_from_config(file, tokenizer_config))
+
+
+def _joined(named: dict[str, str]) -> str:
     default, tool_use = named.get("default", ""), named.get("tool_use", "")
     if not tool_use:
         return default

@@ -1,4 +1,4 @@
-"""Reads slices of a memory-mapped safetensors checkpoint; a rank touches only the bytes of its share."""
+"""Reads slices of a memory-mapped checkpoint; a rank touches only the bytes of its share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import torch
 
 from services.worker.backends.weights import Dense, Weight
 from services.worker.model.families.naming import TensorRef
-from services.worker.model.formats.grids import GridReader
-from services.worker.model.formats.safetensors import TensorFiles
-from services.worker.model.layout import Layout
+from services.worker.model.formats.stored import StoredModules, StoredTensors
 from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import ModelError
 
@@ -46,22 +44,21 @@ class Checkpoint:
 
     def __init__(
         self,
-        files: TensorFiles,
+        files: StoredTensors,
         refs: Mapping[str, TensorRef],
         ignored: tuple[str, ...] = (),
         optional_prefix: str = "",
         where_stored: Mapping[str, TensorRef] | None = None,
-        layouts: tuple[Layout, ...] = (),
+        quantized: tuple[StoredModules, ...] = (),
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """`ignored`: patterns of names that may be stored, but are not read. Raises ModelError.
 
         `optional_prefix`: a prefix of names that some checkpoints omit. `where_stored`: references that take precedence
-        over `refs` if such a tensor is stored. `layouts`: those of the quantized modules. `dtype`: weights that are not
+        over `refs` if such a tensor is stored. `quantized`: readers of quantized modules. `dtype`: weights that are not
         finite in this dtype are refused.
         """
-        self._files, self._dtype = files, dtype
-        self._quantized = tuple(GridReader(files, layout) for layout in layouts)
+        self._files, self._dtype, self._quantized = files, dtype, quantized
         bare = not any(name.startswith(optional_prefix) for name in files.names)
         prefix = optional_prefix if bare else ""
         self._refs = {key: _strip(ref, prefix) for key, ref in refs.items()}
@@ -105,7 +102,7 @@ class Checkpoint:
             name, transposed, wanted = quantized.codes(_module(ref), (wanted[0], wanted[1]))
         elif transposed:
             wanted = wanted[::-1]
-        elif ref.place is not None:
+        if ref.place is not None:
             wanted = (ref.n_stacked, *wanted)
         return StoredShape(self._files.file(name), name, self._files.shape(name), wanted, transposed)
 
@@ -123,7 +120,7 @@ class Checkpoint:
         rows, interleaved = _stored_rows(ref, shard.rows)
         stored = Shard(_module(ref), (_stored_size(ref, shard.shape[0]), shard.shape[1]), rows, shard.cols)
         quantized = self._reader_of(ref)
-        found = self._dense(ref, stored) if quantized is None else quantized.weight(stored)
+        found = self._dense(ref, stored) if quantized is None else quantized.weight(_within_stack(ref, stored))
         return self._finite(found if interleaved is None else found.take(interleaved), ref)
 
     def _dense(self, ref: TensorRef, stored: Shard) -> Dense:
@@ -147,7 +144,7 @@ class Checkpoint:
         quantized = self._reader_of(ref)
         return self._files.file(ref.name if quantized is None else quantized.codes(_module(ref), (1, 1))[0])
 
-    def _reader_of(self, ref: TensorRef) -> GridReader | None:
+    def _reader_of(self, ref: TensorRef) -> StoredModules | None:
         """Return the reader of `ref` if it is quantized, otherwise None."""
         if not self._quantized or not ref.name.endswith(".weight"):
             return None
@@ -197,15 +194,31 @@ def _strip(ref: TensorRef, prefix: str) -> TensorRef:
     return replace(ref, name=ref.name.removeprefix(prefix))
 
 
+def _within_stack(ref: TensorRef, stored: Shard) -> Shard:
+    """Return the part `stored` of a matrix as a part of the stack that holds it, if one does."""
+    if ref.place is None:
+        return stored
+    n_out, n_in = stored.shape
+    first = ref.place * n_out
+    rows = Span(first + stored.rows.start, first + stored.rows.stop)
+    return Shard(stored.key, (ref.n_stacked * n_out, n_in), rows, stored.cols)
+
+
 def _stored_size(ref: TensorRef, size: int) -> int:
     """Return the stored output size of a tensor whose logical part has `size` rows."""
-    return size * ref.n_parts if ref.n_stored is None else ref.n_stored
+    return size * ref.n_parts // ref.n_units if ref.n_stored is None else ref.n_stored
 
 
 def _stored_rows(ref: TensorRef, rows: Span) -> tuple[Span, torch.Tensor | None]:
-    """Return the stored rows to read for logical `rows`, and the indices among them if parts are interleaved."""
+    """Return the stored rows to read for logical `rows`, and the indices among them if they are in another order."""
     if not ref.unit:
         return Span(ref.start + rows.start, ref.start + rows.stop), None
-    assert rows.start % ref.unit == len(rows) % ref.unit == 0, "interleaved parts are read in whole units"
-    stored = Span(rows.start * ref.n_parts, rows.stop * ref.n_parts)
-    return stored, torch.arange(len(stored)).view(-1, ref.n_parts, ref.unit)[:, ref.part].flatten()
+    assert rows.start % ref.unit == len(rows) % ref.unit == 0, "parts in another order are read in whole units"
+    number = torch.arange(rows.start, rows.stop)
+    unit, within = number // ref.unit, number % ref.unit
+    if half := ref.n_paired // 2:
+        within = torch.where(within < ref.n_paired, within % half * 2 + within // half, within)
+    place = unit // ref.n_units * ref.n_parts + ref.part + unit % ref.n_units  # of the unit among the stored ones
+    stored = ref.start + place * ref.unit + within
+    first, last = int(stored.min()), int(stored.max())
+    return Span(first, last + 1), stored - first

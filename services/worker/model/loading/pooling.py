@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.worker.model.files import read_json
+from services.worker.model.formats.gguf.metadata import Metadata
 from services.worker.model.spec import ModelError
 from services.worker.protocol.rank_config import PoolingKind
 
@@ -19,6 +20,7 @@ _KINDS: dict[str, PoolingKind] = {
     "cls": "cls",
     "lasttoken": "last",
 }
+_GGUF_KINDS: dict[int, PoolingKind] = {0: "mean", 1: "mean", 2: "cls", 3: "last"}  # 0: none, as for generation
 _MODULES = ("Transformer", "Pooling", "Normalize")
 
 
@@ -36,6 +38,15 @@ def read_pooling(folder: Path) -> Pooling:
     file = folder / modules.get("Pooling", "1_Pooling") / "config.json"
     settings = read_json(file)
     return Pooling(_kind(file, settings) if settings else "mean", "Normalize" in modules or not modules)
+
+
+def read_gguf_pooling(metadata: Metadata) -> Pooling:
+    """Read the pooling of a GGUF file; the default is that of `read_pooling`. Raises ModelError."""
+    key = f"{metadata.text('general.architecture')}.pooling_type"
+    number = metadata.integer(key, 0)
+    if number not in _GGUF_KINDS:
+        raise metadata.error(key, f"pooling {number} is not implemented; known: {', '.join(map(str, _GGUF_KINDS))}")
+    return Pooling(_GGUF_KINDS[number])
 
 
 def _modules(file: Path) -> dict[str, str]:

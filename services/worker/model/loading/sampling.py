@@ -1,4 +1,4 @@
-"""Reads the publisher's sampling defaults from generation_config.json."""
+"""Reads the publisher's sampling defaults from generation_config.json, or a GGUF file's."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _RANGES: dict[str, tuple[float, float]] = {
 }  # fmt: skip
 
 
-def read_sampling(folder: Path, generation: dict[str, Any]) -> SamplingDefaults:
-    """The recommendations of a generation_config.json; raises ModelError naming an invalid value."""
+def read_sampling(file: Path, generation: dict[str, Any]) -> SamplingDefaults:
+    """The recommendations of a generation_config.json; raises ModelError naming `file` and an invalid value."""
     found: dict[str, Any] = {}
     for name, (low, high) in _RANGES.items():
         value = generation.get(name)
@@ -34,6 +34,6 @@ def read_sampling(folder: Path, generation: dict[str, Any]) -> SamplingDefaults:
             continue
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not low <= value <= high or (name == "top_k" and value != int(value)):
-            raise ModelError(f"{folder}/generation_config.json: `{name}` must be from {low} to {high}, not {value!r}")
+            raise ModelError(f"{file}: `{name}` must be from {low} to {high}, not {value!r}")
         found[name] = max(0, int(value) if name == "top_k" else value)  # a top_k of -1 means off, like 0
     return SamplingDefaults(**found)

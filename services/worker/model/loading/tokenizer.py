@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from services.worker.model.files import read_json, refuse_pointer
+from services.worker.model.formats.gguf.hub_files import HubFiles
 from services.worker.model.loading.sentencepiece import read_sentencepiece
 from services.worker.model.spec import ModelError
 
@@ -48,6 +49,18 @@ def read_tokenizer(folder: Path, config: dict[str, Any], vocab_size: int) -> Tok
         special_tokens=special,
         eos_token_id=None if eos is None else tokenizer.token_to_id(eos),
         add_bos_token=bool(config.get("add_bos_token", False)),
+    )
+
+
+def tokenizer_of(files: HubFiles) -> TokenizerFiles:
+    """Return the tokenizer that a GGUF file holds."""
+    special = _special_tokens(files.tokenizer_config)
+    eos = special.get("eos_token")
+    return TokenizerFiles(
+        json=files.tokenizer.to_str().encode(),
+        special_tokens=special,
+        eos_token_id=None if eos is None else files.tokenizer.token_to_id(eos),
+        add_bos_token=files.tokenizer_config["add_bos_token"],
     )
 
 

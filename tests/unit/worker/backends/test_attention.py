@@ -46,8 +46,8 @@ def test_decodes_are_laid_out_on_the_device_as_by_the_host(
     tables = torch.full((len(lengths), 40), 99)  # beyond a sequence's end anything may be left
     for row, own in enumerate(blocks.split(n_blocks)):
         tables[row, : len(own)] = own
-    scatter = TorchOps(torch.float32, device).scatter
-    cache = KvCache(FLOAT32, 1, int(blocks.max()), KvShape(size, 2, 32), torch.float32, device, scatter)
+    ops = TorchOps(torch.float32, device)
+    cache = KvCache(FLOAT32, 1, int(blocks.max()), KvShape(size, 2, 32), torch.float32, device, ops)
     layer = cache.layers[0]
     layer[1:] = torch.randn(layer[1:].shape, generator=torch.Generator().manual_seed(1)).to(device)
     q = torch.randn(len(lengths), 6 * 32, generator=torch.Generator().manual_seed(2)).to(device)

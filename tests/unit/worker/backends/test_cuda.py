@@ -16,6 +16,7 @@ from services.worker.backends.base import Computations, StepGraphs
 from services.worker.backends.collectives import SingleRank
 from services.worker.backends.cuda.backend import CudaBackend, CudaMemory
 from services.worker.backends.cuda.graph import CudaDecodes
+from services.worker.backends.kv_format import find_kv_format
 from services.worker.backends.torch.backend import TorchBackend
 from services.worker.backends.torch.ops import TorchOps
 from services.worker.model.build import load_model
@@ -91,6 +92,20 @@ def test_replayed_decodes_are_what_eager_ones_are(name: str, dtype: torch.dtype,
     assert isinstance(decodes, CudaDecodes)
     assert {sizes.n_rows for sizes in decodes._captured} == {1, 2, 4, 8}
     assert {sizes.n_keys for sizes in decodes._captured} == {256, 512, 1024}
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_replayed_decodes_over_codes_are_what_eager_ones_are(name: str, folder: Callable[[str], Path]) -> None:
+    kv_format, dtype = find_kv_format(name), torch.bfloat16
+    eager = load_model(folder("llama"), SingleRank(), Eager(dtype, CUDA, kv_format))
+    model = load_model(folder("llama"), SingleRank(), CudaBackend(dtype, CUDA, kv_format))
+    (expected, _), (found, engine) = decode(eager), decode(model)
+    for row, exact in zip(torch.cat(found).float(), torch.cat(expected).float(), strict=True):
+        assert (row - exact).norm() <= _TOLERANCE[dtype] * exact.norm()
+    assert not any(kv[0].any() for kv in engine.cache.layers), "the null block"
+    decodes = model._graphs[engine.cache].decodes
+    assert isinstance(decodes, CudaDecodes)
+    assert decodes._captured
 
 
 def test_memory_is_what_torch_holds_and_the_device_has_free() -> None:

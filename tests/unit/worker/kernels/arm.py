@@ -150,6 +150,18 @@ def _write_rows(a: Mapping[str, Any]) -> dict[str, int]:
     return {"cache": cache, "slots": a["m"] * _LONG, "x": _rows(a["m"], a["ldx"], a["width"], _BF16)}
 
 
+def _write_int8(a: Mapping[str, Any]) -> dict[str, int]:
+    blocks = -(-_count(a["slots"], a["m"]) // a["block_size"])
+    cache = blocks * a["block_size"] * a["heads"] * (a["head_dim"] + _BF16)
+    x = _rows(a["m"], a["ldx"], a["heads"] * a["head_dim"], _BF16)
+    return {"cache": cache, "slots": a["m"] * _LONG, "x": x}
+
+
+def _attend_int8(size: int, a: Mapping[str, Any]) -> dict[str, int]:
+    slots = _count(a["blocks"], a["sequences"] * a["n_blocks"]) * a["block_size"]
+    return _attend(size, a) | {"cache": slots * 2 * a["n_kv"] * (a["head_dim"] + _BF16)}
+
+
 def _attend(size: int, a: Mapping[str, Any]) -> dict[str, int]:
     n, blocks, width = a["sequences"], a["sequences"] * a["n_blocks"], a["n_kv"] * a["head_dim"]
     rows = _count(a["starts"], n + 1) - 1
@@ -187,6 +199,9 @@ SIZES: dict[str, Callable[[Mapping[str, Any]], dict[str, int]]] = {
     "rz_gate": lambda a: {"x": 2 * a["m"] * a["n"] * _BF16, "y": a["m"] * a["n"] * _BF16},
     "rz_attend": functools.partial(_attend, _BF16),
     "rz_attend_float": functools.partial(_attend, _FLOAT),
+    "rz_write_int8": _write_int8,
+    "rz_attend_int8": functools.partial(_attend_int8, _BF16),
+    "rz_attend_int8_float": functools.partial(_attend_int8, _FLOAT),
     "rz_draw": _logits,
     "rz_pick": _logits,
     "rz_weigh": _logits,

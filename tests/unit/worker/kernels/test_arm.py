@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from services.worker.kernels.attention import VectorAttention
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from tests.unit.worker.kernels import test_attention as attention
+from tests.unit.worker.kernels import test_attention_int8 as attention_int8
 from tests.unit.worker.kernels import test_draw as draw
 from tests.unit.worker.kernels import test_linear as linear
 from tests.unit.worker.kernels import test_pick as pick
@@ -104,6 +105,16 @@ def test_attention_of(arm: Arm, case: Case) -> None:
 def test_attention_with_scores_far_apart_and_equal(arm: Arm) -> None:
     for kind in arm.kinds():
         attention.test_scores_far_apart_and_equal(kind)
+
+
+def test_attention_over_int8(arm: Arm) -> None:
+    decodes = Case(((1, 70), (1, 33), (1, 32), (1, 1)), n_kv=2, group=3, head_dim=64)
+    mixed = Case(((31, 31), (2, 65), (1, 64)), group=7, head_dim=24, window=20, softcap=1.5)
+    for kind, case in ((kind, case) for kind in arm.kinds() for case in (decodes, mixed)):
+        promise(attention_int8.test_attention_is_what_its_definition_says)(kind, case)
+        promise(attention_int8.test_a_row_is_the_same_alone_and_among_others)(kind, case, 2)
+    for n, head_dim in ((40, 24), (5, 64)):
+        attention_int8.test_rows_are_written_as_torch_writes_them(arm.kernels(), n, head_dim)
 
 
 @FEW

@@ -23,7 +23,7 @@ from services.worker.model.spec import ModelError
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32  # of tensors, unless general.alignment says another
-_MAX_ALIGNMENT = 1 << 20
+_ALIGNMENTS = range(8, (1 << 20) + 1)
 _MAX_KEYS, _MAX_TENSORS, _MAX_ITEMS = 1 << 16, 1 << 18, 1 << 24  # many times those of the largest models
 _MAX_TEXT = 1 << 24  # bytes
 _MAX_HEADER = 1 << 30  # bytes
@@ -212,6 +212,7 @@ class _Header:
 
 def _alignment(metadata: Metadata) -> int:
     found = metadata.integer("general.alignment", _ALIGNMENT)
-    if not 1 <= found <= _MAX_ALIGNMENT or found & (found - 1):
-        raise metadata.error("general.alignment", f"expected a power of 2 up to {_MAX_ALIGNMENT}, found {found}")
+    if found not in _ALIGNMENTS or found & (found - 1):
+        said = f"expected a power of 2 from {_ALIGNMENTS.start} to {_ALIGNMENTS.stop - 1}, found {found}"
+        raise metadata.error("general.alignment", said)
     return found

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
+from services.common.gguf_files import parts_of
 from services.worker.model.formats.gguf.container import GgufFile, TensorInfo, read_container
 from services.worker.model.spec import ModelError
 
-SUFFIX = ".gguf"
-_PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-_OTHERS = ("mmproj", "imatrix")  # beginnings of the names of files that hold no language model
 
-
-def parts_of(file: Path) -> tuple[Path, ...]:
+def files_of(file: Path) -> tuple[Path, ...]:
     """Return all files of the model that `file` belongs to, in order. Raises ModelError if one is missing."""
-    match = _PART.fullmatch(file.name)
-    if match is None:
-        return (file,)
-    count = int(match["count"])
-    if not 1 <= int(match["number"]) <= count:
-        raise ModelError(f"{file}: a part's number is from 1 to {count}")
-    stored = {other.name for other in file.parent.iterdir()}
-    names = [f"{match['name']}-{number:05}-of-{match['count']}{SUFFIX}" for number in range(1, count + 1)]
-    if missing := [name for name in names if name not in stored]:
-        raise ModelError(f"{file}: {missing[0]} is missing beside it ({len(missing)} of {count} parts in all)")
-    return tuple(file.parent / name for name in names)
+    try:
+        names = parts_of(file.name)
+    except ValueError as error:
+        raise ModelError(f"{file}: {error}") from error
+    files = tuple(file.parent / name for name in names)
+    if missing := [other.name for other in files if not other.is_file()]:
+        raise ModelError(f"{file}: {missing[0]} is missing beside it ({len(missing)} of {len(files)} files in all)")
+    return files
 
 
 def read_gguf(file: Path) -> GgufFile:
     """Read the headers of all files of the model that `file` belongs to. Raises ModelError."""
-    files = parts_of(file)
+    files = files_of(file)
     parts = [read_container(part) for part in files]
     tensors: dict[str, TensorInfo] = {}
     for number, part in enumerate(parts):
@@ -45,32 +38,3 @@ def read_gguf(file: Path) -> GgufFile:
     if len(parts) > 1 and (wanted := metadata.integer("split.tensors.count")) != len(tensors):
         raise metadata.error("split.tensors.count", f"{wanted}, but all parts together hold {len(tensors)}")
     return GgufFile(metadata, tensors)
-
-
-def find_gguf(folder: Path, variant: str = "") -> Path | None:
-    """Return the first file of the only model in `folder`, or of the one whose name ends with `variant`.
-
-    None if there is no GGUF file. Raises ModelError if several models fit, or none of several.
-    """
-    models = sorted(file for file in folder.glob(f"*{SUFFIX}") if _is_first(file.name))
-    if not models:
-        return None
-    fitting = [file for file in models if _fits(file.name, variant)]
-    if len(fitting) == 1:
-        return fitting[0]
-    found = "no GGUF file fits" if not fitting else f"{len(fitting)} GGUF models fit"
-    names = ", ".join(file.name for file in models)
-    raise ModelError(f"{folder}: {found} {variant!r}; choose with MODEL:NAME, such as :Q4_K_M, among {names}")
-
-
-def _is_first(name: str) -> bool:
-    match = _PART.fullmatch(name)
-    return not name.startswith(_OTHERS) and (match is None or int(match["number"]) == 1)
-
-
-def _fits(name: str, variant: str) -> bool:
-    """Whether a file is of a quantization, which ends its name: `model-Q4_K_M.gguf`, `model.q4_k_m.gguf`."""
-    match = _PART.fullmatch(name)
-    stem = (match["name"] if match else name.removesuffix(SUFFIX)).lower()
-    asked = variant.lower()
-    return stem.endswith(asked) and (len(stem) == len(asked) or not asked or not stem[-len(asked) - 1].isalnum())

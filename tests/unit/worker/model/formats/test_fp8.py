@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from services.worker.model.families.naming import TensorRef
+from services.worker.model.formats.grids import GridReader
 from services.worker.model.formats.safetensors import TensorFiles
 from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.registry import read_spec
@@ -83,7 +84,8 @@ def test_transformers_computes_the_same_weights(made: Sample) -> None:
     tensors, refs = load_file(made.folder / "model.safetensors"), {"x": TensorRef(f"{_Q}.weight")}
     parts = {suffix: tensors[f"{_Q}.{suffix}"] for suffix in ("weight", "weight_scale_inv")}
     with closing(TensorFiles(made.folder)) as files:
-        source = Checkpoint(files, refs, ("*",), layouts=read_spec(made.folder).quantization)
+        readers = tuple(GridReader(files, layout) for layout in read_spec(made.folder).quantization)
+        source = Checkpoint(files, refs, ("*",), quantized=readers)
         weight = source.weight(Shard.whole("x", (48, 48)))
     assert torch.equal(weight.rows(0, 48), Fp8Dequantize(None).convert(parts)["weight"])
 

@@ -12,7 +12,7 @@ import pytest
 from bench.gguf_fuzz import mutations, read_mutated, sample_file
 from services.worker.model.formats.gguf.container import read_container
 from services.worker.model.formats.gguf.metadata import Metadata
-from services.worker.model.formats.gguf.parts import find_gguf, read_gguf
+from services.worker.model.formats.gguf.parts import read_gguf
 from services.worker.model.formats.gguf.types import TYPES, UNREAD
 from services.worker.model.spec import ModelError
 
@@ -85,6 +85,9 @@ _LIES = {
     "text: not UTF-8": _file(keys=(_entry("text", 8, struct.pack("<Q", 2) + b"\xff\xfe"),)),
     "key: twice": _file(keys=(_entry("key", 0, b"\1"), _entry("key", 0, b"\2"))),
     "general.alignment: expected a power of 2": _file(keys=(_entry("general.alignment", 4, struct.pack("<I", 48)),)),
+    "general.alignment: expected a power of 2 from 8": _file(
+        keys=(_entry("general.alignment", 4, struct.pack("<I", 4)),)
+    ),
     "general.alignment: expected an integer": _file(keys=(_entry("general.alignment", 6, struct.pack("<f", 32)),)),
     "w: twice": _file(tensors=(_described("w", (8,), _F32, 0), _described("w", (8,), _F32, 32))),
     "w: expected 1 to 4 dimensions, found 5": _file(tensors=(_described("w", (1,) * 5, _F32, 0),)),
@@ -157,16 +160,3 @@ def test_a_divided_model_is_joined(tmp_path: Path) -> None:
     files[1].unlink()
     with pytest.raises(ModelError, match=r"model-Q8_0-00002-of-00003.gguf is missing beside it \(1 of 3"):
         read_gguf(files[0])
-
-
-def test_a_folder_of_several_models_needs_a_choice(tmp_path: Path) -> None:
-    assert find_gguf(tmp_path) is None
-    for name in ("m-Q4_K_M.gguf", "m-IQ4_K_M.gguf", "m.Q8_0-00001-of-00002.gguf", "m.Q8_0-00002-of-00002.gguf"):
-        (tmp_path / name).touch()
-    (tmp_path / "mmproj-Q8_0.gguf").touch()
-    assert find_gguf(tmp_path, "Q4_K_M") == tmp_path / "m-Q4_K_M.gguf"
-    assert find_gguf(tmp_path, "q8_0") == tmp_path / "m.Q8_0-00001-of-00002.gguf"
-    with pytest.raises(ModelError, match=r"3 GGUF models fit ''; choose .* among m-IQ4_K_M.gguf, m-Q4_K_M.gguf"):
-        find_gguf(tmp_path)
-    with pytest.raises(ModelError, match="no GGUF file fits 'Q5_0'"):
-        find_gguf(tmp_path, "Q5_0")

@@ -1,0 +1,73 @@
+"""Names of GGUF files: which are one model, and which model a name such as `owner/name:Q4_K_M` chooses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+SUFFIX = ".gguf"
+_PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_OTHERS = ("mmproj", "imatrix")  # beginnings of the names of files that hold no language model
+
+
+def split_choice(model: str) -> tuple[str, str]:
+    """Return a model and the choice after its last colon; "" if there is none."""
+    before, _, choice = model.rpartition(":")
+    if not before or "/" in choice or Path(model).expanduser().exists():
+        return model, ""
+    return before, choice
+
+
+def model_name(model: str) -> str:
+    """Return the name of a folder, repository or file, without a file's ending."""
+    name = Path(model).name
+    match = _PART.fullmatch(name)
+    return match["name"] if match else name.removesuffix(SUFFIX)
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """Return the names of all files of a model, in order; `name` is one of them. Raises ValueError."""
+    match = _PART.fullmatch(name)
+    if match is None:
+        return (name,)
+    count = int(match["count"])
+    if not 1 <= int(match["number"]) <= count:
+        raise ValueError(f"{name}: a part's number is from 1 to {count}")
+    return tuple(f"{match['name']}-{number:05}-of-{match['count']}{SUFFIX}" for number in range(1, count + 1))
+
+
+def choose(names: Iterable[str], choice: str) -> str | None:
+    """Return the name of the first file of the only model, or of the one whose name ends with `choice`.
+
+    `names` may be paths, with "/". None if no name is that of a model. Raises ValueError if several models fit, or none
+    of several.
+    """
+    models = sorted(name for name in names if _begins_model(name))
+    if not models:
+        return None
+    fitting = [name for name in models if _fits(name, choice)]
+    if len(fitting) == 1:
+        return fitting[0]
+    found = f"no GGUF file fits {choice!r}" if not fitting else f"{len(fitting)} GGUF models fit {choice!r}"
+    raise ValueError(f"{found}; choose with MODEL:NAME, such as :Q4_K_M, among {', '.join(models)}")
+
+
+def find_model(folder: Path, choice: str) -> Path | None:
+    """Return the first file of the model that `choose` finds in a folder and its folders. Raises ValueError."""
+    names = (str(file.relative_to(folder)) for depth in ("", "*/") for file in folder.glob(f"{depth}*{SUFFIX}"))
+    found = choose(names, choice)
+    return None if found is None else folder / found
+
+
+def _begins_model(path: str) -> bool:
+    name = PurePosixPath(path).name
+    match = _PART.fullmatch(name)
+    first = match is None or int(match["number"]) == 1
+    return first and name.endswith(SUFFIX) and not name.startswith(_OTHERS)
+
+
+def _fits(path: str, choice: str) -> bool:
+    """Whether a file is of a quantization, which ends its name: `model-Q4_K_M.gguf`, `model.q4_k_m.gguf`."""
+    stem, asked = model_name(path).lower(), choice.lower()
+    return not asked or stem == asked or (stem.endswith(asked) and not stem[-len(asked) - 1].isalnum())

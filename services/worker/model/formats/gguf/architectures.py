@@ -1,0 +1,88 @@
+"""The architectures of GGUF that are served: the hub's name, the keys, and how tensors are stored. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Keys of config.json by those of GGUF after the architecture's name.
+_SIZES = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "context_length": "max_position_embeddings",
+}
+_LLAMA = _SIZES | {
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_SOFTCAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+_EXPERTS = {"expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size"}
+_BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+_LAYER_NORM = "attention.layer_norm_epsilon"
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One `general.architecture`."""
+
+    hub: str  # its architecture in config.json
+    keys: Mapping[str, str] = field(default_factory=lambda: _LLAMA)
+    constants: Mapping[str, Any] = field(default_factory=dict)  # of config.json, which GGUF does not store
+    biases: Mapping[str, str] = field(default_factory=dict)  # flags of config.json, by a tensor that shows them
+    paired: bool = False  # rows of q and k are in the order of an interleaved rope
+    partial: str = ""  # key of config.json for the rotated part of a head; "": whole heads
+    one_qkv: bool = False  # q, k and v are one tensor
+    one_gate_up: bool = False  # gate and up are one tensor
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture("LlamaForCausalLM", biases=_BIASES, paired=True),
+    "mixtral": Architecture(  # a llama with experts
+        "MixtralForCausalLM",
+        _LLAMA | {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+        paired=True,
+    ),
+    "qwen2": Architecture("Qwen2ForCausalLM"),
+    "qwen3": Architecture("Qwen3ForCausalLM"),
+    "qwen3moe": Architecture(
+        "Qwen3MoeForCausalLM", _LLAMA | _EXPERTS | {"expert_count": "num_experts"}, {"norm_topk_prob": True}
+    ),
+    "gemma": Architecture("GemmaForCausalLM"),
+    "gemma2": Architecture("Gemma2ForCausalLM", _LLAMA | _WINDOW | _SOFTCAPS),
+    "gemma3": Architecture("Gemma3ForCausalLM", _LLAMA | _WINDOW | _SOFTCAPS),
+    "phi3": Architecture(
+        "Phi3ForCausalLM", _LLAMA | _WINDOW, partial="partial_rotary_factor", one_qkv=True, one_gate_up=True
+    ),
+    "olmo2": Architecture("Olmo2ForCausalLM"),
+    "smollm3": Architecture("SmolLM3ForCausalLM", paired=True),
+    "granite": Architecture(
+        "GraniteForCausalLM",
+        _LLAMA
+        | {
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "attention.scale": "attention_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        biases=_BIASES,
+        paired=True,
+    ),
+    "gpt2": Architecture(
+        "GPT2LMHeadModel",
+        _SIZES | {_LAYER_NORM: "layer_norm_epsilon"},
+        {"activation_function": "gelu_new"},
+        one_qkv=True,
+    ),
+    "gptneox": Architecture(
+        "GPTNeoXForCausalLM",
+        _SIZES | {_LAYER_NORM: "layer_norm_eps", "use_parallel_residual": "use_parallel_residual"},
+        partial="rotary_pct",
+        one_qkv=True,
+    ),
+}

@@ -1,0 +1,161 @@
+"""Takes blocks of GGUF's quantized types apart: codes, scales and offsets, without loss.
+
+(code - zero) * scale + offset in float32 has the bits of `gguf.quants.dequantize`. Types of a codebook become signed
+codes of 8 bits, the entries of the book. Source of the layouts: ggml-common.h and ggml-quants.c of ggml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of n blocks."""
+
+    codes: Tensor  # [n, block]: int8, or uint8 if there is an offset
+    scale: Tensor  # [n, groups] float16 or float32
+    offset: Tensor | None = None  # [n, groups] float16 or float32
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A type of blocks; `group` neighbours share a scale."""
+
+    group: int
+    split: Callable[[Tensor], Parts]  # of [n, n_bytes] uint8
+
+
+_NIBBLES, _PAIRS, _BITS = (0, 4), (0, 2, 4, 6), tuple(range(8))
+_IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled, so that all are integers
+_TRITS = (1, 3, 9, 27, 81)
+
+
+def _unpacked(packed: Tensor, width: int, shifts: tuple[int, ...]) -> Tensor:
+    """Return the numbers in bytes [n, m] as [n, m * len(shifts)]: of every `width` bytes, the lowest bits first."""
+    mask = (1 << (8 // len(shifts))) - 1
+    by_place = torch.tensor(shifts, dtype=torch.uint8).view(1, 1, -1, 1)
+    return ((packed.reshape(len(packed), -1, 1, width) >> by_place) & mask).flatten(1)
+
+
+def _halves(blocks: Tensor, at: int) -> Tensor:
+    """Return the float16 number at byte `at` of each block, [n, 1]."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16)
+
+
+def _signed(codes: Tensor, middle: int) -> Tensor:
+    return codes.view(torch.int8) - middle
+
+
+def _of_book(entries: tuple[int, ...], places: Tensor) -> Tensor:
+    return torch.tensor(entries, dtype=torch.int8)[places.int()]
+
+
+def _q4_0(blocks: Tensor) -> Parts:
+    return Parts(_signed(_unpacked(blocks[:, 2:], 16, _NIBBLES), 8), _halves(blocks, 0))
+
+
+def _q4_1(blocks: Tensor) -> Parts:
+    return Parts(_unpacked(blocks[:, 4:], 16, _NIBBLES), _halves(blocks, 0), _halves(blocks, 2))
+
+
+def _q5_0(blocks: Tensor) -> Parts:
+    codes = _unpacked(blocks[:, 6:], 16, _NIBBLES) | _unpacked(blocks[:, 2:6], 1, _BITS) << 4
+    return Parts(_signed(codes, 16), _halves(blocks, 0))
+
+
+def _q5_1(blocks: Tensor) -> Parts:
+    codes = _unpacked(blocks[:, 8:], 16, _NIBBLES) | _unpacked(blocks[:, 4:8], 1, _BITS) << 4
+    return Parts(codes, _halves(blocks, 0), _halves(blocks, 2))
+
+
+def _q8_0(blocks: Tensor) -> Parts:
+    return Parts(blocks[:, 2:].contiguous().view(torch.int8), _halves(blocks, 0))
+
+
+def _q2_k(blocks: Tensor) -> Parts:
+    scales, codes = blocks[:, :16], _unpacked(blocks[:, 16:80], 32, _PAIRS)
+    scale = _halves(blocks, 80).float() * (scales & 15)
+    return Parts(codes, scale, -(_halves(blocks, 82).float() * (scales >> 4)))
+
+
+def _q3_k(blocks: Tensor) -> Parts:
+    high, low = _unpacked(blocks[:, :32], 32, _BITS), _unpacked(blocks[:, 32:96], 32, _PAIRS)
+    sixths = _unpacked(blocks[:, 96:104], 8, _NIBBLES) | _unpacked(blocks[:, 104:108], 4, _PAIRS) << 4
+    return Parts(_signed(low | high << 2, 4), _halves(blocks, 108).float() * _signed(sixths, 32))
+
+
+def _scales_and_minima(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the numbers of 6 bits of Q4_K and Q5_K: the scale and the minimum of each of 8 groups."""
+    first, second, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = torch.cat((first & 63, rest & 15 | first >> 6 << 4), dim=1)
+    minima = torch.cat((second & 63, rest >> 4 | second >> 6 << 4), dim=1)
+    return scales, minima
+
+
+def _k_parts(blocks: Tensor, codes: Tensor) -> Parts:
+    scales, minima = _scales_and_minima(blocks[:, 4:16])
+    return Parts(codes, _halves(blocks, 0).float() * scales, -(_halves(blocks, 2).float() * minima))
+
+
+def _q4_k(blocks: Tensor) -> Parts:
+    return _k_parts(blocks, _unpacked(blocks[:, 16:], 32, _NIBBLES))
+
+
+def _q5_k(blocks: Tensor) -> Parts:
+    return _k_parts(blocks, _unpacked(blocks[:, 48:], 32, _NIBBLES) | _unpacked(blocks[:, 16:48], 32, _BITS) << 4)
+
+
+def _q6_k(blocks: Tensor) -> Parts:
+    codes = _unpacked(blocks[:, :128], 64, _NIBBLES) | _unpacked(blocks[:, 128:192], 32, _PAIRS) << 4
+    scales = blocks[:, 192:208].contiguous().view(torch.int8)
+    return Parts(_signed(codes, 32), _halves(blocks, 208).float() * scales)
+
+
+def _iq4_nl(blocks: Tensor) -> Parts:
+    return Parts(_of_book(_IQ4_NL, _unpacked(blocks[:, 2:], 16, _NIBBLES)), _halves(blocks, 0))
+
+
+def _mxfp4(blocks: Tensor) -> Parts:
+    exponent = blocks[:, :1].int()  # of E8M0; half of its power of two, because the codes are doubled
+    bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1) << 23)
+    return Parts(_of_book(_E2M1, _unpacked(blocks[:, 1:], 16, _NIBBLES)), bits.view(torch.float32))
+
+
+def _trits(packed: Tensor, width: int, count: int) -> Tensor:
+    """Return the numbers 0 to 2 in bytes [n, m], each a fraction of 256 in base 3 with `count` digits."""
+    powers = torch.tensor(_TRITS[:count], dtype=torch.uint8).view(1, 1, -1, 1)
+    shifted = packed.reshape(len(packed), -1, 1, width) * powers  # modulo 256: the digits before are gone
+    return ((shifted.short() * 3) >> 8).to(torch.uint8).flatten(1)
+
+
+def _tq1_0(blocks: Tensor) -> Parts:
+    parts = _trits(blocks[:, :32], 32, 5), _trits(blocks[:, 32:48], 16, 5), _trits(blocks[:, 48:52], 4, 4)
+    return Parts(_signed(torch.cat(parts, dim=1), 1), _halves(blocks, 52))
+
+
+def _tq2_0(blocks: Tensor) -> Parts:
+    return Parts(_signed(_unpacked(blocks[:, :64], 32, _PAIRS), 1), _halves(blocks, 64))
+
+
+QUANTIZED: Mapping[str, Quantized] = {
+    "Q4_0": Quantized(32, _q4_0),
+    "Q4_1": Quantized(32, _q4_1),
+    "Q5_0": Quantized(32, _q5_0),
+    "Q5_1": Quantized(32, _q5_1),
+    "Q8_0": Quantized(32, _q8_0),
+    "Q2_K": Quantized(16, _q2_k),
+    "Q3_K": Quantized(16, _q3_k),
+    "Q4_K": Quantized(32, _q4_k),
+    "Q5_K": Quantized(32, _q5_k),
+    "Q6_K": Quantized(16, _q6_k),
+    "IQ4_NL": Quantized(32, _iq4_nl),
+    "MXFP4": Quantized(32, _mxfp4),
+    "TQ1_0": Quantized(256, _tq1_0),
+    "TQ2_0": Quantized(256, _tq2_0),
+}

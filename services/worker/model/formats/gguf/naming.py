@@ -1,0 +1,87 @@
+"""The names and places of a model's tensors in a GGUF file, which are the same for all architectures. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from services.worker.model.families.naming import Family, LayerNames, Refs, TensorRef, standard_refs
+from services.worker.model.formats.gguf.architectures import Architecture
+from services.worker.model.formats.gguf.config import FACTORS
+from services.worker.model.spec import ModelSpec, MoeSpec
+
+_NAMES = LayerNames(
+    q="attn_q",
+    k="attn_k",
+    v="attn_v",
+    o="attn_output",
+    q_norm="attn_q_norm",
+    k_norm="attn_k_norm",
+    gate="ffn_gate",
+    up="ffn_up",
+    down="ffn_down",
+    attn_norm="attn_norm",
+    mlp_norm="ffn_norm",
+    attn_post_norm="post_attention_norm",
+    mlp_post_norm="post_ffw_norm",
+    router="ffn_gate_inp",
+)
+_IGNORED = (*FACTORS.values(), "*.attn_rot_embd", "*.rope_freqs.weight")  # tables that the config holds
+
+
+def stored_in_gguf(family: Family, architecture: Architecture) -> Family:
+    """Return the family with the tensors' names in GGUF files."""
+
+    def refs(spec: ModelSpec) -> Refs:
+        return _refs(spec, architecture)
+
+    return replace(family, refs=refs, ignored=_IGNORED, optional_prefix="")
+
+
+def as_stored(spec: ModelSpec) -> ModelSpec:
+    """Return the spec of the stored weights: norms hold their whole factor, also those of Gemma."""
+    return replace(spec, norm_offset=0.0)
+
+
+def _refs(spec: ModelSpec, architecture: Architecture) -> Refs:
+    found = standard_refs(spec, _NAMES, prefix="blk.", embed="token_embd", norm="output_norm", head="output")
+    if spec.learned_positions:
+        found["positions"] = TensorRef("position_embd.weight")
+    q, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    for index, layer in enumerate(spec.layers):
+        key, module = f"layers.{index}.", f"blk.{index}."
+        if architecture.one_qkv:
+            found |= _concatenated(key, f"{module}attn_qkv", {"q": q, "k": kv, "v": kv}, bias=spec.qkv_bias)
+        if architecture.one_gate_up:
+            found |= _concatenated(key, f"{module}ffn_up", {"gate": spec.ffn_size, "up": spec.ffn_size}, bias=False)
+        if layer.moe is not None:
+            found |= _experts(key, module, layer.moe)
+        if architecture.paired and layer.rope is not None:
+            for part in ("q", "k", "q.bias", "k.bias"):
+                if key + part in found:
+                    paired = replace(found[key + part], unit=spec.head_dim, n_paired=layer.rope.rotary_dim)
+                    found[key + part] = paired
+    return found
+
+
+def _concatenated(key: str, stored: str, sizes: Mapping[str, int], *, bias: bool) -> Refs:
+    """Return the references of projections of these sizes, which are rows of the module `stored`, one after another."""
+    refs: Refs = {}
+    start, total = 0, sum(sizes.values())
+    for part, size in sizes.items():
+        refs[key + part] = TensorRef(f"{stored}.weight", start=start, n_stored=total)
+        if bias:
+            refs[f"{key}{part}.bias"] = TensorRef(f"{stored}.bias", start=start, n_stored=total)
+        start += size
+    return refs
+
+
+def _experts(key: str, module: str, moe: MoeSpec) -> Refs:
+    """Return the references of experts: those of a layer are one tensor for each projection."""
+    return {
+        f"{key}experts.{expert}.{part}": TensorRef(
+            f"{module}ffn_{part}_exps.weight", place=expert, n_stacked=moe.n_experts
+        )
+        for expert in range(moe.n_experts)
+        for part in ("gate", "up", "down")
+    }

@@ -1,0 +1,66 @@
+"""What `RYZANSTEIN_KV_DTYPE` asks for: the format of the ranks, whose blocks are exchanged, memory before the start."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.common.lifecycle import StartupError
+from services.worker.backends.collectives import SingleRank
+from services.worker.backends.kv_format import find_kv_format
+from services.worker.backends.opening import open_backend
+from services.worker.model.build import load_model
+from services.worker.model.footprint import footprint
+from services.worker.native.model_files import read_model_files
+from services.worker.native.opening import served_model
+from services.worker.native.startup import group_config
+from services.worker.protocol.rank_config import RankGroupConfig
+from services.worker.settings import WorkerSettings
+
+MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
+FILES = read_model_files(MODEL)
+
+
+def config(**settings: str) -> RankGroupConfig:
+    return group_config(WorkerSettings(model=str(MODEL), **settings), MODEL, FILES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype", "device", "found"),
+    [
+        ("auto", "bfloat16", "cpu", ""),
+        ("bf16", "bfloat16", "cpu", ""),
+        ("bf16", "float32", "cpu", "bfloat16"),
+        ("int8", "float32", "cpu", "int8"),
+        ("int8", "bfloat16", "cuda", "int8"),
+        ("fp8", "bfloat16", "cuda", "fp8"),
+    ],
+)
+def test_the_ranks_are_told_of_a_format_of_its_own(asked: str, dtype: str, device: str, found: str) -> None:
+    assert config(kv_dtype=asked, dtype=dtype, device=device).kv_format == found
+
+
+def test_floats_of_eight_bits_are_refused_on_a_cpu_and_unknown_names_everywhere() -> None:
+    with pytest.raises(StartupError, match="RYZANSTEIN_KV_DTYPE fp8: CPUs convert 8-bit floats slowly; use int8"):
+        config(kv_dtype="fp8", device="cpu")
+    with pytest.raises(ValueError, match="'auto', 'bf16', 'int8' or 'fp8'"):
+        WorkerSettings(model="m", kv_dtype="int4")  # type: ignore[arg-type]
+
+
+def test_blocks_of_different_formats_are_never_exchanged() -> None:
+    asked = ({"dtype": "bfloat16"}, {"dtype": "float32"}, {"kv_dtype": "int8"}, {"kv_dtype": "fp8", "device": "cuda"})
+    roots = [served_model(FILES, config(**{"dtype": "bfloat16"} | one)).hash_root for one in asked]
+    assert all(one != other for one, other in combinations(roots, 2))
+    assert served_model(FILES, config(dtype="bfloat16", kv_dtype="bf16")).hash_root == roots[0]
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
+def test_the_memory_is_known_before_the_start(kv_dtype: str) -> None:
+    asked = config(dtype="float32", kv_dtype=kv_dtype, device="cpu")
+    backend = open_backend(torch.float32, torch.device("cpu"), find_kv_format(asked.kv_format))
+    found = footprint(FILES.spec, asked)
+    assert found.kv_token == load_model(MODEL, SingleRank(), backend).kv_bytes_per_token
+    assert f"KV cache of 16 tokens in {asked.kv_format}" in found.explain(16)
