@@ -30,6 +30,7 @@ from services.worker.model.decoder import DecoderLayer
 from services.worker.model.families.config import Config
 from services.worker.model.families.sizes import logical_shape, read_shapes
 from services.worker.model.files import read_json
+from services.worker.model.formats.grids import GridReader
 from services.worker.model.formats.registry import read_layouts
 from services.worker.model.formats.safetensors import TensorFiles
 from services.worker.model.layers.linear import LinearLoader
@@ -285,7 +286,8 @@ class _Work:
         """Load a layer as it is written, as a worker does."""
         refs = {key: self.source.ref(key) for key in self.source if key.startswith(f"layers.{index}.")}
         with closing(TensorFiles(folder.path)) as files:
-            written = Checkpoint(files, refs, ignored=("*",), layouts=layouts)
+            readers = tuple(GridReader(files, layout) for layout in layouts)
+            written = Checkpoint(files, refs, ignored=("*",), quantized=readers)
             return self._load(written, index)
 
 
