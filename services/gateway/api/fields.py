@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ def neutral(*values: object) -> Meta:
     )
 
 
+@functools.cache  # describing a body and all that it contains takes tens of milliseconds
 def _marked(kind: type[msgspec.Struct], mark: str) -> dict[str, Any]:
     described = msgspec.inspect.type_info(kind)
     assert isinstance(described, msgspec.inspect.StructType)
