@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
+from httpx._transports import default as httpx_transports
+from httpx2._transports import default as httpx2_transports
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 ALONE = "tests/chaos/"  # its faults end within times that a busy machine does not keep
-SHARED = ("tests/e2e/", "tests/images/")  # folders whose files share a stack
+SHARED = ("tests/e2e/", "tests/images/", "tests/charts/")  # folders whose files share a stack, or what Helm rendered
 STACKS = "tests/integration/"  # long, and mostly waiting: units fill the cores beside them
 
-settings.register_profile("no-deadline", deadline=None)  # speed lives in bench/
-settings.load_profile("no-deadline")
+# Speed lives in bench/. Every run draws other examples, so that many runs try many.
+settings.register_profile("short", deadline=None, max_examples=40)
+settings.load_profile("short")
+
+# The clients of tests speak plain HTTP. Each would read the certificates of all authorities, which takes 30 ms or more.
+for transports in (httpx_transports, httpx2_transports):
+    transports.create_ssl_context = functools.cache(transports.create_ssl_context)
 
 
 def _unit_of(nodeid: str) -> str:

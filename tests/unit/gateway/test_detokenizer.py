@@ -20,7 +20,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int], *, after: list[int] | None = No
 
 
 @pytest.mark.parametrize("family", EXACT)
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_any_ids_give_the_full_decoding(family: str, data: st.DataObject) -> None:
     tokenizer = EXACT[family]()

@@ -117,7 +117,7 @@ junk = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schema=_with_parts(junk), wrong=st.dictionaries(st.sampled_from([*keywords, "properties", "oneOf"]), junk))
 def test_junk_is_made_ready_or_refused(schema: dict[str, Any], wrong: dict[str, Any]) -> None:
     for rules in (RULES, SchemaRules("f", strict=True, function="now")):
