@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from charts.tools import build, schema, values
 
 VALUES = """
@@ -24,10 +22,9 @@ workers:
 """
 
 
-@pytest.mark.parametrize("path", build.made(), ids=lambda path: path.name)
-def test_made_files_are_current(path: Path) -> None:
+def test_made_files_are_current() -> None:
     """Otherwise: make reference."""
-    assert path.read_text() == build.made()[path]
+    assert [path.name for path, text in build.made().items() if path.read_text() != text] == []
 
 
 def test_maps_of_ours_are_strict_and_those_of_kubernetes_open(tmp_path: Path) -> None:

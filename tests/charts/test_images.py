@@ -43,13 +43,15 @@ def test_the_list_of_images_is_complete() -> None:
     """images.txt is what somebody mirrors for an installation without internet."""
     listed = (CHART / "images.txt").read_text().split()
     assert listed == sorted(set(listed))
-    used = set().union(*(_images(render(values, "image: {digests: null}")) for values in (None, *ALL_VALUES)))
+    used = set().union(*(_images(render(values)) for values in (None, *ALL_VALUES)))
     of_users = {image for image in used if image.startswith("registry.example")}
     assert set(listed) == used - of_users
 
 
 def test_values_of_parent_charts_mirror_every_image_and_give_every_pod_the_secret_for_it(values: Path) -> None:
-    rendered = render(values, f"global: {{imageRegistry: '{MIRROR}', imagePullSecrets: [{{name: pull}}]}}")
+    rendered = render(
+        values, major=4, inline=f"global: {{imageRegistry: '{MIRROR}', imagePullSecrets: [{{name: pull}}]}}"
+    )
     for image in _images(rendered):
         assert image.startswith(f"{MIRROR}/"), image
     for pod in rendered.pods:

@@ -10,12 +10,16 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from kubernetes_validate import utils
 from packaging.version import Version
 
 from tests.charts.rendering import OLDEST, Object, Rendered, render
 from tests.programs import CHART
 
 VERSIONS = (OLDEST, kubernetes_validate.latest_version())
+
+for read in (utils.schema_contents, utils.all_versions):  # it reads them for every object
+    setattr(utils, read.__name__, cache(read))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
