@@ -5,23 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-WORD_BITS = 32
+WORD_BITS, _BYTE_BITS = 32, 8
 SCALES = ("F32", "F16", "BF16")  # dtypes of scales, by safetensors' names
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Unsigned numbers packed into words of 32 bits, along the outputs (dimension 0) or the inputs (1)."""
+    """Unsigned numbers packed into words of 32 bits, along the outputs (dimension 0) or the inputs (1).
+
+    With `planes`, the words are bytes, and the numbers of a word are not neighbours: the first numbers of all words are
+    the first part of the dimension, the second numbers its second part, and so on.
+    """
 
     bits: int
     dim: Literal[0, 1]
     places: tuple[int, ...] = ()  # place of each number in its word, 0 for the lowest bits; (): in order
     less: int = 0  # subtracted from each number before it was stored, modulo 2^bits
+    planes: bool = False
 
     @property
     def per_word(self) -> int:
         """Number of numbers in a word."""
-        return WORD_BITS // self.bits
+        return (_BYTE_BITS if self.planes else WORD_BITS) // self.bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class Grid:
     transposed: bool = False  # stored [in, out]
     packing: Packing | None = None
     offset: int = 0  # added to the stored numbers
+    inverse: bool = False  # stored as the numbers that divide
 
     def cells(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Return the number of blocks along each dimension of a weight of `shape`."""

@@ -55,6 +55,7 @@ class GridReader:
         if layout.zeros is not None and self._name(layout.zeros, shard.key) in self._files.names:
             zero = self._per_group(layout.zeros, shard, groups).int() + layout.zeros.offset
         scale = self._per_group(layout.scales, shard, groups)
+        scale = 1 / scale.float() if layout.scales.inverse else scale
         symmetric = zero is None or not zero.any()
         if codes.dtype is not torch.uint8 and symmetric and len(groups) == 1:
             return PerChannel(codes, scale)
@@ -93,11 +94,22 @@ class GridReader:
         grid, rows = self._layout.codes, shard.rows
         if grid.packing is None:
             return self._cells(grid, shard)
+        if grid.packing.planes:
+            return self._of_planes(grid, grid.packing, shard)
         codes = torch.empty(len(rows), len(shard.cols), dtype=torch.uint8)
         for start in range(rows.start, rows.stop, _BAND):
             band = Span(start, min(start + _BAND, rows.stop))
             codes[band.start - rows.start : band.stop - rows.start] = self._cells(grid, replace(shard, rows=band))
         return codes
+
+    def _of_planes(self, grid: Grid, packing: Packing, shard: Shard) -> Tensor:
+        """Return codes whose words hold outputs that are far from each other."""
+        n_words = grid.stored(shard.shape)[0]
+        name = self._name(grid, shard.key)
+        words = self._words(grid, name, grid.stored(shard.shape), [Span(0, n_words), shard.cols])
+        row = torch.arange(shard.rows.start, shard.rows.stop)
+        shifts = (row // n_words * packing.bits).to(torch.uint8).unsqueeze(1)
+        return (words.index_select(0, row % n_words) >> shifts) & ((1 << packing.bits) - 1)
 
     def _cells(self, grid: Grid, shard: Shard) -> Tensor:
         """Return a grid's numbers for a weight of `shard.shape`; `rows` and `cols` of the shard count blocks."""
