@@ -79,6 +79,8 @@ class Request:
 
 def quantize(request: Request, device: torch.device, progress: Progress) -> None:
     """Write the quantized checkpoint. Raises ModelError."""
+    if not request.model.is_dir():
+        raise ModelError(f"{request.model}: GGUF is not quantized again; allowed: a folder of safetensors, or a hub id")
     with torch.inference_mode(), open_checkpoint(request.model, torch.float32) as (spec, source):
         work = _Work.prepare(request, spec, source, open_backend(torch.float32, device))
         folder = PartialFolder(request.out, spec.n_layers + 1)

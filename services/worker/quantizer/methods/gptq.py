@@ -14,7 +14,7 @@ from services.worker.quantizer.methods.base import Inputs, Repeats
 from services.worker.quantizer.scheme import Scheme
 
 _DAMPING = 0.01  # of the mean of the products' diagonal, added to it
-_BLOCK = 128  # inputs whose errors are moved to the later ones in one product
+_BLOCK = 32  # inputs whose errors are moved to the later ones in one product
 
 
 class Gptq:

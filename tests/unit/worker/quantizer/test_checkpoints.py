@@ -54,6 +54,12 @@ def test_transformers_and_our_worker_read_it(
     assert {file.stat().st_mode for file in out.iterdir()} == {(out / "config.json").stat().st_mode}
 
 
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelError, match=r"model\.gguf: GGUF is not quantized again; allowed: a folder of safetensors"):
+        quantize(request(tmp_path / "model.gguf", tmp_path / "out"), CPU, _ignore)
+
+
 @pytest.mark.parametrize(
     ("config", "settings", "asked", "message"),
     [
