@@ -65,6 +65,18 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+class WeightType(StrEnum):
+    """Types of matrices that `convert` writes."""
+
+    AUTO = "auto"
+    F32 = "F32"
+    F16 = "F16"
+    BF16 = "BF16"
+    Q8_0 = "Q8_0"
+    Q4_0 = "Q4_0"
+    Q4_1 = "Q4_1"
+
+
 class Commands(typer.core.TyperGroup):
     """Prints a :class:`CommandError` or a missing package as one line on stderr."""
 
@@ -284,7 +296,27 @@ def quantize(
     arguments += ["--group", str(group)] if group is not None else []
     arguments += ["--calibration", str(calibration)] if calibration is not None else []
     arguments += ["--asymmetric"] if asymmetric else []
-    command.run(arguments, str(out))
+    command.QUANTIZER.run(arguments, str(out))
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A checkpoint folder, a GGUF file or a hub id.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write, or a name that ends with .gguf.")],
+    weights: Annotated[
+        WeightType,
+        typer.Option(
+            "--type", case_sensitive=False, help="Type of matrices; auto: IN's dtype. A folder takes F32, F16 and BF16."
+        ),
+    ] = WeightType.AUTO,
+    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest file of a folder.")] = "5GB",
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
+) -> None:
+    """Convert a GGUF file to a folder of safetensors, or a folder to a GGUF file, with tokenizer and template."""
+    from services.cli import convert as command
+
+    arguments = [source, str(out), "--type", weights.value, "--shard-bytes", str(command.parse_size(shard_size))]
+    command.CONVERTER.run([*arguments, *(["--force"] if force else [])], str(out))
 
 
 @app.command(

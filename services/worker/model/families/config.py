@@ -117,6 +117,11 @@ class Config:
         """Return an error that names this file, `key`, and all problems found before."""
         return ModelError(f"{self.file}: {'; '.join([*self._problems, f'{self._path}{key}: {problem}'])}")
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """A copy of all keys."""
+        return dict(self._values)
+
     def raw(self, key: str) -> Any:
         """Return the value of `key`, None if absent."""
         self._read.add(key)

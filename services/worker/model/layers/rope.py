@@ -45,10 +45,10 @@ def _angles(spec: RopeSpec, max_positions: int) -> torch.Tensor:
     positions = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1)
     if spec.kind == "dynamic":
         return positions * _dynamic_frequencies(spec, max_positions)
-    return positions * _frequencies(spec, max_positions)
+    return positions * frequencies(spec, max_positions)
 
 
-def _frequencies(spec: RopeSpec, max_positions: int) -> torch.Tensor:
+def frequencies(spec: RopeSpec, max_positions: int) -> torch.Tensor:
     """Return the frequencies, [rotary_dim / 2] float32."""
     exponents = torch.arange(0, spec.rotary_dim, 2, dtype=torch.int64).float() / spec.rotary_dim
     base = 1.0 / spec.theta**exponents

@@ -85,9 +85,9 @@ class Checkpoint:
         ref = self._refs[key]
         if ref.transposed or ref.place is not None:
             raise ModelError(f"{self._files.folder}: {ref.name}: stored transposed or stacked, which is not quantized")
-        rows, interleaved = _stored_rows(ref, Span(0, size))
+        rows, interleaved = stored_rows(ref, Span(0, size))
         places = torch.arange(rows.start, rows.stop)
-        return StoredRows(ref.name, _stored_size(ref, size), places if interleaved is None else places[interleaved])
+        return StoredRows(ref.name, stored_size(ref, size), places if interleaved is None else places[interleaved])
 
     def is_one(self, key: str, other: str) -> bool:
         """Whether two keys refer to the same stored numbers."""
@@ -97,7 +97,7 @@ class Checkpoint:
         """Return the stored and the expected shape of the tensor of `key`; `shape` is [out] or [out, in]."""
         ref = self._refs[key]
         name, transposed = ref.name, ref.transposed
-        wanted: tuple[int, ...] = (_stored_size(ref, shape[0]), *shape[1:])
+        wanted: tuple[int, ...] = (stored_size(ref, shape[0]), *shape[1:])
         if len(wanted) == 2 and (quantized := self._reader_of(ref)) is not None:
             name, transposed, wanted = quantized.codes(_module(ref), (wanted[0], wanted[1]))
         elif transposed:
@@ -109,16 +109,16 @@ class Checkpoint:
     def vector(self, key: str, size: int, span: Span | None = None) -> torch.Tensor:
         """Return elements `span` of the vector `key` of `size` elements. Raises ModelError."""
         ref = self._refs[key]
-        rows, interleaved = _stored_rows(ref, span or Span(0, size))
-        found = self._files.slice(ref.name, (_stored_size(ref, size),))[rows.start : rows.stop]
+        rows, interleaved = stored_rows(ref, span or Span(0, size))
+        found = self._files.slice(ref.name, (stored_size(ref, size),))[rows.start : rows.stop]
         found = found if interleaved is None else found[interleaved]
         return self._finite(Dense(found.unsqueeze(0)), ref).values[0]
 
     def weight(self, shard: Shard) -> Weight:
         """Return a part of a matrix in its stored form. Raises ModelError."""
         ref = self._refs[shard.key]
-        rows, interleaved = _stored_rows(ref, shard.rows)
-        stored = Shard(_module(ref), (_stored_size(ref, shard.shape[0]), shard.shape[1]), rows, shard.cols)
+        rows, interleaved = stored_rows(ref, shard.rows)
+        stored = Shard(_module(ref), (stored_size(ref, shard.shape[0]), shard.shape[1]), rows, shard.cols)
         quantized = self._reader_of(ref)
         found = self._dense(ref, stored) if quantized is None else quantized.weight(_within_stack(ref, stored))
         return self._finite(found if interleaved is None else found.take(interleaved), ref)
@@ -204,12 +204,12 @@ def _within_stack(ref: TensorRef, stored: Shard) -> Shard:
     return Shard(stored.key, (ref.n_stacked * n_out, n_in), rows, stored.cols)
 
 
-def _stored_size(ref: TensorRef, size: int) -> int:
+def stored_size(ref: TensorRef, size: int) -> int:
     """Return the stored output size of a tensor whose logical part has `size` rows."""
     return size * ref.n_parts // ref.n_units if ref.n_stored is None else ref.n_stored
 
 
-def _stored_rows(ref: TensorRef, rows: Span) -> tuple[Span, torch.Tensor | None]:
+def stored_rows(ref: TensorRef, rows: Span) -> tuple[Span, torch.Tensor | None]:
     """Return the stored rows to read for logical `rows`, and the indices among them if they are in another order."""
     if not ref.unit:
         return Span(ref.start + rows.start, ref.start + rows.stop), None

@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from services.cli import quantize as command
+from services.cli import worker_program
 from services.cli.main import app
 from services.worker.model.spec import ModelError
 from services.worker.quantizer.run import quantize
@@ -56,7 +56,7 @@ def test_a_killed_run_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pyte
 
 
 def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "torch" else object())
+    monkeypatch.setattr(worker_program, "find_spec", lambda name: None if name == "torch" else object())
     refused = CliRunner().invoke(app, ["quantize", str(tmp_path), "--out", str(tmp_path / "out")])
     assert refused.exit_code == 1
     assert "needs the extra worker (torch missing)" in refused.output

@@ -30,6 +30,14 @@ class LlamaCpp:
         ids: list[int] = answer.raise_for_status().json()["tokens"]
         return ids
 
+    def greedy(self, prompt: list[int], n_tokens: int) -> list[int]:
+        """The likeliest continuation of a prompt, without end tokens."""
+        asked = {"prompt": prompt, "n_predict": n_tokens, "temperature": 0, "repeat_penalty": 1.0}
+        asked |= {"ignore_eos": True, "return_tokens": True}
+        answer = httpx.post(f"{self.server.listening_address}/completion", json=asked, timeout=60)
+        ids: list[int] = answer.raise_for_status().json()["tokens"]
+        return ids
+
 
 def write_tiny(file: Path, n_tokens: int, describe: Callable[[gguf.GGUFWriter], None]) -> Path:
     """Write a llama of one layer whose weights are zero; `describe` adds its tokenizer."""

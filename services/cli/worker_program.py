@@ -1,0 +1,58 @@
+"""Runs a program of the worker, such as its quantizer, and draws the progress that it writes as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from services.cli.errors import CommandError
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgram:
+    """A package that runs as `python -m`; its lines are {"phase", "done", "of"}, or {"error"}."""
+
+    command: str  # of `ryzanstein`
+    module: str
+    extras: str  # of the package ryzanstein, which bring `needed`
+    needed: tuple[str, ...]
+    phases: Mapping[str, str]  # what is shown, by the phase's name
+    interrupted: str  # what Ctrl-C leaves
+
+    def run(self, arguments: Sequence[str], out: str) -> None:
+        """Run to the end and print `out`; raises CommandError."""
+        if missing := [name for name in self.needed if not find_spec(name)]:
+            install = f"{sys.executable} -m pip install 'ryzanstein[{self.extras}]'"
+            raise CommandError(f"{self.command} needs the extra {self.extras} ({', '.join(missing)} missing): {install}")
+        command = [sys.executable, "-m", self.module, *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                error = self._follow(process.stdout)
+            except KeyboardInterrupt as interrupt:
+                process.wait()  # the same Ctrl-C ends it
+                raise CommandError(f"interrupted; {self.interrupted}") from interrupt
+        if error or process.returncode:
+            raise CommandError(error or f"{self.module} ended with status {process.returncode}; its output is above")
+        print(out)  # noqa: T201
+
+    def _follow(self, lines: Iterable[str]) -> str:
+        """Draw the progress; return the message of an error, "" if there is none."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+            tasks = {}
+            for line in map(json.loads, lines):
+                if "error" in line:
+                    return str(line["error"])
+                phase, done, of = line["phase"], line["done"], line["of"]
+                if phase not in tasks:
+                    tasks[phase] = bar.add_task(self.phases[phase], total=of)
+                bar.update(tasks[phase], completed=done)
+        return ""
