@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +22,8 @@ class ScaledCodes:
     """Codes in plain torch, on any device. A number is its code times its scale.
 
     A layer is [n_blocks, 2 * n_kv_heads, run] int8: a run is what a block holds of a head of K or V, the codes
-    [block_tokens, head_dim], then the scales [block_tokens]. The scales are a function of the token alone, so a block
-    means the same whoever wrote it and whenever.
+    [block_tokens, head_dim], then the scales [block_tokens]. Keys are rotated before they are coded. Codes and scales
+    are a function of the token alone, so a block means the same whoever wrote it and whenever.
     """
 
     name: str
@@ -51,7 +52,8 @@ class ScaledCodes:
         A scale is that of the head's largest number, rounded; 0 where it would be subnormal. Where a number is not
         finite neither is the scale, and the codes are 0, so that all of the head reads as NaN.
         """
-        heads = rows.view(-1, 2 * shape.n_kv_heads, shape.head_dim).float()
+        keys, values = rows.view(-1, 2, shape.n_kv_heads, shape.head_dim).float().unbind(1)
+        heads = torch.cat((rotated(keys), values), dim=1)
         scales = (heads.abs().amax(-1) * (1 / self.largest)).to(_SCALE)
         scales = torch.where(scales.float() < _TINY, torch.zeros_like(scales), scales)
         exact = scales.float()
@@ -70,7 +72,8 @@ class ScaledCodes:
         """Return the positions `slots` [n] as [n, width] of `dtype`."""
         blocks, places = slots // shape.block_tokens, slots % shape.block_tokens
         codes, scales = (part[blocks, :, places] for part in self._parts(layer, shape))
-        found = (codes.view(self.codes).float() * scales.float().unsqueeze(-1)).to(dtype).view(-1, shape.width)
+        keys, values = (codes.view(self.codes).float() * scales.float().unsqueeze(-1)).chunk(2, dim=1)
+        found = torch.stack((rotated(keys), values), dim=1).to(dtype).view(-1, shape.width)
         return found if out is None else out.copy_(found)
 
     def attentions(self, shape: AttentionShape, device: torch.device) -> Sequence[Callable[[], Any]]:
@@ -82,3 +85,18 @@ class ScaledCodes:
         size = shape.block_tokens * shape.head_dim
         codes = layer[..., :size].view(len(layer), -1, shape.block_tokens, shape.head_dim)
         return codes, layer[..., size:].view(_SCALE)
+
+
+def rotated(heads: Tensor) -> Tensor:
+    """Return `heads` [..., head_dim] times an orthonormal Walsh-Hadamard matrix, which is its own inverse.
+
+    Some channels of keys are much larger than the others, and would make all codes of their head coarse. This spreads
+    them over the head (Ashkboos et al., QuaRot, arXiv:2404.00456). Heads that are no power of two are rotated in parts.
+    """
+    shape, size = heads.shape, heads.shape[-1]
+    part, x, h = size & -size, heads, 1
+    x = x * (1 / math.sqrt(part))
+    while h < part:
+        a, b = x.reshape(*shape[:-1], size // (2 * h), 2, h).unbind(-2)
+        x, h = torch.stack((a + b, a - b), dim=-2), 2 * h
+    return x.reshape(shape)

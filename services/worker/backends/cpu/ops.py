@@ -19,7 +19,7 @@ from services.worker.backends.shapes import ExpertsShape, KvShape
 from services.worker.backends.torch.experts import ExpertLoop
 from services.worker.backends.torch.ops import TorchOps
 from services.worker.backends.weights import Dense, Stacked
-from services.worker.kernels.bfloat16 import Bfloat16Kernels
+from services.worker.kernels.bfloat16 import MAX_HEAD_DIM, Bfloat16Kernels
 
 _PARALLEL_FROM = 16384  # elements; torch computes fewer in one thread (gelu; for others the limit is 32768)
 
@@ -133,7 +133,10 @@ class KernelOps(OneDnnOps):
 
     def scatter_codes(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
         """Write `rows` as int8 to the positions `slots` of a layer."""
-        self._kernels.write_codes(layer, slots, rows, 2 * shape.n_kv_heads, shape.head_dim, shape.block_tokens)
+        if shape.head_dim > MAX_HEAD_DIM:
+            super().scatter_codes(layer, shape, slots, rows)
+        else:
+            self._kernels.write_codes(layer, slots, rows, 2 * shape.n_kv_heads, shape.head_dim, shape.block_tokens)
 
     def gate(self, name: Activation) -> Elementwise:
         """Return act(gate) * up."""

@@ -78,7 +78,7 @@ INLINE void fetch_place(const layer *a, const place *p, long part) {
     if (part == 0) FETCH(p->value_scales);
 }
 
-// Rounds queries to int16; a number that is not finite makes the lane's step and results NaN.
+// Rotates queries and rounds them to int16; a number that is not finite makes the lane's step and results NaN.
 static void take_queries(const layer *a, tile *t) {
     const tile_lanes *l = t->lanes;
     ALIGNED float numbers[MAX_HEAD_DIM];
@@ -88,8 +88,12 @@ static void take_queries(const layer *a, tile *t) {
         vec most = spread(0), poison = spread(0);
         for (long j = 0; j < t->size; j += WIDTH) {
             lanes mask = first_lanes(a->head_dim > j ? a->head_dim - j : 0);
-            vec x = t->half ? load_bf16_tail((const bf16 *)a->q + from + j, mask) : load_tail((const float *)a->q + from + j, mask);
-            store(numbers + j, x);
+            store(numbers + j, t->half ? load_bf16_tail((const bf16 *)a->q + from + j, mask)
+                                       : load_tail((const float *)a->q + from + j, mask));
+        }
+        rotate_head(numbers, a->head_dim);
+        for (long j = 0; j < t->size; j += WIDTH) {
+            vec x = load(numbers + j);
             most = larger_of(larger_of(x, -x), most);
             poison += x * spread(0);
         }

@@ -123,9 +123,9 @@ typedef struct {
     long ldx, heads, head_dim, block_size, m;
 } coding;
 
-// The scale of numbers whose largest size is `largest`; where it is subnormal it is zero, where a number is not finite it is not.
-static inline bf16 scale_of(bf16 largest, float *scale) {
-    uint32_t bits = (uint32_t)largest << 16;
+// The scale of numbers whose largest size has the bits `bits`; where it is subnormal it is zero, where a number is not finite it
+// is not.
+static inline bf16 scale_of(uint32_t bits, float *scale) {
     memcpy(scale, &bits, sizeof bits);
     *scale *= 1.0f / LARGEST_CODE;
     memcpy(&bits, scale, sizeof bits);
@@ -134,10 +134,15 @@ static inline bf16 scale_of(bf16 largest, float *scale) {
     return bits >> 16;
 }
 
-static inline void code_head(const bf16 *x, long n, int8_t *codes, bf16 *scale) {
-    bf16 largest = 0; // sizes of bfloat16 are in the order of their bits; NaN is the largest
-    float step;
-    for (long j = 0; j < n; j++) largest = (x[j] & 0x7FFF) > largest ? x[j] & 0x7FFF : largest;
+static inline void code_head(const bf16 *x, long n, int is_key, int8_t *codes, bf16 *scale) {
+    float numbers[LONGEST_HEAD + WIDTH], step;
+    uint32_t largest = 0, size; // sizes of floats are in the order of their bits; NaN is the largest
+    for (long j = 0; j < n; j += WIDTH) store(numbers + j, load_bf16_tail(x + j, first_lanes(n - j)));
+    if (is_key) rotate_head(numbers, n);
+    for (long j = 0; j < n; j++) {
+        memcpy(&size, numbers + j, sizeof size);
+        largest = (size & 0x7FFFFFFF) > largest ? size & 0x7FFFFFFF : largest;
+    }
     *scale = scale_of(largest, &step);
     if (!(step > 0 && step <= FLT_MAX)) {
         memset(codes, 0, n);
@@ -146,7 +151,7 @@ static inline void code_head(const bf16 *x, long n, int8_t *codes, bf16 *scale) 
     vec inverse = spread(1.0f / step);
     for (long j = 0; j < n; j += WIDTH) {
         int8_t part[WIDTH];
-        store_codes(part, load_bf16_tail(x + j, first_lanes(n - j)) * inverse);
+        store_codes(part, load(numbers + j) * inverse);
         memcpy(codes + j, part, n - j < WIDTH ? n - j : WIDTH);
     }
 }
@@ -158,12 +163,13 @@ static void code_rows(const void *context, long index) {
         long block = p->slots[i] / p->block_size, place = p->slots[i] - block * p->block_size;
         int8_t *to = p->cache + block * p->heads * run;
         for (long h = 0; h < p->heads; h++, to += run)
-            code_head(p->x + i * p->ldx + h * p->head_dim, p->head_dim, to + place * p->head_dim,
+            code_head(p->x + i * p->ldx + h * p->head_dim, p->head_dim, h < p->heads / 2, to + place * p->head_dim,
                       (bf16 *)(to + p->block_size * p->head_dim) + place);
     }
 }
 
-// Writes rows x [m, heads * head_dim] of K, then V, to the positions `slots` [m] of a cache as in codes.h; block_size is even.
+// Writes rows x [m, heads * head_dim], keys, then values, to the positions `slots` [m] of a cache as in codes.h; head_dim is at most 256,
+// block_size even.
 EXPORT void rz_write_int8(int8_t *cache, const int64_t *slots, const bf16 *x, long ldx, long heads, long head_dim,
                           long block_size, long m) {
     coding p = {cache, slots, x, ldx, heads, head_dim, block_size, m};
