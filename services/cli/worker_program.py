@@ -30,7 +30,8 @@ class WorkerProgram:
         """Run to the end and print `out`; raises CommandError."""
         if missing := [name for name in self.needed if not find_spec(name)]:
             install = f"{sys.executable} -m pip install 'ryzanstein[{self.extras}]'"
-            raise CommandError(f"{self.command} needs the extra {self.extras} ({', '.join(missing)} missing): {install}")
+            lack = f"({', '.join(missing)} missing)"
+            raise CommandError(f"{self.command} needs the extra {self.extras} {lack}: {install}")
         command = [sys.executable, "-m", self.module, *arguments]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
