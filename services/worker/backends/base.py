@@ -144,12 +144,21 @@ class Ops(Protocol):
         """Return the function of an activation, for [n, size]."""
         ...
 
+    def sigmoid(self, x: Tensor) -> Tensor:
+        """Return 1 / (1 + exp(-x)) of [n, size]."""
+        ...
+
     def gate(self, name: Activation) -> Elementwise:
         """Return act(gate) * up of [n, 2 * size], gate then up: [n, size]."""
         ...
 
-    def experts(self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation) -> Experts:
-        """Return the experts with these `weights`, one after the other for each of `shape.numbers`."""
+    def experts(
+        self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation, correction: Tensor | None = None
+    ) -> Experts:
+        """Return the experts with these `weights`, one after the other for each of `shape.numbers`.
+
+        `correction` [n_experts] of all ranks' experts, if the routing is corrected.
+        """
         ...
 
     def add(self, x: Tensor, added: Tensor, scale: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,7 @@ class AttentionShape:
     head_dim: int
     scale: float
     softcap: float | None
+    slopes: tuple[float, ...] = ()  # of a head's linear bias over the distance to a key (ALiBi); (): none
 
     @property
     def group(self) -> int:
@@ -36,11 +38,24 @@ class KvShape:
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """How a mixture's router chooses experts for a row: those with the highest scores."""
+
+    n_active: int  # experts that a row is sent to
+    normalise: bool  # divide the weights of those by their sum
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    corrected: bool = False  # a stored number for each expert is added to its score for the choice, not for its weight
+    n_groups: int = 1  # groups of experts, in order
+    n_kept_groups: int = 1  # only experts of the best groups can be chosen
+    group_score: Literal["max", "top2"] = "max"  # of its experts' scores: the highest, or the sum of the two highest
+    scale: float = 1.0  # factor of the weights
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsShape:
     """One rank's gated experts of a mixture, and how rows are sent to those of all ranks."""
 
     numbers: range  # of this rank's experts among all
     hidden_size: int
     ffn_size: int
-    n_active: int  # experts that a row is sent to: those with the largest softmax over all
-    normalise: bool  # divide the weights of those by their sum
+    routing: Routing

@@ -8,7 +8,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from services.worker.model.families.config import Config
-from services.worker.model.families.naming import Family, Refs, stacked_refs
+from services.worker.model.families.fused import stacked_refs
+from services.worker.model.families.naming import Family, Refs
 from services.worker.model.families.sizes import EXPERTS, logical_shape, read_shapes
 from services.worker.model.formats.stored import StoredTensors
 from services.worker.model.loading.checkpoint import Checkpoint
@@ -78,7 +79,7 @@ def _with_one_expert(spec: ModelSpec, index: int) -> ModelSpec:
 def _count_stacked(family: Family, spec: ModelSpec, index: int, files: StoredTensors) -> int:
     """Count the experts of a layer that are stored as one tensor; 0 if they are not."""
     key, one = f"layers.{index}.experts.0.down", _with_one_expert(spec, index)
-    names = [refs[key].name for refs in (stacked_refs(one), family.refs(one))]
+    names = [refs[key].name for refs in (stacked_refs(one, family.stacked), family.refs(one))]
     names += [name.removeprefix(family.optional_prefix) for name in names]
     stored = next((name for name in names if name in files.names), None)
     return 0 if stored is None else files.shape(stored)[0]

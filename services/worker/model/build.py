@@ -18,7 +18,7 @@ from services.worker.backends.sizing import available_host_memory
 from services.worker.model.agreement import check_counts, check_shapes
 from services.worker.model.decoder import Decoder, DecoderLayer, LayerNorms, Tables
 from services.worker.model.families.config import MAX_LAYERS
-from services.worker.model.families.naming import stacked_refs
+from services.worker.model.families.fused import stacked_refs
 from services.worker.model.formats.gguf.tensors import BlockReader, GgufTensors
 from services.worker.model.formats.grids import GridReader
 from services.worker.model.formats.safetensors import TensorFiles
@@ -68,7 +68,7 @@ def open_checkpoint(path: Path, dtype: torch.dtype) -> Iterator[tuple[ModelSpec,
     with _open_stored(path, found) as (files, quantized):
         check_counts(config, family, spec, n_drafts, files)  # before references are made for all layers
         # A stored head is used even if the config ties the head to the embedding.
-        stored = {"head": family.refs(replace(spec, tied=False))["head"]} | stacked_refs(spec)
+        stored = {"head": family.refs(replace(spec, tied=False))["head"]} | stacked_refs(spec, family.stacked)
         prefix = family.optional_prefix
         source = Checkpoint(files, family.refs(spec), ignored, prefix, stored, quantized, dtype)
         check_shapes(config, family, spec, source)
@@ -93,7 +93,7 @@ def build_decoder(
 
     `layers`: the numbers of its layers; None: all.
     """
-    backend, attention = load.backend, load.backend.attention(attention_shape(spec, load.comm.size))
+    backend, attention = load.backend, load.backend.attention(attention_shape(spec, load.comm.rank, load.comm.size))
     check_tables(spec.ropes, max_positions, available_host_memory())
     chosen = range(spec.n_layers) if layers is None else layers
     built = [load_layer(spec, load, index, attention) for index in chosen]
@@ -114,6 +114,7 @@ def build_decoder(
         backend,
         embed=embed,
         layers=built,
+        embed_norm=load_norm(spec, load, "embed_norm") if spec.embed_norm else None,
         norm=load_norm(spec, load, "norm"),
         head=head,
         vocabulary=vocabulary,
@@ -122,10 +123,11 @@ def build_decoder(
     )
 
 
-def attention_shape(spec: ModelSpec, size: int) -> AttentionShape:
+def attention_shape(spec: ModelSpec, rank: int, size: int) -> AttentionShape:
     """Return the heads of one of `size` ranks. Raises ModelError when they cannot be divided."""
-    n_kv_heads = spec.kv_heads_per_rank(size)
-    return AttentionShape(spec.n_heads // size, n_kv_heads, spec.head_dim, spec.attention_scale, spec.attention_softcap)
+    n_kv_heads, n_heads = spec.kv_heads_per_rank(size), spec.n_heads // size
+    slopes = spec.alibi_slopes[rank * n_heads :][:n_heads]
+    return AttentionShape(n_heads, n_kv_heads, spec.head_dim, spec.attention_scale, spec.attention_softcap, slopes)
 
 
 def load_layer(spec: ModelSpec, load: LinearLoader, index: int, attention: Attention[Any]) -> DecoderLayer:
@@ -134,7 +136,7 @@ def load_layer(spec: ModelSpec, load: LinearLoader, index: int, attention: Atten
     prefix = f"layers.{index}."
     rotation = None if layer.rope is None else spec.ropes.index(layer.rope)
     attending = load_attention(spec, load, index, attention, spec.windows.index(layer.window), rotation)
-    mlp = load_mlp(spec, load, prefix) if layer.moe is None else load_moe(spec, layer.moe, load, prefix)
+    mlp = load_mlp(spec, load, prefix, spec.ffn_size) if layer.moe is None else load_moe(spec, layer.moe, load, prefix)
 
     def norm(name: str) -> Norm | None:
         key = prefix + name

@@ -40,7 +40,8 @@ class DecoderLayer:
         ops: Ops,
     ) -> None:
         self._attention, self._mlp, self._norms, self._ops = attention, mlp, norms, ops
-        self._parallel, self._scale = spec.parallel_residual, spec.residual_scale
+        self._parallel, self._shared_norm = spec.parallel_residual, spec.shared_norm
+        self._scale = spec.residual_scale
 
     def __call__(self, x: torch.Tensor, step: Step, last: LastRows | None = None) -> torch.Tensor:
         """Return the residual stream after this layer, [n_rows, hidden_size], or only that of the rows `last`.
@@ -48,12 +49,17 @@ class DecoderLayer:
         `x` [n_rows, hidden_size] may be overwritten.
         """
         norms = self._norms
-        q = self._attention.project(norms.attn(x) if norms.attn else x, step)
+        normed = norms.attn(x) if norms.attn else x
+        q = self._attention.project(normed, step)
         if last is not None:
             x, q, step = last.of(x), last.of(q), last.step
         attended = self._attention.attend(q, step)
         if self._parallel:
-            added = attended + self._mlp(norms.mlp(x) if norms.mlp else x)
+            if self._shared_norm:
+                normed = normed if last is None else last.of(normed)
+            else:
+                normed = norms.mlp(x) if norms.mlp else x
+            added = attended + self._mlp(normed)
             return self._add(x, step.reduce(added), None)
         x = self._add(x, step.reduce(attended), norms.attn_post)
         added = self._mlp(norms.mlp(x) if norms.mlp else x)
@@ -83,6 +89,7 @@ class Decoder:
         backend: ModelBackend,
         embed: VocabEmbedding,
         layers: list[DecoderLayer],
+        embed_norm: Norm | None,
         norm: Norm,
         head: VocabHead,
         vocabulary: VocabShard,
@@ -92,7 +99,7 @@ class Decoder:
         self.spec = spec
         self.vocab_start, self.vocab_local = vocabulary.start, vocabulary.local
         self.logit_shard = backend.ops.logit_shard(vocabulary.start, vocabulary.local)
-        self._embed, self._layers, self._norm, self._head = embed, layers, norm, head
+        self._embed, self._embed_norm, self._layers, self._norm, self._head = embed, embed_norm, layers, norm, head
         self._comm, self._backend, self._tables, self._attention = comm, backend, tables, attention
         self._graphs: dict[KvCache, StepGraphs] = {}  # graphs for the last cache
 
@@ -186,6 +193,8 @@ class Decoder:
         x = self._embed(token_ids)
         if self.spec.embedding_scale != 1.0:
             x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype)
+        if self._embed_norm is not None:
+            x = self._embed_norm(x)
         if self._tables.positions is not None:
             x = x + self._tables.positions.index_select(0, positions)
         return x

@@ -94,7 +94,8 @@ def matrix_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
     total = 2 * spec.n_layers * spec.hidden_size * heads * spec.head_dim
     for index, layer in enumerate(spec.layers):
         if layer.moe is not None:
-            total += spec.hidden_size * (layer.moe.n_experts + 3 * layer.moe.n_experts // ranks * layer.moe.ffn_size)
+            columns = layer.moe.n_experts // ranks * layer.moe.ffn_size + layer.moe.shared_size // ranks
+            total += spec.hidden_size * (layer.moe.n_experts + 3 * columns)
         else:
             total += spec.hidden_size * (3 if spec.mlp == "gated" else 2) * _ffn_columns(spec, index, ranks)
     tables = 1 if spec.tied and not two_tables else 2

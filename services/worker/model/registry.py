@@ -1,23 +1,16 @@
-"""Finds the family of a checkpoint by the architecture in its config.json. Free of torch."""
+"""Finds the family of a checkpoint by the architecture in its config.json; files of `families/` define them.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
-from services.worker.model.families import (
-    gemma,
-    gpt2,
-    gpt_neox,
-    granite,
-    llama,
-    mistral,
-    mixtral,
-    olmo2,
-    phi3,
-    qwen,
-    smollm3,
-)
+from services.worker.model import families
 from services.worker.model.families.config import Config
 from services.worker.model.families.naming import Family
 from services.worker.model.formats.gguf.config import find_architecture, read_config
@@ -27,26 +20,17 @@ from services.worker.model.formats.gguf.parts import read_gguf
 from services.worker.model.formats.registry import read_layouts
 from services.worker.model.spec import ModelSpec
 
-_ALL = (
-    llama.FAMILY,
-    mistral.FAMILY,
-    mixtral.FAMILY,
-    qwen.QWEN2,
-    qwen.QWEN3,
-    qwen.QWEN3_MOE,
-    gemma.GEMMA,
-    gemma.GEMMA2,
-    gemma.GEMMA3,
-    phi3.FAMILY,
-    gpt2.FAMILY,
-    gpt_neox.FAMILY,
-    olmo2.FAMILY,
-    granite.FAMILY,
-    smollm3.FAMILY,
-)
-FAMILIES = {family.architecture: family for family in _ALL}
-_BODIES = {family.base_architecture: family for family in _ALL}
-_TYPES = {family.model_type: family for family in _ALL}
+
+def _found() -> dict[str, Family]:
+    """The families that the files define, by architecture, in the files' order."""
+    modules = [import_module(f"{families.__name__}.{file.name}") for file in iter_modules(families.__path__)]
+    values = (value for module in modules for value in vars(module).values())
+    return {family.architecture: family for family in values if isinstance(family, Family)}
+
+
+FAMILIES = _found()
+_BODIES = {family.base_architecture: family for family in FAMILIES.values()}
+_TYPES = {family.model_type: family for family in FAMILIES.values()}
 _ALIASES = {"LLaMAForCausalLM": "LlamaForCausalLM"}  # name in the first conversions
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.worker.backends.names import Activation
+from services.worker.backends.shapes import Routing
 from services.worker.model.layout import Layout
 
 
@@ -41,12 +42,13 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class MoeSpec:
-    """A mixture of gated experts: softmax over all, the `n_active` largest, renormalised if `normalise`."""
+    """A mixture of gated experts, and experts shared by all rows as one MLP."""
 
     n_experts: int
-    n_active: int
     ffn_size: int
-    normalise: bool
+    routing: Routing
+    shared_size: int = 0  # columns of the shared expert; 0: none
+    shared_gate: bool = False  # its results are multiplied by the sigmoid of a product with the row
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,18 @@ class ModelSpec:
     pre_norm: bool = True  # normalise the inputs of attention and MLP
     post_norm: bool = False  # normalise their outputs
     parallel_residual: bool = False  # attention and MLP read the same residual
+    shared_norm: bool = False  # the MLP reads the norm of attention; parallel residual only
+    embed_norm: bool = False  # normalise the embeddings
     qk_norm: Literal["head", "full"] | None = None  # RMS norm of q and k, per head or over all heads
+    qk_norm_rotated: bool = False  # after the rope
     learned_positions: bool = False
+    alibi: bool = False  # scores have a linear bias over the distance (ALiBi, arXiv:2108.12409)
 
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     norm_bias: bool = False
+    head_bias: bool = False
 
     mlp: Literal["gated", "plain"] = "gated"
     activation: Activation = "silu"
@@ -116,6 +123,18 @@ class ModelSpec:
     def windows(self) -> tuple[int | None, ...]:
         """The distinct windows, in the order of the layers."""
         return tuple(dict.fromkeys(layer.window for layer in self.layers))
+
+    @property
+    def alibi_slopes(self) -> tuple[float, ...]:
+        """The slope of every head's linear bias; () without ALiBi.
+
+        Of 2^k heads, head i has 2^(-8 * (i + 1) / 2^k). More heads take every second slope of twice as many.
+        """
+        if not self.alibi:
+            return ()
+        n = 1 << (self.n_heads.bit_length() - 1)  # the largest power of two that is not above n_heads
+        exponents = [*((index + 1) / n for index in range(n)), *((index + 0.5) / n for index in range(n))]
+        return tuple(2.0 ** (-8 * exponent) for exponent in exponents[: self.n_heads])
 
     def rope_choice(self, max_positions: int) -> str:
         """Name LongRoPE's choice of factors, which depends on served lengths and changes all keys; otherwise ""."""
@@ -152,4 +171,6 @@ class ModelSpec:
                 return f"{self.ffn_size} MLP columns"
             if layer.moe is not None and layer.moe.n_experts % size:
                 return f"{layer.moe.n_experts} experts"
+            if layer.moe is not None and layer.moe.shared_size % size:
+                return f"{layer.moe.shared_size} columns of the shared expert"
         return ""

@@ -16,7 +16,7 @@ from services.worker.backends.cpu.linear import KernelLinear, PackedLinear
 from services.worker.backends.cpu.logit_shard import KernelLogitShard
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import ExpertsShape, KvShape
-from services.worker.backends.torch.experts import ExpertLoop
+from services.worker.backends.torch.experts import ExpertLoop, Router
 from services.worker.backends.torch.ops import TorchOps
 from services.worker.backends.weights import Dense, Stacked
 from services.worker.kernels.bfloat16 import MAX_HEAD_DIM, Bfloat16Kernels
@@ -53,10 +53,13 @@ class OneDnnOps(TorchOps):
         function = super().activation(name)
         return RowAligned(function) if self._dtype is torch.float32 else function
 
-    def experts(self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation) -> Experts:
+    def experts(
+        self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation, correction: Tensor | None = None
+    ) -> Experts:
         """Return the experts with these `weights`: the host is the device, so it may ask which are chosen."""
         gate = self.gate(activation)
-        return ExpertLoop([self._expert(expert, gate) for expert in weights], shape)
+        router = Router(shape.routing, correction)
+        return ExpertLoop([self._expert(expert, gate) for expert in weights], shape, router)
 
     def _expert(self, expert: Expert, gate: Elementwise) -> Elementwise:
         gate_up, down = self.linear(expert.gate_up, None), self.linear(expert.down, None)

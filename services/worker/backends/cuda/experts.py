@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from services.worker.backends.base import Elementwise
 from services.worker.backends.cuda.graph import MAX_ROWS
 from services.worker.backends.shapes import ExpertsShape
-from services.worker.backends.torch.experts import ExpertLoop, TorchExperts, route, weighted_sum
+from services.worker.backends.torch.experts import ExpertLoop, Router, TorchExperts, weighted_sum
 
 _COPIED = 3  # times that a weight crosses memory when it is copied first: read, written, read
 
@@ -20,22 +20,22 @@ class CudaExperts:
     host reads which are chosen, since all experts on all rows are too much to compute.
     """
 
-    def __init__(self, every: TorchExperts, shape: ExpertsShape, gate: Elementwise) -> None:
+    def __init__(self, every: TorchExperts, shape: ExpertsShape, router: Router, gate: Elementwise) -> None:
         """`every`: the experts of `shape`."""
-        self._shape, self._all = shape, every
+        self._shape, self._all, self._route = shape, every, router
         pairs = zip(every.gate_up, every.down, strict=True)
-        self._loop = ExpertLoop([_expert(gate_up, gate, down) for gate_up, down in pairs], shape)
+        self._loop = ExpertLoop([_expert(gate_up, gate, down) for gate_up, down in pairs], shape, router)
 
     def __call__(self, x: Tensor, logits: Tensor) -> Tensor:
         """Return this rank's summand of [n, hidden_size]."""
         if len(x) > MAX_ROWS:
             return self._loop(x, logits)
-        if _COPIED * len(x) * self._shape.n_active < len(self._shape.numbers):
+        if _COPIED * len(x) * self._shape.routing.n_active < len(self._shape.numbers):
             return self._copied(x, logits)
         return self._all(x, logits)
 
     def _copied(self, x: Tensor, logits: Tensor) -> Tensor:
-        weights, chosen = route(logits, self._shape)
+        weights, chosen = self._route(logits)
         places, absent = self._all.places(chosen)
         own = places.view(-1)
         each = x.unsqueeze(1).expand(*chosen.shape, -1).reshape(len(own), 1, -1)  # [n * n_active, 1, hidden_size]

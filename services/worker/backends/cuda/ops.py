@@ -12,7 +12,7 @@ from services.worker.backends.base import Expert, Experts, RmsNorm
 from services.worker.backends.cuda.experts import CudaExperts
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import ExpertsShape
-from services.worker.backends.torch.experts import TorchExperts
+from services.worker.backends.torch.experts import Router, TorchExperts
 from services.worker.backends.torch.ops import TorchOps
 
 
@@ -46,7 +46,10 @@ class CudaOps(TorchOps):
         """Return the norm with `weight`."""
         return CudaRmsNorm(weight, eps, self._dtype)
 
-    def experts(self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation) -> Experts:
+    def experts(
+        self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation, correction: Tensor | None = None
+    ) -> Experts:
         """Return the experts with these `weights`."""
-        gate = self.gate(activation)
-        return CudaExperts(TorchExperts(weights, shape, gate, self._dtype, self._device), shape, gate)
+        gate, router = self.gate(activation), Router(shape.routing, correction)
+        every = TorchExperts(weights, shape, router, gate, self._dtype, self._device)
+        return CudaExperts(every, shape, router, gate)

@@ -51,5 +51,7 @@ class ReferenceAttention:
                 scores = queries[rows, head] @ k.T * shape.scale
                 if shape.softcap is not None:
                     scores = torch.tanh(scores / shape.softcap) * shape.softcap
+                if shape.slopes:
+                    scores = scores - shape.slopes[head] * distance
                 out[rows, head] = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
         return out.flatten(1).to(q.dtype)

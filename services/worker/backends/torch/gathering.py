@@ -35,7 +35,7 @@ class DecodeGroup:
 
     rows: slice | torch.Tensor  # of the step
     slots: torch.Tensor  # [n_sequences * n_keys]
-    mask: torch.Tensor  # [n_sequences, 1, 1, n_keys], additive
+    mask: torch.Tensor  # [n_sequences, 1, 1, n_keys], additive; with ALiBi [n_sequences, n_kv, n_padded, n_keys]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class PrefillTile:
     n_rows: int
     n_padded: int  # rows read; results of rows beyond n_rows, which belong to other sequences, are dropped
     slots: torch.Tensor  # [n_keys]
-    mask: torch.Tensor  # [n_padded, n_keys], additive
+    mask: torch.Tensor  # [n_padded, n_keys], additive; with ALiBi [n_kv, group, n_padded, n_keys]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,9 @@ class PagedSdpa:
         self._minus_infinity = self._zero - torch.inf
         self._workspace = torch.empty(0, 2 * shape.n_kv_heads * shape.head_dim, dtype=dtype, device=device)
         self._group_padding = -shape.group % self._row_multiple
+        self._slopes: torch.Tensor | None = None  # [n_kv, group]
+        if shape.slopes:
+            self._slopes = torch.tensor(shape.slopes, device=device).view(shape.n_kv_heads, shape.group)
         self._key_bytes = 2 * shape.n_kv_heads * shape.head_dim * dtype.itemsize
 
     def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> PagedPlan:
@@ -167,7 +170,11 @@ class PagedSdpa:
         hidden = keys >= limits
         if window is not None:
             hidden |= keys < limits - window
-        return self._mask(hidden)[:, None, None]
+        if self._slopes is None:
+            return self._mask(hidden)[:, None, None]
+        bias = self._slopes.unsqueeze(-1) * (keys - limits + 1)[:, None, None]  # [n, n_kv, group, n_keys]
+        mask = self._mask(hidden[:, None, None], bias)
+        return F.pad(mask, (0, 0, 0, self._group_padding)) if self._group_padding else mask
 
     def _prefill_tiles(
         self, batch: StepBatch, index: int, block_tokens: int, window: int | None
@@ -187,7 +194,8 @@ class PagedSdpa:
             hidden = keys > rows
             if window is not None:
                 hidden |= keys <= rows - window
-            yield PrefillTile(first, n_rows, n_padded, slots[0], self._mask(hidden))
+            bias = None if self._slopes is None else self._slopes[..., None, None] * (keys - rows)
+            yield PrefillTile(first, n_rows, n_padded, slots[0], self._mask(hidden, bias))
 
     def _n_keys(self, needed: int) -> int:
         """Return the number of keys to attend over, at least `needed`."""
@@ -196,8 +204,8 @@ class PagedSdpa:
             return _round_up(needed, _KEY_BLOCK)
         return padded
 
-    def _mask(self, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.where(hidden, self._minus_infinity, self._zero)
+    def _mask(self, hidden: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.where(hidden, self._minus_infinity, self._zero if bias is None else bias.to(self._dtype))
 
 
 def _round_up(n: int, multiple: int) -> int:

@@ -25,7 +25,7 @@ from services.worker.backends.base import (
 from services.worker.backends.kv_formats import int8
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import ExpertsShape, KvShape
-from services.worker.backends.torch.experts import TorchExperts
+from services.worker.backends.torch.experts import Router, TorchExperts, sigmoid
 from services.worker.backends.torch.logit_shard import TorchLogitShard
 from services.worker.backends.weights import Stacked
 
@@ -34,6 +34,7 @@ _ACTIVATIONS: dict[Activation, Elementwise] = {
     "gelu": lambda x: F.gelu(x.contiguous()),  # strided input would use another kernel, except for a single row
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 
@@ -132,6 +133,10 @@ class TorchOps:
         """Return the function of an activation."""
         return _ACTIVATIONS[name]
 
+    def sigmoid(self, x: Tensor) -> Tensor:
+        """Return 1 / (1 + exp(-x))."""
+        return sigmoid(x)
+
     def gate(self, name: Activation) -> Elementwise:
         """Return act(gate) * up."""
         activation = self.activation(name)
@@ -142,9 +147,12 @@ class TorchOps:
 
         return gated
 
-    def experts(self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation) -> Experts:
+    def experts(
+        self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation, correction: Tensor | None = None
+    ) -> Experts:
         """Return the experts with these `weights`."""
-        return TorchExperts(weights, shape, self.gate(activation), self._dtype, self._device)
+        router = Router(shape.routing, correction)
+        return TorchExperts(weights, shape, router, self.gate(activation), self._dtype, self._device)
 
     def add(self, x: Tensor, added: Tensor, scale: float) -> Tensor:
         """Return x + scale * added."""

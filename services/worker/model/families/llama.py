@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from services.worker.backends.names import Activation
+from services.worker.backends.shapes import Routing
 from services.worker.model.families.config import MAX_INTEGER, MAX_LAYERS, Config
 from services.worker.model.families.naming import Family, Refs, standard_refs
 from services.worker.model.families.rope import read_ropes
@@ -21,6 +22,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 _DTYPES = {f"{module}{name}": name for module in ("", "torch.") for name in ("float32", "bfloat16", "float16")}
 
@@ -75,7 +77,7 @@ def read_moe(config: Config, experts: str, *, ffn_size: int, normalise: bool) ->
         raise config.error(
             "num_experts_per_tok", f"expected {n_experts} at most, as many as {experts}, found {n_active}"
         )
-    return MoeSpec(n_experts, n_active, ffn_size, normalise)
+    return MoeSpec(n_experts, ffn_size, Routing(n_active, normalise))
 
 
 def one_rope(config: Config, ropes: dict[str, RopeSpec]) -> RopeSpec:

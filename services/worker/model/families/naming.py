@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from services.worker.model.families.config import Config
-from services.worker.model.spec import ModelSpec
+from services.worker.model.spec import ModelSpec, MoeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,14 @@ UNUSED = (
 
 
 @dataclass(frozen=True, slots=True)
+class StackedNames:
+    """The modules of a layer whose experts are one tensor, as transformers 5 computes them."""
+
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """One architecture: reads its config.json and names its tensors."""
 
@@ -55,6 +63,7 @@ class Family:
     refs: Callable[[ModelSpec], Refs]
     ignored: tuple[str, ...] = UNUSED  # patterns of stored tensors that are not read
     optional_prefix: str = "model."  # of names; absent if only the body of a model was stored
+    stacked: StackedNames = StackedNames()
     base: str = ""  # exceptional name of the architecture without its head
     spelling: Mapping[str, str] = field(default_factory=dict)  # keys of config.json, by Llama's name for them
 
@@ -82,6 +91,9 @@ class LayerNames:
     attn_post_norm: str = ""
     mlp_post_norm: str = ""
     router: str = "mlp.gate"
+    router_correction: str = "mlp.gate.e_score_correction_bias"
+    shared: str = "mlp.shared_experts"
+    shared_gate: str = "mlp.shared_expert_gate"
     experts: str = "mlp.experts"
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
@@ -97,13 +109,18 @@ def standard_refs(
     *,
     prefix: str = "model.layers.",
     embed: str = "model.embed_tokens",
+    embed_norm: str = "",
     norm: str = "model.norm",
     head: str = "lm_head",
 ) -> Refs:
     """Return the references of a model with the structure of transformers' Llama and the given module names."""
     refs = {"embed": TensorRef(f"{embed}.weight")}
     refs["head"] = refs["embed"] if spec.tied else TensorRef(f"{head}.weight")
+    if spec.head_bias:
+        refs["head.bias"] = TensorRef(f"{head}.bias")
     refs |= _norm_refs(spec, "norm", norm)
+    if spec.embed_norm:
+        refs |= _norm_refs(spec, "embed_norm", embed_norm)
     for index in range(spec.n_layers):
         refs |= _layer_refs(spec, index, f"layers.{index}.", f"{prefix}{index}.", names)
     return refs
@@ -129,6 +146,8 @@ def _layer_refs(spec: ModelSpec, index: int, key: str, module: str, names: Layer
         refs |= _linear_refs(key + part, module + getattr(names, part), spec.qkv_bias)
     refs |= _linear_refs(f"{key}o", module + names.o, spec.o_bias)
     norms = ["attn_norm", "mlp_norm"] * spec.pre_norm + ["attn_post_norm", "mlp_post_norm"] * spec.post_norm
+    if spec.shared_norm:
+        norms.remove("mlp_norm")
     for norm in norms:
         refs |= _norm_refs(spec, key + norm, module + getattr(names, norm))
     if spec.qk_norm:
@@ -140,24 +159,19 @@ def _layer_refs(spec: ModelSpec, index: int, key: str, module: str, names: Layer
         for part in parts:
             refs |= _linear_refs(key + part, module + getattr(names, part), spec.mlp_bias)
         return refs
-    refs[f"{key}router"] = TensorRef(f"{module}{names.router}.weight")
-    for expert in range(moe.n_experts):
+    return refs | _moe_refs(moe, key, module, names)
+
+
+def _moe_refs(moe: MoeSpec, key: str, module: str, names: LayerNames) -> Refs:
+    refs = {f"{key}router": TensorRef(f"{module}{names.router}.weight")}
+    if moe.routing.corrected:
+        refs[f"{key}router_correction"] = TensorRef(module + names.router_correction)
+    if moe.shared_gate:
+        refs[f"{key}shared_gate"] = TensorRef(f"{module}{names.shared_gate}.weight")
+    experts = {f"{key}experts.{number}": f"{module}{names.experts}.{number}" for number in range(moe.n_experts)}
+    if moe.shared_size:
+        experts[f"{key}shared"] = module + names.shared
+    for expert, stored in experts.items():
         for part in ("gate", "up", "down"):
-            stored = f"{module}{names.experts}.{expert}.{getattr(names, f'expert_{part}')}.weight"
-            refs[f"{key}experts.{expert}.{part}"] = TensorRef(stored)
-    return refs
-
-
-def stacked_refs(spec: ModelSpec, prefix: str = "model.layers.") -> Refs:
-    """Return the references of mixtures in the form of transformers 5: the experts of a layer are one tensor."""
-    refs: Refs = {}
-    for index, moe in ((index, layer.moe) for index, layer in enumerate(spec.layers) if layer.moe is not None):
-        key, module = f"layers.{index}.", f"{prefix}{index}.mlp."
-        refs[f"{key}router"] = TensorRef(f"{module}gate.weight")
-        gate_up = TensorRef(f"{module}experts.gate_up_proj", n_stored=2 * moe.ffn_size, n_stacked=moe.n_experts)
-        down = TensorRef(f"{module}experts.down_proj", n_stacked=moe.n_experts)
-        for expert in range(moe.n_experts):
-            refs[f"{key}experts.{expert}.gate"] = replace(gate_up, place=expert)
-            refs[f"{key}experts.{expert}.up"] = replace(gate_up, place=expert, start=moe.ffn_size)
-            refs[f"{key}experts.{expert}.down"] = replace(down, place=expert)
+            refs[f"{expert}.{part}"] = TensorRef(f"{stored}.{getattr(names, f'expert_{part}')}.weight")
     return refs

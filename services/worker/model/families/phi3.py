@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.worker.model.families.config import Config
+from services.worker.model.families.fused import concatenated, under
 from services.worker.model.families.llama import base_spec
-from services.worker.model.families.naming import Family, Refs, TensorRef, standard_refs
+from services.worker.model.families.naming import Family, Refs, standard_refs
 from services.worker.model.families.windows import same_window
 from services.worker.model.spec import ModelSpec
 
@@ -23,11 +24,8 @@ def refs(spec: ModelSpec) -> Refs:
     q, kv, ffn = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim, spec.ffn_size
     for index in range(spec.n_layers):
         key, module = f"layers.{index}.", f"model.layers.{index}."
-        qkv, gate_up = f"{module}self_attn.qkv_proj.weight", f"{module}mlp.gate_up_proj.weight"
-        for part, start in (("q", 0), ("k", q), ("v", q + kv)):
-            found[key + part] = TensorRef(qkv, start=start, n_stored=q + 2 * kv)
-        for part, start in (("gate", 0), ("up", ffn)):
-            found[key + part] = TensorRef(gate_up, start=start, n_stored=2 * ffn)
+        found |= under(key, concatenated(f"{module}self_attn.qkv_proj", {"q": q, "k": kv, "v": kv}))
+        found |= under(key, concatenated(f"{module}mlp.gate_up_proj", {"gate": ffn, "up": ffn}))
     return found
 
 

@@ -1,14 +1,17 @@
-"""Qwen 2 (biased q, k, v), Qwen 3 (normalised q and k) and Qwen 3 with experts."""
+"""Qwen 2 (biased q, k, v), Qwen 3 (normalised q and k), and both with experts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from services.worker.model.families.config import Config
 from services.worker.model.families.llama import base_spec, read_moe
-from services.worker.model.families.naming import Family, standard_refs
+from services.worker.model.families.naming import Family, LayerNames, Refs, standard_refs
 from services.worker.model.families.windows import FULL, SLIDING, read_layer_types, with_windows
 from services.worker.model.spec import ModelSpec
+
+_ONE_SHARED = LayerNames(shared="mlp.shared_expert")
 
 
 def read_qwen2(config: Config) -> ModelSpec:
@@ -23,15 +26,25 @@ def read_qwen3(config: Config) -> ModelSpec:
     return _with_windows(config, _qwen3(config, "qwen3"))
 
 
+def read_qwen2_moe(config: Config) -> ModelSpec:
+    """Read a Qwen 2 MoE (Qwen 1.5 MoE) config.json, with an expert that all rows share. Raises ModelError."""
+    spec = replace(base_spec(config, "qwen2_moe"), qkv_bias=config.flag("qkv_bias", True))
+    return _with_experts(config, spec, shared_size=config.integer("shared_expert_intermediate_size"), shared_gate=True)
+
+
 def read_qwen3_moe(config: Config) -> ModelSpec:
     """Read a Qwen 3 MoE config.json. Raises ModelError."""
+    return _with_experts(config, _qwen3(config, "qwen3_moe"))
+
+
+def _with_experts(config: Config, spec: ModelSpec, **shared: Any) -> ModelSpec:
+    """Return `spec` with experts in the layers that the config names; `shared` are fields of the mixture."""
     config.require("use_sliding_window", False)
     config.raw("sliding_window")
     config.raw("max_window_layers")
-    spec = _qwen3(config, "qwen3_moe")
     experts = "num_experts" if config.raw("num_experts") is not None else "num_local_experts"
     ffn_size, normalise = config.integer("moe_intermediate_size"), config.flag("norm_topk_prob", False)
-    moe = read_moe(config, experts, ffn_size=ffn_size, normalise=normalise)
+    moe = replace(read_moe(config, experts, ffn_size=ffn_size, normalise=normalise), **shared)
     step, dense = config.integer("decoder_sparse_step", 1), config.raw("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(index) is not int for index in dense):
         raise config.error("mlp_only_layers", f"expected a list of layers, found {dense!r}")
@@ -58,6 +71,12 @@ def _with_windows(config: Config, spec: ModelSpec) -> ModelSpec:
     return replace(spec, layers=with_windows(config, spec, kinds))
 
 
+def qwen2_moe_refs(spec: ModelSpec) -> Refs:
+    """Name Qwen 2 MoE's tensors."""
+    return standard_refs(spec, _ONE_SHARED)
+
+
 QWEN2 = Family("Qwen2ForCausalLM", "qwen2", read_qwen2, standard_refs)
+QWEN2_MOE = Family("Qwen2MoeForCausalLM", "qwen2_moe", read_qwen2_moe, qwen2_moe_refs)
 QWEN3 = Family("Qwen3ForCausalLM", "qwen3", read_qwen3, standard_refs)
 QWEN3_MOE = Family("Qwen3MoeForCausalLM", "qwen3_moe", read_qwen3_moe, standard_refs)

@@ -8,7 +8,7 @@ from services.worker.model.families.config import Config
 from services.worker.model.families.naming import Family
 from services.worker.model.spec import ModelSpec
 
-EXPERTS = ("num_experts", "num_local_experts")  # both spellings
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # spellings of families
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ def logical_shape(key: str, shapes: dict[str, Shape]) -> Shape:
     if key.endswith(".bias"):
         return logical_shape(key.removesuffix(".bias"), shapes)[:1]
     name = key.rpartition(".")[2]
-    name = f"experts.{name}" if ".experts." in key else name
+    name = next((f"{kind}.{name}" for kind in ("experts", "shared") if f".{kind}." in key), name)
     return shapes[name] if name in shapes else shapes["norm"]
 
 
@@ -59,8 +59,12 @@ def read_shapes(config: Config, family: Family, spec: ModelSpec) -> dict[str, Sh
     moe = next((layer.moe for layer in spec.layers if layer.moe is not None), None)
     if moe is not None:
         ffn = keys.size(moe.ffn_size, "moe_intermediate_size")
-        shapes["router"] = keys.size(moe.n_experts, *EXPERTS), hidden
+        n_experts = keys.size(moe.n_experts, *EXPERTS)
+        shapes["router"], shapes["router_correction"] = (n_experts, hidden), (n_experts,)
         shapes |= {"experts.gate": (ffn, hidden), "experts.up": (ffn, hidden), "experts.down": (hidden, ffn)}
+        shared = keys.size(moe.shared_size, "shared_expert_intermediate_size", "n_shared_experts")
+        shapes |= {"shared.gate": (shared, hidden), "shared.up": (shared, hidden), "shared.down": (hidden, shared)}
+        shapes["shared_gate"] = Size(1, ()), hidden
     return shapes
 
 

@@ -101,12 +101,14 @@ class AttentionLayer:
         qkv: Linear,
         o: Linear,
         qk_norm: QkNorm | None,
+        norm_last: bool,
         attention: Attention[Any],
         plan: int,
         rotation: int | None,
     ) -> None:
-        """`plan` and `rotation` are indices of the step's plans and rotations."""
+        """`plan` and `rotation` are indices of the step's plans and rotations; `norm_last`: rotate, then normalise."""
         self._index, self._qkv, self._o, self._qk_norm = index, qkv, o, qk_norm
+        self._norm_last = norm_last
         self._attention, self._plan, self._rotation = attention, plan, rotation
         self._n_rotated, self._head_dim = len(heads.q) + len(heads.kv), heads.head_dim
         self._q_size = len(heads.q) * heads.head_dim
@@ -117,10 +119,12 @@ class AttentionLayer:
         if self._qk_norm is not None or self._rotation is not None:
             # The view comes before the slice, because otherwise a single row would get another stride.
             qk = qkv.view(len(qkv), -1, self._head_dim)[:, : self._n_rotated]
-            if self._qk_norm is not None:
+            if self._qk_norm is not None and not self._norm_last:
                 self._qk_norm.normalise_(qk)
             if self._rotation is not None:
                 step.rotations[self._rotation](qk)
+            if self._qk_norm is not None and self._norm_last:
+                self._qk_norm.normalise_(qk)
         slots = step.batch.kv_slots
         step.cache.write(self._index, slots, qkv[: len(slots), self._q_size :])
         return qkv[:, : self._q_size]
@@ -151,7 +155,7 @@ def load_attention(
     )
     o = load.row_parallel(f"{key}o", hidden, q_out)
     qk_norm = _load_qk_norm(spec, load, key, heads)
-    return AttentionLayer(index, heads, qkv, o, qk_norm, attention, plan, rotation)
+    return AttentionLayer(index, heads, qkv, o, qk_norm, spec.qk_norm_rotated, attention, plan, rotation)
 
 
 def _load_qk_norm(spec: ModelSpec, load: LinearLoader, key: str, heads: Heads) -> QkNorm | None:

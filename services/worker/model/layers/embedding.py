@@ -76,7 +76,7 @@ def load_vocabulary(
     ops, shape, cols = load.backend.ops, (vocab_size, hidden_size), Span(0, hidden_size)
     embed, head = (Shard(key, shape, shard.rows, cols) for key in ("embed", "head"))
     n_padding = shard.local - shard.valid
-    weight, bias = load.weight([head], n_padding=n_padding), load.bias([head])
+    weight, bias = load.weight([head], n_padding=n_padding), load.bias([head], n_padding=n_padding)
     if load.source.is_one("embed", "head"):
         lookup, linear = ops.tied(weight, bias)
     else:

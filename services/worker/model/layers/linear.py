@@ -51,10 +51,10 @@ class LinearLoader:
             parts.append(Dense(torch.zeros(n_padding, len(shards[0].cols), dtype=self.backend.dtype)))
         return Stacked(tuple(parts))
 
-    def bias(self, shards: Sequence[Shard]) -> torch.Tensor | None:
-        """Return the concatenated biases of `shards`; None if none are stored."""
+    def bias(self, shards: Sequence[Shard], *, n_padding: int = 0) -> torch.Tensor | None:
+        """Return the concatenated biases of `shards`, followed by `n_padding` zeros; None if none are stored."""
         keys = [(f"{shard.key}.bias", shard) for shard in shards]
         if keys[0][0] not in self.source:
             return None
         parts = [self.source.vector(key, shard.shape[0], shard.rows) for key, shard in keys]
-        return torch.cat(parts).to(self.backend.device, self.backend.dtype)
+        return torch.cat((*parts, torch.zeros(n_padding))).to(self.backend.device, self.backend.dtype)

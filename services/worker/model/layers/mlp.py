@@ -20,10 +20,10 @@ class Mlp:
         return self._down(self._act(self._up(x)))
 
 
-def load_mlp(spec: ModelSpec, load: LinearLoader, prefix: str) -> Mlp:
+def load_mlp(spec: ModelSpec, load: LinearLoader, prefix: str, ffn_size: int) -> Mlp:
     """Load the dense MLP with the keys' prefix `prefix`. Raises ModelError."""
     gated, ops = spec.mlp == "gated", load.backend.ops
     keys = [f"{prefix}gate", f"{prefix}up"] if gated else [f"{prefix}up"]
-    up = load.column_parallel(keys, spec.ffn_size, spec.hidden_size)
+    up = load.column_parallel(keys, ffn_size, spec.hidden_size)
     act = ops.gate(spec.activation) if gated else ops.activation(spec.activation)
-    return Mlp(up, act, load.row_parallel(f"{prefix}down", spec.hidden_size, spec.ffn_size))
+    return Mlp(up, act, load.row_parallel(f"{prefix}down", spec.hidden_size, ffn_size))

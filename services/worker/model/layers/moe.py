@@ -4,37 +4,46 @@ from __future__ import annotations
 
 import torch
 
-from services.worker.backends.base import Expert, Experts, Linear
+from services.worker.backends.base import Expert, Experts, Linear, Ops
 from services.worker.backends.shapes import ExpertsShape
 from services.worker.model.layers.linear import LinearLoader
+from services.worker.model.layers.mlp import Mlp, load_mlp
 from services.worker.model.shard import Shard
 from services.worker.model.spec import ModelSpec, MoeSpec
 
 
 class MoeMlp:
-    """Sends each row to its most likely experts and sums their results. The result is this rank's summand."""
+    """Sends each row to its best experts and sums their results. The result is this rank's summand."""
 
-    def __init__(self, router: Linear, experts: Experts) -> None:
-        self._router, self._experts = router, experts
+    def __init__(
+        self, ops: Ops, router: Linear, experts: Experts, shared: Mlp | None, shared_gate: Linear | None
+    ) -> None:
+        """`shared` computes all rows; its results are multiplied by the sigmoid of `shared_gate`, if there is one."""
+        self._ops, self._router, self._experts = ops, router, experts
+        self._shared, self._shared_gate = shared, shared_gate
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [n, hidden_size], to be summed over the ranks."""
-        return self._experts(x, self._router(x))
+        chosen = self._experts(x, self._router(x))
+        if self._shared is None:
+            return chosen
+        shared = self._shared(x)
+        return chosen + (shared if self._shared_gate is None else shared * self._ops.sigmoid(self._shared_gate(x)))
 
 
 def load_moe(spec: ModelSpec, moe: MoeSpec, load: LinearLoader, prefix: str) -> MoeMlp:
-    """Load the router and this rank's experts. Raises ModelError."""
+    """Load the router, this rank's experts and its share of the shared expert. Raises ModelError."""
     mine = load.share(moe.n_experts)
-    shape = ExpertsShape(
-        numbers=range(mine.start, mine.stop),
-        hidden_size=spec.hidden_size,
-        ffn_size=moe.ffn_size,
-        n_active=moe.n_active,
-        normalise=moe.normalise,
-    )
+    shape = ExpertsShape(range(mine.start, mine.stop), spec.hidden_size, moe.ffn_size, moe.routing)
     weights = (_weights(shape, load, f"{prefix}experts.{number}.") for number in shape.numbers)
-    experts = load.backend.ops.experts(weights, shape, spec.activation)
-    return MoeMlp(load.replicated(f"{prefix}router", moe.n_experts, spec.hidden_size), experts)
+    correction = None
+    if moe.routing.corrected:
+        correction = load.source.vector(f"{prefix}router_correction", moe.n_experts).to(load.backend.device)
+    experts = load.backend.ops.experts(weights, shape, spec.activation, correction)
+    router = load.replicated(f"{prefix}router", moe.n_experts, spec.hidden_size)
+    shared = load_mlp(spec, load, f"{prefix}shared.", moe.shared_size) if moe.shared_size else None
+    gate = load.replicated(f"{prefix}shared_gate", 1, spec.hidden_size) if moe.shared_gate else None
+    return MoeMlp(load.backend.ops, router, experts, shared, gate)
 
 
 def _weights(shape: ExpertsShape, load: LinearLoader, key: str) -> Expert:

@@ -10,9 +10,9 @@ from services.worker.model.spec import ModelSpec
 def load_norm(spec: ModelSpec, load: LinearLoader, key: str) -> Norm:
     """Return the norm over hidden_size with the weights stored under `key`."""
     backend = load.backend
-    weight = load.source.vector(key, spec.hidden_size).to(backend.device)
+    weight = load.source.vector(key, spec.hidden_size).to(backend.device).float() + spec.norm_offset
     if spec.norm == "rms":
-        return backend.ops.rms_norm(weight.float() + spec.norm_offset, spec.norm_eps)
+        return backend.ops.rms_norm(weight, spec.norm_eps)
     bias = None
     if spec.norm_bias:
         bias = load.source.vector(f"{key}.bias", spec.hidden_size).to(backend.device, backend.dtype)

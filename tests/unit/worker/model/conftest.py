@@ -58,7 +58,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sample]:
     def make(variant: str) -> Sample:
         if variant not in made:
             folder = tmp_path_factory.mktemp(variant)
-            model = zoo.write_checkpoint(zoo.VARIANTS[variant](), folder)
+            model = zoo.write_variant(variant, folder)
             ids = zoo.prompt()
             made[variant] = Sample(folder, ids, zoo.reference_logits(model, ids))
         return made[variant]

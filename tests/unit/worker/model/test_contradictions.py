@@ -31,10 +31,11 @@ WRONG: tuple[Any, ...] = (
     *(0, -1, 1, 10**6, 10**12, 10**400, 2.5, float("nan"), float("inf"), "4", True, None, [], [{}], {}),
 )
 LISTS = ("layer_types", "no_rope_layers", "mlp_only_layers")
-# One variant for each family, and for each kind of rope.
+# One variant for each way in which families read their keys, and for each kind of rope.
 VARIANTS = (
     *("llama", "mistral", "mixtral", "qwen2_sliding", "qwen3_moe", "gemma", "gemma2", "gemma3", "phi3_longrope"),
     *("gpt2", "gpt_neox", "olmo2", "granite", "smollm3", "llama_dynamic", "llama_llama3", "llama_yarn_mscale"),
+    *("falcon_grouped", "mpt", "glm4_moe", "qwen2_moe", "hunyuan_v1_dense"),
 )
 
 

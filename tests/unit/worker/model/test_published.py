@@ -55,7 +55,7 @@ def test_it_is_read_as_transformers_reads_it(row: dict[str, Any]) -> None:
         assert (layer.moe is not None) == (spec.family in ("mixtral", "qwen3_moe"))
         if layer.moe is not None:
             size = getattr(expected, "moe_intermediate_size", expected.intermediate_size)
-            assert (layer.moe.n_experts, layer.moe.n_active, layer.moe.ffn_size) == (
+            assert (layer.moe.n_experts, layer.moe.routing.n_active, layer.moe.ffn_size) == (
                 expected.num_local_experts, expected.num_experts_per_tok, size,
             )  # fmt: skip
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from services.worker.backends.collectives import SingleRank
+from services.worker.backends.shapes import Routing
 from services.worker.backends.torch.backend import TorchBackend
 from services.worker.model.build import build_decoder
 from services.worker.model.families.config import Config
@@ -37,6 +38,14 @@ _MODEL: list[tuple[str, str, Any]] = [
     ("llama", "pre_norm", False),
     ("gemma2", "post_norm", False),
     ("gpt_neox", "parallel_residual", False),
+    ("gpt_neox", "shared_norm", True),
+    ("falcon", "shared_norm", False),
+    ("nemotron", "norm_offset", 0.0),
+    ("bloom", "embed_norm", False),
+    ("bloom", "alibi", False),
+    ("arcee", "activation", "relu"),
+    ("hunyuan_v1_dense", "qk_norm_rotated", False),
+    ("phi", "head_bias", False),
     ("qwen3", "qk_norm", None),
     ("qwen3", "qk_norm", "full"),
     ("olmo2", "qk_norm", "head"),
@@ -78,10 +87,21 @@ _ROPE: list[tuple[str, str, Any]] = [
 ]
 _MOE: list[tuple[str, str, Any]] = [
     ("mixtral", "n_experts", 3),
-    ("mixtral", "n_active", 1),
     ("mixtral", "ffn_size", 32),
+    ("mixtral", "routing", Routing(n_active=1, normalise=True)),
+    ("qwen2_moe", "shared_size", 20),
+    ("qwen2_moe", "shared_gate", False),
+]
+_ROUTING: list[tuple[str, str, Any]] = [
+    ("mixtral", "n_active", 1),
     ("qwen3_moe", "normalise", False),
     ("qwen3_moe_unnormalised", "normalise", True),
+    ("glm4_moe", "scores", "softmax"),
+    ("glm4_moe", "corrected", False),
+    ("glm4_moe", "n_groups", 1),
+    ("glm4_moe", "n_kept_groups", 2),
+    ("glm4_moe", "group_score", "max"),
+    ("glm4_moe", "scale", 1.0),
 ]
 _LAYER: list[tuple[str, str, Any]] = [
     ("mistral", "window", None),
@@ -140,6 +160,15 @@ def test_moe_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str
     _must_fail(sample(variant), _in_layers(change))
 
 
+@pytest.mark.parametrize(("variant", "switch", "wrong"), _ROUTING)
+def test_routing_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
+    def change(layer: LayerSpec) -> LayerSpec:
+        moe = layer.moe and replace(layer.moe, routing=replace(layer.moe.routing, **{switch: wrong}))
+        return replace(layer, moe=moe)
+
+    _must_fail(sample(variant), _in_layers(change))
+
+
 @pytest.mark.parametrize(("variant", "switch", "wrong"), _LAYER)
 def test_layer_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
     _must_fail(sample(variant), _in_layers(lambda layer: replace(layer, **{switch: wrong})))
@@ -152,7 +181,7 @@ def test_layers_of_one_model_may_differ(variant: str, sample: Callable[[str], Sa
 
 
 def test_no_switch_is_left_out() -> None:
-    tables = ((ModelSpec, _MODEL), (RopeSpec, _ROPE), (MoeSpec, _MOE), (LayerSpec, _LAYER))
+    tables = ((ModelSpec, _MODEL), (RopeSpec, _ROPE), (MoeSpec, _MOE), (Routing, _ROUTING), (LayerSpec, _LAYER))
     for kind, table in tables:
         mutated = {switch for _, switch, _ in table}
         assert {field.name for field in fields(kind)} - _DESCRIPTIVE == mutated

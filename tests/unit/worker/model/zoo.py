@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+
+from tests.unit.worker.model import renamed
+from tests.unit.worker.model.renamed import Json, Tensors
 
 N_TOKENS = 44
 _SHAPE: dict[str, Any] = {
@@ -28,10 +33,24 @@ def _rope(**settings: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_theta": 10_000.0, **settings}}
 
 
+_GPT2: dict[str, Any] = {"vocab_size": 99, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
+_NO_KV_HEADS = {key: value for key, value in _SHAPE.items() if key != "num_key_value_heads"}
+_NO_FFN = {key: value for key, value in _NO_KV_HEADS.items() if key != "intermediate_size"}
+# The sizes of configurations that spell them in another way.
+_SHAPES: dict[str, dict[str, Any]] = {
+    "GPT2Config": _GPT2,
+    "GPTBigCodeConfig": _GPT2,
+    "GPTJConfig": _GPT2,
+    "GPTNeoXConfig": _NO_KV_HEADS,
+    "OPTConfig": {**_NO_FFN, "ffn_dim": 64},
+    "BloomConfig": {"vocab_size": 99, "hidden_size": 48, "n_layer": 2, "seq_length": 128},
+    "MptConfig": {"vocab_size": 99, "d_model": 48, "n_layers": 2, "max_seq_len": 128},
+    "FalconConfig": {**_NO_FFN, "ffn_hidden_size": 64},
+}
+
+
 def _make(config: str, **settings: Any) -> Callable[[], transformers.PretrainedConfig]:
-    shape = {} if config == "GPT2Config" else dict(_SHAPE)
-    if config == "GPTNeoXConfig":
-        del shape["num_key_value_heads"]  # unknown to it
+    shape = _SHAPES.get(config, _SHAPE)
     return lambda: getattr(transformers, config)(**{**shape, **settings})
 
 
@@ -41,7 +60,25 @@ _LAYERS3: dict[str, Any] = {
 }
 _SLIDES: dict[str, Any] = {"sliding_window": 13}
 _LONG = {"short_factor": [1.0, 1.1, 1.3, 1.7, 2.1, 2.5], "long_factor": [1.5, 2.0, 3.0, 4.0, 6.0, 9.0]}
-_GPT2: dict[str, Any] = {"vocab_size": 99, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
+_MULTIPLIERS: dict[str, Any] = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 2.5,
+}
+_GROUPED: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 20,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.7,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 3,
+}
+_HALF = _rope(rope_type="default", partial_rotary_factor=0.5)
 _MOE: dict[str, Any] = {"num_experts_per_tok": 2, "num_local_experts": 4}
 
 VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
@@ -125,33 +162,104 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         original_max_position_embeddings=128,
         **_rope(rope_type="longrope", partial_rotary_factor=1.0, **_LONG),
     ),
-    "phi3_partial": _make("Phi3Config", **_rope(rope_type="default", partial_rotary_factor=0.5)),
-    "gpt2": _make("GPT2Config", **_GPT2),
-    "gpt2_unscaled_wide": _make(
-        "GPT2Config", **_GPT2, n_inner=96, scale_attn_weights=False, activation_function="relu"
-    ),
-    "gpt_neox": _make("GPTNeoXConfig", **_rope(rope_type="default", partial_rotary_factor=0.5)),
+    "phi3_partial": _make("Phi3Config", **_HALF),
+    "gpt2": _make("GPT2Config"),
+    "gpt2_unscaled_wide": _make("GPT2Config", n_inner=96, scale_attn_weights=False, activation_function="relu"),
+    "gpt_neox": _make("GPTNeoXConfig", **_HALF),
     "gpt_neox_serial": _make(
         "GPTNeoXConfig",
-        **_rope(rope_type="default", partial_rotary_factor=0.5),
+        **_HALF,
         use_parallel_residual=False,
         attention_bias=False,
         hidden_act="gelu_new",
         tie_word_embeddings=True,
     ),
     "olmo2": _make("Olmo2Config"),
-    "granite": _make(
-        "GraniteConfig",
-        embedding_multiplier=3.0,
-        attention_multiplier=0.2,
-        residual_multiplier=0.6,
-        logits_scaling=2.5,
-        tie_word_embeddings=True,
-    ),
+    "granite": _make("GraniteConfig", **_MULTIPLIERS, tie_word_embeddings=True),
     "smollm3": _make(
         "SmolLM3Config", **{**_SLIDES, "num_hidden_layers": 3}, no_rope_layer_interval=2, use_sliding_window=True
     ),
+    "starcoder2": _make("Starcoder2Config", **_SLIDES),
+    "starcoder2_unbiased": _make("Starcoder2Config", use_bias=False, tie_word_embeddings=False),
+    "stablelm": _make("StableLmConfig", use_qkv_bias=True, **_HALF),
+    "stablelm_parallel": _make("StableLmConfig", use_parallel_residual=True, **_HALF),
+    "olmoe": _make("OlmoeConfig", num_experts_per_tok=2, num_experts=4),
+    "seed_oss": _make("SeedOssConfig", attention_bias=True, attention_out_bias=True, mlp_bias=True, head_dim=16),
+    "opt": _make("OPTConfig"),
+    "exaone4": _make("Exaone4Config", **_SLIDES, **_LAYERS3),
+    "exaone4_global": _make("Exaone4Config", sliding_window=None, layer_types=["full_attention"] * 2),
+    "arcee": _make("ArceeConfig", mlp_bias=True),
+    "nemotron": _make("NemotronConfig"),
+    "phi": _make("PhiConfig"),
+    "gptj": _make("GPTJConfig", rotary_dim=8),
+    "gpt_bigcode": _make("GPTBigCodeConfig", n_inner=64),
+    "gpt_bigcode_heads": _make("GPTBigCodeConfig", multi_query=False),
+    "bloom": _make("BloomConfig", n_head=6),
+    "mpt": _make("MptConfig", n_heads=12, attn_config={"softmax_scale": 0.4}),
+    "falcon": _make("FalconConfig"),
+    "falcon_grouped": _make("FalconConfig", new_decoder_architecture=True, num_kv_heads=2, bias=True),
+    "falcon_grouped_one_norm": _make(
+        "FalconConfig", new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
+    ),
+    "falcon_serial": _make("FalconConfig", multi_query=False, parallel_attn=False),
+    "granitemoe": _make("GraniteMoeConfig", **_MOE, **_MULTIPLIERS),
+    "qwen2_moe": _make(
+        "Qwen2MoeConfig",
+        num_hidden_layers=3,
+        num_experts_per_tok=2,
+        num_experts=4,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=40,
+        mlp_only_layers=[1],
+    ),
+    "cohere": _make("CohereConfig", attention_bias=True),
+    "cohere2": _make("Cohere2Config", **_SLIDES, **_LAYERS3),
+    "glm": _make("GlmConfig", head_dim=16),
+    "glm4": _make("Glm4Config", head_dim=16),
+    "helium": _make("HeliumConfig", head_dim=12, attention_bias=True),
+    "ernie4_5": _make("Ernie4_5Config", head_dim=16, use_bias=True),
+    "olmo3": _make(
+        "Olmo3Config",
+        **_SLIDES,
+        **_LAYERS3,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "rope_theta": 10_000.0,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    ),
+    "glm4_moe": _make("Glm4MoeConfig", head_dim=16, use_qk_norm=True, **_GROUPED),
+    "dots1": _make("Dots1Config", **_SLIDES, **_GROUPED, max_window_layers=1),
+    "internlm2": _make("LlamaConfig"),
+    "internlm3": _make("LlamaConfig", head_dim=16, attention_bias=True, mlp_bias=True),
+    "minicpm": _make("GraniteConfig", **{**_MULTIPLIERS, "attention_multiplier": 12**-0.5}, tie_word_embeddings=True),
+    "hunyuan_v1_dense": _make(
+        "HunYuanDenseV1Config", head_dim=16, **_rope(rope_type="dynamic", factor=1.0, alpha=50.0)
+    ),
 }
+
+
+# Published code outside of transformers, which equals one of its models but for names: they are changed afterwards.
+RENAMED: dict[str, Callable[[Json, Tensors], tuple[Json, Tensors]]] = {
+    "internlm2": renamed.internlm2,
+    "internlm3": renamed.internlm3,
+    "minicpm": renamed.minicpm,
+}
+
+
+def write_variant(variant: str, folder: Path) -> transformers.PreTrainedModel:
+    """Write the checkpoint of a variant as it is published; returns the model of transformers that equals it."""
+    model = write_checkpoint(VARIANTS[variant](), folder)
+    if variant in RENAMED:
+        config, tensors = folder / "config.json", folder / "model.safetensors"
+        values, stored = RENAMED[variant](json.loads(config.read_text()), load_file(tensors))
+        config.write_text(json.dumps(values))
+        save_file({name: tensor.contiguous() for name, tensor in stored.items()}, tensors)
+    return model
 
 
 def write_checkpoint(
@@ -161,7 +269,8 @@ def write_checkpoint(
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for name, tensor in model.named_parameters():
+        corrections = (named for named in model.named_buffers() if "correction" in named[0])
+        for name, tensor in (*model.named_parameters(), *corrections):
             noise = torch.randn(tensor.shape)
             if tensor.dim() > 1:
                 tensor.copy_(noise * 0.15)

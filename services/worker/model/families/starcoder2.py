@@ -1,0 +1,41 @@
+"""StarCoder 2: layer norms and biases everywhere, an MLP without a gate, a sliding window on every layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.worker.model.families.config import Config
+from services.worker.model.families.llama import ACTIVATIONS, base_spec
+from services.worker.model.families.naming import Family, LayerNames, Refs, standard_refs
+from services.worker.model.families.windows import same_window
+from services.worker.model.spec import ModelSpec
+
+_NAMES = LayerNames(up="mlp.c_fc", down="mlp.c_proj")
+
+
+def read_spec(config: Config) -> ModelSpec:
+    """Read a StarCoder 2 config.json. Raises ModelError."""
+    config.require("norm_type", "layer_norm")
+    config.require("mlp_type", "default")
+    config.pass_over("residual_dropout", "embedding_dropout")
+    spec, bias = base_spec(config, "starcoder2", tied=True), config.flag("use_bias", True)
+    return replace(
+        spec,
+        layers=same_window(config, spec),
+        norm="layer",
+        norm_eps=config.number("norm_epsilon", 1e-5),
+        norm_bias=True,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bias,
+        mlp="plain",
+        activation=config.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
+    )
+
+
+def refs(spec: ModelSpec) -> Refs:
+    """Name StarCoder 2's tensors."""
+    return standard_refs(spec, _NAMES)
+
+
+FAMILY = Family("Starcoder2ForCausalLM", "starcoder2", read_spec, refs)
