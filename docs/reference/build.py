@@ -1,8 +1,9 @@
 """Write the reference pages that are made from the code: `python docs/reference/build.py` (or `make reference`).
 
-configuration.md from the settings classes, policies.md from the parts of the router's policies, quantization.md from
-the worker's methods, metrics.md from what the services register, grpc.md from the contracts in proto/, openapi.json
-from the gateway, fields.md from its schema, clients.md from a table and the pins of the tests with clients.
+configuration.md from the settings classes, families.md from the files of families, policies.md from the parts of the
+router's policies, quantization.md from the worker's methods, metrics.md from what the services register, grpc.md from
+the contracts in proto/, openapi.json from the gateway, fields.md from its schema, clients.md from a table and the pins
+of the tests with clients.
 """
 
 from __future__ import annotations
@@ -54,10 +55,12 @@ from services.worker.api.transfer_metrics import TransferMetrics
 from services.worker.engine.state import EngineCounters, EngineState, TransferTotals
 from services.worker.model.formats.compressed_tensors import MIXED
 from services.worker.model.formats.registry import FORMATS
+from services.worker.model.registry import FAMILIES
 from services.worker.settings import WorkerSettings
 
 HERE = Path(__file__).resolve().parent
 PROTO = HERE.parents[1] / "proto"
+CONFIGS = HERE.parents[1] / "tests" / "unit" / "worker" / "model" / "published"
 CLIENTS = HERE.parents[1] / "tests" / "e2e" / "clients"
 _SERVICE, _METHOD, _MESSAGE, _FIELD = 6, 2, 4, 2  # field numbers in descriptor.proto: the path of a comment
 
@@ -162,6 +165,33 @@ def quantization() -> str:
     ]
     lines += ["", f"compressed-tensors' `{MIXED}` mixes groups of layers, at most one of each format."]
     return "\n".join(lines) + "\n"
+
+
+def families() -> str:
+    """Every family of models that a worker serves."""
+    lines = [
+        "# Families of models",
+        "",
+        "Made by `make reference`. `architectures` of a `config.json` names the family; without it `model_type` does.",
+        "A checkpoint of the body alone (`Qwen3Model`) embeds and does not generate.",
+        "",
+        "Each family is tested with tiny random checkpoints that have the published names: logits in float32 equal",
+        "those of `transformers` within 1e-4, for whole prompts, in chunks and token by token. The last column counts",
+        "the published configurations that tests read, too.",
+        "",
+        "| architecture | `model_type` | what it is | `config.json` |",
+        "|---|---|---|---|",
+    ]
+    for family in FAMILIES.values():
+        module = sys.modules[family.read_spec.__module__]
+        said = (module.__doc__ or "").strip().splitlines()[0].rstrip(".")
+        lines.append(f"| `{family.architecture}` | `{family.model_type}` | {said} | {_published(family.model_type)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _published(model_type: str) -> int:
+    rows = (json.loads(line) for file in sorted(CONFIGS.glob("*.jsonl")) for line in file.read_text().splitlines())
+    return sum(row["config"].get("model_type") == model_type for row in rows)
 
 
 def process_registry() -> CollectorRegistry:
@@ -376,6 +406,7 @@ PAGES = {
     "configuration.md": configuration,
     "policies.md": policies,
     "quantization.md": quantization,
+    "families.md": families,
     "metrics.md": metrics,
     "grpc.md": grpc_reference,
     "fields.md": fields,

@@ -31,7 +31,7 @@ def _found() -> dict[str, Family]:
 FAMILIES = _found()
 _BODIES = {family.base_architecture: family for family in FAMILIES.values()}
 _TYPES = {family.model_type: family for family in FAMILIES.values()}
-_ALIASES = {"LLaMAForCausalLM": "LlamaForCausalLM"}  # name in the first conversions
+_ALIASES = {alias: family for family in FAMILIES.values() for alias in family.aliases}
 
 
 def find_family(config: Config) -> Family:
@@ -42,8 +42,7 @@ def find_family(config: Config) -> Family:
     if not isinstance(architectures, list) or len(architectures) != 1:
         raise config.error("architectures", f"expected a list of one name, found {architectures!r}")
     name = str(architectures[0])
-    name = _ALIASES.get(name, name)
-    found = FAMILIES.get(name) or _BODIES.get(name)
+    found = FAMILIES.get(name) or _BODIES.get(name) or _ALIASES.get(name)
     if found is None:
         raise config.error("architectures", f"{name!r} is not implemented; known: {', '.join(FAMILIES)}")
     return found

@@ -28,9 +28,9 @@ WORDS = {
 
 
 def test_every_architecture_is_listed() -> None:
-    row = re.search(r"^\| architectures \| (.+?);", GUIDE, re.MULTILINE)
-    assert row is not None
-    assert re.findall(r"`(\w+)`", row[1]) == list(FAMILIES)
+    assert "[these families](reference/families.md)" in GUIDE
+    page = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "families.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(FAMILIES)
 
 
 def documented() -> dict[str, object]:

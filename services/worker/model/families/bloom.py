@@ -11,7 +11,6 @@ from services.worker.model.families.plain import GPT_SPELLING, plain_spec
 from services.worker.model.spec import ModelSpec
 
 _NAMES = LayerNames(o="self_attention.dense", up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h")
-# The first configurations spell the hidden size n_embed.
 _SPELLING = GPT_SPELLING | {"hidden_size": "hidden_size", "max_position_embeddings": "seq_length"}
 
 
@@ -22,6 +21,7 @@ def read_spec(config: Config) -> ModelSpec:
     config.pass_over("pretraining_tp", "slow_but_exact", "skip_bias_add", "skip_bias_add_qkv", "bias_dropout_fusion")
     config.pass_over("attention_softmax_in_fp32", "masked_softmax_fusion", "offset_alibi", "unk_token_id")
     config.fill("hidden_size", config.raw("n_embed"))
+    config.fill("n_head", config.raw("num_attention_heads"))
     spec = plain_spec(config, "bloom", _SPELLING, activation="gelu_pytorch_tanh")
     return replace(spec, alibi=True, embed_norm=True)
 

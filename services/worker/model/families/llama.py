@@ -1,4 +1,4 @@
-"""Llama 2, 3 and 3.x, and functions for the families derived from it."""
+"""Llama 2, 3 and 3.x: RMS norms, a rope, a gated MLP. Functions for the families derived from it."""
 
 from __future__ import annotations
 
@@ -126,4 +126,5 @@ def refs(spec: ModelSpec) -> Refs:
     return standard_refs(spec)
 
 
-FAMILY = Family("LlamaForCausalLM", "llama", read_spec, refs)
+# The alias is the name in the first conversions.
+FAMILY = Family("LlamaForCausalLM", "llama", read_spec, refs, aliases=("LLaMAForCausalLM",))

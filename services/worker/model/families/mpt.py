@@ -27,7 +27,7 @@ def read_spec(config: Config) -> ModelSpec:
     config.require("logit_scale", 1)
     config.require("norm_type", "low_precision_layernorm", "layernorm")
     config.pass_over("learned_pos_emb")  # of no effect with ALiBi
-    config.pass_over("emb_pdrop", "embedding_fraction", "init_device", "init_config", "verbose", "ffn_config")
+    config.pass_over("emb_pdrop", "embedding_fraction", "init_device", "init_config", "verbose", "tokenizer_name")
     scale = _read_attention_scale(config)
     spec = plain_spec(config, "mpt", _SPELLING, activation="gelu", bias=False)
     return replace(spec, norm_bias=False, alibi=True, attention_scale=scale or spec.attention_scale)
@@ -57,4 +57,12 @@ def refs(spec: ModelSpec) -> Refs:
     return found
 
 
-FAMILY = Family("MptForCausalLM", "mpt", read_spec, refs, optional_prefix="transformer.", spelling=_SPELLING)
+FAMILY = Family(
+    "MptForCausalLM",
+    "mpt",
+    read_spec,
+    refs,
+    optional_prefix="transformer.",
+    aliases=("MPTForCausalLM",),
+    spelling=_SPELLING,
+)
