@@ -14,7 +14,7 @@ from services.worker.backends.base import Expert, Experts, Ops
 from services.worker.backends.cpu.ops import OneDnnOps
 from services.worker.backends.cuda.graph import MAX_ROWS
 from services.worker.backends.cuda.ops import CudaOps
-from services.worker.backends.shapes import ExpertsShape
+from services.worker.backends.shapes import ExpertsShape, Routing
 from services.worker.backends.torch.ops import TorchOps
 from services.worker.backends.weights import Dense, Stacked
 
@@ -43,7 +43,7 @@ def make(ops: Ops, numbers: range, *, normalise: bool = True) -> Experts:
             yield Expert(Stacked((Dense(gate), Dense(up))), Stacked((Dense(down[number]),)))
 
     gate_up, down = tables()
-    return ops.experts(weights(), ExpertsShape(numbers, HIDDEN, FFN, N_ACTIVE, normalise), "silu")
+    return ops.experts(weights(), ExpertsShape(numbers, HIDDEN, FFN, Routing(N_ACTIVE, normalise)), "silu")
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from torch import Tensor
 from services.worker.backends.base import Expert, ModelBackend, Ops
 from services.worker.backends.cpu.backend import OneDnnBackend
 from services.worker.backends.opening import open_backend
-from services.worker.backends.shapes import ExpertsShape
+from services.worker.backends.shapes import ExpertsShape, Routing
 from services.worker.backends.torch.ops import TorchOps
 from services.worker.backends.weights import Dense, Stacked
 
@@ -59,8 +59,10 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
     product, biased = (ops.linear(weight, bias) for bias in (None, normal(96)))
     lookup, (tied_lookup, tied_product) = ops.embedding(weight), ops.tied(weight, None)
     tables = zip(normal(4 * 192, SIZE).chunk(4), normal(4 * SIZE, 96).chunk(4), strict=True)
-    mixture = (Expert(Stacked((Dense(up),)), Stacked((Dense(down),))) for up, down in tables)
-    experts = ops.experts(mixture, ExpertsShape(range(2, 6), SIZE, 96, n_active=2, normalise=True), "silu")
+    mixture = [Expert(Stacked((Dense(up),)), Stacked((Dense(down),))) for up, down in tables]
+    experts = ops.experts(mixture, ExpertsShape(range(2, 6), SIZE, 96, Routing(2, normalise=True)), "silu")
+    by_groups = Routing(2, True, "sigmoid", corrected=True, n_groups=4, n_kept_groups=2, group_score="top2", scale=1.5)
+    grouped = ops.experts(mixture, ExpertsShape(range(2, 6), SIZE, 96, by_groups), "silu", normal(8).float())
     norm, head_norm = ops.rms_norm(normal(SIZE).float(), 1e-5), ops.rms_norm(normal(8, HEAD_DIM).float(), 1e-5)
     layer_norm = ops.layer_norm(normal(SIZE), normal(SIZE), 1e-5)
     angles = torch.arange(N_ROWS, device=device).unsqueeze(1) / torch.arange(1, 25, device=device)
@@ -78,11 +80,13 @@ def functions(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, F
         "rope": rotated,
         "scatter": written,
         "experts, half of them another rank's": lambda x, _: experts(x, x[:, :8]),
+        "experts in groups": lambda x, _: grouped(x, x[:, :8]),
+        "sigmoid": lambda x, _: ops.sigmoid(x[:, :1]),
         "add": lambda x, _: ops.add(x.clone(), x.flip(-1).contiguous(), 0.75),
         "best columns": lambda x, _: shard.best(x.float(), 5)[0].sort(dim=-1).values,
         "mass of columns": lambda x, _: shard.mass(x.float()),
     }
-    for name in ("silu", "gelu", "gelu_tanh", "relu"):
+    for name in ("silu", "gelu", "gelu_tanh", "relu", "relu2"):
         activation, gate = ops.activation(name), ops.gate(name)
         found[name] = lambda x, _, function=activation: function(x)  # type: ignore[misc]
         found[f"gated by {name}"] = lambda x, _, function=gate: function(x)  # type: ignore[misc]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from services.worker.backends.opening import open_backend
+from services.worker.backends.shapes import Routing
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
 from services.worker.model.spec import LayerSpec, ModelError, ModelSpec, MoeSpec
@@ -93,7 +94,7 @@ _DENSE = ModelSpec(
             "1536 MLP columns cannot be divided among 7 ranks: only 1 rank works",
         ),
         (
-            replace(_DENSE, n_heads=8, n_kv_heads=8, layers=(LayerSpec(moe=MoeSpec(4, 2, 8, normalise=True)),)),
+            replace(_DENSE, n_heads=8, n_kv_heads=8, layers=(LayerSpec(moe=MoeSpec(4, 8, Routing(2, True))),)),
             8,
             "4 experts cannot be divided among 8 ranks: 1, 2 or 4 ranks work",
         ),
