@@ -32,6 +32,7 @@ _SURROGATES = re.compile(
     r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
 _NO_MEMBER = ("Invalid enum value ", "Invalid value ")
+_MEDIA = ("image_url", "input_image", "input_audio", "video_url", "file", "input_file")  # types of parts
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")
 
 
@@ -113,7 +114,8 @@ def described(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:
     if text.startswith(_NO_MEMBER):
         allowed = ", ".join(f"`{value}`" for value in allowed_values(kind, path))
         value = next(text.removeprefix(start) for start in _NO_MEMBER if text.startswith(start))
-        text = f"{value} is none of {allowed}" if allowed else text
+        reason = "; models here read text only" if value.strip("'") in _MEDIA else ""
+        text = f"{value} is none of {allowed}{reason}" if allowed else text
     return text, path
 
 

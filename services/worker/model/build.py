@@ -29,7 +29,7 @@ from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.layers.mlp import load_mlp
 from services.worker.model.layers.moe import load_moe
 from services.worker.model.layers.norm import load_norm
-from services.worker.model.layers.rope import check_tables, explain_rope, rope_tables
+from services.worker.model.layers.rope import check_tables, explain_rope, query_scale_tables, rope_tables
 from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.registry import Description, describe
 from services.worker.model.shard import Shard, Span
@@ -70,6 +70,8 @@ def open_checkpoint(path: Path, dtype: torch.dtype) -> Iterator[tuple[ModelSpec,
         # A stored head is used even if the config ties the head to the embedding.
         stored = {"head": family.refs(replace(spec, tied=False))["head"]} | stacked_refs(spec, family.stacked)
         prefix = family.optional_prefix
+        if spec.left_out:
+            logger.info("not loaded: %s", spec.left_out)
         source = Checkpoint(files, family.refs(spec), ignored, prefix, stored, quantized, dtype)
         check_shapes(config, family, spec, source)
         yield spec, source
@@ -82,7 +84,7 @@ def _open_stored(path: Path, found: Description) -> Iterator[tuple[StoredTensors
         with closing(GgufTensors(path, found.gguf)) as blocks:
             yield blocks, (BlockReader(blocks),)
         return
-    with closing(TensorFiles(path)) as files:
+    with closing(TensorFiles(path, found.family.prefixes)) as files:
         yield files, tuple(GridReader(files, layout) for layout in found.spec.quantization)
 
 
@@ -104,7 +106,9 @@ def build_decoder(
         shape = (spec.max_positions, spec.hidden_size)
         served = Shard("positions", shape, Span(0, max_positions), Span(0, spec.hidden_size))
         positions = load.weight([served]).dense(backend.dtype, backend.device)
-    tables = (rope_tables(rope, max_positions) for rope in spec.ropes)
+    tables = [rope_tables(rope, max_positions) for rope in spec.ropes]
+    if spec.query_scale is not None:
+        tables.append(query_scale_tables(spec.query_scale, spec.head_dim, max_positions))
     rotary = tuple(backend.ops.rope(cos.to(backend.device), sin.to(backend.device)) for cos, sin in tables)
     for rope in spec.ropes:
         logger.info("rope: %s", explain_rope(rope, max_positions))
@@ -135,7 +139,8 @@ def load_layer(spec: ModelSpec, load: LinearLoader, index: int, attention: Atten
     layer: LayerSpec = spec.layers[index]
     prefix = f"layers.{index}."
     rotation = None if layer.rope is None else spec.ropes.index(layer.rope)
-    attending = load_attention(spec, load, index, attention, spec.windows.index(layer.window), rotation)
+    scaling = len(spec.ropes) if spec.query_scale is not None else None
+    attending = load_attention(spec, load, index, attention, spec.windows.index(layer.window), rotation, scaling)
     mlp = load_mlp(spec, load, prefix, spec.ffn_size) if layer.moe is None else load_moe(spec, layer.moe, load, prefix)
 
     def norm(name: str) -> Norm | None:

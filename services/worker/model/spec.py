@@ -52,6 +52,14 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryScale:
+    """Queries are multiplied by 1 + beta * ln(1 + floor(position / period))."""
+
+    beta: float
+    period: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """Settings that may differ between the layers of a model."""
 
@@ -97,9 +105,11 @@ class ModelSpec:
     mlp: Literal["gated", "plain"] = "gated"
     activation: Activation = "silu"
     tied: bool = False  # the head is the embedding, unless the checkpoint stores a head
+    left_out: str = ""  # parts of the checkpoint that are not loaded, for people
     generates: bool = True  # False: the checkpoint is the body of a model, without a head
 
     attention_scale: float = 0.0  # of q·k
+    query_scale: QueryScale | None = None
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float = 1.0

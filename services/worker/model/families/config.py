@@ -132,6 +132,17 @@ class Config:
         if self._values.get(key) is None:
             self._values[key] = value
 
+    def override(self, key: str, value: Any) -> None:
+        """Set `key`, because a family reads its value in another way than the file says it."""
+        self._values[key] = value
+
+    def enter(self, key: str) -> None:
+        """Make the keys of the object at `key` this configuration's own; they precede its others. Raises ModelError."""
+        inner = self.raw(key)
+        if not isinstance(inner, dict):
+            raise self.error(key, f"expected an object, found {inner!r}")
+        self._values |= inner
+
     def first_of(self, *keys: str) -> str:
         """Return the first of several spellings that is present, otherwise the last."""
         return next((key for key in keys if self._values.get(key) is not None), keys[-1])

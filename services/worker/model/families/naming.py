@@ -64,6 +64,7 @@ class Family:
     ignored: tuple[str, ...] = UNUSED  # patterns of stored tensors that are not read
     optional_prefix: str = "model."  # of names; absent if only the body of a model was stored
     stacked: StackedNames = StackedNames()
+    prefixes: tuple[tuple[str, str], ...] = ()  # of stored names, and what stands for them in `refs`
     aliases: tuple[str, ...] = ()  # other names of the architecture
     base: str = ""  # exceptional name of the architecture without its head
     spelling: Mapping[str, str] = field(default_factory=dict)  # keys of config.json, by Llama's name for them

@@ -1,9 +1,9 @@
-"""The tensors of a checkpoint folder by their stored names: memory-mapped, checked before they are read."""
+"""The tensors of a checkpoint folder by their names: memory-mapped, checked before they are read."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from services.worker.model.spec import ModelError
 class TensorFiles:
     """The open safetensors files of one folder."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ModelError."""
-        self.folder = folder
+    def __init__(self, folder: Path, prefixes: Sequence[tuple[str, str]] = ()) -> None:
+        """`prefixes` of stored names and what replaces them; the first that fits counts. Raises ModelError."""
+        self.folder, self._prefixes = folder, prefixes
         self._files = ExitStack()
-        self._where: dict[str, tuple[Path, Any]] = {}
+        self._where: dict[str, tuple[Path, Any, str]] = {}  # with the stored name
         try:
             self._place(weight_files(folder))
         except BaseException:
@@ -42,7 +42,12 @@ class TensorFiles:
         for name, found in holders.items():
             if len(found) > 1 and stored.index.get(name) not in found:
                 raise ModelError(f"{index}: weight_map: {name} is in {' and '.join(found)}; it has to say in which")
-            self._where[name] = found.get(stored.index.get(name, "")) or next(iter(found.values()))
+            file, handle = found.get(stored.index.get(name, "")) or next(iter(found.values()))
+            self._where[self._renamed(name)] = file, handle, name
+
+    def _renamed(self, name: str) -> str:
+        old, new = next((pair for pair in self._prefixes if name.startswith(pair[0])), ("", ""))
+        return new + name.removeprefix(old)
 
     def close(self) -> None:
         """Close the files."""
@@ -59,19 +64,22 @@ class TensorFiles:
 
     def whole(self, name: str) -> Any:
         """Return a whole tensor; for small tensors."""
-        return self._where[name][1].get_tensor(name)
+        _, handle, stored = self._where[name]
+        return handle.get_tensor(stored)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the stored shape."""
-        return tuple(self._where[name][1].get_slice(name).get_shape())
+        _, handle, stored = self._where[name]
+        return tuple(handle.get_slice(stored).get_shape())
 
     def dtype(self, name: str) -> str:
         """Return the stored dtype by safetensors' name."""
-        return str(self._where[name][1].get_slice(name).get_dtype())
+        _, handle, stored = self._where[name]
+        return str(handle.get_slice(stored).get_dtype())
 
     def slice(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOATS) -> Any:
         """Return an object to index for a part of a tensor. Raises ModelError for another shape or dtype."""
-        file, handle = self._where[name]
+        file, handle, name = self._where[name]
         stored = handle.get_slice(name)
         found = tuple(stored.get_shape())
         if found != shape:

@@ -105,11 +105,16 @@ class AttentionLayer:
         attention: Attention[Any],
         plan: int,
         rotation: int | None,
+        scaling: int | None,
     ) -> None:
-        """`plan` and `rotation` are indices of the step's plans and rotations; `norm_last`: rotate, then normalise."""
+        """`plan`, `rotation` and `scaling` (of queries) are indices of the step's plans and rotations.
+
+        `norm_last`: rotate, then normalise.
+        """
         self._index, self._qkv, self._o, self._qk_norm = index, qkv, o, qk_norm
         self._norm_last = norm_last
-        self._attention, self._plan, self._rotation = attention, plan, rotation
+        self._attention, self._plan, self._rotation, self._scaling = attention, plan, rotation, scaling
+        self._n_q = len(heads.q)
         self._n_rotated, self._head_dim = len(heads.q) + len(heads.kv), heads.head_dim
         self._q_size = len(heads.q) * heads.head_dim
 
@@ -125,6 +130,8 @@ class AttentionLayer:
                 step.rotations[self._rotation](qk)
             if self._qk_norm is not None and self._norm_last:
                 self._qk_norm.normalise_(qk)
+            if self._scaling is not None:
+                step.rotations[self._scaling](qk[:, : self._n_q])
         slots = step.batch.kv_slots
         step.cache.write(self._index, slots, qkv[: len(slots), self._q_size :])
         return qkv[:, : self._q_size]
@@ -141,6 +148,7 @@ def load_attention(
     attention: Attention[Any],
     plan: int,
     rotation: int | None,
+    scaling: int | None,
 ) -> AttentionLayer:
     """Load layer `index`'s attention."""
     heads, key, hidden = Heads.of_rank(spec, load.comm), f"layers.{index}.", spec.hidden_size
@@ -155,7 +163,7 @@ def load_attention(
     )
     o = load.row_parallel(f"{key}o", hidden, q_out)
     qk_norm = _load_qk_norm(spec, load, key, heads)
-    return AttentionLayer(index, heads, qkv, o, qk_norm, spec.qk_norm_rotated, attention, plan, rotation)
+    return AttentionLayer(index, heads, qkv, o, qk_norm, spec.qk_norm_rotated, attention, plan, rotation, scaling)
 
 
 def _load_qk_norm(spec: ModelSpec, load: LinearLoader, key: str, heads: Heads) -> QkNorm | None:

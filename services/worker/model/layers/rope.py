@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from services.worker.model.spec import ModelError, RopeSpec
+from services.worker.model.spec import ModelError, QueryScale, RopeSpec
 
 _MIB = 1 << 20
 # Bytes per pair and position while tables are computed: the angle, cos and sin, and a scaled copy. Dynamic NTK has
@@ -19,6 +19,14 @@ def rope_tables(spec: RopeSpec, max_positions: int) -> tuple[torch.Tensor, torch
     """Return cos and sin of every position for one kind of rope: [max_positions, rotary_dim / 2] float32."""
     angles = _angles(spec, max_positions)
     return angles.cos() * spec.attention_factor, angles.sin() * spec.attention_factor
+
+
+def query_scale_tables(scale: QueryScale, head_dim: int, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the cos and sin, [max_positions, head_dim / 2] float32, of a rotation that multiplies by the scale."""
+    periods = torch.arange(max_positions, dtype=torch.int64) // scale.period
+    factors = 1 + scale.beta * torch.log1p(periods.float())
+    cos = factors.unsqueeze(1).repeat(1, head_dim // 2)
+    return cos, torch.zeros_like(cos)
 
 
 def explain_rope(spec: RopeSpec, max_positions: int) -> str:

@@ -166,6 +166,39 @@ def test_experts_in_one_tensor_as_transformers_5_computes_them(
         _logits(folder, made.ids)
 
 
+@pytest.mark.parametrize(
+    "variant", ["gemma3_multimodal", "mistral3_multimodal", "qwen2_5_vl_multimodal", "qwen3_vl_multimodal"]
+)
+def test_the_text_model_of_a_multimodal_one_is_found_where_transformers_4_and_5_store_it(
+    variant: str, sample: Callable[[str], Sample], tmp_path: Path
+) -> None:
+    made = sample(variant)
+    assert "vision tower" in read_spec(made.folder).left_out
+    names = ({"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head."}, {})
+    if variant.startswith("qwen2"):
+        names = ({"model.language_model.": "model.", "model.visual.": "visual."}, {})
+    for number, renamed in enumerate(names):
+        folder = _changed(made.folder, tmp_path / str(number), lambda tensors, of=renamed: _placed(tensors, of))
+        assert (_logits(folder, made.ids) - made.logits).abs().max() <= 1e-4
+
+
+def _placed(tensors: Tensors, prefixes: dict[str, str]) -> Tensors:
+    """The names of transformers 5 with other prefixes."""
+    new = {
+        "language_model.model.": "model.language_model.",
+        "language_model.lm_head.": "lm_head.",
+        "model.layers.": "model.language_model.layers.",
+        "model.embed_tokens.": "model.language_model.embed_tokens.",
+        "model.norm.": "model.language_model.norm.",
+    }
+    for table in (new, prefixes):
+        tensors = {
+            next((to + name.removeprefix(old) for old, to in table.items() if name.startswith(old)), name): tensor
+            for name, tensor in tensors.items()
+        }
+    return tensors
+
+
 def test_weights_that_are_not_finite_are_refused_by_name(sample: Callable[[str], Sample], tmp_path: Path) -> None:
     def spoil(tensors: Tensors) -> Tensors:
         tensors["model.layers.1.mlp.up_proj.weight"][3, 3] = float("nan")

@@ -19,7 +19,7 @@ from services.worker.model.formats.safetensors import TensorFiles
 from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.registry import find_family
-from services.worker.model.spec import LayerSpec, ModelError, ModelSpec, MoeSpec, RopeSpec
+from services.worker.model.spec import LayerSpec, ModelError, ModelSpec, MoeSpec, QueryScale, RopeSpec
 from tests.unit.worker.model.conftest import Sample
 from tests.unit.worker.model.harness import CPU, Engine
 
@@ -62,6 +62,9 @@ _MODEL: list[tuple[str, str, Any]] = [
     ("llama", "tied", True),
     ("granite", "attention_scale", 0.25),
     ("gemma2", "attention_softcap", None),
+    ("ministral3", "query_scale", None),
+    ("ministral3", "query_scale", QueryScale(0.4, 16)),
+    ("ministral3", "query_scale", QueryScale(0.5, 17)),
     ("gemma2", "logit_softcap", None),
     ("gemma", "embedding_scale", 1.0),
     ("granite", "residual_scale", 1.0),
@@ -110,7 +113,7 @@ _LAYER: list[tuple[str, str, Any]] = [
     ("mixtral", "moe", None),
 ]
 # Not part of the computation; how weights are stored has its own tests (tests/unit/worker/model/formats).
-_DESCRIPTIVE = {"family", "dtype", "eos_token_ids", "layers", "generates", "quantization"}
+_DESCRIPTIVE = {"family", "left_out", "dtype", "eos_token_ids", "layers", "generates", "quantization"}
 
 
 def _agrees(sample: Sample, mutate: Callable[[ModelSpec], ModelSpec]) -> bool:

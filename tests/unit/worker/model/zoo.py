@@ -54,6 +54,22 @@ def _make(config: str, **settings: Any) -> Callable[[], transformers.PretrainedC
     return lambda: getattr(transformers, config)(**{**shape, **settings})
 
 
+# Towers of vision as small as they can be; no test sees with them.
+_VISION: dict[str, dict[str, Any]] = {
+    "Gemma3": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "Mistral3": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "Qwen2_5_VL": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
+    "Qwen3VL": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
+}
+_MROPE = _rope(rope_type="default", mrope_section=[2, 2, 2])
+
+
+def _multimodal(name: str, **text: Any) -> Callable[[], transformers.PretrainedConfig]:
+    vision = _VISION[name] | ({"head_dim": 8} if name == "Mistral3" else {})
+    settings = {"text_config": {**_SHAPE, **text}, "vision_config": vision, "tie_word_embeddings": False}
+    return lambda: getattr(transformers, f"{name}Config")(**settings)
+
+
 _LAYERS3: dict[str, Any] = {
     "num_hidden_layers": 3,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -234,6 +250,15 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     ),
     "glm4_moe": _make("Glm4MoeConfig", head_dim=16, use_qk_norm=True, **_GROUPED),
     "dots1": _make("Dots1Config", **_SLIDES, **_GROUPED, max_window_layers=1),
+    "ministral3": _make(
+        "Ministral3Config",
+        head_dim=16,
+        **_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.5),
+    ),
+    "gemma3_multimodal": _multimodal("Gemma3", head_dim=16, query_pre_attn_scalar=24, **_SLIDES, **_LAYERS3),
+    "mistral3_multimodal": _multimodal("Mistral3", model_type="mistral", head_dim=16),
+    "qwen2_5_vl_multimodal": _multimodal("Qwen2_5_VL", **_MROPE),
+    "qwen3_vl_multimodal": _multimodal("Qwen3VL", head_dim=12, **_MROPE),
     "internlm2": _make("LlamaConfig"),
     "internlm3": _make("LlamaConfig", head_dim=16, attention_bias=True, mlp_bias=True),
     "minicpm": _make("GraniteConfig", **{**_MULTIPLIERS, "attention_multiplier": 12**-0.5}, tie_word_embeddings=True),
@@ -267,7 +292,9 @@ def write_checkpoint(
 ) -> transformers.PreTrainedModel:
     """Write a checkpoint whose every tensor is random, biases and norms too, so that none can go unnoticed."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    names = transformers.models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    auto = transformers.AutoModelForImageTextToText if config.model_type in names else transformers.AutoModelForCausalLM
+    model = auto.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         corrections = (named for named in model.named_buffers() if "correction" in named[0])
         for name, tensor in (*model.named_parameters(), *corrections):
