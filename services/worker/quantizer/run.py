@@ -131,7 +131,7 @@ class _Work:
             spec,
             source,
             backend,
-            backend.attention(attention_shape(spec, 1)),
+            backend.attention(attention_shape(spec, 0, 1)),
             shapes,
             _read_ids(request, spec, texts),
             digest(texts),
