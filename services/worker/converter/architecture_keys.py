@@ -74,7 +74,7 @@ def _of_spec(spec: ModelSpec) -> dict[str, Scalar | None]:
         "final_logit_softcapping": spec.logit_softcap,
         "use_parallel_residual": spec.parallel_residual,
         "expert_count": moe.n_experts if moe else None,
-        "expert_used_count": moe.n_active if moe else None,
+        "expert_used_count": moe.routing.n_active if moe else None,
         "expert_feed_forward_length": moe.ffn_size if moe else None,
     }
 
