@@ -89,7 +89,7 @@ async def ours(file: Path, prompts: Sequence[Sequence[int]], n_tokens: int, dtyp
 
 
 def partings(
-    file: Path, prompts: Sequence[str], n_tokens: int, dtype: str = "auto", n_threads: int = 2
+    file: Path, prompts: Sequence[str], n_tokens: int, dtype: str = "auto", n_threads: int = 1
 ) -> Iterator[Parting]:
     """Compare the texts of each prompt."""
     tokenizer = Tokenizer.from_buffer(read_model_files(file).tokenizer_json)
@@ -117,10 +117,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--threads", type=int, default=1, help="llama.cpp's; several wait for each other on busy cores")
     asked = parser.parse_args()
     tokenizer = Tokenizer.from_buffer(read_model_files(asked.file).tokenizer_json)
     found = []
-    for one in partings(asked.file, PROMPTS[: asked.prompts], asked.tokens, asked.dtype):
+    for one in partings(asked.file, PROMPTS[: asked.prompts], asked.tokens, asked.dtype, asked.threads):
         found.append(one)
         said = f"equal for {one.n_equal} of {one.n_tokens} tokens"
         if one.ours is not None:
