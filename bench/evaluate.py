@@ -73,8 +73,8 @@ def score(setup: Setup, documents: Sequence[Document], concurrency: int) -> list
     """Start a stack, score all documents, stop it."""
     with tempfile.TemporaryDirectory(prefix="rz-") as folder:
         ranks = str(setup.tensor_parallel)
-        args = ["--model", str(setup.model), "--dtype", setup.dtype, "--tensor-parallel", ranks]
-        with running_stack(Path(folder), *args) as stack:
+        args = ["--dtype", setup.dtype, "--tensor-parallel", ranks]
+        with running_stack(Path(folder), *args, model=str(setup.model)) as stack:
             start = start_token(setup.model)
             return asyncio.run(score_all(stack.url, stack.model(), start, documents, concurrency))
 

@@ -26,6 +26,7 @@ from bench.soaking.health import Health
 from bench.soaking.load import Served, keep_asking, make_cases, open_client, references
 from bench.soaking.memory import Memory, growth
 from bench.soaking.verdict import FaultRecord, Verdict, judge, show
+from services.cli.stack.default_model import TINY_MODEL
 from tests.stack import RunningStack, running_stack
 
 # Longer than the gateway waits for a silent worker (15 s, stall_timeout_s). So streams have moved to other workers when
@@ -131,7 +132,7 @@ def main(
     kv_tokens: Annotated[
         int, typer.Option(min=0, help="KV cache per worker; small: full, and evicting, soon.")
     ] = 4_096,
-    model: Annotated[str, typer.Option(help="Default: the bundled one.")] = "",
+    model: Annotated[str, typer.Option(help="A checkpoint folder or a hub id.")] = str(TINY_MODEL),
     out: Annotated[Path | None, typer.Option(help="Write the verdict as JSON.")] = None,
 ) -> None:
     """Soak a local installation."""
@@ -139,9 +140,8 @@ def main(
     plan = Plan(minutes * 60, seconds_of(fault_every), seed, workers, concurrency, cases, tokens, kinds)
     # A KV cache takes memory when its blocks are first used. A small one is full soon, and does not look like a leak.
     args = ["--workers", str(workers), "--tensor-parallel", "1", "--kv-tokens", str(kv_tokens)]
-    args += ["--model", model] if model else []
     console = Console(width=120)
-    with tempfile.TemporaryDirectory(prefix="rz-") as folder, running_stack(Path(folder), *args) as stack:
+    with tempfile.TemporaryDirectory(prefix="rz-") as folder, running_stack(Path(folder), *args, model=model) as stack:
         stack.wait_serving(workers)
         verdict = asyncio.run(soak(stack, plan, console))
         if not verdict.passed:

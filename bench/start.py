@@ -44,7 +44,7 @@ async def first_token(model: str, arguments: list[str]) -> float:
 
 def main(
     rounds: int = 5,
-    model: Annotated[str, typer.Option(help="The name that is served.")] = "ryzanstein-tiny",
+    model: Annotated[str, typer.Option(help="The name that is served.")] = "smollm2-135m-instruct",
     arguments: Annotated[str, typer.Option(help="Passed on to `ryzanstein up`.")] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:

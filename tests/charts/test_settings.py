@@ -95,7 +95,7 @@ workers:
   pools:
     default:
       {settings: {maxRunning: 8}, kvTokens: 1048576, kvDtype: int8, maxModelLen: 4096, dtype: bfloat16, device: cpu,
-       tensorParallel: 2, servedName: mine}
+       tensorParallel: 3, servedName: mine}
 logLevel: debug
 redis: {keyPrefix: shared}
 bindAddress: '::'
@@ -118,7 +118,7 @@ REACHES: dict[str, dict[str, Any]] = {
         "max_model_len": 4096,
         "dtype": "bfloat16",
         "device": "cpu",
-        "tensor_parallel": 2,
+        "tensor_parallel": 3,
         "served_model_name": "mine",
     },
 }

@@ -114,6 +114,7 @@ CONTRADICTIONS = {
         "workers.pools.claim.storage.accessModes",
         "workers.pools.host.storage.hostPath",
         "workers.pools.gpus.gpu.count",
+        "workers.pools.gpus.tensorParallel",
     ],
     """
     tracing: {endpoint: 'http://collector:4317'}
@@ -135,7 +136,7 @@ workers:
     claim: {model: 'pvc://claim/path'}
     image: {model: 'oci://registry.example/model:1'}
     file: {model: 'file:///models/mine'}
-    gpus: {device: cuda, tensorParallel: 4, gpu: {count: 4}}
+    gpus: {model: 'hf://org/large', device: cuda, tensorParallel: 4, gpu: {count: 4}}
 """
 
 

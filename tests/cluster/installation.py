@@ -13,6 +13,7 @@ from tests.programs import CHART
 RELEASE = "ryzanstein"
 PASSWORD = "/etc/ryzanstein/redis/current/password"
 READY_S = 150
+TINY_MODEL = "file:///app/models/ryzanstein-tiny"
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Installation:
 
     kube: Kube
     release: str = RELEASE
+    model: str = TINY_MODEL  # "": the chart's own
 
     @property
     def url(self) -> str:
@@ -31,11 +33,14 @@ class Installation:
         return f"http://{address}"
 
     def begin(self, *args: str, major: int = 3, chart: Path = CHART) -> None:
-        """`helm upgrade --install`; without Grafana, whose image no node of the rig has."""
-        without = (
-            ["--set=monitoring.grafana.enabled=false"] if "\n  grafana:" in (chart / "values.yaml").read_text() else []
-        )
-        self.kube.helm("upgrade", "--install", self.release, str(chart), *without, *args, major=major)
+        """`helm upgrade --install`; `args` outweigh what all installations of the tests have."""
+        self.kube.helm("upgrade", "--install", self.release, str(chart), *self.common(chart), *args, major=major)
+
+    def common(self, chart: Path) -> list[str]:
+        """Options for Helm: the tiny model, and no Grafana, whose image no node of the rig has."""
+        model = [f"--set=workers.defaults.model={self.model}"] if self.model else []
+        has_grafana = "\n  grafana:" in (chart / "values.yaml").read_text()
+        return model + (["--set=monitoring.grafana.enabled=false"] if has_grafana else [])
 
     def install(self, *args: str, major: int = 3, chart: Path = CHART) -> float:
         """The same; returns the seconds until every pod is ready."""

@@ -57,7 +57,7 @@ def test_neighbouring_versions_serve_together(earlier_chart: Path, namespaces: N
 
 def workloads(installation: Installation, chart: Path) -> dict[str, Object]:
     """What a chart of the earlier revision's images would have there, by name as kubectl knows it."""
-    values = settings({**VALUES, "image.tag": "previous"})
+    values = [*installation.common(chart), *settings({**VALUES, "image.tag": "previous"})]
     rendered = yaml.safe_load_all(installation.kube.helm("template", installation.release, str(chart), *values))
     wanted = [item for item in rendered if item and item["kind"] in ("Deployment", "StatefulSet")]
     return {f"{item['kind'].lower()}/{item['metadata']['name']}": item for item in wanted}

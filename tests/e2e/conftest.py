@@ -8,12 +8,11 @@ import pytest
 from tests.stack import RunningStack, running_stack
 
 PROJECT = Path(__file__).resolve().parents[2]
-BUNDLED_MODEL = PROJECT / "models" / "ryzanstein-tiny"
 
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """What `make run` starts, shared by all tests that do not break it."""
+    """A whole installation of the tiny model, shared by all tests that do not break it."""
     with running_stack(tmp_path_factory.mktemp("run")) as running:
         yield running
 

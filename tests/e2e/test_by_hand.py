@@ -15,8 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from services.cli.stack.default_model import TINY_MODEL
 from services.common.ports import free_port
-from tests.e2e.conftest import BUNDLED_MODEL, PROJECT
+from tests.e2e.conftest import PROJECT
 from tests.integration.router.processes import RedisServer
 from tests.stack import START_S
 
@@ -35,7 +36,7 @@ class ByHand:
             "RYZANSTEIN_REDIS_URL": self.redis.url,
             "RYZANSTEIN_COORDINATOR_ADDRESS": f"127.0.0.1:{self.ports['KV-cache coordinator']}",
             "RYZANSTEIN_ROUTER_ADDRESSES": f"127.0.0.1:{self.ports['router']}",
-            "RYZANSTEIN_MODEL": str(BUNDLED_MODEL),
+            "RYZANSTEIN_MODEL": str(TINY_MODEL),
             "RYZANSTEIN_TENSOR_PARALLEL": "1",
             "RYZANSTEIN_WORKER_ID": "by-hand",
         }

@@ -51,8 +51,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningSt
     model = _write(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RYZANSTEIN_MAX_MODEL_LEN", str(SERVED))
-        options = ("--model", str(folder), "--dtype", "float32", "--kv-tokens", "1024")
-        with running_stack(tmp_path_factory.mktemp("run"), *options) as stack:
+        options = ("--dtype", "float32", "--kv-tokens", "1024")
+        with running_stack(tmp_path_factory.mktemp("run"), *options, model=str(folder)) as stack:
             yield stack, model
 
 

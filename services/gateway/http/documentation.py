@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-EXAMPLE_MODEL = "ryzanstein-tiny"
+EXAMPLE_MODEL = "smollm2-135m-instruct"
 HEALTH = "health"  # the tag of routes for probes and scrapers
 
 

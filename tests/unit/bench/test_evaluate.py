@@ -88,7 +88,7 @@ def reference_nats(context: int) -> float:
 
 def test_served_perplexity_is_that_of_transformers(tmp_path: Path) -> None:
     expected = math.exp(reference_nats(context=1_024))
-    with running_stack(tmp_path, "--tensor-parallel", "1", "--dtype", "float32", "--model", str(MODEL)) as stack:
+    with running_stack(tmp_path, "--tensor-parallel", "1", "--dtype", "float32") as stack:
         (found,) = asyncio.run(score_all(stack.url, stack.model(), start_token(MODEL), [SHORT], concurrency=1))
     assert compare([found], [found]).perplexity.value == pytest.approx(expected, rel=1e-4)
 

@@ -15,7 +15,7 @@ GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text(
 ROW = re.compile(r"^\| (?P<options>`--.+?) \| (?P<default>[^|]+) \| [^|]+ \|$", re.MULTILINE)
 # What the guide says in words.
 WORDS = {
-    "the bundled model": "",
+    "SmolLM2": "",
     "chosen by the worker": 0,
     "the model's": 0,
     "off": 0,

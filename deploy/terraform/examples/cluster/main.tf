@@ -1,4 +1,4 @@
-# On a cluster that a kubeconfig names: the bundled model, with an ingress.
+# On a cluster that a kubeconfig names: the default model, with an ingress.
 
 variable "kubeconfig" {
   type    = string

