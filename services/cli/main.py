@@ -174,6 +174,7 @@ def up(
         redis_url=redis,
         policy=policy,
         fallback_model=fallback_model,
+        generation_config=chosen.generation_config,
     )
     command.run(options, start_timeout)
 

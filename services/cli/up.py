@@ -131,7 +131,7 @@ def _how_to_call(card: worker_pb2.ModelCard, options: StackOptions, elapsed_s: f
     asked: dict[str, object] = {"prompt": "def fibonacci(n):"}
     path = "completions"
     if card.chat_template:
-        asked = {"messages": [{"role": "user", "content": "What is a list?"}]}
+        asked = {"messages": [{"role": "user", "content": "Name the capital of France."}]}
         path = "chat/completions"
     body = shlex.quote(json.dumps({"model": card.model, **asked, "max_tokens": 64}))
     key = ' -H "Authorization: Bearer $RYZANSTEIN_API_KEY"' if options.api_key else ""

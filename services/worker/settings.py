@@ -41,6 +41,9 @@ class WorkerSettings(ServiceSettings):
         description="Requests that do not name temperature, top_p, top_k, min_p or repetition_penalty get those of the "
         "model's generation_config.json; false: 1, 1, off, off, 1",
     )
+    override_generation_config: dict[str, float] = Field(
+        {}, description='Of these, what outweighs the model\'s own: a JSON object such as {"temperature": 0.2}'
+    )
     max_running: int = Field(64, ge=1, le=4096, description="Requests computed in one step")
     max_waiting: int = Field(1024, ge=1, description="Requests beyond it are handed off instead of queued")
     max_batched_tokens: int = Field(2048, ge=1, description="Rows of one step: the chunk size of long prompts")

@@ -46,7 +46,7 @@ def test_requests_fit_a_laptop(defaults: Installation) -> None:
 def test_the_default_model_answers(defaults: Installation) -> None:
     client = openai.OpenAI(base_url=f"{defaults.url}/v1", api_key="unused", max_retries=0)
     ask = partial(client.chat.completions.create, model="smollm2-135m-instruct", max_tokens=24, temperature=0)
-    question = [{"role": "user", "content": "What is the capital of France?"}]
+    question = [{"role": "user", "content": "Name the capital of France."}]
     plain = ask(messages=question)
     stream = ask(messages=question, stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)

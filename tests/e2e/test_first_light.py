@@ -120,7 +120,8 @@ def test_the_printed_curl_line_answers_and_ctrl_c_leaves_nothing(tmp_path: Path)
         curl = (
             f"curl {stack.url}/v1/chat/completions -H 'Content-Type: application/json' "
             '-H "Authorization: Bearer $RYZANSTEIN_API_KEY" '
-            """-d '{"model": "mine", "messages": [{"role": "user", "content": "What is a list?"}], "max_tokens": 64}'"""
+            """-d '{"model": "mine", "messages": [{"role": "user", "content": "Name the capital of France."}], """
+            """"max_tokens": 64}'"""
         )
         answer = subprocess.run(
             ["bash", "-c", curl], env=os.environ | {"RYZANSTEIN_API_KEY": "a-key"},

@@ -139,7 +139,7 @@ def test_any_user_with_a_read_only_root_serves(image: Images, redis: str) -> Non
             wait_ready(port, processes)
         for name, port in metrics.items():
             image(name).output("python", "/app/healthcheck.py", env={"RYZANSTEIN_METRICS_PORT": str(port)})
-        question = {"role": "user", "content": "What is the capital of France?"}
+        question = {"role": "user", "content": "Name the capital of France."}
         body = {"model": "smollm2-135m-instruct", "messages": [question], "max_tokens": 24, "temperature": 0}
         answer = httpx.post(f"http://127.0.0.1:{http}/v1/chat/completions", json=body, timeout=60)
         assert "Paris" in answer.json()["choices"][0]["message"]["content"], answer.text

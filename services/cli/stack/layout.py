@@ -95,6 +95,7 @@ def _worker(options: StackOptions, index: int, port: int, shared: dict[str, str]
         "RYZANSTEIN_KV_TOKENS": options.kv_tokens,
         "RYZANSTEIN_MAX_MODEL_LEN": options.max_model_len,
         "RYZANSTEIN_SERVED_MODEL_NAME": options.served_model_name,
+        "RYZANSTEIN_OVERRIDE_GENERATION_CONFIG": options.generation_config,
     }
     env |= {name: str(value) for name, value in chosen.items() if value}
     return _service(f"worker-{index}", "services.worker.api", f"{HOST}:{port}", env, stop_s=15.0)

@@ -37,6 +37,7 @@ class StackOptions:
     redis_url: str = ""  # empty: embedded
     policy: str = "cost"
     fallback_model: str = ""
+    generation_config: str = ""  # JSON of sampling parameters that outweigh the model's own; empty: none
 
     @property
     def threads_per_rank(self) -> int:

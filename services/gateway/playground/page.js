@@ -10,7 +10,7 @@ const log = $("log");
 const prompt = $("prompt");
 const PATHS = { chat: "v1/chat/completions", completion: "v1/completions" };
 const SUGGESTIONS = {
-  chat: ["What is the capital of France?", "Write a Python function that sorts a list.", "Explain how a hash table works."],
+  chat: ["Name the capital of France.", "Write a Python function that sorts a list.", "Explain how a hash table works."],
   completion: ["def read_config(path):\n    \"\"\"Read a configuration file.\n", "class Stack:\n    def push(self, item):\n", "The quick brown fox"],
 };
 

@@ -78,6 +78,7 @@ def _read_gguf(file: Path) -> ModelFiles:
     metadata, spec = found.gguf.metadata, found.spec
     hub = hub_files(metadata)
     tokenizer = tokenizer_of(hub)
+    beside = file.with_name("generation_config.json")  # outweighs what the file itself recommends
     return ModelFiles(
         identity=_identity(b"", files_of(file)),
         spec=spec,
@@ -88,7 +89,7 @@ def _read_gguf(file: Path) -> ModelFiles:
         special_tokens=tokenizer.special_tokens,
         add_bos_token=tokenizer.add_bos_token,
         eos_token_ids=_existing((*_ends(file, hub.generation_config), *spec.eos_token_ids), spec),
-        sampling=read_sampling(file, hub.generation_config),
+        sampling=read_sampling(beside if beside.is_file() else file, hub.generation_config | read_json(beside)),
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from services.common.lifecycle import StartupError
 from services.worker.backends.sizing import host_room
 from services.worker.engine.base import LifeObserver, StepObserver
 from services.worker.engine.state import EngineModel
+from services.worker.model.loading.sampling import SamplingDefaults, override_sampling
+from services.worker.model.spec import ModelError
 from services.worker.native.engine import EngineConfig, NativeEngine
 from services.worker.native.model_files import ModelFiles, read_model_files
 from services.worker.native.ranks import Ranks
@@ -38,7 +41,20 @@ async def open_native(
         settings.pull_mb_per_s * 1e6,
         settings.recovery_limit_s,
     )
-    return NativeEngine(config, served_model(files, ranks), make_ranks(ranks), steps, life)
+    model = replace(served_model(files, ranks), sampling_defaults=_sampling_defaults(files, settings))
+    return NativeEngine(config, model, make_ranks(ranks), steps, life)
+
+
+def _sampling_defaults(files: ModelFiles, settings: WorkerSettings) -> dict[str, float]:
+    """The model's recommendations, with those of the settings over them. Raises StartupError."""
+    try:
+        return {**_named(files.sampling), **_named(override_sampling(settings.override_generation_config))}
+    except ModelError as error:
+        raise StartupError(f"RYZANSTEIN_OVERRIDE_GENERATION_CONFIG: {error}") from error
+
+
+def _named(sampling: SamplingDefaults) -> dict[str, float]:
+    return {name: value for name, value in asdict(sampling).items() if value is not None}
 
 
 def served_model(files: ModelFiles, config: RankGroupConfig) -> EngineModel:
@@ -56,7 +72,7 @@ def served_model(files: ModelFiles, config: RankGroupConfig) -> EngineModel:
         special_tokens=files.special_tokens,
         add_bos_token=files.add_bos_token,
         eos_token_ids=files.eos_token_ids,
-        sampling_defaults={name: value for name, value in asdict(files.sampling).items() if value is not None},
+        sampling_defaults=_named(files.sampling),
         generates=files.spec.generates,
         kv_dtype=config.kv_format,
     )

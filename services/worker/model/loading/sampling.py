@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,19 @@ _RANGES: dict[str, tuple[float, float]] = {
 }  # fmt: skip
 
 
+def override_sampling(given: dict[str, float]) -> SamplingDefaults:
+    """What a user puts in place of the recommendations; raises ModelError naming an unknown field or a wrong value."""
+    if unknown := given.keys() - _RANGES.keys():
+        raise ModelError(f"`{min(unknown)}` is none of {', '.join(_RANGES)}")
+    return _checked("", given)
+
+
 def read_sampling(file: Path, generation: dict[str, Any]) -> SamplingDefaults:
     """The recommendations of a generation_config.json; raises ModelError naming `file` and an invalid value."""
+    return _checked(f"{file}: ", generation)
+
+
+def _checked(place: str, generation: Mapping[str, Any]) -> SamplingDefaults:
     found: dict[str, Any] = {}
     for name, (low, high) in _RANGES.items():
         value = generation.get(name)
@@ -34,6 +46,6 @@ def read_sampling(file: Path, generation: dict[str, Any]) -> SamplingDefaults:
             continue
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not low <= value <= high or (name == "top_k" and value != int(value)):
-            raise ModelError(f"{file}: `{name}` must be from {low} to {high}, not {value!r}")
+            raise ModelError(f"{place}`{name}` must be from {low} to {high}, not {value!r}")
         found[name] = max(0, int(value) if name == "top_k" else value)  # a top_k of -1 means off, like 0
     return SamplingDefaults(**found)
