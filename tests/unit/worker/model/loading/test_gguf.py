@@ -53,6 +53,17 @@ def test_gateways_get_what_the_file_holds(file: Path) -> None:
     assert read_vocabulary(file, 99, [eos]).vocab_size == 99
 
 
+def test_a_generation_config_beside_the_file_outweighs_it(file: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0, "top_k": 7}')
+    sampling = read_model_files(copy).sampling
+    assert (sampling.temperature, sampling.top_k) == (0, 7)
+    (tmp_path / "generation_config.json").write_text('{"temperature": -1}')
+    with pytest.raises(StartupError, match=r"generation_config.json: `temperature` must be from 0 to 100, not -1"):
+        read_model_files(copy)
+
+
 def test_equal_files_are_one_model_anywhere(file: Path, tmp_path: Path) -> None:
     copy = shutil.copy(file, tmp_path / file.name)
     identity = read_model_files(file).identity
