@@ -21,7 +21,7 @@ WORDS = {
     "off": 0,
     "embedded": "",
     "none": "",
-    "the folder's": "",
+    "its own": "",
     "cost": "cost",
     "auto": "auto",
 }
