@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from services.cli.chat import _deltas, error_message, first_model
 from services.cli.errors import CommandError
 from services.cli.main import app
-from services.cli.stack.options import BUNDLED_MODEL, StackOptions, check
+from services.cli.stack.default_model import TINY_MODEL
+from services.cli.stack.options import StackOptions, check
 from services.cli.stack.state import StackState, read_state, run_dir, write_state
 from services.common.ports import free_port
 
@@ -54,9 +55,9 @@ def test_the_run_directory_is_private() -> None:
     [
         ({"model": "/no/such"}, "no such folder"),
         ({"model": "not a hub id"}, "not a hub id"),
-        ({"model": str(BUNDLED_MODEL), "redis_url": "http://x"}, "redis://"),
-        ({"model": str(BUNDLED_MODEL), "host": "192.0.2.1"}, "--host 192.0.2.1: not an address of this machine"),
-        ({"model": str(BUNDLED_MODEL), "host": "no.such.host.invalid"}, "--host no.such.host.invalid"),
+        ({"model": str(TINY_MODEL), "redis_url": "http://x"}, "redis://"),
+        ({"model": str(TINY_MODEL), "host": "192.0.2.1"}, "--host 192.0.2.1: not an address of this machine"),
+        ({"model": str(TINY_MODEL), "host": "no.such.host.invalid"}, "--host no.such.host.invalid"),
     ],
 )
 def test_wrong_options_name_the_option(options: dict[str, str], said: str) -> None:
@@ -70,7 +71,7 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_installation_without_the_bundled_model_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("services.cli.stack.options.BUNDLED_MODEL", tmp_path / "models")
+    monkeypatch.setattr("services.cli.stack.options.TINY_MODEL", tmp_path / "models")
     with pytest.raises(CommandError, match="comes with a clone"):
         check(StackOptions(model=str(tmp_path / "models"), port=free_port()))
 
