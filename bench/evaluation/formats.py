@@ -13,6 +13,7 @@ from pydoc_data.topics import topics
 # The quantizer's options of each format.
 QUANTIZED: dict[str, tuple[str, ...]] = {
     "int8": ("--method", "rtn", "--bits", "8"),
+    "int8-g32": ("--method", "rtn", "--bits", "8", "--group", "32"),
     "int4-rtn": ("--method", "rtn", "--bits", "4"),
     "int4-gptq": ("--method", "gptq", "--bits", "4"),
     "int4-awq": ("--method", "awq", "--bits", "4"),

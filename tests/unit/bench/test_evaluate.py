@@ -120,7 +120,7 @@ def test_a_page_gets_the_table_between_its_marks(tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--format int3: allowed: bf16, f32, int8, int4-rtn"):
+    with pytest.raises(ValueError, match="--format int3: allowed: bf16, f32, int8, int8-g32, int4-rtn"):
         find_rows(["int3"], [], MODEL, None, tmp_path, ())
     with pytest.raises(ValueError, match="--format stored: give --stored"):
         find_rows(["stored"], [], MODEL, None, tmp_path, ())

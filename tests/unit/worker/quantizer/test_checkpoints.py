@@ -7,15 +7,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from transformers import CompressedTensorsConfig
 
 from services.worker.model.spec import ModelError
+from services.worker.quantizer.methods.base import Inputs, Repeats
+from services.worker.quantizer.methods.registry import METHODS
+from services.worker.quantizer.methods.rtn import RoundToNearest
 from services.worker.quantizer.run import quantize
+from services.worker.quantizer.scheme import Scheme
 from tests.unit.worker.model.harness import CPU
 from tests.unit.worker.quantizer.models import our_logits, request, their_logits, write_model
 
 _GPT2: dict[str, Any] = {"vocab_size": 260, "n_embd": 64, "n_layer": 1, "n_head": 4}
 _BIASED: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+
+
+class Scaling(RoundToNearest):
+    """Rounds after random factors, so that a fold that changes an output cannot go unnoticed."""
+
+    calibrated = scales = True
+
+    def scale(self, weight: Tensor, inputs: Inputs, scheme: Scheme, dtype: torch.dtype, repeats: Repeats) -> Tensor:
+        n_factors, seed = len(repeats.mean(inputs.magnitudes)), torch.Generator().manual_seed(0)
+        return repeats.spread(2.0 ** torch.randint(-1, 2, (n_factors,), generator=seed))
 
 
 def _ignore(_phase: str, _done: int, _of: int) -> None:
@@ -26,8 +42,8 @@ def _ignore(_phase: str, _done: int, _of: int) -> None:
     ("config", "settings", "asked", "stored_as", "off"),
     [
         # 4 bits err by tens of percent on random weights, 8 bits by 3: they show that factors change nothing else.
-        ("LlamaConfig", _BIASED, {"method": "awq", "bits": 8}, "int-quantized", 0.06),
-        ("Gemma3TextConfig", {}, {"method": "awq", "bits": 8, "group": 32}, "int-quantized", 0.06),
+        ("LlamaConfig", _BIASED, {"method": "scaling", "bits": 8, "group": 32}, "int-quantized", 0.1),
+        ("Gemma3TextConfig", {}, {"method": "scaling", "bits": 8, "group": 32}, "int-quantized", 0.1),
         ("LlamaConfig", {}, {"method": "gptq", "bits": 4, "extra": 0.4}, "mixed-precision", 0.5),
         ("Phi3Config", {}, {"method": "rtn", "bits": 4, "group": 32}, "mixed-precision", 0.8),
         ("Qwen3Config", {"tie_word_embeddings": True}, {"method": "awq", "bits": 4}, "pack-quantized", 0.8),
@@ -35,8 +51,15 @@ def _ignore(_phase: str, _done: int, _of: int) -> None:
     ],
 )
 def test_transformers_and_our_worker_read_it(
-    config: str, settings: dict[str, Any], asked: dict[str, Any], stored_as: str, off: float, tmp_path: Path
+    config: str,
+    settings: dict[str, Any],
+    asked: dict[str, Any],
+    stored_as: str,
+    off: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setitem(METHODS, "scaling", Scaling())
     model = write_model(tmp_path / "model", config, **settings)
     out = tmp_path / "quantized"
     quantize(request(model, out, **asked), CPU, _ignore)
