@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +33,7 @@ from rich.table import Table
 
 from bench.evaluation.formats import DENSE, FORMATS, REFERENCE, Row, find_rows
 from bench.evaluation.metrics import Comparison, Estimate, compare
-from bench.evaluation.offline import score_offline
+from bench.evaluation.offline import Prompt, cut_prompts, score_offline
 from bench.evaluation.report import render, replace_between
 from bench.evaluation.served import TOP, ScoredDocument, score_all
 from bench.evaluation.text import Document, read_documents
@@ -171,6 +172,11 @@ class Scoring:
     seed: int
     fresh: bool
 
+    @cached_property
+    def prompts(self) -> list[Prompt]:
+        """The beginnings of the documents."""
+        return cut_prompts(self.model, self.documents, start_token(self.model), self.window)
+
     def table(self, names: Sequence[str], kv_formats: Sequence[str], stored: Path | None) -> str:
         """Return the formats, each beside float32, as a table. Raises ValueError."""
         self.work.mkdir(parents=True, exist_ok=True)
@@ -190,7 +196,7 @@ class Scoring:
         lengths = {"max_model_len": self.window + 16, "kv_tokens": _KV_TOKENS}
         settings = WorkerSettings(model=str(row.model), dtype=row.dtype, kv_format=row.kv_format, **lengths)
         began = time.monotonic()
-        scores = asyncio.run(score_offline(settings, self.documents, start_token(self.model), self.window))
+        scores = asyncio.run(score_offline(settings, self.prompts))
         print(f"{row.name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
         file.write_bytes(pickle.dumps(scores))
         return scores

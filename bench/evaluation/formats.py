@@ -67,7 +67,7 @@ def _quantized(name: str, model: Path, work: Path, held_out: Collection[str]) ->
         calibration = work / "calibration.jsonl"
         calibration.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         command = [sys.executable, "-m", "services.worker.quantizer", str(model), "--out", str(out), *QUANTIZED[name]]
-        subprocess.run([*command, "--calibration", str(calibration), *_CALIBRATION], check=True)
+        subprocess.run([*command, "--calibration", str(calibration), *_CALIBRATION], check=True, stdout=sys.stderr)
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ryzanstein.v1.worker_pb2 import Sampling
@@ -19,38 +20,42 @@ from services.worker.settings import WorkerSettings
 _AT_ONCE = 8  # documents in the scheduler
 
 
-async def score_offline(
-    settings: WorkerSettings, documents: Sequence[Document], start: int, window: int
-) -> list[ScoredDocument]:
-    """Score the first tokens of each document, `window` of them with the token `start` before them.
+@dataclass(frozen=True)
+class Prompt:
+    """The tokens of the beginning of a document."""
 
-    Raises StartupError, RanksFailedError.
-    """
-    tokenizer = Tokenizer.from_buffer(read_model_files(Path(settings.model)).tokenizer_json)
+    document: Document  # with the text of these tokens alone
+    ids: tuple[int, ...]  # the start token first, which is not scored
+
+
+def cut_prompts(model: Path, documents: Sequence[Document], start: int, window: int) -> list[Prompt]:
+    """Return the first `window` tokens of each document, by the tokenizer of `model`, the token `start` included."""
+    tokenizer = Tokenizer.from_buffer(read_model_files(model).tokenizer_json)
+    prompts = []
+    for document in documents:
+        ids = tokenizer.encode(document.text, add_special_tokens=False).ids[: window - 1]
+        text = tokenizer.decode(ids, skip_special_tokens=False)
+        prompts.append(Prompt(Document(document.path, document.group, text), (start, *ids)))
+    return prompts
+
+
+async def score_offline(settings: WorkerSettings, prompts: Sequence[Prompt]) -> list[ScoredDocument]:
+    """Score prompts with a model that has the tokens of their tokenizer. Raises StartupError, RanksFailedError."""
     scored = []
     async with open_offline(settings) as engine:
-        for first in range(0, len(documents), _AT_ONCE):
-            some = documents[first : first + _AT_ONCE]
-            requests = [_request([start, *_tokens(tokenizer, document.text)][:window]) for document in some]
+        for first in range(0, len(prompts), _AT_ONCE):
+            some = prompts[first : first + _AT_ONCE]
+            requests = [_request(prompt.ids) for prompt in some]
             await engine.run(requests)
-            scored += [_scored(tokenizer, document, request) for document, request in zip(some, requests, strict=True)]
+            scored += [
+                ScoredDocument(prompt.document, tuple(map(_position, request.prompt_logprobs)))
+                for prompt, request in zip(some, requests, strict=True)
+            ]
     return scored
 
 
-def _tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    return ids
-
-
-def _request(ids: list[int]) -> Request:
-    return Request(ids, len(ids), Sampling(max_tokens=1, prompt_logprobs=TOP), max_tokens=1)
-
-
-def _scored(tokenizer: Tokenizer, document: Document, request: Request) -> ScoredDocument:
-    """Return the scores of a request's prompt, with the part of the text that was scored."""
-    text = tokenizer.decode(request.token_ids[1 : request.n_prompt], skip_special_tokens=False)
-    part = Document(document.path, document.group, text)
-    return ScoredDocument(part, tuple(_position(row) for row in request.prompt_logprobs))
+def _request(ids: Sequence[int]) -> Request:
+    return Request(list(ids), len(ids), Sampling(max_tokens=1, prompt_logprobs=TOP), max_tokens=1)
 
 
 def _position(row: TokenLogprobs) -> Position:

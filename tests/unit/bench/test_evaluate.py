@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bench.evaluate import start_token
 from bench.evaluation.formats import Row, find_rows
 from bench.evaluation.metrics import compare, divergence
-from bench.evaluation.offline import score_offline
+from bench.evaluation.offline import cut_prompts, score_offline
 from bench.evaluation.report import render, replace_between
 from bench.evaluation.served import Position, ScoredDocument, read_position, score_all
 from bench.evaluation.text import Document, cut
@@ -96,10 +96,10 @@ def test_served_perplexity_is_that_of_transformers(tmp_path: Path) -> None:
 async def test_scores_of_formats_are_those_of_transformers() -> None:
     expected = math.exp(reference_nats(context=1_024))
     settings = WorkerSettings(model=str(MODEL), dtype="float32", max_model_len=1_024, kv_tokens=2_048)
-    (found,) = await score_offline(settings, [SHORT], start_token(MODEL), window=1_024)
+    prompts = [cut_prompts(MODEL, [SHORT], start_token(MODEL), window)[0] for window in (1_024, 10)]
+    found, part = await score_offline(settings, prompts)
     assert found.document.text == SHORT.text
     assert compare([found], [found]).perplexity.value == pytest.approx(expected, rel=1e-4)
-    (part,) = await score_offline(settings, [SHORT], start_token(MODEL), window=10)
     assert len(part.positions) == 9
     assert SHORT.text.startswith(part.document.text)
 
