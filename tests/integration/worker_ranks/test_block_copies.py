@@ -18,8 +18,8 @@ BLOCK = 16
 BLOCK_BYTES = BLOCK * HIDDEN * 4
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-async def test_a_block_that_was_moved_counts_like_a_computed_one(make_group: MakeGroup, ranks: int) -> None:
+async def test_a_block_that_was_moved_counts_like_a_computed_one(make_group: MakeGroup) -> None:
+    ranks = 2
     here, there = make_group(ranks), make_group(ranks)
     started = await here.start()
     assert {rank.kv_block_bytes for rank in started.ranks} == {BLOCK_BYTES}
@@ -64,18 +64,18 @@ async def test_what_cannot_be_copied_is_refused_and_the_next_order_is_carried_ou
 
 
 async def test_ranks_that_die_end_the_copies(make_group: MakeGroup) -> None:
-    group = make_group(2)
+    group = make_group(1)
     started = await group.start()
-    stopped = psutil.Process(started.ranks[1].pid)
+    stopped = psutil.Process(started.ranks[0].pid)
     stopped.suspend()
     reads = [asyncio.create_task(group.read_blocks([1], BLOCK_BYTES)) for _ in range(2)]
     await asyncio.sleep(0.05)
     assert not any(read.done() for read in reads)
     stopped.kill()
     for read in reads:
-        with pytest.raises(RanksFailedError, match="rank 1"):
+        with pytest.raises(RanksFailedError, match="rank 0"):
             await read
     with pytest.raises(RanksFailedError):
-        await group.write_blocks([1], [bytes(2 * BLOCK_BYTES)])
+        await group.write_blocks([1], [bytes(BLOCK_BYTES)])
     await group.start()
     assert len(await group.read_blocks([1], BLOCK_BYTES)) == 1

@@ -20,7 +20,37 @@ PROMPTS = [[1, 2, 3], [4], list(range(5, 25)), [30, 31]]
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, seed=7)
 
 
-async def test_one_and_two_ranks_draw_the_same_tokens(make_group: MakeGroup) -> None:
+def environment(pid: int) -> set[str]:
+    return set(Path(f"/proc/{pid}/environ").read_text().split("\0"))
+
+
+def has_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def assert_launched(of_ranks: list[int], parent: int) -> None:
+    """Only several ranks have torchrun above them: with torch in it, it was a third of a worker's memory."""
+    for rank, pid in enumerate(of_ranks):
+        sizes = {f"WORLD_SIZE={len(of_ranks)}", f"LOCAL_WORLD_SIZE={len(of_ranks)}"}
+        assert {f"RANK={rank}", f"LOCAL_RANK={rank}", *sizes} <= environment(pid)
+    assert (parent == os.getpid()) is (len(of_ranks) == 1)
+    assert len(of_ranks) == 1 or has_torch(parent)
+
+
+async def assert_idle(of_ranks: list[int]) -> None:
+    """Ranks without work use next to no CPU."""
+
+    def cpu_s() -> float:
+        return sum(info.cpu_s for pid in of_ranks if (info := ProcessInfo.read(pid)))
+
+    await asyncio.sleep(0.2)
+    before = cpu_s()
+    await asyncio.sleep(4.0)
+    share = 0.01 * len(of_ranks)  # 1 % of a core for each rank
+    assert cpu_s() - before < 4.0 * share + 0.015, "counted in ticks of 0.01 s"
+
+
+async def test_one_and_two_ranks_are_launched_draw_the_same_tokens_and_rest(make_group: MakeGroup) -> None:
     tokens = []
     for ranks in (1, 2):
         group = make_group(ranks)
@@ -36,34 +66,14 @@ async def test_one_and_two_ranks_draw_the_same_tokens(make_group: MakeGroup) -> 
             "warm_up",
         ]
         assert started.ranks[0].ledger.kv_cache == (64 + 1) * 16 * 16 * 4
+        *of_ranks, parent = pids_of(started)
+        assert_launched(of_ranks, parent)
         tokens.append(await Conversation(group, PROMPTS, SAMPLED).run(10))
+        if ranks > 1:
+            await assert_idle(of_ranks)
         await group.stop()
     assert tokens[0] == tokens[1]
     assert len(set(tokens[0])) > 1
-
-
-def environment(pid: int) -> set[str]:
-    return set(Path(f"/proc/{pid}/environ").read_text().split("\0"))
-
-
-def has_torch(pid: int) -> bool:
-    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
-
-
-async def test_only_several_ranks_have_torchrun_above_them(make_group: MakeGroup) -> None:
-    """A process that only waits, with torch in it, was a third of a worker's memory."""
-    parents = []
-    for ranks in (1, 2):
-        group = make_group(ranks)
-        *of_ranks, parent = pids_of(await group.start())
-        parents.append(parent)
-        for rank, pid in enumerate(of_ranks):
-            told = {f"RANK={rank}", f"LOCAL_RANK={rank}", f"WORLD_SIZE={ranks}", f"LOCAL_WORLD_SIZE={ranks}"}
-            assert told <= environment(pid)
-        if ranks > 1:
-            assert has_torch(parent)
-        await group.stop()
-    assert parents[0] == os.getpid() != parents[1]
 
 
 async def test_stop_leaves_nothing_and_start_works_again(make_group: MakeGroup) -> None:
@@ -90,23 +100,8 @@ async def test_results_can_be_iterated(make_group: MakeGroup) -> None:
     assert group.in_flight == 0
 
 
-async def test_an_idle_group_uses_next_to_no_cpu(make_group: MakeGroup) -> None:
-    group = make_group()
-    pids = pids_of(await group.start())[:-1]
-    await Conversation(group, PROMPTS).run(5)
-    await asyncio.sleep(0.2)
-
-    def cpu_s() -> float:
-        return sum(info.cpu_s for pid in pids if (info := ProcessInfo.read(pid)))
-
-    before = cpu_s()
-    await asyncio.sleep(4.0)
-    share = 0.01 * len(pids)  # 1 % of a core for each rank
-    assert cpu_s() - before < 4.0 * share + 0.015, "counted in ticks of 0.01 s"
-
-
 async def test_a_loader_that_fails_is_reported_with_its_own_words(make_group: MakeGroup) -> None:
-    group = make_group(kv_tokens=10**12)
+    group = make_group(1, kv_tokens=10**12)
     with pytest.raises(RanksFailedError, match="NotEnoughMemoryError: a KV cache of 62500000000 blocks"):
         await group.start()
 

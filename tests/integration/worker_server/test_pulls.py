@@ -33,7 +33,7 @@ class Pair:
 
 @pytest.fixture(
     scope="module",
-    params=[("float32", 1, "auto"), ("float32", 2, "auto"), ("bfloat16", 1, "auto"), ("bfloat16", 2, "int8")],
+    params=[("float32", 2, "auto"), ("bfloat16", 1, "auto"), ("bfloat16", 2, "int8")],
     ids=lambda param: f"{param[0]}-tp{param[1]}-kv-{param[2]}",
 )
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Pair]:
