@@ -95,7 +95,7 @@ def matrix_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
     for index, layer in enumerate(spec.layers):
         if layer.moe is not None:
             columns = layer.moe.n_experts // ranks * layer.moe.ffn_size + layer.moe.shared_size // ranks
-            total += spec.hidden_size * (layer.moe.n_experts + 3 * columns)
+            total += spec.hidden_size * (layer.moe.n_experts + layer.moe.shared_gate + 3 * columns)
         else:
             total += spec.hidden_size * (3 if spec.mlp == "gated" else 2) * _ffn_columns(spec, index, ranks)
     tables = 1 if spec.tied and not two_tables else 2
