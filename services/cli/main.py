@@ -78,6 +78,15 @@ class WeightType(StrEnum):
     Q4_1 = "Q4_1"
 
 
+class Quantization(StrEnum):
+    """How weights that are stored unquantized are rounded."""
+
+    AUTO = "auto"
+    INT8 = "int8"
+    INT4 = "int4"
+    NONE = "none"
+
+
 class Commands(typer.core.TyperGroup):
     """Prints a :class:`CommandError` or a missing package as one line on stderr."""
 
@@ -132,6 +141,9 @@ def up(
         int, typer.Option("--tensor-parallel", "--tensor-parallel-size", min=1, max=16, help="Ranks per worker.")
     ] = 1,
     dtype: Annotated[Dtype, typer.Option(help="Number format of weights and activations.")] = Dtype.AUTO,
+    quantization: Annotated[
+        Quantization, typer.Option(help="Rounds weights while they load; auto: as they are stored.")
+    ] = Quantization.AUTO,
     max_model_len: Annotated[
         int, typer.Option(min=0, help="Longest sequence in tokens; 0: what the model was made for.")
     ] = 0,
@@ -164,6 +176,7 @@ def up(
         workers=workers,
         tensor_parallel=tensor_parallel,
         dtype=dtype.value,
+        quantization=quantization.value,
         max_model_len=max_model_len,
         kv_tokens=kv_tokens,
         kv_dtype=kv_dtype.value,

@@ -27,6 +27,11 @@ class WorkerSettings(ServiceSettings):
     )
     tensor_parallel: int = Field(1, ge=1, le=64)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    quantization: Literal["auto", "int8", "int4", "none"] = Field(
+        "auto",
+        description="Rounds weights that are stored unquantized while they load: int8 (a scale per output), int4 (a "
+        "scale per 32 inputs; tables and head int8) or none; auto: as they are stored",
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     kv_tokens: int = Field(0, ge=0, description="KV cache size in tokens; 0: 32,768, or what memory is left for")
     kv_dtype: Literal["auto", "bf16", "int8", "fp8"] = Field(

@@ -89,6 +89,7 @@ def _worker(options: StackOptions, index: int, port: int, shared: dict[str, str]
         "RYZANSTEIN_TENSOR_PARALLEL": str(options.tensor_parallel),
         "RYZANSTEIN_DTYPE": options.dtype,
         "RYZANSTEIN_KV_DTYPE": options.kv_dtype,
+        "RYZANSTEIN_QUANTIZATION": options.quantization,
         "OMP_NUM_THREADS": str(options.threads_per_rank),
     }
     chosen = {

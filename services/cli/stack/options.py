@@ -27,6 +27,7 @@ class StackOptions:
     workers: int = 1
     tensor_parallel: int = 1
     dtype: str = "auto"
+    quantization: str = "auto"
     max_model_len: int = 0  # 0: the model's own limit
     kv_tokens: int = 0  # 0: the worker's default
     kv_dtype: str = "auto"

@@ -21,7 +21,7 @@ from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.kv_format import KvFormat
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import AttentionShape, ExpertsShape, KvShape
-from services.worker.backends.weights import Stacked
+from services.worker.backends.weights import Stacked, Weight
 
 PlanT = TypeVar("PlanT")
 
@@ -107,6 +107,10 @@ class Ops(Protocol):
     """The computations of a layer, on rows of one dtype on one device."""
 
     min_rows: int  # every linear layer pads fewer rows; a caller with many layers pads them once
+
+    def form(self, weight: Weight) -> str:
+        """Return in words how `linear` keeps `weight`."""
+        ...
 
     def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
         """Return the product with `weight` [n_out, n_in], in the layout of the device; `bias`: [n_out]."""

@@ -1,16 +1,19 @@
 """A weight as a value: it keeps the form in which its numbers are stored until a device packs it.
 
-There are three forms. A device packs a form that its kernels multiply with in that form; for the others it calls `rows`
-of one weight, or `dense` or `dense_blocks` of several, to get the numbers.
+There are three stored forms, and one whose numbers are rounded while they are read. A device packs a form that its
+kernels multiply with in that form; for the others it calls `rows` of one weight, or `dense` or `dense_blocks` of
+several, to get the numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 _BAND = 1024  # rows copied at a time, to bound the memory beside the result
 _FP8 = torch.float8_e4m3fn
@@ -27,9 +30,18 @@ class Dense:
         """Return (n_out, n_in)."""
         return self.values.shape[0], self.values.shape[1]
 
+    @property
+    def form(self) -> str:
+        """The form in words."""
+        return str(self.values.dtype).removeprefix("torch.")
+
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the stored numbers of rows [start, stop)."""
         return self.values[start:stop]
+
+    def band(self, start: int, stop: int) -> Dense:
+        """Return the weight of the rows [start, stop), as a view."""
+        return Dense(self.values[start:stop])
 
     def take(self, rows: Tensor) -> Dense:
         """Return the weight of the rows with the numbers `rows` [n]."""
@@ -55,6 +67,11 @@ class Grouped:
         """Return (n_out, n_in)."""
         return self.codes.shape[0], self.codes.shape[1]
 
+    @property
+    def form(self) -> str:
+        """The form in words."""
+        return f"{_name(self.codes)} in groups of {-(-self.shape[1] // self.scale.shape[1])}"
+
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the numbers of rows [start, stop) in float32."""
         numbers = self.codes[start:stop].float()
@@ -64,6 +81,11 @@ class Grouped:
         if self.offset is not None:
             numbers += self._of_inputs(self.offset[start:stop])
         return numbers
+
+    def band(self, start: int, stop: int) -> Grouped:
+        """Return the weight of the rows [start, stop), as a view."""
+        zero, offset = (None if kept is None else kept[start:stop] for kept in (self.zero, self.offset))
+        return Grouped(self.codes[start:stop], self.scale[start:stop], zero, self.groups, offset)
 
     def take(self, rows: Tensor) -> Grouped:
         """Return the weight of the rows with the numbers `rows` [n]."""
@@ -95,11 +117,20 @@ class PerChannel:
         """Return (n_out, n_in)."""
         return self.codes.shape[0], self.codes.shape[1]
 
+    @property
+    def form(self) -> str:
+        """The form in words."""
+        return f"{_name(self.codes)} per output"
+
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the numbers of rows [start, stop) in float32."""
         numbers = self.codes[start:stop].float()
         numbers *= self.scale[start:stop]
         return numbers
+
+    def band(self, start: int, stop: int) -> PerChannel:
+        """Return the weight of the rows [start, stop), as a view."""
+        return PerChannel(self.codes[start:stop], self.scale[start:stop])
 
     def take(self, rows: Tensor) -> PerChannel:
         """Return the weight of the rows with the numbers `rows` [n]."""
@@ -112,7 +143,70 @@ class PerChannel:
         return _ends(_code_ends(self.codes).view(2, 1, 1) * self.scale.float())
 
 
-Weight = Dense | Grouped | PerChannel
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """Columns of stored numbers, each rounded to the nearest of its group's codes when it is read.
+
+    A group's scale is that of all its stored numbers, so that parts of a weight have the codes of the whole. The number
+    farthest from 0 has the code -2^(bits - 1), by the sign of the scale, which is a float16 number.
+    """
+
+    values: Tensor  # [n_out, all inputs], finite; a view of the mapped file if they come from a file
+    start: int  # the columns [start, stop) are the weight
+    stop: int
+    bits: Literal[4, 8]
+    group: int  # stored inputs of a group; 0: all
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (n_out, n_in)."""
+        return self.values.shape[0], self.stop - self.start
+
+    @property
+    def form(self) -> str:
+        """The form in words."""
+        return f"int{self.bits} in groups of {self.group}" if self.group else f"int{self.bits} per output"
+
+    @property
+    def groups(self) -> Tensor:
+        """The group of each input, from 0 on: [n_in] int64."""
+        if not self.group:
+            return torch.zeros(self.stop - self.start, dtype=torch.int64)
+        return torch.arange(self.start, self.stop) // self.group - self.start // self.group
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return the rounded numbers of rows [start, stop) in float32."""
+        return self.band(start, stop).rows(0, stop - start)
+
+    def band(self, start: int, stop: int) -> Grouped | PerChannel:
+        """Return the weight of the rows [start, stop)."""
+        size = self.group or self.values.shape[1]
+        low, high = self.start // size, -(-self.stop // size)  # groups
+        found = self.values[start:stop, low * size : high * size].float()
+        missing = (high - low) * size - found.shape[1]
+        cells = F.pad(found, (0, missing)).view(len(found), high - low, size)
+        center = 1 << (self.bits - 1)
+        low_end, high_end = torch.aminmax(cells, dim=-1)
+        scale = _half(torch.where(high_end > -low_end, high_end, low_end) / -center)
+        inverse = torch.where(scale != 0, 1 / scale.float(), 0.0).unsqueeze(-1)
+        codes = (cells * inverse).round_().clamp_(-center, center - 1).view(len(found), -1)
+        codes = codes[:, self.start - low * size : self.stop - low * size]
+        if not self.group:
+            return PerChannel(codes.to(torch.int8), scale)
+        zero = torch.full(scale.shape, center, dtype=torch.uint8)
+        return Grouped((codes + center).to(torch.uint8), scale, zero, self.groups)
+
+    def take(self, rows: Tensor) -> Rounded:
+        """Return the weight of the rows with the numbers `rows` [n]."""
+        return replace(self, values=self.values.index_select(0, rows))
+
+    def ends(self) -> tuple[float, float]:
+        """Return bounds of the numbers."""
+        low, high = _ends(self.values)
+        return min(low * 1.01, 0.0), max(high * 1.01, 0.0)
+
+
+Weight = Dense | Grouped | PerChannel | Rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +249,19 @@ class Stacked:
                 found.append(part.rows(low, high))
             first += n_out
         return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _name(codes: Tensor) -> str:
+    """The codes in words: the bits of integers count those in use."""
+    if codes.dtype is not torch.uint8:
+        return str(codes.dtype).removeprefix("torch.")
+    return f"uint{max(1, int(codes.max()).bit_length()) if codes.numel() else 0}"
+
+
+def _half(scale: Tensor) -> Tensor:
+    """Return scales as float16, unless one is too large."""
+    half = scale.half()
+    return scale if half.isinf().any() else half
 
 
 def _ends(numbers: Tensor) -> tuple[float, float]:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.worker.cpu import has_amx, has_avx512, has_avx512_bf16, has_neon, has_neon_bf16, has_vectors
+from services.worker.kernels.codes import SCALE_ROWS, PackedCodes
 from services.worker.kernels.library import FUNCTIONS, AttentionShape, Sequences, call_attention, open_library
 from services.worker.kernels.signatures import REDUCE, REDUCE_ARGUMENTS
 
@@ -148,10 +149,56 @@ class Bfloat16Kernels:
             None if bias is None else bias.data_ptr(),
             n_out,
             out.data_ptr(),
-            n_out,
+            out.stride(0),
             out.dtype is torch.float32,
             spare.data_ptr(),
         )
+
+    def pack_codes(self, blocks: Iterable[torch.Tensor], n_out: int, k: int, bits: int) -> torch.Tensor:
+        """Pack codes [n_out, k] uint8 of `bits` bits given as blocks of rows.
+
+        Each block but the last has a multiple of SCALE_ROWS rows; k is a multiple of 16.
+        """
+        row = k * bits // 8
+        packed = torch.empty(-(-n_out // SCALE_ROWS) * SCALE_ROWS * row, dtype=torch.uint8)
+        first = 0
+        for block in blocks:
+            self._library.rz_pack_codes(block.data_ptr(), len(block), k, bits, packed[first * row :].data_ptr())
+            first += len(block)
+        return packed
+
+    def inputs(self, x: torch.Tensor, weight: PackedCodes) -> torch.Tensor:
+        """Return `x` [n, n_in] as rows of fixed-point numbers for products with `weight`: [n, bytes]."""
+        rows = torch.empty(len(x), weight.input_bytes, dtype=torch.uint8)
+        order = None if weight.order is None else weight.order.data_ptr()
+        self._library.rz_quantize_rows(
+            *(x.data_ptr(), x.stride(0), x.shape[0], weight.n_in, order, weight.k, weight.block),
+            *(rows.data_ptr(), weight.input_bytes),
+        )
+        return rows
+
+    def quantized_linear(
+        self, inputs: torch.Tensor, weight: PackedCodes, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
+        """Write x W^T + bias of the `inputs` of n rows x to `out` [n, n_out], bfloat16 or float32; bias: float32."""
+        offsets = None if weight.offsets is None else weight.offsets.data_ptr()
+        self._library.rz_quantized_linear(
+            *(inputs.data_ptr(), weight.input_bytes, inputs.shape[0], weight.k, weight.block),
+            *(weight.codes.data_ptr(), weight.bits, weight.scales.data_ptr(), offsets, weight.groups),
+            *(weight.scales.dtype is torch.float16, None if bias is None else bias.data_ptr(), weight.n_out),
+            *(out.data_ptr(), out.stride(0), out.dtype is torch.float32),
+        )
+
+    def look_up(self, weight: PackedCodes, rows: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of the rows `rows` [n] int64, each rounded once: [n, n_in]."""
+        out = torch.empty(len(rows), weight.n_in, dtype=torch.bfloat16)
+        offsets, order = (None if part is None else part.data_ptr() for part in (weight.offsets, weight.order))
+        self._library.rz_look_up(
+            *(weight.codes.data_ptr(), weight.bits, weight.scales.data_ptr(), offsets, weight.groups),
+            *(weight.scales.dtype is torch.float16, weight.k, weight.block, order, weight.n_in),
+            *(rows.data_ptr(), out.data_ptr(), len(rows)),
+        )
+        return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
         """Normalise the last dimension of x [n, size] or [n, groups, size]; `weight` [groups, size] float32."""

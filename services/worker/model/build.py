@@ -34,6 +34,7 @@ from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.registry import Description, describe
 from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import LayerSpec, ModelError, ModelSpec
+from services.worker.protocol.rank_config import Quantization
 
 logger = logging.getLogger(__name__)
 
@@ -43,17 +44,19 @@ def load_model(
     comm: Communicator,
     backend: ModelBackend,
     max_positions: int | None = None,
+    quantization: Quantization = "none",
 ) -> Decoder:
     """Load this rank's share of the checkpoint folder or GGUF file `path`.
 
     `max_positions` is the length of the longest sequence; None: the model's largest. It sizes position tables and
-    decides between LongRoPE's short and long factors. Raises ModelError naming the file and the key.
+    decides between LongRoPE's short and long factors. `quantization` rounds weights that are stored unquantized. Raises
+    ModelError naming the file and the key.
     """
     with torch.inference_mode(), open_checkpoint(path, backend.dtype) as (spec, source):
         max_positions = max_positions or spec.max_positions
         if max_positions > spec.max_positions:
             raise ModelError(f"{path}: {max_positions} positions: the model was made for {spec.max_positions}")
-        return build_decoder(spec, LinearLoader(source, comm, backend), max_positions)
+        return build_decoder(spec, LinearLoader(source, comm, backend, quantization=quantization), max_positions)
 
 
 @contextmanager
@@ -106,6 +109,8 @@ def build_decoder(
         shape = (spec.max_positions, spec.hidden_size)
         served = Shard("positions", shape, Span(0, max_positions), Span(0, spec.hidden_size))
         positions = load.weight([served]).dense(backend.dtype, backend.device)
+    kept = (f"{count} x {form}" for form, count in load.forms.most_common())
+    logger.info("weights: %s", ", ".join(kept))
     tables = [rope_tables(rope, max_positions) for rope in spec.ropes]
     if spec.query_scale is not None:
         tables.append(query_scale_tables(spec.query_scale, spec.head_dim, max_positions))

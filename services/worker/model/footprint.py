@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from services.worker.backends import kv_formats
 from services.worker.cpu import has_amx, has_vectors
+from services.worker.model.layout import Layout
+from services.worker.model.quantization import rounding_of
 from services.worker.model.spec import ModelSpec
 from services.worker.protocol.rank_config import RankGroupConfig
 
@@ -67,7 +70,10 @@ def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
     row = 5 * spec.hidden_size + 2 * qkv + 3 * ffn  # residual, norm, projections, attention, gate and up, their product
     logits = config.max_running * local_vocabulary(spec.vocab_size, ranks) * _FLOAT
     n_rows = max(config.max_batched_tokens, config.max_running)
-    weights = matrix_elements(spec, ranks, two_tables=_keeps_two_tables(config)) * itemsize
+    of_tables = table_elements(spec, ranks, two_tables=_keeps_two_tables(config))
+    of_layers = matrix_elements(spec, ranks, two_tables=False) - table_elements(spec, ranks, two_tables=False)
+    layer_bytes, table_bytes = _element_bytes(spec, config)
+    weights = math.ceil(of_layers * layer_bytes + of_tables * table_bytes)
     return Footprint(
         ranks=ranks,
         process=_PROCESS,
@@ -81,6 +87,29 @@ def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
 def _keeps_two_tables(config: RankGroupConfig) -> bool:
     """Whether a tied embedding is in memory twice, because oneDNN packs the head."""
     return config.device == "cpu" and (config.dtype != "bfloat16" or not (has_amx() or has_vectors()))
+
+
+def _element_bytes(spec: ModelSpec, config: RankGroupConfig) -> tuple[float, float]:
+    """Return the bytes of an element of a layer's matrices and of the vocabulary's."""
+    dense = float(_ITEM_SIZES[config.dtype])
+    if config.device != "cpu" or config.dtype != "bfloat16" or not (has_amx() or has_vectors()):
+        return dense, dense  # only our kernels multiply integers
+    rounded = [rounding_of(config.quantization, key) for key in ("layers.0.q", "head")]
+    layer, table = (dense if rounding is None else rounding.element_bytes for rounding in rounded)
+    if spec.quantization:
+        layer = max(_stored_bytes(layout, dense) for layout in spec.quantization)
+    return layer, table
+
+
+def _stored_bytes(layout: Layout, dense: float) -> float:
+    """Return the bytes of an element that is kept as it is stored, or dense if it is a float."""
+    codes, group = layout.codes, layout.scales.block[1]
+    if any(dtype.startswith("F") for dtype in codes.dtypes):
+        return dense
+    bits = 8 if codes.packing is None else codes.packing.bits
+    kept = next(size for size in (2, 4, 8) if size >= bits)
+    numbers = 1 if layout.zeros is None else 2  # of a group: a scale, and an offset in place of a zero
+    return kept / 8 + (numbers * _FLOAT / group if group else 0)
 
 
 def local_vocabulary(vocab_size: int, ranks: int) -> int:
@@ -98,8 +127,13 @@ def matrix_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
             total += spec.hidden_size * (layer.moe.n_experts + layer.moe.shared_gate + 3 * columns)
         else:
             total += spec.hidden_size * (3 if spec.mlp == "gated" else 2) * _ffn_columns(spec, index, ranks)
+    return total + table_elements(spec, ranks, two_tables=two_tables)
+
+
+def table_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
+    """Return the number of elements of a rank's embedding and head."""
     tables = 1 if spec.tied and not two_tables else 2
-    return total + tables * local_vocabulary(spec.vocab_size, ranks) * spec.hidden_size
+    return tables * local_vocabulary(spec.vocab_size, ranks) * spec.hidden_size
 
 
 def _ffn_columns(spec: ModelSpec, index: int, ranks: int) -> int:

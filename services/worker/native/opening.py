@@ -59,14 +59,15 @@ def _named(sampling: SamplingDefaults) -> dict[str, float]:
 
 def served_model(files: ModelFiles, config: RankGroupConfig) -> EngineModel:
     """Facts about the model from its folder and the configuration."""
-    # The hash root separates the KV of different models, dtypes, rope choices and KV formats.
+    # The hash root separates the KV of different models, dtypes, quantizations, rope choices and KV formats.
     rope = files.spec.rope_choice(config.max_model_len)
+    rounded = "" if config.quantization == "none" else config.quantization
     return EngineModel(
         architecture=files.architecture,
         dtype=config.dtype,
         device=config.device,
         tensor_parallel=config.ranks,
-        hash_root=":".join(filter(None, (files.identity, config.dtype, rope, config.kv_format))),
+        hash_root=":".join(filter(None, (files.identity, config.dtype, rounded, rope, config.kv_format))),
         tokenizer_json=files.tokenizer_json,
         chat_template=files.chat_template,
         special_tokens=files.special_tokens,

@@ -71,6 +71,7 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             model_path=str(folder),
             ranks=settings.tensor_parallel,
             dtype=dtype,
+            quantization="none" if settings.quantization == "auto" else settings.quantization,
             device=device,
             block_tokens=settings.kv_block_tokens,
             kv_tokens=settings.kv_tokens or DEFAULT_KV_TOKENS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from services.common.grammar import MAX_GRAMMAR_BYTES
 from services.worker.ipc.control import control_bytes
@@ -12,6 +12,7 @@ from services.worker.ipc.life_lock import LOCK_BYTES
 from services.worker.ipc.ring import ring_bytes
 
 PoolingKind = Literal["mean", "cls", "last"]
+Quantization = Literal["none", "int8", "int4"]
 
 SETTINGS_VARIABLE = "RYZANSTEIN_RANK_SETTINGS"
 
@@ -27,6 +28,7 @@ class RankGroupConfig:
     model_path: str
     ranks: int = 1
     dtype: str = "bfloat16"
+    quantization: Quantization = "none"  # of weights that are stored unquantized
     device: str = "cpu"  # "cpu", or "cuda": rank r uses device r
     block_tokens: int = 16
     n_blocks: int | None = None
@@ -51,6 +53,8 @@ class RankGroupConfig:
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(_DTYPES)}")
+        if self.quantization not in get_args(Quantization):
+            raise ValueError(f"quantization {self.quantization!r} is not one of {', '.join(get_args(Quantization))}")
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"device {self.device!r} is not one of cpu, cuda")
         if (self.n_blocks is None) == (self.kv_tokens is None):

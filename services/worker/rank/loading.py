@@ -17,7 +17,7 @@ from services.worker.rank.process import LoadedModel
 
 def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> LoadedModel:
     """Read this rank's share of the checkpoint at `config.model_path`. Raises ModelError."""
-    decoder = load_model(Path(config.model_path), comm, backend, config.max_model_len)
+    decoder = load_model(Path(config.model_path), comm, backend, config.max_model_len, config.quantization)
     spec = decoder.spec
     return LoadedModel(
         decoder=decoder,

@@ -1,4 +1,4 @@
-"""Unquantized weights on a CPU, in layouts whose products have rows that do not depend on other rows."""
+"""Weights on a CPU, in layouts whose products have rows that do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ class KernelLinear:
         return F.pad(x, (0, self._missing)) if self._missing else x
 
     def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        x = self._padded(x)
         out = torch.empty(x.shape[0], self._n_out, dtype=dtype)
-        self._kernels.linear(x, self._weight, self._bias, out, self._spare)
+        self.write(x, out)
         return out
+
+    def write(self, x: Tensor, out: Tensor) -> None:
+        """Write the product to `out` [n, n_out], bfloat16 or float32."""
+        self._kernels.linear(self._padded(x), self._weight, self._bias, out, self._spare)

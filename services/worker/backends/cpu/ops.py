@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from services.worker.backends.base import Elementwise, Expert, Experts, Linear, LogitShard, Lookup, RmsNorm, Rope
+from services.worker.backends.cpu.codes import plan
 from services.worker.backends.cpu.linear import KernelLinear, PackedLinear
 from services.worker.backends.cpu.logit_shard import KernelLogitShard
+from services.worker.backends.cpu.quantized import QuantizedLinear, stays_integer
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import ExpertsShape, KvShape
 from services.worker.backends.torch.experts import ExpertLoop, Router
 from services.worker.backends.torch.ops import TorchOps
-from services.worker.backends.weights import Dense, Stacked
+from services.worker.backends.weights import Dense, Stacked, Weight
 from services.worker.kernels.bfloat16 import MAX_HEAD_DIM, Bfloat16Kernels
 
 _PARALLEL_FROM = 16384  # elements; torch computes fewer in one thread (gelu; for others the limit is 32768)
@@ -109,14 +111,31 @@ class KernelOps(OneDnnOps):
         self._kernels = kernels
         self.min_rows = 1
 
+    def form(self, weight: Weight) -> str:
+        """Return in words how `linear` keeps `weight`."""
+        return super().form(weight) if plan(weight) is None else weight.form
+
     def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
-        """Return the product with `weight`."""
-        return KernelLinear(self._kernels, weight, bias)
+        """Return the product with `weight`, whose integers stay integers."""
+        kind = QuantizedLinear if stays_integer(weight) else KernelLinear
+        return kind(self._kernels, weight, bias)
+
+    def embedding(self, weight: Stacked) -> Lookup:
+        """Return the lookup of rows of `weight`, whose integers stay integers."""
+        if stays_integer(weight):
+            table = QuantizedLinear(self._kernels, weight, None)
+            if table.looks_up:
+                return table.rows
+        return super().embedding(weight)
 
     def tied(self, weight: Stacked, bias: Tensor | None) -> tuple[Lookup, Linear]:
         """Return the product with the packed `weight`, and the lookup that unpacks rows of it."""
-        product = KernelLinear(self._kernels, weight, bias)
-        return product.rows, product
+        if stays_integer(weight):
+            product = QuantizedLinear(self._kernels, weight, bias)
+            if product.looks_up:
+                return product.rows, product
+        dense = KernelLinear(self._kernels, weight, bias)
+        return dense.rows, dense
 
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
         """Return the norm with `weight`."""

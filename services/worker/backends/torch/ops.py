@@ -27,7 +27,7 @@ from services.worker.backends.names import Activation
 from services.worker.backends.shapes import ExpertsShape, KvShape
 from services.worker.backends.torch.experts import Router, TorchExperts, sigmoid
 from services.worker.backends.torch.logit_shard import TorchLogitShard
-from services.worker.backends.weights import Stacked
+from services.worker.backends.weights import Dense, Stacked, Weight
 
 _ACTIVATIONS: dict[Activation, Elementwise] = {
     "silu": F.silu,
@@ -81,6 +81,11 @@ class TorchOps:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
+
+    def form(self, weight: Weight) -> str:
+        """Return in words how `linear` keeps `weight`: as numbers of the dtype."""
+        dtype = str(self._dtype).removeprefix("torch.")
+        return dtype if isinstance(weight, Dense) else f"{weight.form} as {dtype}"
 
     def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
         """Return the product with `weight`."""

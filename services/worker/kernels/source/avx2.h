@@ -8,6 +8,9 @@
 #include "kernels.h"
 #include "pool.h"
 
+// Keeps the compiler from adding up in another order, for which registers would not suffice.
+#define IN_ORDER(sum) __asm__("" : "+x"(sum))
+
 #define INLINE static inline __attribute__((always_inline))
 
 #define WIDTH 8 // floats in a register
@@ -53,6 +56,11 @@ INLINE void store_both(bf16 *y, __m256 even, __m256 odd) {
 INLINE vec spread(float x) { return _mm256_set1_ps(x); }
 
 INLINE vec fma_of(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); } // a b + c
+
+INLINE vec load_f16(const uint16_t *x) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x)); }
+
+// c + the sums of both products of each pair of 16-bit integers.
+INLINE __m256i add_dots_of(__m256i a, __m256i b, __m256i c) { return _mm256_add_epi32(c, _mm256_madd_epi16(a, b)); }
 
 INLINE float total_of(vec x) {
     __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));

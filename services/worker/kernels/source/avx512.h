@@ -8,6 +8,9 @@
 #include "kernels.h"
 #include "pool.h"
 
+// Keeps the compiler from adding up in another order, for which registers would not suffice.
+#define IN_ORDER(sum) __asm__("" : "+v"(sum))
+
 #define INLINE static inline __attribute__((always_inline))
 
 #define WIDTH 16 // floats in a register
@@ -71,6 +74,17 @@ INLINE void store_tail(float *y, vec x, lanes mask) { _mm512_mask_storeu_ps(y, m
 INLINE vec spread(float x) { return _mm512_set1_ps(x); }
 
 INLINE vec fma_of(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); } // a b + c
+
+INLINE vec load_f16(const uint16_t *x) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x)); }
+
+// c + the sums of both products of each pair of 16-bit integers.
+INLINE __m512i add_dots_of(__m512i a, __m512i b, __m512i c) {
+#ifdef __AVX512VNNI__
+    return _mm512_dpwssd_epi32(c, a, b);
+#else
+    return _mm512_add_epi32(c, _mm512_madd_epi16(a, b));
+#endif
+}
 
 INLINE float total_of(vec x) { return _mm512_reduce_add_ps(x); }
 

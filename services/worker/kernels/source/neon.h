@@ -8,6 +8,9 @@
 #include "kernels.h"
 #include "pool.h"
 
+// Keeps the compiler from adding up in another order, for which registers would not suffice.
+#define IN_ORDER(sum) __asm__("" : "+w"(sum))
+
 #define INLINE static inline __attribute__((always_inline))
 
 #define WIDTH 4 // floats in a register
@@ -45,6 +48,15 @@ INLINE void store_both(bf16 *y, vec even, vec odd) {
 INLINE vec spread(float x) { return vdupq_n_f32(x); }
 
 INLINE vec fma_of(vec a, vec b, vec c) { return vfmaq_f32(c, a, b); } // a b + c
+
+INLINE vec load_f16(const uint16_t *x) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x))); }
+
+// c + the sums of both products of each pair of 16-bit integers.
+INLINE int32x4_t add_dots_of(int32x4_t a, int32x4_t b, int32x4_t c) {
+    int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
+    int32x4_t low = vmull_s16(vget_low_s16(x), vget_low_s16(y)), high = vmull_high_s16(x, y);
+    return vaddq_s32(c, vpaddq_s32(low, high));
+}
 
 INLINE float total_of(vec x) { return vaddvq_f32(x); }
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from services.worker.backends.base import Linear, ModelBackend
 from services.worker.backends.collectives import Communicator
-from services.worker.backends.weights import Dense, Stacked
+from services.worker.backends.weights import Dense, Rounded, Stacked, Weight
 from services.worker.model.loading.checkpoint import Checkpoint
+from services.worker.model.quantization import rounding_of
 from services.worker.model.shard import Shard, Span
+from services.worker.protocol.rank_config import Quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,8 @@ class LinearLoader:
     source: Checkpoint
     comm: Communicator
     backend: ModelBackend
+    quantization: Quantization = field(default="none", kw_only=True)  # of weights that are stored unquantized
+    forms: Counter[str] = field(default_factory=Counter, kw_only=True)  # how the device keeps its weights, in words
 
     def share(self, size: int) -> Span:
         """Return this rank's share of a dimension that the ranks divide."""
@@ -46,10 +51,21 @@ class LinearLoader:
 
     def weight(self, shards: Sequence[Shard], *, n_padding: int = 0) -> Stacked:
         """Return the weights of `shards` concatenated by rows, followed by `n_padding` rows of zeros."""
-        parts = [self.source.weight(shard) for shard in shards]
+        parts = [self._weight(shard) for shard in shards]
+        self.forms.update(self.backend.ops.form(part) for part in parts)
         if n_padding:
             parts.append(Dense(torch.zeros(n_padding, len(shards[0].cols), dtype=self.backend.dtype)))
         return Stacked(tuple(parts))
+
+    def _weight(self, shard: Shard) -> Weight:
+        found, rounding = self.source.weight(shard), rounding_of(self.quantization, shard.key)
+        if rounding is None or not isinstance(found, Dense):
+            return found
+        columns = shard.cols
+        if len(columns) < shard.shape[1]:  # scales are those of whole rows: all ranks have the same codes
+            found = self.source.weight(replace(shard, cols=Span(0, shard.shape[1])))
+            assert isinstance(found, Dense)
+        return Rounded(found.values, columns.start, columns.stop, rounding.bits, rounding.group)
 
     def bias(self, shards: Sequence[Shard], *, n_padding: int = 0) -> torch.Tensor | None:
         """Return the concatenated biases of `shards`, followed by `n_padding` zeros; None if none are stored."""

@@ -119,6 +119,11 @@ def _count(address: int, n: int) -> int:
     return int(np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_int64)), (n,)).max(initial=0)) + 1
 
 
+def _count32(address: int, n: int) -> int:
+    """The same of indices of 32 bits."""
+    return int(np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_int32)), (n,)).max(initial=0)) + 1
+
+
 def _linear(a: Mapping[str, Any]) -> dict[str, int]:
     packed = -(-a["n"] // 64) * 64 * a["k"] * _BF16
     y = _rows(a["m"], a["ldy"], a["n"], _FLOAT if a["wide"] else _BF16)
@@ -132,6 +137,31 @@ def _pack_weight(a: Mapping[str, Any]) -> dict[str, int]:
 def _unpack_rows(a: Mapping[str, Any]) -> dict[str, int]:
     packed = -(-_count(a["rows"], a["m"]) // 64) * 64 * a["k"] * _BF16
     return {"packed": packed, "rows": a["m"] * _LONG, "y": a["m"] * a["k"] * _BF16}
+
+
+def _quantize_rows(a: Mapping[str, Any]) -> dict[str, int]:
+    width = a["n_in"] if not a["order"] else _count32(a["order"], a["k"])
+    return {"x": _rows(a["m"], a["ldx"], width, _BF16), "order": 4 * a["k"], "inputs": a["m"] * a["stride"]}
+
+
+def _codes(a: Mapping[str, Any], n: int) -> dict[str, int]:
+    rows = -(-n // 64) * 64
+    scales = rows * a["groups"] * (2 if a["half"] else _FLOAT)
+    return {"codes": rows * a["k"] * a["bits"] // 8, "scales": scales, "offsets": scales}
+
+
+def _quantized_linear(a: Mapping[str, Any]) -> dict[str, int]:
+    y = _rows(a["m"], a["ldy"], a["n"], _FLOAT if a["wide"] else _BF16)
+    return {"inputs": a["m"] * a["stride"], "bias": a["n"] * _FLOAT, "y": y, **_codes(a, a["n"])}
+
+
+def _pack_codes(a: Mapping[str, Any]) -> dict[str, int]:
+    return {"codes": a["n"] * a["k"], "packed": -(-a["n"] // 64) * 64 * a["k"] * a["bits"] // 8}
+
+
+def _look_up(a: Mapping[str, Any]) -> dict[str, int]:
+    rows = {"rows": a["m"] * _LONG, "y": a["m"] * a["n_in"] * _BF16, "order": 4 * a["k"]}
+    return rows | _codes(a, _count(a["rows"], a["m"]))
 
 
 def _rms_norm(a: Mapping[str, Any]) -> dict[str, int]:
@@ -190,6 +220,10 @@ def _logits(a: Mapping[str, Any]) -> dict[str, int]:
 
 # Bytes of what the arguments point to.
 SIZES: dict[str, Callable[[Mapping[str, Any]], dict[str, int]]] = {
+    "rz_quantize_rows": _quantize_rows,
+    "rz_quantized_linear": _quantized_linear,
+    "rz_pack_codes": _pack_codes,
+    "rz_look_up": _look_up,
     "rz_linear": _linear,
     "rz_pack_weight": _pack_weight,
     "rz_unpack_rows": _unpack_rows,

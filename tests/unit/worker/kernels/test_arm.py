@@ -24,6 +24,7 @@ from tests.unit.worker.kernels import test_attention_int8 as attention_int8
 from tests.unit.worker.kernels import test_draw as draw
 from tests.unit.worker.kernels import test_linear as linear
 from tests.unit.worker.kernels import test_pick as pick
+from tests.unit.worker.kernels import test_quantized as quantized
 from tests.unit.worker.kernels import test_rows as rows
 from tests.unit.worker.kernels.arm import EmulatedLibrary, compile_driver, need_tools
 from tests.unit.worker.kernels.test_attention import Case, Kind
@@ -75,6 +76,18 @@ def test_linear(arm: Arm, n: int, n_out: int, steps: int) -> None:
     promise(linear.test_neighbours_that_are_not_finite_stay_with_themselves)(arm.kernels(), **shape)
     promise(linear.test_the_number_of_threads_changes_no_bit)(arm.kernels, **shape)
     promise(linear.test_rows_come_out_of_a_packed_weight_as_they_went_in)(arm.kernels(), **shape, seed=n)
+
+
+@pytest.mark.parametrize("form", quantized.FORMS)
+def test_integers(arm: Arm, form: str) -> None:
+    quantized.test_every_code_scale_and_zero_counts(arm.kernels(), form)
+    shape = {"form": form, "size": 32, "n_out": 70}
+    grouping = "any order" if form == "4 bits with zeros" else "cut off"
+    exact = promise(quantized.test_products_are_exact_up_to_the_steps_of_inputs)
+    exact(arm.kernels(), grouping=grouping, n=9, n_in=150, bias=True, dtype=torch.float32, **shape)
+    promise(quantized.test_a_row_is_the_same_alone_and_at_any_place)(
+        arm.kernels(), grouping=grouping, n=14, n_in=96, place=3, **shape
+    )
 
 
 def test_linear_of_subnormal_numbers_and_padded(arm: Arm) -> None:

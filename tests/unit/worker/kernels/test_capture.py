@@ -26,6 +26,7 @@ from services.worker.kernels.capture import CapturedGraph, GraphCapture, Memory,
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
 from services.worker.protocol.plan import Admission, Chunk, StepPlan
+from services.worker.protocol.rank_config import Quantization
 from services.worker.rank.runner import Runner
 from tests.unit.worker.backends.test_shared_memory import BUFFER, run_group
 from tests.unit.worker.kernels.conftest import OnThreads
@@ -68,8 +69,12 @@ class Computing(KernelBackend):
 class Pair:
     """The same decoder twice: one replays its steps, the other computes them all."""
 
-    def __init__(self, folder: Path, comm: Communicator, kernels: Bfloat16Kernels) -> None:
-        replaying, computing = (load_model(folder, comm, kind(kernels)) for kind in (KernelBackend, Computing))
+    def __init__(
+        self, folder: Path, comm: Communicator, kernels: Bfloat16Kernels, quantization: Quantization = "none"
+    ) -> None:
+        replaying, computing = (
+            load_model(folder, comm, kind(kernels), quantization=quantization) for kind in (KernelBackend, Computing)
+        )
         self.model = replaying
         self._engines = [Engine(model, comm, block_tokens=16) for model in (replaying, computing)]
         self._requests: list[list[Request]] = []
@@ -126,21 +131,26 @@ def graphs_of(model: Decoder) -> Any:
     return graphs
 
 
-MakePair = Callable[[Callable[[], transformers.PretrainedConfig]], Pair]
+MakePair = Callable[..., Pair]
 
 
 @pytest.fixture
 def make_pair(kernels: Bfloat16Kernels, tmp_path: Path) -> MakePair:
-    def make(config: Callable[[], transformers.PretrainedConfig]) -> Pair:
+    def make(config: Callable[[], transformers.PretrainedConfig], quantization: Quantization = "none") -> Pair:
         write_checkpoint(config(), tmp_path).bfloat16().save_pretrained(tmp_path)
-        return Pair(tmp_path, SingleRank(), kernels)
+        return Pair(tmp_path, SingleRank(), kernels, quantization)
 
     return make
 
 
-@pytest.mark.parametrize("name", REPLAYED)
-def test_replayed_steps_are_the_computed_ones_in_any_order(make_pair: MakePair, name: str) -> None:
-    pair = make_pair(REPLAYED[name])
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [*((name, "none") for name in REPLAYED), ("biased", "int8"), ("two_ropes", "int4")],
+)
+def test_replayed_steps_are_the_computed_ones_in_any_order(
+    make_pair: MakePair, name: str, quantization: Quantization
+) -> None:
+    pair = make_pair(REPLAYED[name], quantization)
 
     @settings(max_examples=8)
     @given(st.data())

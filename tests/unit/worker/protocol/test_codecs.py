@@ -151,6 +151,7 @@ def test_settings_round_trip() -> None:
     ("fields", "message"),
     [
         ({"dtype": "int8", "kv_tokens": 1}, "float32, bfloat16, float16"),
+        ({"quantization": "int5", "kv_tokens": 1}, "none, int8, int4"),
         ({"device": "tpu", "kv_tokens": 1}, "cpu, cuda"),
         ({}, "exactly one of n_blocks, kv_tokens"),
         ({"kv_tokens": 1, "n_blocks": 1}, "exactly one of n_blocks, kv_tokens"),

@@ -20,12 +20,14 @@ from services.worker.backends.opening import open_backend
 from services.worker.backends.torch.backend import TorchBackend
 from services.worker.backends.torch.ops import TorchOps
 from services.worker.backends.weights import Grouped, PerChannel, Stacked
+from services.worker.cpu import has_vectors
 from services.worker.model.build import load_model
 from tests.unit.worker.model.conftest import Sample
 from tests.unit.worker.model.harness import CPU, Engine, ThreadRank, run_ranks
 from tests.unit.worker.model.zoo import reference_logits
 
 # Fused projections, several experts, shared and unshared KV heads, biases.
+TYPICAL_ERROR = 0.04  # of a row in bfloat16
 VARIANTS = ("llama", "phi3", "gpt_neox", "qwen3_moe", "mixtral", "qwen2")
 DENSE = ("embed", "lm_head", "norm", "mlp.gate.", "block_sparse_moe.gate.")  # never quantized
 
@@ -100,14 +102,21 @@ def check(expected: Sample, sizes: tuple[int, ...] = (1, 2, 4)) -> None:
         difference = (logits(expected, size, backend) - expected.logits).abs().max()
         assert difference <= 1e-4, f"{size} ranks: {difference}"
         assert size != 2 or forms & {Grouped, PerChannel}
+    if has_vectors():  # our kernels multiply with the integers
+        for size in sizes[:2]:
+            found = logits(expected, size, dtype=torch.bfloat16)
+            error = (found - expected.logits).norm(dim=-1) / expected.logits.norm(dim=-1)  # [n]
+            assert error.median() <= TYPICAL_ERROR, f"{size} ranks: {error.median()}"
 
 
-def logits(made: Sample, size: int = 1, backend: ModelBackend | None = None) -> Tensor:
-    """What `size` ranks compute: [n, vocab_size]."""
+def logits(
+    made: Sample, size: int = 1, backend: ModelBackend | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """What `size` ranks compute: [n, vocab_size]; `dtype`: of the CPU that is opened without a `backend`."""
 
     def work(rank: ThreadRank) -> Tensor:
         torch.set_num_threads(1)
-        model = load_model(made.folder, rank, backend or open_backend(torch.float32, CPU))
+        model = load_model(made.folder, rank, backend or open_backend(dtype, CPU))
         return model.logits(Engine(model, rank).run(made.ids, []))
 
     return torch.cat(run_ranks(size, work), dim=-1)[:, : made.logits.shape[1]]

@@ -1,0 +1,55 @@
+"""A weight of integers in the layout of `source/quantized.c`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+SCALE_ROWS = 64  # rows of packed codes and scales are padded to a multiple of SCALE_ROWS
+LEAST_BLOCK = 16  # inputs of a block are a multiple of LEAST_BLOCK
+MOST_BLOCK = 128  # with more inputs, the sums of a block could leave 32 bits
+_LINE = 64  # bytes
+_BLOCK_BYTES = 8  # of a block's step and sum in a row of inputs
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCodes:
+    """Numbers code * scale + offset; a code means code - 2^(bits - 1).
+
+    `k` inputs are in blocks of `block`, the last block may be shorter. Each output has `groups` scales: one, or one for
+    each block. `scales` and `offsets` are [n_out / 64, groups, 64], both float16 or both float32.
+    """
+
+    n_out: int
+    n_in: int
+    k: int  # n_in in blocks, padded with zeros to a multiple of 16
+    block: int
+    groups: int
+    bits: Literal[2, 4, 8]
+    codes: Tensor
+    scales: Tensor
+    offsets: Tensor | None
+    order: Tensor | None  # [k] int32, the place of each input among the n_in, -1 for padding; None: in order
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weight."""
+        parts = (self.codes, self.scales, self.offsets, self.order)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of a row of inputs; never a multiple of 4 KiB, at which rows would compete for the same cache lines."""
+        blocks = -(-self.k // self.block)
+        lines = -(-(2 * self.k + _BLOCK_BYTES * blocks) // _LINE)
+        return (lines | 1) * _LINE
+
+    def takes_inputs_of(self, other: PackedCodes) -> bool:
+        """Whether both weights multiply the same rows of inputs."""
+        if (self.n_in, self.k, self.block) != (other.n_in, other.k, other.block):
+            return False
+        if self.order is None or other.order is None:
+            return self.order is other.order
+        return self.order.equal(other.order)
