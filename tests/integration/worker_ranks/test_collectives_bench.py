@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from bench.collectives import measure
 from bench.decode_share import predict_speedup
-from services.cli.stack.options import BUNDLED_MODEL
+from services.cli.stack.default_model import TINY_MODEL
 
 
 def test_two_ranks_measure_collectives_and_decode_steps() -> None:
-    report = measure(2, ["--repeats", "5", "--model", str(BUNDLED_MODEL)])
+    report = measure(2, ["--repeats", "5", "--model", str(TINY_MODEL)])
     assert report["ranks"] == 2
     assert [timing["n_bytes"] for timing in report["timings"]] == [4 << 10 << 2 * i for i in range(6)]
     for timing in report["timings"]:

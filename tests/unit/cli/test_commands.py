@@ -70,12 +70,6 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
         check(StackOptions(model=str(tmp_path), port=free_port()))
 
 
-def test_an_installation_without_the_bundled_model_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("services.cli.stack.options.TINY_MODEL", tmp_path / "models")
-    with pytest.raises(CommandError, match="comes with a clone"):
-        check(StackOptions(model=str(tmp_path / "models"), port=free_port()))
-
-
 def test_a_hub_id_passes_without_asking_the_hub() -> None:
     check(StackOptions(model="owner/name", port=free_port()))
 
