@@ -64,6 +64,7 @@ def stack(redis: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
         environment.setenv("RYZANSTEIN_ALLOWED_ORIGINS", ORIGIN)
         options = ("--tensor-parallel", "1", "--redis", f"redis://127.0.0.1:{redis}/0")
         with running_stack(tmp_path_factory.mktemp("run"), *options) as running:
+            assert "redis" not in running.state["processes"], "your own is used"
             yield running
 
 

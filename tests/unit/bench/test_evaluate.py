@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import math
 from pathlib import Path
 
@@ -13,10 +12,9 @@ from bench.evaluation.formats import Row, find_rows
 from bench.evaluation.metrics import compare, divergence
 from bench.evaluation.offline import cut_prompts, score_offline
 from bench.evaluation.report import render, replace_between
-from bench.evaluation.served import Position, ScoredDocument, read_position, score_all
+from bench.evaluation.served import Position, ScoredDocument, read_position
 from bench.evaluation.text import Document, cut
 from services.worker.settings import WorkerSettings
-from tests.stack import running_stack
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
 SHORT = Document(
@@ -84,13 +82,6 @@ def reference_nats(context: int) -> float:
     assert ids.shape[1] < context
     with torch.inference_mode():
         return float(model(ids, labels=ids).loss)
-
-
-def test_served_perplexity_is_that_of_transformers(tmp_path: Path) -> None:
-    expected = math.exp(reference_nats(context=1_024))
-    with running_stack(tmp_path, "--tensor-parallel", "1", "--dtype", "float32") as stack:
-        (found,) = asyncio.run(score_all(stack.url, stack.model(), start_token(MODEL), [SHORT], concurrency=1))
-    assert compare([found], [found]).perplexity.value == pytest.approx(expected, rel=1e-4)
 
 
 async def test_scores_of_formats_are_those_of_transformers() -> None:
