@@ -14,6 +14,7 @@
 #define ROW_BLOCK 128          // rows whose inputs stay in a near cache while the weight streams past them
 #define CENTER(bits) (1 << ((bits) - 1)) // a code means code - CENTER
 #define FIRST_EXPONENT 15      // blocks whose largest number has a smaller (biased) exponent count as zero
+#define AHEAD 2048             // bytes that codes are prefetched ahead; the hardware's prefetcher stops at page ends
 #define STEP_BITS 14           // the largest number of a block is 2^14 steps or more
 #define MAGIC 12582912.0f      // 1.5 * 2^23: adding it rounds to an integer in the lower bits
 
@@ -130,7 +131,11 @@ INLINE void add_products(const char *codes, const int16_t *x, long stride, long 
     for (long k = from; k < to; k += 32 / bits) {
         words w[ACROSS];
 #pragma GCC unroll 8
-        for (int r = 0; r < n; r++) memcpy(w + r, codes + k * STRIP * bits / 8 + r * 4 * WIDTH, sizeof w[r]);
+        for (int r = 0; r < n; r++) {
+            const char *at = codes + k * STRIP * bits / 8 + r * 4 * WIDTH;
+            memcpy(w + r, at, sizeof w[r]);
+            if (rows < 4 && r * 4 * WIDTH % 64 == 0) FETCH(at + AHEAD); // few rows wait for memory
+        }
 #pragma GCC unroll 8
         for (int p = 0; p < 16 / bits; p++) {
             words c[ACROSS];
