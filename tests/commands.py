@@ -13,7 +13,7 @@ ROOT = CHART.parents[1]
 # For clients and contributors; what they show has tests of its own.
 OTHERS = (
     *("architecture", "benchmarks", "default-model", "dependencies", "evaluation", "images"),
-    *("performance", "quantizing", "serving", "structured-output", "tools"),
+    *("performance", "quantizing", "releasing", "serving", "structured-output", "tools"),
 )
 PAGES = sorted(
     page
