@@ -10,13 +10,13 @@ import pytest
 from bench.evaluate import start_token
 from bench.evaluation.metrics import compare
 from bench.evaluation.served import score_all
-from tests.e2e.conftest import BUNDLED_MODEL
+from services.cli.stack.default_model import TINY_MODEL
 from tests.stack import RunningStack
 from tests.unit.bench.test_evaluate import SHORT, reference_nats
 
 
 def test_served_perplexity_is_that_of_transformers(float32_stack: RunningStack) -> None:
     expected = math.exp(reference_nats(context=1_024))
-    scored = score_all(float32_stack.url, float32_stack.model(), start_token(BUNDLED_MODEL), [SHORT], concurrency=1)
+    scored = score_all(float32_stack.url, float32_stack.model(), start_token(TINY_MODEL), [SHORT], concurrency=1)
     (found,) = asyncio.run(scored)
     assert compare([found], [found]).perplexity.value == pytest.approx(expected, rel=1e-4)
