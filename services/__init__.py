@@ -1,10 +1,13 @@
-"""The services of Ryzanstein.
+"""Ryzanstein's services. They share `services.common` and the contracts in `proto/`, and never import each other.
 
-gRPC's core writes its own lines to stderr, about ended connections for example. They are switched off here, since its
-errors also arrive as exceptions or statuses; setting `GRPC_VERBOSITY` switches them on. gRPC reads the variable when it
-is first imported, so it is set before any module of a service is.
+gRPC reads its variables once, when it is first imported, so they are set before any module of a service is.
 """
 
 import os
 
+# Its event engine hands every message from thread to thread; the poller that it replaces answers sooner
+# (docs/adr/012-grpc-without-its-event-engine.md).
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+# Its core writes lines of its own to stderr, about ended connections for example. Its errors also arrive as exceptions
+# or statuses.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

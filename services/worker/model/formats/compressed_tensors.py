@@ -54,6 +54,8 @@ def split_groups(config: Config) -> list[Config]:
     found = {name: groups.raw(name) for name in config.raw("config_groups")}
     if not found or not all(isinstance(group, dict) for group in found.values()):
         raise config.error("config_groups", f"expected groups of layers, found {found!r}")
+    if bare := [name for name, group in found.items() if not group.get("format")]:
+        raise config.error("config_groups", f"{', '.join(bare)} must have a format of its own in {MIXED}")
     alone = [config.but(format=group.get("format"), config_groups={name: group}) for name, group in found.items()]
     for made in alone:
         made.pass_over("quant_method")
