@@ -40,6 +40,13 @@ class PackedLinear:
         return self(x).float()
 
 
+def check_rows(ids: Tensor, n_rows: int) -> None:
+    """Raise IndexError unless all rows `ids` are there: kernels read memory without a check."""
+    low, high = torch.aminmax(ids)
+    if low < 0 or high >= n_rows:
+        raise IndexError(f"a row to look up is outside 0 to {n_rows - 1}: {ids.tolist()}")
+
+
 class KernelLinear:
     """A bfloat16 weight, packed for our own kernel."""
 
@@ -63,9 +70,7 @@ class KernelLinear:
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return the rows `ids` [n] of the weight, unpacked: [n, n_in]."""
-        low, high = torch.aminmax(ids)
-        if low < 0 or high >= self._n_out:
-            raise IndexError(f"a row to look up is outside 0 to {self._n_out - 1}: {ids.tolist()}")
+        check_rows(ids, self._n_out)
         return self._kernels.unpack(self._weight, ids)[:, : self._n_in].contiguous()
 
     def _padded(self, x: Tensor) -> Tensor:

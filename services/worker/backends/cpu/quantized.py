@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.worker.backends.cpu.codes import Part, pack, plan
-from services.worker.backends.cpu.linear import KernelLinear
+from services.worker.backends.cpu.linear import KernelLinear, check_rows
 from services.worker.backends.weights import Dense, Stacked, Weight
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.kernels.codes import PackedCodes
@@ -58,9 +58,7 @@ class QuantizedLinear:
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return the numbers of the rows `ids` [n], each rounded once: [n, n_in]."""
-        low, high = torch.aminmax(ids)
-        if low < 0 or high >= self._n_out:
-            raise IndexError(f"a row to look up is outside 0 to {self._n_out - 1}: {ids.tolist()}")
+        check_rows(ids, self._n_out)
         product = self._pieces[0].product
         assert isinstance(product, PackedCodes)
         return self._kernels.look_up(product, ids)
