@@ -175,7 +175,11 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         }
         stack.enter_context(_prometheus(folder, ports["prometheus"], metrics))
         url = f"http://127.0.0.1:{ports['gateway']}"
-        wait("the installation", lambda: _answers(f"{url}/health"), 90)
+        try:
+            wait("the installation", lambda: _answers(f"{url}/health"), 90)
+        except AssertionError as late:
+            logs = (f"{module}: {(folder / f'{module}.log').read_text()[-4_000:]}" for module in pids)
+            raise AssertionError("\n".join([*late.args, *logs, *map(str, router.logs()[-20:])])) from late
         yield Watched(
             url,
             f"http://127.0.0.1:{ports['prometheus']}",

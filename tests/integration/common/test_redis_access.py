@@ -202,7 +202,8 @@ async def test_without_redis_every_service_runs_on_and_says_why(
     port, log = free_port(), tmp_path / "log"
     url = "redis://127.0.0.1:1" if away else f"redis://127.0.0.1:{server.port}/0"
     fields = {"REDIS_URL": url, "METRICS_PORT": str(port), **({} if away else WRONG)}
-    fields |= {"MODEL": str(BUNDLED_MODEL), "ROUTER_ADDRESSES": "127.0.0.1:1", "GATEWAY_PORT": str(free_port())}
+    fields |= {"MODEL": str(BUNDLED_MODEL), "ROUTER_ADDRESSES": "127.0.0.1:1"}
+    fields |= {f"{name}_PORT": str(free_port()) for name in ("GATEWAY", "ROUTER", "COORDINATOR")}
     environment = os.environ | {f"RYZANSTEIN_{name}": value for name, value in fields.items()}
     with log.open("w") as output:
         service = subprocess.Popen(  # noqa: ASYNC220  # starting takes no time
@@ -214,6 +215,7 @@ async def test_without_redis_every_service_runs_on_and_says_why(
         return [line["message"] for line in lines if line["message"].startswith("Redis is away")]
 
     async def told() -> bool:
+        assert service.poll() is None, log.read_text()
         try:
             status, why = await asyncio.to_thread(http_get, port, "/readyz")
         except OSError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 from services.common.ports import free_port
@@ -21,3 +23,10 @@ def test_no_port_is_given_twice_or_taken() -> None:
 def test_the_kernel_gives_none_of_them_away() -> None:
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(port < first for port in (free_port() for _ in range(1000)))
+
+
+def test_processes_at_the_same_time_get_different_ones() -> None:
+    script = "from services.common.ports import free_port; print(*(free_port() for _ in range(300)))"
+    started = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    ports = [port for process in started for port in process.communicate()[0].split()]
+    assert len(ports) == len(set(ports)) == 1200
