@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
@@ -18,6 +19,14 @@ async def test_a_taken_port_is_named() -> None:
         with pytest.raises(StartupError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*in use"):
             async with running_gateway(fast_settings(gateway_port=port, host="127.0.0.1")):
                 pass
+
+
+async def test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledged() -> None:
+    async with running_stack([]) as stack:
+        await status(stack, "/livez")
+        (connection,) = stack.gateway.http.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def status(stack: Stack, path: str) -> int:
