@@ -32,6 +32,7 @@ from ryzanstein.v1 import worker_pb2
 
 from services.common.loop_lag import LoopLag
 from services.common.metrics import new_registry
+from services.common.tls.credentials import export_end
 from services.common.settings import ServiceSettings
 from services.gateway.api import schema
 from services.gateway.api.fields import advisory_fields, neutral_values
@@ -198,6 +199,7 @@ def process_registry() -> CollectorRegistry:
     """What every service exports of its process."""
     process = new_registry("gateway")
     LoopLag(process)
+    export_end(process, None)
     return process
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 
@@ -9,6 +10,12 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+
+from services.common.tasks import end_tasks
+from services.common.tls.access import Authorization
+from services.common.tls.channel import TlsChannel
+from services.common.tls.credentials import Phase, Tls
+from services.common.tls.relay import RelayedPorts, listen, relay
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -43,21 +50,34 @@ _SERVER: list[tuple[str, int | str]] = [
 ]
 
 
-def open_channel(address: str, *, small_messages: bool = False) -> grpc.aio.Channel:
+def open_channel(
+    address: str, *, to: str = "", tls: Tls | None = None, small_messages: bool = False
+) -> grpc.aio.Channel:
     """A channel to ``host:port`` or ``unix:/path``; connects on first use.
 
+    `to`: the component that is called; with `tls`, nothing else is accepted as the peer.
     `small_messages`: answers are far below 64 KiB, so that gRPC need not probe the bandwidth. A probe is a ping for
     almost every message that arrives, which is half the cost of following a worker's state.
     """
-    small = _SMALL if small_messages else []
-    return grpc.aio.insecure_channel(address, options=[*_CLIENT, *small, _keepalive()])
+    options = [*_CLIENT, *(_SMALL if small_messages else []), _keepalive()]
+    if tls is not None and tls.clients_encrypt:
+        return TlsChannel(address, to, tls, options)
+    return grpc.aio.insecure_channel(address, options=options)
 
 
 def new_server(
-    options: Sequence[tuple[str, int]] = (), interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    options: Sequence[tuple[str, int]] = (),
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    tls: Tls | None = None,
 ) -> grpc.aio.Server:
-    """A server with the project's options, which `options` override. Add servicers, call :func:`bind`, then start."""
+    """A server with the project's options, which `options` override. Add servicers, call :func:`bind`, then start.
+
+    With `tls`, callers may call what `services.common.tls.access` allows them.
+    """
     every = dict([*_SERVER, _keepalive()]) | dict(options)
+    if tls is not None:
+        access = Authorization(tls.identity.domain, plain_too=tls.phase is not Phase.REQUIRE)
+        interceptors = [access, *interceptors]
     return grpc.aio.server(interceptors=interceptors, options=list(every.items()))
 
 
@@ -66,15 +86,38 @@ def _keepalive() -> tuple[str, int]:
     return "grpc.keepalive_time_ms", random.randint(*_KEEPALIVE_MS)
 
 
-def bind(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Listen on `host`:`port` (0 picks a free one); return the port, raise OSError if it is taken."""
+def bind(server: grpc.aio.Server, host: str, port: int, tls: Tls | None = None) -> int:
+    """Listen on `host`:`port` (0 picks a free one); return the port, raise OSError if it is taken.
+
+    With `tls`, the port speaks TLS; plain text as well in the phases before the last.
+    """
+    if tls is not None and tls.phase is not Phase.REQUIRE:
+        return _bind_both(server, host, port, tls)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        if tls is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, tls.server_credentials())
     except RuntimeError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error}") from error
     if bound == 0:
         raise OSError(f"cannot listen on {host}:{port}: the address is in use or not ours")
     return bound
+
+
+def _bind_both(server: grpc.aio.Server, host: str, port: int, tls: Tls) -> int:
+    listener, ports = listen(host, port), RelayedPorts.new()
+    server.add_insecure_port(f"unix-abstract:{ports.plain}")
+    server.add_secure_port(f"unix-abstract:{ports.tls}", tls.server_credentials())
+
+    async def until_it_stops() -> None:
+        relaying = asyncio.create_task(relay(listener, ports))
+        await server.wait_for_termination()
+        await end_tasks([relaying])
+
+    asyncio.create_task(until_it_stops(), name="relay")  # noqa: RUF006  # the server's end holds it
+    return int(listener.getsockname()[1])
 
 
 class Health:

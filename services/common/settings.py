@@ -12,6 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from services.common.redis_client import RedisAccess, RedisUrlError
+from services.common.tls.certificate import Certificate
+from services.common.tls.credentials import Phase, Tls
 
 PREFIX = "RYZANSTEIN_"
 _ANY_PORT = 9
@@ -57,6 +59,16 @@ class ServiceSettings(BaseSettings):
     redis_ca_file: str = Field(
         default="", description="PEM file of the CAs that rediss:// servers are trusted by, besides the system's"
     )
+    tls_folder: str = Field(
+        default="",
+        description="Folder with `tls.crt`, `tls.key` and `ca.crt` (PEM): services talk TLS 1.3 to each other, and both "
+        "sides show a certificate; read again when the files change. Default: plain text",
+    )
+    tls_phase: Phase = Field(
+        default=Phase.REQUIRE,
+        description="`require` refuses plain text; to change a running installation over without a loss: `offer` on "
+        "all, then `use`, then `require`",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     host: str = Field(default="127.0.0.1", description="Address that the service's ports listen on")
     advertise_host: str = Field(
@@ -95,6 +107,13 @@ class ServiceSettings(BaseSettings):
                 raise ValueError(f"cannot be read: {error.strerror}") from error
         return path
 
+    @field_validator("tls_folder")
+    @classmethod
+    def _certificate(cls, folder: str) -> str:
+        if folder:
+            Certificate.read(Path(folder))
+        return folder
+
     @model_validator(mode="after")
     def _one_way_to_redis(self) -> Self:
         if self.redis_password and self.redis_password_file:
@@ -109,6 +128,10 @@ class ServiceSettings(BaseSettings):
         return RedisAccess(
             self.redis_url, self.redis_username, self.redis_password, self.redis_password_file, self.redis_ca_file
         )
+
+    def open_tls(self) -> Tls | None:
+        """TLS of this process; None: plain text. Open it once: all channels and servers share it."""
+        return Tls(Path(self.tls_folder), self.tls_phase) if self.tls_folder else None
 
     def advertised(self, port: int) -> str:
         """The ``host:port`` that peers call."""

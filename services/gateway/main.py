@@ -17,6 +17,7 @@ from services.common.lifecycle import run_service
 from services.common.metrics import serve_metrics
 from services.common.redis_client import open_redis
 from services.common.tasks import end_tasks
+from services.common.tls.credentials import export_end
 from services.common.tracing import tracing
 from services.gateway.batches.parts import Batches
 from services.gateway.drain import LAST_WORDS_S, Drain, Phase
@@ -120,11 +121,13 @@ async def _tasks(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
 @asynccontextmanager
 async def running_gateway(settings: GatewaySettings, *, traced: bool = False) -> AsyncIterator[Gateway]:
     """Serve while the block runs."""
-    metrics, router = GatewayMetrics(Cause), new_router(settings)
+    tls = settings.open_tls()
+    metrics, router = GatewayMetrics(Cause), new_router(settings, tls)
+    export_end(metrics.registry, tls)
     gateway_id = f"{socket.gethostname()}-{secrets.token_hex(4)}"
-    pool = WorkerPool(gateway_id, settings.connect_timeout_s, settings.silence_timeout_s)
+    pool = WorkerPool(gateway_id, settings.connect_timeout_s, settings.silence_timeout_s, tls)
     expected = settings.read_expected()
-    catalog = Catalog(router, pool)
+    catalog = Catalog(router, pool, tls)
     catalog.expect(expected)
     budget = ResumeBudget(settings.resume_tokens_per_s)
     upstream = Upstream(router, pool, budget, resume_policy(settings), metrics.count_resume, metrics.resumed)

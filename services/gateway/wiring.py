@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 from starlette.applications import Starlette
 
 from services.common.keys import RedisKeys
+from services.common.tls.credentials import Tls
 from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.asgi import ASGIApp
 from services.gateway.batches.gate import BatchGate
@@ -160,12 +161,13 @@ class SharedServices:
         )
 
 
-def new_router(settings: GatewaySettings) -> RouterClient:
+def new_router(settings: GatewaySettings, tls: Tls | None) -> RouterClient:
     """Return a client of all routers that the settings name."""
     return RouterClient(
         RouterAddresses(settings.router_addresses),
         route_timeout_s=settings.route_timeout_s,
         unknown_timeout_s=settings.route_unknown_s,
+        tls=tls,
     )
 
 

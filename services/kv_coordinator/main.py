@@ -16,6 +16,7 @@ from services.common.metrics import new_registry, serve_metrics
 from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
 from services.common.tasks import end_tasks
+from services.common.tls.credentials import export_end
 from services.common.tracing import tracing
 from services.common.worker_watcher import WorkerHooks, WorkerWatcher
 from services.kv_coordinator.hot import HotPrefixes, Pins
@@ -46,7 +47,8 @@ async def _sweep(index: BlockIndex) -> None:
 async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
     """Run the coordinator until `stop`; raises OSError when a port is taken."""
     index, counters, registry = BlockIndex(), SyncCounters(), new_registry("kv-coordinator")
-    subscriptions = Subscriptions(index, counters)
+    tls = settings.open_tls()
+    subscriptions = Subscriptions(index, counters, tls)
     redis = open_redis(settings.redis, READ_TIMEOUT_S)
     workers = WorkerWatcher(
         LeaseWatcher(redis, RedisKeys(settings.namespace), settings.redis),
@@ -56,14 +58,15 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
         stack.enter_context(tracing("kv-coordinator"))  # before any part gets a tracer
         stack.push_async_callback(redis.aclose)
         metrics = CoordinatorMetrics(registry, counters)
+        export_end(registry, tls)
         service = CoordinatorService(
             index, subscriptions, counters, HotPrefixes(settings.hot_prefixes), Pins(settings.max_pins), metrics
         )
-        server = new_server()
+        server = new_server(tls=tls)
         kv_pb2_grpc.add_KvCoordinatorServicer_to_server(service, server)
         health = Health(server, [SERVICE])
         await health.set_serving(False)
-        port = bind(server, settings.host, settings.coordinator_port)
+        port = bind(server, settings.host, settings.coordinator_port, tls)
         stack.enter_context(serve_metrics(settings.host, settings.metrics_port, registry, lambda: workers.waits_for))
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)

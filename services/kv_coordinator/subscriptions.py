@@ -13,6 +13,7 @@ from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common.leases import Lease
 from services.common.rpc import open_channel
+from services.common.tls.credentials import Tls
 from services.kv_coordinator.index import BlockIndex, Slot
 
 RECONNECT_MIN_S, RECONNECT_MAX_S = 0.05, 1.0
@@ -54,7 +55,8 @@ class Subscription:
 class Subscriptions:
     """Follows every worker. A block whose state is uncertain counts as not held."""
 
-    def __init__(self, index: BlockIndex, counters: SyncCounters) -> None:
+    def __init__(self, index: BlockIndex, counters: SyncCounters, tls: Tls | None = None) -> None:
+        self._tls = tls
         self._index = index
         self._counters = counters
         self.by_worker: dict[str, Subscription] = {}
@@ -63,7 +65,7 @@ class Subscriptions:
         """Apply a worker's events until cancelled."""
         self.by_worker[lease.worker_id] = Subscription(self._index.open_slot(lease.worker_id, ""))
         pause = RECONNECT_MIN_S
-        async with open_channel(lease.address) as channel:
+        async with open_channel(lease.address, to="worker", tls=self._tls) as channel:
             while True:
                 if await self._subscribe(lease, channel):
                     pause = RECONNECT_MIN_S

@@ -12,6 +12,7 @@ from ryzanstein.v1 import routing_pb2, worker_pb2, worker_pb2_grpc
 
 from services.common.leases import FORGET_S, Lease
 from services.common.rpc import open_channel
+from services.common.tls.credentials import Tls
 from services.router.breaker import BreakerLimits
 from services.router.membership import Member
 from services.router.pool import Pool
@@ -43,7 +44,9 @@ class Fleet:
         saturation_s: float,
         limits: BreakerLimits,
         changed: Callable[[], None],
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self.pools: dict[str, Pool] = {}
         self._homes: dict[str, Pool] = {}  # by worker id
         self._expected: frozenset[str] = frozenset()
@@ -68,7 +71,7 @@ class Fleet:
         self.join(lease)
         name, pause, extra = lease.worker_id, RECONNECT_MIN_S, {"worker_id": lease.worker_id, "address": lease.address}
         broken = False
-        async with open_channel(lease.address, small_messages=True) as channel:
+        async with open_channel(lease.address, to="worker", tls=self._tls, small_messages=True) as channel:
             while True:
                 heard, cause = await self._watch(lease, channel)
                 if heard:

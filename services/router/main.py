@@ -17,6 +17,7 @@ from services.common.metrics import new_registry, serve_metrics
 from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server, open_channel
 from services.common.tasks import end_tasks
+from services.common.tls.credentials import export_end
 from services.common.tracing import tracing
 from services.common.worker_watcher import WorkerHooks, WorkerWatcher
 from services.router.breaker import BreakerLimits
@@ -54,6 +55,7 @@ async def _drain_queues(routing: Routing, changed: asyncio.Event) -> None:
 
 async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
     """Run the router until `stop`; raises OSError when a port is taken."""
+    tls = settings.open_tls()
     keys, registry, changed = RedisKeys(settings.namespace), new_registry("router"), asyncio.Event()
     lease_redis = open_redis(settings.redis, READ_TIMEOUT_S)
     session_redis = open_redis(settings.redis, settings.redis_timeout_ms / 1000, timed_by_caller=True)
@@ -62,7 +64,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         if routing.anybody_waits:
             changed.set()
 
-    fleet = Fleet(settings.router_id, settings.saturation_s, BreakerLimits(), fleet_changed)
+    fleet = Fleet(settings.router_id, settings.saturation_s, BreakerLimits(), fleet_changed, tls)
     expected = settings.read_expected()
     fleet.expect(expected)
     workers = WorkerWatcher(
@@ -79,10 +81,13 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(session_redis.aclose)
         prefixes = None
         if settings.coordinator_address:
-            channel = await stack.enter_async_context(open_channel(settings.coordinator_address, small_messages=True))
+            channel = await stack.enter_async_context(
+                open_channel(settings.coordinator_address, to="coordinator", tls=tls, small_messages=True)
+            )
             prefixes = Prefixes(channel, settings.lookup_timeout_ms / 1000)
             stack.push_async_callback(prefixes.close)
         metrics = RouterMetrics(registry, prefixes)
+        export_end(registry, tls)
         sessions = Sessions(
             session_redis, keys, settings.redis, settings.redis_timeout_ms / 1000, metrics.redis_seconds.observe
         )
@@ -94,11 +99,11 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             queue_size=settings.queue_size,
             queue_timeout_s=settings.queue_timeout_s,
         )
-        server = new_server()
-        routing_pb2_grpc.add_RouterServicer_to_server(RouterService(settings, fleet, routing, metrics), server)
+        server = new_server(tls=tls)
+        routing_pb2_grpc.add_RouterServicer_to_server(RouterService(settings, fleet, routing, metrics, tls), server)
         health = Health(server, [SERVICE])
         await health.set_serving(False)
-        port = bind(server, settings.host, settings.router_port)
+        port = bind(server, settings.host, settings.router_port, tls)
         stack.enter_context(serve_metrics(settings.host, settings.metrics_port, registry, waits_for))
         heap = FleetHeap()
         freeze_started()

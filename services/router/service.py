@@ -19,6 +19,7 @@ from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2, worker_pb2_
 from services.common.batches import batches
 from services.common.rpc import open_channel
 from services.common.tasks import end_tasks
+from services.common.tls.credentials import Tls
 from services.common.tracing import current_metadata, remote_context, span_in
 from services.router.fleet import Fleet, UnavailableError, UnknownModelError
 from services.router.messages import explanation_message, placement_message, worker_view
@@ -48,7 +49,15 @@ log = logging.getLogger(__name__)
 class RouterService(routing_pb2_grpc.RouterServicer):
     """`ryzanstein.v1.Router`."""
 
-    def __init__(self, settings: RouterSettings, fleet: Fleet, routing: Routing, metrics: RouterMetrics) -> None:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        fleet: Fleet,
+        routing: Routing,
+        metrics: RouterMetrics,
+        tls: Tls | None = None,
+    ) -> None:
+        self._tls = tls
         self._settings = settings
         self._fleet = fleet
         self._routing = routing
@@ -168,7 +177,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         pool, member = found
         pool.set_draining(request.worker_id, True)
         try:
-            async with open_channel(member.address) as channel:
+            async with open_channel(member.address, to="worker", tls=self._tls) as channel:
                 return await worker_pb2_grpc.WorkerStub(channel).Drain(
                     worker_pb2.DrainRequest(grace_ms=request.grace_ms),
                     timeout=request.grace_ms / 1000 + DRAIN_EXTRA_S,

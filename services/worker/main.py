@@ -12,6 +12,7 @@ from pathlib import Path
 from services.common.gguf_files import model_name
 from services.common.lifecycle import run_service
 from services.common.metrics import new_registry, serve_metrics
+from services.common.tls.credentials import Tls, export_end
 from services.common.tracing import tracing
 from services.worker.api.card import Identity
 from services.worker.api.life_metrics import LifeMetrics
@@ -24,7 +25,7 @@ from services.worker.native.opening import open_native
 from services.worker.native.startup import model_folder, model_revision
 from services.worker.settings import WorkerSettings
 
-OpenEngine = Callable[[WorkerSettings, Path, StepObserver, LifeObserver], Awaitable[Engine]]
+OpenEngine = Callable[[WorkerSettings, Path, StepObserver, LifeObserver, Tls | None], Awaitable[Engine]]
 
 
 async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: OpenEngine = open_native) -> None:
@@ -32,7 +33,8 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
 
     Raises GaveUpError when its ranks are lost and do not start again in time.
     """
-    registry, readiness = new_registry("worker"), Readiness()
+    registry, readiness, tls = new_registry("worker"), Readiness(), settings.open_tls()
+    export_end(registry, tls)
     with (
         tracing("worker", settings.worker_id),  # before a tracer is asked for
         serve_metrics(settings.host, settings.metrics_port, registry, readiness),
@@ -43,7 +45,7 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
         if folder is None:
             return
         life = LifeMetrics(registry)
-        engine = await open_engine(settings, folder, WorkerMetrics(registry), life)
+        engine = await open_engine(settings, folder, WorkerMetrics(registry), life, tls)
         name = settings.served_model_name or model_name(settings.model) or folder.name
         life.describe(name, model_revision(settings.revision, folder), engine.model, version("ryzanstein"))
         registry.register(EngineTotals(engine.counters, engine.state))
@@ -51,7 +53,7 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
         identity = Identity(
             settings.worker_id, str(uuid.uuid4()), name, int(time.time()), recommends=settings.sampling_defaults
         )
-        worker = VirtualWorker(engine, identity, settings.worker_port, settings.drain_s, life.handed_off)
+        worker = VirtualWorker(engine, identity, settings.worker_port, settings.drain_s, life.handed_off, tls)
         await worker.serve(settings, readiness, stop)
 
 

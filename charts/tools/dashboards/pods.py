@@ -90,6 +90,16 @@ DASHBOARD = Dashboard(
                     about="Longest since the last scrape; `/livez` fails at 5 s. " + runbook("overload"),
                 ),
                 graph(
+                    "Certificate ends in",
+                    "s",
+                    (
+                        'ryzanstein_tls_certificate_end_seconds{@,component=~"$component"} - time() '
+                        'and ryzanstein_tls_certificate_end_seconds{@,component=~"$component"} > 0',
+                        "{{component}} {{instance}}",
+                    ),
+                    about="Nothing without TLS. " + runbook("certificates"),
+                ),
+                graph(
                     "Objects spared by garbage collections",
                     "short",
                     ('ryzanstein_process_frozen_objects{@,component=~"$component"}', "{{component}} {{instance}}"),

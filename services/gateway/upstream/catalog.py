@@ -10,6 +10,7 @@ import grpc.aio
 from ryzanstein.v1 import routing_pb2, worker_pb2, worker_pb2_grpc
 
 from services.common.rpc import open_channel
+from services.common.tls.credentials import Tls
 from services.gateway.errors import unavailable, unknown_model
 from services.gateway.ids import new_id
 from services.gateway.text.codec import ModelCardError, ServedModel
@@ -30,7 +31,8 @@ class Catalog:
     loaded. A gateway without workers is ready, too: a 503 with Retry-After is more useful than a refused connection.
     """
 
-    def __init__(self, router: RouterClient, pool: WorkerPool) -> None:
+    def __init__(self, router: RouterClient, pool: WorkerPool, tls: Tls | None = None) -> None:
+        self._tls = tls
         self._router = router
         self._pool = pool
         self._expected: frozenset[str] = frozenset()
@@ -98,7 +100,7 @@ class Catalog:
             ref = (await self._router.route(request)).ref
             async with self._adopting:  # all waiting requests share one fetched card
                 if name not in self._models:
-                    await self._adopt(await _fetch_card(ref.address), ref)
+                    await self._adopt(await _fetch_card(ref.address, self._tls), ref)
         except NoWorkerError as error:
             raise unavailable(f"No worker serves the model `{name}` at the moment.", error.retry_after_s) from error
         except (grpc.aio.AioRpcError, ModelCardError) as error:
@@ -131,7 +133,7 @@ class Catalog:
             if view.model != name or view.state.phase != worker_pb2.PHASE_SERVING:
                 continue
             try:
-                await self._adopt(await _fetch_card(view.address), ref_of(view))
+                await self._adopt(await _fetch_card(view.address, self._tls), ref_of(view))
                 return
             except (grpc.aio.AioRpcError, ModelCardError) as error:
                 self._complain(view.worker_id, error)
@@ -166,8 +168,8 @@ def _identity(card: worker_pb2.ModelCard) -> tuple[object, ...]:
     )
 
 
-async def _fetch_card(address: str) -> worker_pb2.ModelCard:
-    async with open_channel(address) as channel:
+async def _fetch_card(address: str, tls: Tls | None) -> worker_pb2.ModelCard:
+    async with open_channel(address, to="worker", tls=tls) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
         card: worker_pb2.ModelCard = await stub.GetModelCard(worker_pb2.GetModelCardRequest(), timeout=_CARD_TIMEOUT_S)
         return card

@@ -17,6 +17,7 @@ from services.common.batches import batches
 from services.common.rpc import open_channel
 from services.common.silence import TICK_S, Silence
 from services.common.tasks import end_tasks
+from services.common.tls.credentials import Tls
 from services.gateway.upstream.channels import became_ready
 
 HEARTBEAT_MS = 300  # while requests run, a message arrives within twice this time
@@ -55,7 +56,7 @@ class Sink(Protocol):
 class WorkerConnection:
     """Sends submits and delivers outputs to their sinks; when the stream breaks, it calls every sink's `lose`."""
 
-    def __init__(self, ref: WorkerRef, gateway_id: str, silence_timeout_s: float) -> None:
+    def __init__(self, ref: WorkerRef, gateway_id: str, silence_timeout_s: float, tls: Tls | None = None) -> None:
         self.ref = ref
         self._silence = Silence(silence_timeout_s)
         self._beats = self._heard = False
@@ -63,7 +64,7 @@ class WorkerConnection:
         hello = worker_pb2.Hello(gateway_id=gateway_id, heartbeat_ms=HEARTBEAT_MS)
         self._unsent: asyncio.Queue[worker_pb2.ConnectFrame | None] = asyncio.Queue()
         self._unsent.put_nowait(worker_pb2.ConnectFrame(hello=hello))
-        self._channel = open_channel(ref.address, small_messages=True)
+        self._channel = open_channel(ref.address, to="worker", tls=tls, small_messages=True)
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.closed = False
 
@@ -157,8 +158,11 @@ class WorkerConnection:
 class WorkerPool:
     """The worker connections of a gateway, opened on first use."""
 
-    def __init__(self, gateway_id: str, connect_timeout_s: float, silence_timeout_s: float) -> None:
+    def __init__(
+        self, gateway_id: str, connect_timeout_s: float, silence_timeout_s: float, tls: Tls | None = None
+    ) -> None:
         self._gateway_id = gateway_id
+        self._tls = tls
         self._silence_timeout_s = silence_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._opening: dict[WorkerRef, asyncio.Task[WorkerConnection]] = {}
@@ -173,7 +177,7 @@ class WorkerPool:
         return await asyncio.shield(opening)
 
     async def _open(self, ref: WorkerRef) -> WorkerConnection:
-        connection = WorkerConnection(ref, self._gateway_id, self._silence_timeout_s)
+        connection = WorkerConnection(ref, self._gateway_id, self._silence_timeout_s, self._tls)
         await connection.open(self._connect_timeout_s)
         return connection
 

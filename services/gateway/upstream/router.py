@@ -20,6 +20,7 @@ from services.common.batches import MAX_BATCH
 from services.common.rpc import open_channel
 from services.common.shared_call import CallBrokenError, PeerSilentError, Routes, share_routes
 from services.common.tasks import end_tasks
+from services.common.tls.credentials import Tls
 from services.common.tracing import traceparent_of
 from services.gateway.upstream.addresses import RouterAddresses
 from services.gateway.upstream.channels import became_ready
@@ -68,8 +69,8 @@ class _Endpoint:
     sender: asyncio.Task[None] | None = None
 
     @staticmethod
-    def at(address: str, silent_s: float) -> _Endpoint:
-        channel = open_channel(address, small_messages=True)
+    def at(address: str, silent_s: float, tls: Tls | None) -> _Endpoint:
+        channel = open_channel(address, to="router", tls=tls, small_messages=True)
         endpoint = _Endpoint(address, channel, routing_pb2_grpc.RouterStub(channel), silent_s)
         endpoint.sender = asyncio.create_task(_send_reports(endpoint), name=f"reports to {address}")
         return endpoint
@@ -114,8 +115,16 @@ class _Endpoint:
 class RouterClient:
     """Asks one router, the others when it is away; decides by the last list of workers when all are away."""
 
-    def __init__(self, addresses: RouterAddresses, *, route_timeout_s: float, unknown_timeout_s: float) -> None:
+    def __init__(
+        self,
+        addresses: RouterAddresses,
+        *,
+        route_timeout_s: float,
+        unknown_timeout_s: float,
+        tls: Tls | None = None,
+    ) -> None:
         self._addresses = addresses
+        self._tls = tls
         self._endpoints: list[_Endpoint] = []
         self._route_timeout_s = route_timeout_s
         self._unknown_timeout_s = unknown_timeout_s
@@ -185,9 +194,8 @@ class RouterClient:
         for address in addresses:
             if address not in known:
                 # At a random place, so that gateways spread over the routers.
-                self._endpoints.insert(
-                    random.randint(0, len(self._endpoints)), _Endpoint.at(address, self._unknown_timeout_s)
-                )
+                place = random.randint(0, len(self._endpoints))
+                self._endpoints.insert(place, _Endpoint.at(address, self._unknown_timeout_s, self._tls))
 
     async def close(self) -> None:
         """Close all channels."""

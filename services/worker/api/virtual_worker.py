@@ -19,6 +19,7 @@ from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
 from services.common.settings import ServiceSettings
 from services.common.tasks import end_tasks
+from services.common.tls.credentials import Tls
 from services.worker.api.card import Identity
 from services.worker.api.gateways import Gateways
 from services.worker.api.readiness import Readiness
@@ -41,17 +42,18 @@ class VirtualWorker:
     port: int  # gRPC port; 0 picks a free port
     drain_s: float  # seconds that running requests continue after `stop` before they are handed off
     handed_off: Callable[[pb.Handoff.Reason], None]  # called for every request that is handed off
+    tls: Tls | None = None
 
     async def serve(self, settings: ServiceSettings, readiness: Readiness, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, then drain. Raises the engine's StartupError and GaveUpError."""
         engine, identity = self.engine, self.identity
         gateways = Gateways(engine, self.handed_off)
-        server = new_server()
+        server = new_server(tls=self.tls)
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(identity, engine, gateways), server)
         health = Health(server, [pb.DESCRIPTOR.services_by_name["Worker"].full_name])
         await health.set_serving(False)
         await health.set_status(LIVENESS, True)
-        port = bind(server, settings.host, self.port)
+        port = bind(server, settings.host, self.port, self.tls)
         await server.start()
         freeze_started()
         redis, address = open_redis(settings.redis, REDIS_TIMEOUT_S), settings.advertised(port)

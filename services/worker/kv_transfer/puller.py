@@ -18,6 +18,7 @@ from ryzanstein.v1 import worker_pb2_grpc
 
 from services.common.rpc import open_channel
 from services.common.tasks import end_tasks
+from services.common.tls.credentials import Tls
 from services.worker.engine.state import TransferTotals
 from services.worker.kv_transfer.store import KvStore
 from services.worker.process.failure import RanksFailedError
@@ -66,7 +67,9 @@ class _Pull:
 class Puller:
     """All pulls of one server. Each queues its deferred requests again at its end, after success and failure."""
 
-    def __init__(self, timeout_s: float, assumed_bytes_per_s: float, totals: TransferTotals) -> None:
+    def __init__(
+        self, timeout_s: float, assumed_bytes_per_s: float, totals: TransferTotals, tls: Tls | None = None
+    ) -> None:
         """`bytes_per_s` returns `assumed_bytes_per_s` before a measurement; 0 means: do not pull."""
         self._timeout_s = timeout_s
         self._assumed_bytes_per_s = assumed_bytes_per_s
@@ -74,6 +77,7 @@ class Puller:
         self._bytes_per_s = 0.0
         self._measured_at = -REMEMBER_S
         self._totals = totals
+        self._tls = tls
 
     def bytes_per_s(self, now: float) -> float:
         """Recent bandwidth from the source to the ranks; the assumed one without a recent measurement."""
@@ -138,7 +142,7 @@ class Puller:
             digests=pull.prefix, first=len(arrival.held), incarnation=pull.hint.incarnation, layout=store.layout
         )
         batch: list[bytes] = []
-        async with open_channel(pull.hint.address) as channel:
+        async with open_channel(pull.hint.address, to="worker", tls=self._tls) as channel:
             call = worker_pb2_grpc.WorkerStub(channel).PullBlocks(request, timeout=limit_s)
             try:
                 async for block in call:

@@ -12,6 +12,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.blockhash import chain_root
 from services.common.lifecycle import GaveUpError, StartupError
+from services.common.tls.credentials import Tls
 from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport, phase_name
 from services.worker.engine.changes import Changes
 from services.worker.engine.errors import NotServingError, UnsupportedError
@@ -61,6 +62,7 @@ class EngineConfig:
     pull_timeout_s: float = 10.0
     pull_bytes_per_s: float = 0.0  # assumed before the first measurement; 0: never pull
     recovery_limit_s: float = 0.0  # longest time of repeated attempts to restart lost ranks; 0: no limit
+    tls: Tls | None = None  # of pulls from other workers
 
     def facts(self, started: GroupStarted) -> EngineFacts:
         """Facts for observers after the ranks have started."""
@@ -122,7 +124,7 @@ class NativeEngine:
         self.counters = EngineCounters()
         self.transfers = TransferTotals()
         self._config, self._ranks, self._steps, self._life = config, ranks, steps, life
-        self._puller = Puller(config.pull_timeout_s, config.pull_bytes_per_s, self.transfers)
+        self._puller = Puller(config.pull_timeout_s, config.pull_bytes_per_s, self.transfers, config.tls)
         self._source = BlockSource(lambda: self._store, self.transfers)
         self._step_timer = StepTimer()
         self._pump: StepPump | None = None  # pump of the serving ranks

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from services.common.lifecycle import StartupError
+from services.common.tls.credentials import Tls
 from services.worker.backends.sizing import host_room
 from services.worker.engine.base import LifeObserver, StepObserver
 from services.worker.engine.state import EngineModel
@@ -26,6 +27,7 @@ async def open_native(
     folder: Path,
     steps: StepObserver,
     life: LifeObserver,
+    tls: Tls | None = None,
     make_ranks: Callable[[RankGroupConfig], Ranks] = RankGroup,
 ) -> NativeEngine:
     """Read all files but the weights and make the engine, whose `run` starts the ranks. Raises StartupError."""
@@ -40,6 +42,7 @@ async def open_native(
         settings.pull_timeout_s,
         settings.pull_mb_per_s * 1e6,
         settings.recovery_limit_s,
+        tls,
     )
     model = replace(served_model(files, ranks), sampling_defaults=_sampling_defaults(files, settings))
     return NativeEngine(config, model, make_ranks(ranks), steps, life)

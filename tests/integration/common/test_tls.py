@@ -1,0 +1,254 @@
+"""Services that talk mutual TLS to each other: who may call what, certificates that change, a change from plain text."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.common.lifecycle import StartupError, read_settings
+from services.common.ports import free_port
+from services.common.rpc import Health, bind, new_server, open_channel
+from services.common.settings import ServiceSettings
+from services.common.tls.access import CALLERS, COMPONENTS
+from services.common.tls.certificate import Identity
+from services.common.tls.credentials import Phase, Tls
+from services.common.tls.issuing import Authority
+from tests.certificates import DAY, DOMAIN, write
+from tests.integration.gateway.process import GatewayProcess, gateway_process
+from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running, until
+from tests.integration.worker_server.conftest import running_worker
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+
+SILENT_S = 60.0
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+HEALTH = "grpc.health.v1.Health/Check"
+
+
+@dataclass
+class Installation:
+    """Processes of one installation under TLS; the worker's server runs in the test's."""
+
+    folder: Path
+    authority: Authority
+    gateway: GatewayProcess
+    addresses: dict[str, str]  # by component
+
+    def write(self, by: Authority, *trusted: Authority) -> None:
+        """Renew the certificates of all components."""
+        for component in COMPONENTS:
+            write(self.folder / component, component, by, trusted)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def it(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Installation]:
+    folder = tmp_path_factory.mktemp("tls")
+    authority = Authority.new(10 * DAY)
+    for component in COMPONENTS:
+        write(folder / component, component, authority)
+    redis = RedisServer(folder)
+    redis.start()
+    async with AsyncExitStack() as stack:
+        stack.callback(redis.kill)
+        coordinator = coordinator_process(redis.url, TLS_FOLDER=str(folder / "coordinator"))
+        stack.enter_context(running(coordinator))
+        of_router = {"TLS_FOLDER": str(folder / "router"), "COORDINATOR_ADDRESS": coordinator.address}
+        router = stack.enter_context(running(router_process(redis.url, **of_router)))
+        worker = await stack.enter_async_context(running_worker(redis.url, tls_folder=str(folder / "worker")))
+        of_gateway = {"TLS_FOLDER": str(folder / "gateway"), "REDIS_URL": redis.url}
+        gateway = await stack.enter_async_context(gateway_process(router.address, folder / "log", **of_gateway))
+        addresses = {"router": router.address, "coordinator": coordinator.address, "worker": worker.address}
+        yield Installation(folder, authority, gateway, addresses)
+
+
+async def outcome(channel: grpc.aio.Channel, method: str) -> grpc.aio.AioRpcError | None:
+    """How a call with one empty message ends, or None at its first answer."""
+    call = channel.unary_stream(f"/{method}")(b"")  # on the wire as a stream of one message
+    try:
+        async with asyncio.timeout(SILENT_S):
+            async for _ in call:
+                break
+    except grpc.aio.AioRpcError as error:
+        return error
+    finally:
+        call.cancel()
+    return None
+
+
+def at(service: str) -> str:
+    """The component that has a service."""
+    return {"Router": "router", "KvCoordinator": "coordinator"}.get(service, "worker")
+
+
+async def test_certificates_change_under_load(it: Installation) -> None:
+    async with httpx.AsyncClient(base_url=it.gateway.url, timeout=60) as http:
+        statuses: list[int] = []
+
+        async def load() -> None:
+            while True:
+                answer = await http.post("/v1/completions", json={"prompt": "a", "max_tokens": 4})
+                statuses.append(answer.status_code)
+
+        async def served() -> None:
+            """Wait until requests were answered that came after this call."""
+            n = len(statuses)
+            await until(lambda: asyncio.sleep(0, len(statuses) > n + 2))
+
+        async def accepted(by: Authority, trusted: Authority) -> bool:
+            """Whether all servers accept a certificate of `by`, and show one of a CA that is trusted."""
+            tls = Tls(write(it.folder / "probe", "admin", by, [trusted]))
+            errors = []
+            for to, address in it.addresses.items():
+                async with open_channel(address, to=to, tls=tls) as channel:
+                    errors.append(await outcome(channel, HEALTH))
+            return not any(errors)
+
+        loading = asyncio.create_task(load())
+        await served()
+        old, new = it.authority, Authority.new(DAY)
+        it.write(old, old, new)
+        await until(lambda: accepted(new, old), every_s=0.2)
+        it.write(new, old, new)
+        await until(lambda: accepted(old, new), every_s=0.2)
+        it.write(new, new)
+        await until(lambda: refused(accepted(old, new)), every_s=0.2)
+        assert await accepted(new, new)
+        await served()
+        loading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await loading
+        assert set(statuses) == {200}, statuses
+        it.authority = new
+
+
+async def refused(accepted: object) -> bool:
+    return not await accepted  # type: ignore[misc]
+
+
+async def test_every_caller_and_method(it: Installation) -> None:
+    async with AsyncExitStack() as stack:
+        # Draining the worker comes last: nothing is served then.
+        methods = sorted(CALLERS, key=lambda method: (method.endswith("/Drain"), method))
+        assert {method.rpartition("/")[0] for method in CALLERS} >= {
+            f"ryzanstein.v1.{name}" for name in ("Router", "KvCoordinator", "Worker")
+        }
+        for caller in COMPONENTS:
+            tls = Tls(it.folder / caller)
+            channels = {
+                to: await stack.enter_async_context(open_channel(address, to=to, tls=tls))
+                for to, address in it.addresses.items()
+            }
+            for method in methods:
+                service, _, name = method.partition("/")
+                error = await outcome(channels[at(service.rpartition(".")[2])], method)
+                refused = error is not None and error.code() is DENIED
+                assert refused is (caller not in CALLERS[method]), (caller, method, error)
+                if error is not None and refused:
+                    assert caller in str(error.details()) and name in str(error.details())
+        await strangers(it, it.folder / "strangers")
+
+
+async def strangers(it: Installation, folder: Path) -> None:
+    """No port lets in who has no certificate, one of another CA or installation, or one that has ended."""
+    authorities = it.authority.own.certificate
+    shown = {
+        "without": (None, None),
+        "other CA": pem(write(folder / "other", "gateway", Authority.new(DAY))),
+        "expired": pem(write(folder / "expired", "gateway", it.authority, life=timedelta(seconds=-1))),
+        "elsewhere": pem(write(folder / "elsewhere", "gateway", it.authority, domain="rz.other")),
+    }
+    for to, address in it.addresses.items():
+        name = ("grpc.ssl_target_name_override", Identity(DOMAIN, to).host)
+        for who, (key, chain) in shown.items():
+            credentials = grpc.ssl_channel_credentials(authorities, key, chain)
+            async with grpc.aio.secure_channel(address, credentials, options=[name]) as channel:
+                error = await outcome(channel, HEALTH)
+            expected = DENIED if who == "elsewhere" else grpc.StatusCode.UNAVAILABLE
+            assert error is not None and error.code() is expected, (to, who, error)
+        async with open_channel(address) as channel:
+            error = await outcome(channel, HEALTH)
+            assert error is not None and error.code() is grpc.StatusCode.UNAVAILABLE, (to, error)
+    # A component that answers in another one's place is not believed.
+    async with open_channel(it.addresses["worker"], to="router", tls=Tls(it.folder / "gateway")) as channel:
+        error = await outcome(channel, HEALTH)
+        assert error is not None and error.code() is grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(ssl.SSLError):
+        await asyncio.to_thread(handshake, it, ssl.TLSVersion.TLSv1_2)
+    assert await asyncio.to_thread(handshake, it, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
+
+
+def pem(folder: Path) -> tuple[bytes, bytes]:
+    return (folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes()
+
+
+def handshake(it: Installation, newest: ssl.TLSVersion) -> str | None:
+    """The version that the router agrees on with a client that speaks nothing newer."""
+    folder, (host, _, port) = it.folder / "gateway", it.addresses["router"].rpartition(":")
+    context = ssl.create_default_context(cafile=folder / "ca.crt")
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    context.maximum_version = newest
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection((host, int(port))) as plain,
+        context.wrap_socket(plain, server_hostname=Identity(DOMAIN, "router").host) as wrapped,
+    ):
+        return wrapped.version()
+
+
+@pytest.mark.parametrize("theirs", [None, *Phase])
+async def test_neighbouring_phases_can_call_each_other(tmp_path: Path, theirs: Phase | None) -> None:
+    authority = Authority.new(DAY)
+    server_side, client_side = (write(tmp_path / name, name, authority) for name in ("worker", "router"))
+    phases: list[Phase | None] = [None, *Phase]
+    for ours in phases:
+        tls = Tls(server_side, ours) if ours else None
+        server = new_server(tls=tls)
+        health = Health(server, [])
+        await health.set_serving(True)
+        port = bind(server, "127.0.0.1", free_port(), tls)
+        await server.start()
+        asking = Tls(client_side, theirs) if theirs else None
+        async with open_channel(f"127.0.0.1:{port}", to="worker", tls=asking) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            large = health_pb2.HealthCheckRequest(service="x" * 4_000_000)  # larger than every buffer on the way
+            with pytest.raises(grpc.aio.AioRpcError) as answer:
+                await stub.Check(large, timeout=SILENT_S)
+            heard = answer.value.code() is grpc.StatusCode.NOT_FOUND
+            both = abs(phases.index(ours) - phases.index(theirs)) <= 1
+            assert heard or not both, (ours, theirs)
+            assert not heard or (ours, theirs) != (Phase.REQUIRE, None)
+        await server.stop(0)
+
+
+async def test_a_folder_that_is_no_certificate_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, other = Authority.new(DAY), Authority.new(DAY)
+    folder = write(tmp_path / "one", "worker", authority)
+    monkeypatch.setenv("RYZANSTEIN_TLS_FOLDER", str(folder))
+    assert read_settings(ServiceSettings).open_tls() is not None
+    for name, content, complaint in (
+        ("tls.key", write(tmp_path / "two", "worker", other).joinpath("tls.key").read_bytes(), "is not the key of"),
+        ("tls.key", b"nothing", "a private key in PEM format"),
+        ("ca.crt", b"nothing", "certificates in PEM format"),
+        ("tls.crt", authority.own.certificate, "spiffe://RELEASE.NAMESPACE/COMPONENT"),
+        ("tls.crt", None, "cannot be read: No such file"),
+    ):
+        write(folder, "worker", authority)
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_bytes(content)
+        with pytest.raises(StartupError, match=f"RYZANSTEIN_TLS_FOLDER.*{name}.*{complaint}"):
+            read_settings(ServiceSettings)
