@@ -32,8 +32,8 @@ from ryzanstein.v1 import worker_pb2
 
 from services.common.loop_lag import LoopLag
 from services.common.metrics import new_registry
-from services.common.tls.credentials import export_end
 from services.common.settings import ServiceSettings
+from services.common.tls.credentials import export_end
 from services.gateway.api import schema
 from services.gateway.api.fields import advisory_fields, neutral_values
 from services.gateway.http import tokens

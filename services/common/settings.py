@@ -61,8 +61,8 @@ class ServiceSettings(BaseSettings):
     )
     tls_folder: str = Field(
         default="",
-        description="Folder with `tls.crt`, `tls.key` and `ca.crt` (PEM): services talk TLS 1.3 to each other, and both "
-        "sides show a certificate; read again when the files change. Default: plain text",
+        description="Folder with `tls.crt`, `tls.key` and `ca.crt` (PEM): services talk TLS 1.3 to each other, and "
+        "both sides show a certificate; read again when the files change. Default: plain text",
     )
     tls_phase: Phase = Field(
         default=Phase.REQUIRE,
