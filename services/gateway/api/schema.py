@@ -247,6 +247,21 @@ class EmbeddingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     user: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
     truncate_prompt_tokens: Truncation | None = None
+    prompt_name: (
+        Annotated[str, Meta(description="The model's text before each text, as `query`; default: the publisher's")]
+        | None
+    ) = None
+    add_special_tokens: Annotated[Any, neutral(True)] = None
+
+
+class ClassifyBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/classify."""
+
+    input: str | list[str | TokenId | list[TokenId]]
+    model: str | None = None
+    user: Annotated[Session, Meta(description="Keeps a user's requests on one worker")] | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100, description="Lower runs first; tenants may limit it")] | None = None
+    truncate_prompt_tokens: Truncation | None = None
     add_special_tokens: Annotated[Any, neutral(True)] = None
 
 

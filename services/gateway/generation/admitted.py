@@ -9,6 +9,7 @@ from typing import Any
 
 from services.gateway.api.options import MAX_SESSION_CHARS
 from services.gateway.errors import ApiError, invalid
+from services.gateway.generation.abilities import require_generation
 from services.gateway.generation.choice import Choice, merged
 from services.gateway.generation.models import Models
 from services.gateway.generation.output import OutputChunk
@@ -157,6 +158,7 @@ class AdmittedRequest:
         await self._start_on(self.models.after(self.model, error, self.tenant), self._work)
 
     async def _start_on(self, model: ServedModel, work: _Work) -> None:
+        require_generation(model)
         caller = self.caller(work.session, work.body.priority, work.traceparent)
         prepared = await work.preparer.prepare(work.body, model, caller)
         if model.name != work.asked:

@@ -57,6 +57,7 @@ class Pipeline:
         caller: Caller,
         *,
         embed: bool = False,
+        second_from: int = 0,
         group: SequenceGroup | None = None,
     ) -> GenerationRequest:
         """Check the prompt against the model and hash its blocks."""
@@ -67,7 +68,7 @@ class Pipeline:
             hashes = wire_chain(model.card.hash_root, caller.tenant, prompt_ids)
         else:
             hashes = await asyncio.to_thread(wire_chain, model.card.hash_root, caller.tenant, prompt_ids)
-        return GenerationRequest(request_id, model, prompt_ids, options, caller, hashes, embed, group)
+        return GenerationRequest(request_id, model, prompt_ids, options, caller, hashes, embed, second_from, group)
 
     def generate(
         self, request: GenerationRequest, reader: MessageReader | None = None, checks: Checks | None = None

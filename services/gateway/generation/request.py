@@ -74,6 +74,7 @@ class GenerationRequest:
     caller: Caller
     block_hashes: list[int]
     embed: bool = False
+    second_from: int = 0  # position of the second of two texts; 0: one text
     group: SequenceGroup | None = None  # of a request that has several
 
     def choice(self, index: int) -> GenerationRequest:

@@ -177,6 +177,7 @@ class ResumableStream:
             priority=request.caller.priority,
             cache_salt=request.caller.tenant,
             embed=request.embed,
+            second_from=request.second_from,
             traceparent=request.caller.traceparent,
             ticket=assignment.ticket,
             weight=request.caller.weight,

@@ -18,6 +18,7 @@ from services.common.logs import request_id_var
 from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid
+from services.gateway.generation.abilities import require_embedding
 from services.gateway.generation.admitted import FALLBACK_HEADER, AdmittedRequest
 from services.gateway.generation.embedding import Embedder
 from services.gateway.generation.entrance import Entrance
@@ -122,7 +123,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """Embed texts."""
         async with self._call("Embed", request, context) as call, self._admitted(context) as admitted:
             model = await call.find(admitted, request)
-            inputs = await self.embedder.inputs(request.input, model)
+            require_embedding(model)
+            prompt = model.card.prompts.get(model.card.default_prompt, "")
+            inputs = await self.embedder.inputs(request.input, model, prompt=prompt)
             caller = admitted.caller("", None, call.traceparent)
             vectors = await self.embedder.embed(admitted, model, inputs, caller)
             data = [inference_pb2.Embedding(values=vector) for vector in vectors]

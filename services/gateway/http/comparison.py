@@ -1,4 +1,7 @@
-"""POST /v1/score and /v1/rerank, in vLLM's and Cohere's shapes: the cosine of two texts' embeddings."""
+"""POST /v1/score and /v1/rerank, in vLLM's and Cohere's shapes.
+
+A score is the cosine of two texts' embeddings, or what a cross-encoder with one label says of both together.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,10 @@ from typing import Any, Generic, Protocol, TypeVar
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import ComparisonBody, RerankBody, ScoreBody
 from services.gateway.errors import invalid
+from services.gateway.generation.abilities import require_score
 from services.gateway.generation.admitted import AdmittedRequest, named_session
-from services.gateway.generation.embedding import Embedder
+from services.gateway.generation.embedding import Embedder, TextInput
+from services.gateway.generation.labels import label_scores
 from services.gateway.generation.pipeline import check_prompt
 from services.gateway.generation.prompts import truncation_limit
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
@@ -66,10 +71,12 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Texts, and the pairs of them to compare."""
+    """Texts, the pairs of them to compare, and the most tokens that count of a pair and of its second text."""
 
     texts: list[Text]
     pairs: list[tuple[int, int]]
+    limit: int | None
+    second_limit: int | None = None
 
 
 class Form(Protocol[Body]):
@@ -99,7 +106,7 @@ class ScoreForm:
             message = f"`text_1` must hold one text, or as many as `text_2` ({len(second)}), got {len(first)}."
             raise invalid(message, "text_1", "invalid_value")
         starts = range(len(first)) if len(first) > 1 else [0] * len(second)
-        return Comparison(first + second, [(start, len(first) + index) for index, start in enumerate(starts)])
+        return Comparison(first + second, [(start, len(first) + index) for index, start in enumerate(starts)], limit)
 
     def answer(self, body: ScoreBody, model: str, scores: list[float], tokens: int) -> dict[str, Any]:
         """See :class:`Form`."""
@@ -120,7 +127,7 @@ class RerankForm:
         per_document = min([*bounds, max_len]) if bounds else None
         documents = [document if isinstance(document, str) else document.text for document in body.documents]
         texts = [Text(body.query, "query", limit), *_texts(documents, "documents", per_document)]
-        return Comparison(texts, [(0, index) for index in range(1, len(texts))])
+        return Comparison(texts, [(0, index) for index in range(1, len(texts))], limit, body.max_tokens_per_doc)
 
     def answer(self, body: RerankBody, model: str, scores: list[float], tokens: int) -> dict[str, Any]:
         """See :class:`Form`."""
@@ -153,14 +160,18 @@ class ComparisonHandler(Generic[Body]):
         model = await request.find_model(body.model)
         exchange.model = model.name
         asked = self._form.comparison(body, model.max_len)
-        inputs = await _encoded(model, asked.texts)
+        require_score(model)
+        inputs = await (_joined(model, asked) if model.classifies else _encoded(model, asked.texts))
         session = named_session(exchange.header(b"x-session-id")) or body.user or ""
         caller = request.caller(session, body.priority, exchange.traceparent)
         async with UntilDisconnect(exchange):
             vectors = await self._embedder.embed(request, model, inputs, caller)
             exchange.answer_headers = list(request.admission.headers)
-            size = len(asked.pairs) * model.card.hidden_size
-            scores = await model.off_loop(size, partial(_cosines, vectors, asked.pairs), _INLINE_FLOATS)
+            if model.classifies:
+                scores = [label_scores(model.card.classes, numbers)[0] for numbers in vectors]
+            else:
+                size = len(asked.pairs) * model.card.hidden_size
+                scores = await model.off_loop(size, partial(_cosines, vectors, asked.pairs), _INLINE_FLOATS)
             tokens = request.used.prompt_tokens
             await exchange.send_json(200, self._form.answer(body, model.name, scores, tokens))
 
@@ -171,7 +182,23 @@ def _texts(value: str | Sequence[str], field: str, limit: int | None) -> list[Te
     return [Text(text, f"{field}[{index}]", limit) for index, text in enumerate(value)]
 
 
-async def _encoded(model: ServedModel, texts: Sequence[Text]) -> list[list[int]]:
+async def _joined(model: ServedModel, asked: Comparison) -> list[TextInput]:
+    """Both texts of every pair, as a cross-encoder reads them."""
+    inputs = []
+    for one, other in asked.pairs:
+        first, second = asked.texts[one], asked.texts[other]
+        for text in (first, second):
+            model.check_length(len(text.value), text.field)
+            if not text.value:
+                raise invalid(f"`{text.field}` is empty: at least one token is needed.", text.field)
+        found = TextInput(*await model.encode_pair(first.value, second.value, asked.limit, asked.second_limit))
+        check_prompt(model, found.ids, second.field)
+        inputs.append(found)
+        await asyncio.sleep(0)  # let other tasks run after each pair
+    return inputs
+
+
+async def _encoded(model: ServedModel, texts: Sequence[Text]) -> list[TextInput]:
     inputs = []
     for text in texts:
         if text.limit is None:
@@ -179,7 +206,7 @@ async def _encoded(model: ServedModel, texts: Sequence[Text]) -> list[list[int]]
         else:
             ids = await model.encode_start(text.value, text.limit)
         check_prompt(model, ids, text.field)
-        inputs.append(ids)
+        inputs.append(TextInput(ids))
         await asyncio.sleep(0)  # let other tasks run after each text
     return inputs
 

@@ -12,6 +12,7 @@ from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.schema import EmbeddingBody
 from services.gateway.asgi import JSON
 from services.gateway.errors import invalid
+from services.gateway.generation.abilities import require_embedding
 from services.gateway.generation.admitted import AdmittedRequest, named_session
 from services.gateway.generation.embedding import Embedder
 from services.gateway.http.documentation import EXAMPLE_MODEL, Documentation
@@ -44,10 +45,11 @@ class EmbeddingHandler:
         """See :class:`Handler`."""
         model = await request.find_model(body.model)
         exchange.model = model.name
+        require_embedding(model)
         if body.dimensions not in (None, model.card.hidden_size):
             message = f"`dimensions` must be the model's own size, {model.card.hidden_size}."
             raise invalid(message, "dimensions", "unsupported_field")
-        inputs = await self._embedder.inputs(body.input, model, body.truncate_prompt_tokens)
+        inputs = await self._embedder.inputs(body.input, model, body.truncate_prompt_tokens, _prompt(body, model))
         session = named_session(exchange.header(b"x-session-id")) or body.user or ""
         caller = request.caller(session, body.priority, exchange.traceparent)
         async with UntilDisconnect(exchange):
@@ -57,6 +59,15 @@ class EmbeddingHandler:
             answer = partial(_answer, model, vectors, tokens, as_base64=body.encoding_format == "base64")
             size = len(vectors) * model.card.hidden_size
             await exchange.send_bytes(200, await model.off_loop(size, answer, _INLINE_FLOATS), [JSON])
+
+
+def _prompt(body: EmbeddingBody, model: ServedModel) -> str:
+    """The text before each text, by the publisher's name for it; raises :class:`ApiError` (400)."""
+    known, name = model.card.prompts, body.prompt_name
+    if name is not None and name not in known:
+        allowed = ", ".join(f"`{one}`" for one in sorted(known)) or "none"
+        raise invalid(f"`prompt_name` must be one of this model's prompts: {allowed}.", "prompt_name")
+    return known[name] if name is not None else known.get(model.card.default_prompt, "")
 
 
 def _answer(model: ServedModel, vectors: list[list[float]], tokens: int, *, as_base64: bool) -> bytes:

@@ -10,7 +10,7 @@ from services.gateway.generation.chat_body import ChatBodyPreparer
 from services.gateway.generation.completions import CompletionPreparer
 from services.gateway.generation.embedding import Embedder
 from services.gateway.generation.entrance import Entrance
-from services.gateway.http import chat, comparison, completions, embeddings, tokens
+from services.gateway.http import chat, classify, comparison, completions, embeddings, tokens
 from services.gateway.http.documentation import Documentation
 from services.gateway.http.endpoint import Endpoint, Handler, JsonEndpoint
 from services.gateway.http.exchange import OPENAI_DIALECT, ApiDialect, BodyLimits
@@ -89,6 +89,7 @@ def hot_routes(
             comparison.RERANK,
             aliases=("/v2/rerank", "/rerank"),
         ),
+        Route("/v1/classify", classify.ClassifyHandler(embedder), classify.DOCUMENTED, aliases=("/classify",)),
         Route("/tokenize", tokens.TokenizeHandler(chats), tokens.TOKENIZE),
         Route("/detokenize", tokens.DetokenizeHandler(), tokens.DETOKENIZE),
     ]

@@ -65,6 +65,11 @@ class ServedModel:
         """The most tokens of prompt and output together."""
         return self.card.max_model_len
 
+    @property
+    def classifies(self) -> bool:
+        """Whether it gives numbers for labels instead of embeddings."""
+        return self.card.HasField("classes")
+
     @cached_property
     def sampling_defaults(self) -> dict[str, float]:
         """The publisher's recommended sampling parameters, by field."""
@@ -135,6 +140,31 @@ class ServedModel:
     async def encode_start(self, text: str, limit: int) -> list[int]:
         """At most the first `limit` tokens of a text, including BOS and EOS; off the event loop if the text is long."""
         return await self.off_loop(len(text), lambda: self._encode_start(text, limit))
+
+    async def encode_pair(
+        self, first: str, second: str, limit: int | None, second_limit: int | None
+    ) -> tuple[list[int], int]:
+        """Token ids of two texts as the tokenizer joins them, and where the second one begins if the model is told.
+
+        `limit` of all tokens and `second_limit` of the second text's cut the end of the second text.
+        """
+        return await self.off_loop(
+            len(first) + len(second), lambda: self._encode_pair(first, second, limit, second_limit)
+        )
+
+    def _encode_pair(
+        self, first: str, second: str, limit: int | None, second_limit: int | None
+    ) -> tuple[list[int], int]:
+        tokenizer = self.tokenizer
+        self._probe(first, "text")
+        one, two = (tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
+        if limit is not None:
+            room = limit - len(one) - tokenizer.num_special_tokens_to_add(is_pair=True)
+            two.truncate(max(0, min(len(two), room)))
+        if second_limit is not None and second_limit < len(two):
+            two.truncate(second_limit)
+        joined = tokenizer.post_process(one, two)
+        return joined.ids, next((index for index, kind in enumerate(joined.type_ids) if kind), 0)
 
     def _encode_start(self, text: str, limit: int) -> list[int]:
         tokenizer, around = self.tokenizer, self.tokenizer.num_special_tokens_to_add(is_pair=False)

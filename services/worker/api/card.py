@@ -43,6 +43,10 @@ def model_card(identity: Identity, model: EngineModel, facts: EngineFacts) -> pb
         startup=[pb.StartupPhase(name=name, ms=seconds * 1e3) for name, seconds in facts.startup_s.items()],
         sampling_defaults=_defaults(model) if identity.recommends else None,
         memory_bytes=facts.memory_bytes,
+        only_embeds=not model.generates,
+        classes=model.classes,
+        prompts=model.prompts,
+        default_prompt=model.default_prompt,
     )
 
 

@@ -33,6 +33,7 @@ def unchecked(submit: pb.Submit) -> EngineRequest:
         priority=submit.priority,
         cache_salt=submit.cache_salt,
         embed=submit.embed,
+        second_from=submit.second_from,
         trial_tokens=submit.trial_tokens,
         pull=submit.pull if submit.HasField("pull") else None,
     )
@@ -49,7 +50,11 @@ def to_request(submit: pb.Submit, model: EngineModel, facts: EngineFacts) -> Eng
     _check_ids("prompt_ids", request.prompt_ids, facts.vocab_size)
     _check_ids("generated_ids", request.generated_ids, facts.vocab_size)
     if not request.embed and not model.generates:
-        raise InvalidRequestError("embed", "this checkpoint has no output head: it embeds and cannot generate")
+        does = "classifies" if model.classes else "embeds"
+        raise InvalidRequestError("embed", f"this checkpoint has no output head: it {does} and cannot generate")
+    if request.second_from >= len(request.prompt_ids):
+        message = f"{request.second_from} is not a position of the {len(request.prompt_ids)} prompt tokens"
+        raise InvalidRequestError("second_from", message)
     if request.embed and n_generated:
         raise InvalidRequestError("generated_ids", "must be empty when embed is set")
     if request.weight > MAX_WEIGHT:

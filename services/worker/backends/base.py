@@ -279,6 +279,10 @@ class ModelBackend(Protocol):
         """Return the attention for a rank's heads. Raises RuntimeError if no implementation supports them."""
         ...
 
+    def bidirectional(self, shape: AttentionShape) -> Attention[Any]:
+        """Return the attention of an encoder, over a step's own rows. Raises ValueError for scores without one."""
+        ...
+
     def capture(self, computations: Computations) -> StepGraphs:
         """Return graphs that replay a decoder's steps in its cache."""
         ...

@@ -25,6 +25,7 @@ class StepBatch:
     context_lens: tuple[int, ...]  # n_sequences
     block_tables: torch.Tensor  # [n_sequences, max_blocks] int64, 0 beyond a sequence's end
     n_decode: int  # the first n_decode sequences have exactly one row
+    token_types: torch.Tensor | None = None  # [n_tokens] int64, 1 in the second of two texts; None: 0 everywhere
 
     @property
     def n_sequences(self) -> int:

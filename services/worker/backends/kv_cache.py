@@ -37,3 +37,15 @@ class KvCache:
     def gather(self, layer: int, slots: Tensor, out: Tensor | None = None) -> Tensor:
         """Read `slots` [n]: [n, 2 * n_kv_heads * head_dim], K then V; into `out` if given."""
         return self.kv_format.read(self.layers[layer], self._shape, slots, self._dtype, out)
+
+
+class StepRows(KvCache):
+    """In place of a cache, the keys and values of a step's rows in the layer that is computed; nothing is kept."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.n_blocks, self.block_tokens, self.layers = 0, block_tokens, []
+        self.rows = torch.empty(0)  # [n, 2 * n_kv_heads * head_dim], K then V
+
+    def write(self, layer: int, slots: Tensor, rows: Tensor) -> None:
+        """Hold `rows` [n, 2 * n_kv_heads * head_dim] until the next layer writes its own."""
+        self.rows = rows

@@ -21,6 +21,7 @@ class EngineRequest:
     weight: int = 1
     priority: int = 0  # lower runs first
     cache_salt: str = ""  # isolates the prefix cache
+    second_from: int = 0  # position of the second of two texts; 0: one text
     embed: bool = False  # return the pooled hidden state instead of tokens
     trial_tokens: int = 0  # > 0: a suspect; it runs beside no other suspect until it generated this many tokens here
     pull: pb.PullHint | None = None  # another worker holds more of the prompt's KV

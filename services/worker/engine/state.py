@@ -71,6 +71,9 @@ class EngineModel:
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, float]  # the publisher's recommendations
     generates: bool = True  # False: it only embeds
+    classes: pb.Classes | None = None  # of a classifier, which answers `embed` with their numbers
+    prompts: Mapping[str, str] = field(default_factory=dict)  # texts before what is embedded, by name
+    default_prompt: str = ""  # the name of one of them; empty: none
     kv_dtype: str = ""  # of the KV cache; empty: dtype
 
 

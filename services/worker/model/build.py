@@ -24,7 +24,8 @@ from services.worker.model.formats.grids import GridReader
 from services.worker.model.formats.safetensors import TensorFiles
 from services.worker.model.formats.stored import StoredModules, StoredTensors
 from services.worker.model.layers.attention import load_attention
-from services.worker.model.layers.embedding import divide_vocabulary, load_vocabulary
+from services.worker.model.layers.embedding import divide_vocabulary, load_embedding, load_vocabulary
+from services.worker.model.layers.head import load_classifier
 from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.layers.mlp import load_mlp
 from services.worker.model.layers.moe import load_moe
@@ -98,17 +99,24 @@ def build_decoder(
 
     `layers`: the numbers of its layers; None: all.
     """
-    backend, attention = load.backend, load.backend.attention(attention_shape(spec, load.comm.rank, load.comm.size))
+    backend, heads = load.backend, attention_shape(spec, load.comm.rank, load.comm.size)
+    attention = backend.bidirectional(heads) if spec.bidirectional else backend.attention(heads)
     check_tables(spec.ropes, max_positions, available_host_memory())
     chosen = range(spec.n_layers) if layers is None else layers
     built = [load_layer(spec, load, index, attention) for index in chosen]
     vocabulary = divide_vocabulary(spec.vocab_size, load.comm)
-    embed, head = load_vocabulary(load, vocabulary, spec.vocab_size, spec.hidden_size)
-    positions = None
+    if spec.bidirectional:
+        embed, head = load_embedding(load, vocabulary, spec.vocab_size, spec.hidden_size), None
+    else:
+        embed, head = load_vocabulary(load, vocabulary, spec.vocab_size, spec.hidden_size)
+    positions = token_types = None
     if spec.learned_positions:
         shape = (spec.max_positions, spec.hidden_size)
         served = Shard("positions", shape, Span(0, max_positions), Span(0, spec.hidden_size))
         positions = load.weight([served]).dense(backend.dtype, backend.device)
+    if spec.n_token_types:
+        types = Shard.whole("token_types", (spec.n_token_types, spec.hidden_size))
+        token_types = load.weight([types]).dense(backend.dtype, backend.device)
     kept = (f"{count} x {form}" for form, count in load.forms.most_common())
     logger.info("weights: %s", ", ".join(kept))
     tables = [rope_tables(rope, max_positions) for rope in spec.ropes]
@@ -124,12 +132,17 @@ def build_decoder(
         embed=embed,
         layers=built,
         embed_norm=load_norm(spec, load, "embed_norm") if spec.embed_norm else None,
-        norm=load_norm(spec, load, "norm"),
+        norm=load_norm(spec, load, "norm") if spec.final_norm else _unchanged,
         head=head,
         vocabulary=vocabulary,
-        tables=Tables(max_positions, rotary, spec.windows, positions),
+        tables=Tables(max_positions, rotary, spec.windows, positions, token_types),
         attention=attention,
+        classifier=load_classifier(spec, load.source, backend.device),
     )
+
+
+def _unchanged(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 def attention_shape(spec: ModelSpec, rank: int, size: int) -> AttentionShape:

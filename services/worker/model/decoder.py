@@ -8,13 +8,24 @@ from typing import Any
 
 import torch
 
-from services.worker.backends.base import Attention, Computations, ModelBackend, Norm, Ops, Rope, Step, StepGraphs
+from services.worker.backends.base import (
+    Attention,
+    Computations,
+    ModelBackend,
+    NoGraph,
+    Norm,
+    Ops,
+    Rope,
+    Step,
+    StepGraphs,
+)
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import Communicator
-from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.kv_cache import KvCache, StepRows
 from services.worker.backends.shapes import KvShape
 from services.worker.model.layers.attention import AttentionLayer, LastRows
 from services.worker.model.layers.embedding import VocabEmbedding, VocabHead, VocabShard, pad_rows
+from services.worker.model.layers.head import Head
 from services.worker.model.spec import ModelSpec
 
 
@@ -41,7 +52,7 @@ class DecoderLayer:
     ) -> None:
         self._attention, self._mlp, self._norms, self._ops = attention, mlp, norms, ops
         self._parallel, self._shared_norm = spec.parallel_residual, spec.shared_norm
-        self._scale = spec.residual_scale
+        self._scale, self._sum_norm = spec.residual_scale, spec.sum_norm
 
     def __call__(self, x: torch.Tensor, step: Step, last: LastRows | None = None) -> torch.Tensor:
         """Return the residual stream after this layer, [n_rows, hidden_size], or only that of the rows `last`.
@@ -66,6 +77,8 @@ class DecoderLayer:
         return self._add(x, step.reduce(added), norms.mlp_post)
 
     def _add(self, x: torch.Tensor, added: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        if norm and self._sum_norm:
+            return norm(self._ops.add(x, added, self._scale))
         return self._ops.add(x, norm(added) if norm else added, self._scale)
 
 
@@ -77,10 +90,11 @@ class Tables:
     ropes: tuple[Rope, ...]
     windows: tuple[int | None, ...]
     positions: torch.Tensor | None  # learned, [max_positions, hidden_size]
+    token_types: torch.Tensor | None = None  # learned, [n_token_types, hidden_size]
 
 
 class Decoder:
-    """One rank's share of a decoder-only transformer."""
+    """One rank's share of a transformer."""
 
     def __init__(
         self,
@@ -91,12 +105,14 @@ class Decoder:
         layers: list[DecoderLayer],
         embed_norm: Norm | None,
         norm: Norm,
-        head: VocabHead,
+        head: VocabHead | None,
         vocabulary: VocabShard,
         tables: Tables,
         attention: Attention[Any],
+        classifier: Head = (),
     ) -> None:
-        self.spec = spec
+        """`classifier`: layers over the pooled states; () if the model has none."""
+        self.spec, self.classifier = spec, classifier
         self.vocab_start, self.vocab_local = vocabulary.start, vocabulary.local
         self.logit_shard = backend.ops.logit_shard(vocabulary.start, vocabulary.local)
         self._embed, self._embed_norm, self._layers, self._norm, self._head = embed, embed_norm, layers, norm, head
@@ -106,10 +122,14 @@ class Decoder:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of a token's KV on this rank, over all layers."""
+        if self.spec.bidirectional:
+            return 0
         return self.spec.n_layers * self._backend.kv_format.token_bytes(self._kv_shape(1))
 
     def make_cache(self, n_blocks: int, block_tokens: int) -> KvCache:
-        """Allocate a cache of `n_blocks` and the null block."""
+        """Allocate a cache of `n_blocks` and the null block; a bidirectional model keeps only a step's own rows."""
+        if self.spec.bidirectional:
+            return StepRows(block_tokens)
         backend, shape = self._backend, self._kv_shape(block_tokens)
         of = (self.spec.n_layers, n_blocks, shape, backend.dtype, backend.device)
         return KvCache(backend.kv_format, *of, backend.ops)
@@ -123,13 +143,15 @@ class Decoder:
         """
         if last_of is not None and len(last_of) == len(batch.token_ids):
             last_of = None  # these are all rows
+        assert last_of is None or not self.spec.bidirectional, "every row of a bidirectional model is pooled"
         n_tokens, graphs = len(batch.token_ids), self._graphs_in(cache)
         if n_tokens == batch.n_sequences and graphs.decodes.serves(batch):
-            hidden = graphs.decodes.forward(self.embed(batch.token_ids, batch.positions), batch)
+            hidden = graphs.decodes.forward(self.embed(batch.token_ids, batch.positions, batch.token_types), batch)
             return hidden if last_of is None else hidden[list(last_of)]
         step, n_rows = self.lay_out(batch, cache)
         positions = pad_rows(batch.positions, n_rows)
-        x = self.embed(pad_rows(batch.token_ids, n_rows), positions)  # [n_rows, hidden_size]
+        types = None if batch.token_types is None else pad_rows(batch.token_types, n_rows)
+        x = self.embed(pad_rows(batch.token_ids, n_rows), positions, types)  # [n_rows, hidden_size]
         if n_rows == n_tokens and graphs.layers.serves(batch):
             x = graphs.layers.forward(x, batch)
         else:
@@ -142,6 +164,7 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 [n, vocab_local] of [n, hidden_size]: this rank's slice of the padded vocabulary."""
+        assert self._head is not None, "a bidirectional model has no logits"
         return self._head(hidden, self.spec.logit_scale, self.spec.logit_softcap)
 
     def _kv_shape(self, block_tokens: int) -> KvShape:
@@ -171,7 +194,10 @@ class Decoder:
         """Graphs that replay steps in this cache."""
         graphs = self._graphs.get(cache)
         if graphs is None:
-            graphs = self._backend.capture(self._computations(cache))
+            if self.spec.bidirectional:
+                graphs = StepGraphs(NoGraph(), NoGraph())
+            else:
+                graphs = self._backend.capture(self._computations(cache))
             self._graphs = {cache: graphs}
         return graphs
 
@@ -188,13 +214,18 @@ class Decoder:
             max_blocks=min(cache.n_blocks, -(-self._tables.max_positions // cache.block_tokens)),
         )
 
-    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the rows before the first layer, [n, hidden_size], of ids and positions [n]."""
+    def embed(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the rows before the first layer, [n, hidden_size], of ids, positions and token types [n].
+
+        `types`: None if all tokens are of the first text.
+        """
         x = self._embed(token_ids)
         if self.spec.embedding_scale != 1.0:
             x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype)
-        if self._embed_norm is not None:
-            x = self._embed_norm(x)
+        if (kinds := self._tables.token_types) is not None:
+            x = x + (kinds[0] if types is None or len(kinds) == 1 else kinds.index_select(0, types))
         if self._tables.positions is not None:
             x = x + self._tables.positions.index_select(0, positions)
-        return x
+        return x if self._embed_norm is None else self._embed_norm(x)

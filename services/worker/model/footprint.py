@@ -79,7 +79,7 @@ def footprint(spec: ModelSpec, config: RankGroupConfig) -> Footprint:
         process=_PROCESS,
         weights=weights + _tables(spec, itemsize, config.max_model_len),
         workspace=n_rows * row * itemsize + 2 * logits + _RESERVE,
-        kv_token=spec.n_layers * kv_formats.token_bytes(kv_format, n_kv, spec.head_dim),
+        kv_token=0 if spec.bidirectional else spec.n_layers * kv_formats.token_bytes(kv_format, n_kv, spec.head_dim),
         kv_format=kv_format,
     )
 
@@ -132,7 +132,7 @@ def matrix_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
 
 def table_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
     """Return the number of elements of a rank's embedding and head."""
-    tables = 1 if spec.tied and not two_tables else 2
+    tables = 1 if spec.bidirectional or (spec.tied and not two_tables) else 2
     return tables * local_vocabulary(spec.vocab_size, ranks) * spec.hidden_size
 
 

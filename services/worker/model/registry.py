@@ -6,19 +6,20 @@ Free of torch.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
 from services.worker.model import families
 from services.worker.model.families.config import Config
-from services.worker.model.families.naming import Family
+from services.worker.model.families.naming import Family, classifier_refs
 from services.worker.model.formats.gguf.config import find_architecture, read_config
 from services.worker.model.formats.gguf.container import GgufFile
 from services.worker.model.formats.gguf.naming import as_stored, stored_in_gguf
 from services.worker.model.formats.gguf.parts import read_gguf
 from services.worker.model.formats.registry import read_layouts
-from services.worker.model.spec import ModelSpec
+from services.worker.model.spec import Classifier, ModelSpec
 
 
 def _found() -> dict[str, Family]:
@@ -30,6 +31,7 @@ def _found() -> dict[str, Family]:
 
 FAMILIES = _found()
 _BODIES = {family.base_architecture: family for family in FAMILIES.values()}
+_CLASSIFIERS = {family.classifying_architecture: family for family in FAMILIES.values()}
 _TYPES = {family.model_type: family for family in FAMILIES.values()}
 _ALIASES = {alias: family for family in FAMILIES.values() for alias in family.aliases}
 
@@ -42,7 +44,7 @@ def find_family(config: Config) -> Family:
     if not isinstance(architectures, list) or len(architectures) != 1:
         raise config.error("architectures", f"expected a list of one name, found {architectures!r}")
     name = str(architectures[0])
-    found = FAMILIES.get(name) or _BODIES.get(name) or _ALIASES.get(name)
+    found = FAMILIES.get(name) or _BODIES.get(name) or _CLASSIFIERS.get(name) or _ALIASES.get(name)
     if found is None:
         raise config.error("architectures", f"{name!r} is not implemented; known: {', '.join(FAMILIES)}")
     return found
@@ -74,10 +76,22 @@ def interpret(config: Config) -> tuple[Family, ModelSpec]:
     """Return the family and the spec of a config.json. Raises ModelError naming the file and every refused key."""
     family = find_family(config)
     spec = replace(family.read_spec(config), quantization=read_layouts(config))
-    config.finish()
-    if (config.raw("architectures") or [""])[0] in _BODIES:
+    architecture = (config.raw("architectures") or [""])[0]
+    if architecture in _BODIES:
         spec = replace(spec, tied=True, generates=False)
+    elif architecture in _CLASSIFIERS:
+        classifier = family.classifier(config, spec)
+        spec, family = replace(spec, tied=True, generates=False, classifier=classifier), _with_head(family, classifier)
+    config.finish()
     return family, spec
+
+
+def _with_head(family: Family, classifier: Classifier) -> Family:
+    """Return the family with the tensors of a classifier, and without the patterns that would pass over them."""
+    modules = [f"{module}.weight" for layer in classifier.layers for module in (layer.module, layer.norm) if module]
+    ignored = tuple(pattern for pattern in family.ignored if not any(fnmatchcase(name, pattern) for name in modules))
+    refs = family.refs
+    return replace(family, ignored=ignored, refs=lambda spec: refs(spec) | classifier_refs(spec, classifier))
 
 
 def read_spec(path: Path) -> ModelSpec:

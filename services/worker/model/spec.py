@@ -8,6 +8,10 @@ from typing import Literal
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import Routing
 from services.worker.model.layout import Layout
+from services.worker.protocol.rank_config import PoolingKind
+
+HeadActivation = Literal["identity", "tanh", "gelu", "relu", "silu"]
+LabelFunction = Literal["softmax", "sigmoid", "identity"]
 
 
 class ModelError(ValueError):
@@ -63,14 +67,35 @@ class QueryScale:
 class LayerSpec:
     """Settings that may differ between the layers of a model."""
 
-    window: int | None = None  # number of keys that a row sees, including its own; None: all
+    window: int | None = None  # number of keys that a row sees on a side, including its own; None: all
     rope: RopeSpec | None = None
     moe: MoeSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
+class HeadLayer:
+    """A layer over a pooled state: a product, an activation, and a layer norm if it has one."""
+
+    module: str  # stored name of the product
+    n_out: int
+    bias: bool = True
+    activation: HeadActivation = "identity"
+    norm: str = ""  # stored name of the norm, which has a bias if those of the layers have one
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """A head that turns a pooled state into one number for each label."""
+
+    pooling: PoolingKind
+    layers: tuple[HeadLayer, ...]  # in order; the last one has as many outputs as there are labels
+    labels: tuple[str, ...]
+    function: LabelFunction  # the publisher's, that makes scores of the numbers
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Every switch of a decoder-only transformer that this worker implements."""
+    """Every switch of a transformer that this worker implements."""
 
     family: str
     dtype: str  # of the checkpoint's weights: "float32", "bfloat16", "float16"
@@ -86,14 +111,18 @@ class ModelSpec:
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-5
     norm_offset: float = 0.0  # added to a norm's weight (gemma: 1)
+    bidirectional: bool = False  # a row sees keys after it, too; nothing is cached
     pre_norm: bool = True  # normalise the inputs of attention and MLP
     post_norm: bool = False  # normalise their outputs
+    sum_norm: bool = False  # the post norms normalise the residual after the addition (the first transformers)
+    final_norm: bool = True  # normalise what the last layer returns
     parallel_residual: bool = False  # attention and MLP read the same residual
     shared_norm: bool = False  # the MLP reads the norm of attention; parallel residual only
     embed_norm: bool = False  # normalise the embeddings
     qk_norm: Literal["head", "full"] | None = None  # RMS norm of q and k, per head or over all heads
     qk_norm_rotated: bool = False  # after the rope
     learned_positions: bool = False
+    n_token_types: int = 0  # learned embeddings of a token's text: the first or the second of two
     alibi: bool = False  # scores have a linear bias over the distance (ALiBi, arXiv:2108.12409)
 
     qkv_bias: bool = False
@@ -107,6 +136,7 @@ class ModelSpec:
     tied: bool = False  # the head is the embedding, unless the checkpoint stores a head
     left_out: str = ""  # parts of the checkpoint that are not loaded, for people
     generates: bool = True  # False: the checkpoint is the body of a model, without a head
+    classifier: Classifier | None = None
 
     attention_scale: float = 0.0  # of q·k
     query_scale: QueryScale | None = None

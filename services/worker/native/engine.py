@@ -67,6 +67,8 @@ class EngineConfig:
     def facts(self, started: GroupStarted) -> EngineFacts:
         """Facts for observers after the ranks have started."""
         ledger, positions = started.ledger, started.n_blocks * self.ranks.block_tokens
+        if not self.ranks.caches:
+            positions = self.ranks.max_model_len
         return EngineFacts(
             vocab_size=started.model.vocab_size,
             hidden_size=started.model.hidden_size,
@@ -105,6 +107,7 @@ class LiveRequest(Request):
             priority=asked.priority,
             chain_root=chain_root(hash_root, asked.cache_salt),
             embed=asked.embed,
+            second_from=asked.second_from,
             trial_tokens=asked.trial_tokens,
         )
 
@@ -204,7 +207,9 @@ class NativeEngine:
         self.facts, self._ranks.on_result = self._config.facts(started), pump.on_result
         self._life.on_started(self.facts)
         self._enter(pb.PHASE_SERVING, "")
-        if not self._step_timer.decode_step_ms and (probe := probe_request(scheduler, started.model.vocab_size)):
+        if not self._step_timer.decode_step_ms and (
+            probe := probe_request(scheduler, started.model.vocab_size, embeds=not self.model.generates)
+        ):
             scheduler.submit(probe)
             pump.kick()
         return pump

@@ -13,7 +13,13 @@ from services.worker.model.files import check_safetensors, read_json, token_ids,
 from services.worker.model.formats.gguf.hub_files import hub_files
 from services.worker.model.formats.gguf.parts import files_of
 from services.worker.model.loading.chat_template import chat_template_of, read_chat_template
-from services.worker.model.loading.pooling import Pooling, read_gguf_pooling, read_pooling
+from services.worker.model.loading.pooling import (
+    EmbeddingFiles,
+    Pooling,
+    read_embedding_files,
+    read_gguf_pooling,
+    read_pooling,
+)
 from services.worker.model.loading.sampling import SamplingDefaults, read_sampling
 from services.worker.model.loading.tokenizer import read_tokenizer, tokenizer_of
 from services.worker.model.registry import describe, read_spec
@@ -30,6 +36,7 @@ class ModelFiles:
     spec: ModelSpec
     architecture: str
     pooling: Pooling
+    embedding: EmbeddingFiles
     tokenizer_json: bytes
     chat_template: str
     special_tokens: dict[str, str]
@@ -61,7 +68,8 @@ def _read(folder: Path) -> ModelFiles:
         identity=_identity((folder / "config.json").read_bytes(), weights),
         spec=spec,
         architecture=", ".join(config.get("architectures") or [spec.family]),
-        pooling=read_pooling(folder),
+        pooling=_pooling(folder, spec),
+        embedding=read_embedding_files(folder),
         tokenizer_json=tokenizer.json,
         chat_template=read_chat_template(folder, tokenizer_config),
         special_tokens=tokenizer.special_tokens,
@@ -84,6 +92,7 @@ def _read_gguf(file: Path) -> ModelFiles:
         spec=spec,
         architecture=found.family.architecture,
         pooling=read_gguf_pooling(metadata),
+        embedding=EmbeddingFiles(),
         tokenizer_json=tokenizer.json,
         chat_template=chat_template_of(file, hub.tokenizer_config),
         special_tokens=tokenizer.special_tokens,
@@ -91,6 +100,11 @@ def _read_gguf(file: Path) -> ModelFiles:
         eos_token_ids=_existing((*_ends(file, hub.generation_config), *spec.eos_token_ids), spec),
         sampling=read_sampling(beside if beside.is_file() else file, hub.generation_config | read_json(beside)),
     )
+
+
+def _pooling(folder: Path, spec: ModelSpec) -> Pooling:
+    """Return how the checkpoint pools: a classifier as its architecture says."""
+    return read_pooling(folder) if spec.classifier is None else Pooling(spec.classifier.pooling, normalise=False)
 
 
 def _existing(ends: Sequence[int], spec: ModelSpec) -> tuple[int, ...]:

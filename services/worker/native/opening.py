@@ -7,19 +7,27 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from ryzanstein.v1 import worker_pb2 as pb
+
 from services.common.lifecycle import StartupError
 from services.common.tls.credentials import Tls
 from services.worker.backends.sizing import host_room
 from services.worker.engine.base import LifeObserver, StepObserver
 from services.worker.engine.state import EngineModel
 from services.worker.model.loading.sampling import SamplingDefaults, override_sampling
-from services.worker.model.spec import ModelError
+from services.worker.model.spec import Classifier, LabelFunction, ModelError
 from services.worker.native.engine import EngineConfig, NativeEngine
 from services.worker.native.model_files import ModelFiles, read_model_files
 from services.worker.native.ranks import Ranks
 from services.worker.native.startup import group_config, require_room
 from services.worker.process.rank_group import RankGroup, RankGroupConfig
 from services.worker.settings import WorkerSettings
+
+_FUNCTIONS: dict[LabelFunction, pb.Classes.Function] = {
+    "softmax": pb.Classes.FUNCTION_SOFTMAX,
+    "sigmoid": pb.Classes.FUNCTION_SIGMOID,
+    "identity": pb.Classes.FUNCTION_IDENTITY,
+}
 
 
 async def open_native(
@@ -60,6 +68,12 @@ def _named(sampling: SamplingDefaults) -> dict[str, float]:
     return {name: value for name, value in asdict(sampling).items() if value is not None}
 
 
+def _classes(classifier: Classifier | None) -> pb.Classes | None:
+    if classifier is None:
+        return None
+    return pb.Classes(labels=classifier.labels, function=_FUNCTIONS[classifier.function])
+
+
 def served_model(files: ModelFiles, config: RankGroupConfig) -> EngineModel:
     """Facts about the model from its folder and the configuration."""
     # The hash root separates the KV of different models, dtypes, quantizations, rope choices and KV formats.
@@ -78,5 +92,8 @@ def served_model(files: ModelFiles, config: RankGroupConfig) -> EngineModel:
         eos_token_ids=files.eos_token_ids,
         sampling_defaults=_named(files.sampling),
         generates=files.spec.generates,
+        classes=_classes(files.spec.classifier),
+        prompts=files.embedding.prompts,
+        default_prompt=files.embedding.default_prompt,
         kv_dtype=config.kv_format,
     )

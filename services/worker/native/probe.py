@@ -12,8 +12,11 @@ _OUTPUT_TOKENS = 8
 _LEAST_IMPORTANT = 2**31 - 1  # every other request goes first
 
 
-def probe_request(scheduler: Scheduler, vocab_size: int) -> Request | None:
-    """A request that times a prefill and some decodes, beside other requests; None if the context is too short."""
+def probe_request(scheduler: Scheduler, vocab_size: int, *, embeds: bool = False) -> Request | None:
+    """A request that times a prefill and some decodes, beside other requests; None if the context is too short.
+
+    `embeds`: the model generates nothing, and only the prefill is timed.
+    """
     n_prompt = min(_PROMPT_TOKENS, scheduler.capacity.max_request_tokens - _OUTPUT_TOKENS)
     if n_prompt < 1:
         return None
@@ -24,4 +27,5 @@ def probe_request(scheduler: Scheduler, vocab_size: int) -> Request | None:
         max_tokens=_OUTPUT_TOKENS,
         priority=_LEAST_IMPORTANT,
         cacheable=False,
+        embed=embeds,
     )

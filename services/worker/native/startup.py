@@ -64,6 +64,7 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
         raise StartupError(
             f"RYZANSTEIN_MAX_MODEL_LEN {settings.max_model_len}: the model was made for {spec.max_positions}"
         )
+    longest = settings.max_model_len or min(spec.max_positions, files.embedding.max_tokens or spec.max_positions)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, spec, device)
     try:
@@ -74,12 +75,13 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             quantization="none" if settings.quantization == "auto" else settings.quantization,
             device=device,
             block_tokens=settings.kv_block_tokens,
-            kv_tokens=settings.kv_tokens or DEFAULT_KV_TOKENS,
+            kv_tokens=0 if spec.bidirectional else settings.kv_tokens or DEFAULT_KV_TOKENS,
+            caches=not spec.bidirectional,
             kv_fits=not settings.kv_tokens,
             kv_format=_kv_format(settings.kv_dtype, dtype, device),
             max_running=settings.max_running,
-            max_batched_tokens=settings.max_batched_tokens,
-            max_model_len=settings.max_model_len or spec.max_positions,
+            max_batched_tokens=max(settings.max_batched_tokens, longest if spec.bidirectional else 0),
+            max_model_len=longest,
             pooling=files.pooling.kind,
             normalise_embeddings=files.pooling.normalise,
             eos_token_ids=files.eos_token_ids,
@@ -93,12 +95,13 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
 
 def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: int = 2048) -> SchedulerConfig:
     """The scheduler's configuration for ranks that have started with `n_blocks` blocks."""
+    most = max(max_batched_tokens, ranks.max_running, 0 if ranks.caches else ranks.max_model_len)
     return SchedulerConfig(
         n_blocks=n_blocks,
         block_tokens=ranks.block_tokens,
         max_model_len=ranks.max_model_len,
         max_running=ranks.max_running,
-        max_batched_tokens=max(max_batched_tokens, ranks.max_running),
+        max_batched_tokens=most,
         max_in_flight=ranks.max_in_flight,
     )
 

@@ -16,7 +16,7 @@ class ModelFacts:
     """Facts about the loaded model that the server needs."""
 
     vocab_size: int
-    hidden_size: int
+    hidden_size: int  # numbers of an embedding, or of a classifier
 
 
 @dataclass(frozen=True, slots=True)

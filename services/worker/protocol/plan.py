@@ -23,6 +23,7 @@ class Admission:
     token_ids: tuple[int, ...]  # all known tokens: prompt, then tokens generated earlier (resume, preemption)
     n_prompt: int  # tokens from this position on count as generated
     embed: bool = False  # return the pooled hidden state instead of a token
+    second_from: int = 0  # position of the second of two texts; 0: one text
 
 
 @dataclass(frozen=True, slots=True)

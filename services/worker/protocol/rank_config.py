@@ -34,6 +34,7 @@ class RankGroupConfig:
     n_blocks: int | None = None
     kv_tokens: int | None = None
     kv_format: str = ""  # name of a KV format; empty: numbers of `dtype`
+    caches: bool = True  # False: a bidirectional model, which has no KV cache
     kv_fits: bool = False  # when memory is short, allocate fewer blocks instead of failing
     max_running: int = 64
     max_batched_tokens: int = 2048  # rows of a step
@@ -62,12 +63,14 @@ class RankGroupConfig:
         for name in ("ranks", "block_tokens", "max_running", "max_batched_tokens", "max_model_len", "max_in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.blocks_wanted < 1:
+        if self.caches and self.blocks_wanted < 1:
             raise ValueError("a KV cache holds at least one block")
 
     @property
     def blocks_wanted(self) -> int:
         """Configured number of KV blocks, the null block excluded."""
+        if not self.caches:
+            return 0
         return self.n_blocks or -(-(self.kv_tokens or 0) // self.block_tokens)
 
 

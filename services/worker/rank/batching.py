@@ -64,6 +64,7 @@ def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple
     needed = -(-ends // size)
     tables = table.block_tables[slots, : needed.max()]  # a copy
     tables[np.arange(tables.shape[1]) >= needed[:, None]] = 0
+    types = table.token_types(row_slots, positions)
     batch = StepBatch(
         token_ids=_tensor(table.token_ids[row_slots, positions].astype(np.int64), device),
         positions=_tensor(positions, device),
@@ -72,6 +73,7 @@ def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple
         context_lens=tuple(ends.tolist()),
         block_tables=_tensor(tables, device),
         n_decode=n_decode,
+        token_types=None if types is None else _tensor(types, device),
     )
     return batch, BatchLayout(slots, starts, ends, row_ends, n_draws)
 

@@ -15,7 +15,7 @@ class BlockCopier:
 
     def __init__(self, layers: Sequence[Tensor], staging: memoryview) -> None:
         self._layers = [layer.view(layer.shape[0], -1) for layer in layers]  # [n_blocks + 1, elements]
-        self._staging = torch.frombuffer(staging, dtype=layers[0].dtype)
+        self._staging = torch.frombuffer(staging, dtype=layers[0].dtype if layers else torch.uint8)
 
     @torch.inference_mode()
     def copy(self, order: CopyOrder) -> None:

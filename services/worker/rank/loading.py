@@ -9,6 +9,8 @@ from services.worker.backends.base import ModelBackend
 from services.worker.backends.collectives import Communicator
 from services.worker.model.build import load_model
 from services.worker.model.footprint import footprint
+from services.worker.model.layers.head import load_dense
+from services.worker.model.loading.pooling import read_pooling
 from services.worker.model.loading.vocabulary import read_vocabulary
 from services.worker.protocol.event_codec import ModelFacts
 from services.worker.protocol.rank_config import RankGroupConfig
@@ -18,12 +20,17 @@ from services.worker.rank.process import LoadedModel
 def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> LoadedModel:
     """Read this rank's share of the checkpoint at `config.model_path`. Raises ModelError."""
     decoder = load_model(Path(config.model_path), comm, backend, config.max_model_len, config.quantization)
-    spec = decoder.spec
+    spec, path = decoder.spec, Path(config.model_path)
+    head = decoder.classifier
+    if not head and path.is_dir():
+        head = load_dense(path, read_pooling(path).dense, spec.hidden_size, backend.device)
     return LoadedModel(
         decoder=decoder,
-        facts=ModelFacts(spec.vocab_size, spec.hidden_size),
+        facts=ModelFacts(spec.vocab_size, len(head[-1].weight) if head else spec.hidden_size),
         kv_bytes_per_token=decoder.kv_bytes_per_token,
         make_cache=partial(decoder.make_cache, block_tokens=config.block_tokens),
         footprint=footprint(spec, config),
+        head=head,
+        embeds=not spec.generates,
         vocabulary=partial(read_vocabulary, Path(config.model_path), spec.vocab_size, config.eos_token_ids),
     )

@@ -32,6 +32,9 @@ class MemoryMeter:
         self, config: RankGroupConfig, bytes_per_token: int, workspace: int, comm: Communicator, device: torch.device
     ) -> int:
         """Return n_blocks, the same on every rank; leaves `workspace` bytes free. Raises NotEnoughMemoryError."""
+        if not config.caches:
+            require_memory(workspace, self._memory.available(config.ranks), what="the workspace of a step")
+            return 0
         block_bytes = bytes_per_token * config.block_tokens
         asked = config.blocks_wanted
         # After the all-gather every rank has loaded its weights; the rank with the least memory decides.

@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from services.worker.model.layers.head import Head
 from services.worker.model.loading.pooling import Pooling
 
 
 class PooledSlots:
     """The pooled hidden states of the slots that embed."""
 
-    def __init__(self, pooling: Pooling) -> None:
-        self._pooling = pooling
+    def __init__(self, pooling: Pooling, head: Head = ()) -> None:
+        """`head`: layers over a pooled state, before it is scaled."""
+        self._pooling, self._head = pooling, head
         self._kept: dict[int, Tensor] = {}  # [hidden_size] float32: the sum so far, the first or the last state
         self._counts: dict[int, int] = {}
 
@@ -50,7 +52,9 @@ class PooledSlots:
         self._counts[slot] += hidden.shape[0]
 
     def result(self, slot: int) -> tuple[float, ...]:
-        """Return the embedding of the positions so far."""
+        """Return the embedding, or the numbers of a classifier, of the positions so far."""
         kept = self._kept[slot]
         pooled = kept / self._counts[slot] if self._pooling.kind == "mean" else kept
+        for layer in self._head:
+            pooled = layer(pooled)
         return tuple((torch.nn.functional.normalize(pooled, dim=0) if self._pooling.normalise else pooled).tolist())

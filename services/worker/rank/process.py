@@ -17,6 +17,7 @@ from services.worker.backends.collectives import Communicator
 from services.worker.backends.kv_format import find_kv_format
 from services.worker.backends.opening import open_backend
 from services.worker.model.footprint import Footprint
+from services.worker.model.layers.head import Head
 from services.worker.model.loading.pooling import Pooling
 from services.worker.protocol.copy_codec import CopyOrder, encode_copied
 from services.worker.protocol.event_codec import ModelFacts, RankStarted, encode_event
@@ -42,6 +43,8 @@ class LoadedModel:
     make_cache: Callable[[int], Any]  # n_blocks -> cache
     footprint: Footprint  # predicted memory
     vocabulary: Vocabulary = no_vocabulary  # for grammars
+    head: Head = ()  # layers over pooled states
+    embeds: bool = False  # there are no logits
 
 
 class Loader(Protocol):
@@ -89,15 +92,17 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
         max_running=config.max_running,
         max_model_len=config.max_model_len,
         pooling=Pooling(config.pooling, config.normalise_embeddings),
+        head=model.head,
+        embeds=model.embeds,
         device=device,
         vocabulary=model.vocabulary,
         eos_token_ids=config.eos_token_ids,
     )
     meter.growth()
     with phases.measure("warm_up"):
-        fits = min(n_blocks * config.block_tokens, config.max_model_len) - 1
-        runner.warm_up(max(1, min(_WARM_UP_TOKENS, fits)))
-    kv_bytes = (n_blocks + 1) * config.block_tokens * model.kv_bytes_per_token
+        positions = n_blocks * config.block_tokens if config.caches else config.max_model_len
+        runner.warm_up(max(1, min(_WARM_UP_TOKENS, min(positions, config.max_model_len) - 1)))
+    kv_bytes = (n_blocks + config.caches) * config.block_tokens * model.kv_bytes_per_token
     computed = model.footprint.rank_total(n_blocks * config.block_tokens)
     ledger = meter.ledger(weights, meter.growth(), kv_bytes, computed, config.ranks)
     block_bytes = config.block_tokens * model.kv_bytes_per_token

@@ -16,6 +16,7 @@ from services.worker.backends.base import LogitShard
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import StepCommunicator
 from services.worker.engine.output import TokenLogprobs
+from services.worker.model.layers.head import Head
 from services.worker.model.loading.pooling import Pooling
 from services.worker.protocol.plan import (
     Admission,
@@ -71,12 +72,16 @@ class Runner(Generic[Cache]):
         max_model_len: int,
         device: torch.device,
         pooling: Pooling | None = None,
+        head: Head = (),
+        embeds: bool = False,
         vocabulary: Vocabulary = no_vocabulary,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
+        """`head`: layers over pooled states. `embeds`: the model has no logits. `n_blocks` 0: nothing is cached."""
+        self._embeds = embeds
         self._decoder, self._cache, self._comm, self._device = decoder, cache, comm, device
         self._table = SlotTable(max_running, max_model_len, block_tokens, n_blocks)
-        self._pools = PooledSlots(pooling or Pooling())
+        self._pools = PooledSlots(pooling or Pooling(), head)
         self._prompt_logprobs: dict[int, int] = {}  # slot -> number of top tokens
         self._sampler = Sampler(
             comm,
@@ -100,7 +105,13 @@ class Runner(Generic[Cache]):
 
     @torch.inference_mode()
     def warm_up(self, n_tokens: int) -> None:
-        """Compute a prompt of `n_tokens` and a decode step, so that set-up does not delay the first requests."""
+        """Compute a prompt of `n_tokens` and a decode step, so that set-up does not delay the first requests.
+
+        A model without logits computes an embedding.
+        """
+        if self._embeds:
+            self._warm_up_embedding(n_tokens)
+            return
         n_blocks = -(-(n_tokens + 1) // self._table.block_tokens)
         admission = Admission(0, Sampling(temperature=1.0), (0,) * n_tokens, n_prompt=n_tokens)
         prefill = Chunk(0, 0, n_tokens, n_draws=1, new_blocks=tuple(range(1, n_blocks + 1)))
@@ -111,6 +122,13 @@ class Runner(Generic[Cache]):
             StepPlan(0, released=(0,)),
         )
         for plan in plans:
+            self._compute(view_plan(plan))
+
+    def _warm_up_embedding(self, n_tokens: int) -> None:
+        n_blocks = -(-n_tokens // self._table.block_tokens) if self._table.n_blocks else 0
+        admission = Admission(0, Sampling(), (0,) * n_tokens, n_prompt=n_tokens, embed=True)
+        chunk = Chunk(0, 0, n_tokens, n_draws=1, new_blocks=tuple(range(1, n_blocks + 1)))
+        for plan in (StepPlan(0, admissions=(admission,), chunks=(chunk,)), StepPlan(0, released=(0,))):
             self._compute(view_plan(plan))
 
     def _compute(self, plan: PlanView, wait_us: int = 0) -> StepResult | None:

@@ -18,6 +18,7 @@ class SlotTable:
     """Arrays indexed by slot."""
 
     def __init__(self, max_running: int, max_model_len: int, block_tokens: int, n_blocks: int) -> None:
+        """`n_blocks` 0: nothing is cached, and no position needs a block."""
         self.max_running, self.max_model_len = max_running, max_model_len
         self.block_tokens, self.n_blocks = block_tokens, n_blocks
         max_blocks = -(-max_model_len // block_tokens)
@@ -27,6 +28,7 @@ class SlotTable:
         self.n_prompt = np.zeros(max_running, np.int64)
         self.block_tables = np.zeros((max_running, max_blocks), np.int64)  # 0 is the null block
         self.n_held = np.zeros(max_running, np.int64)  # blocks in the table
+        self.second_from = np.full(max_running, max_model_len + 1)  # position of the second text; beyond all: none
 
     def release(self, slots: NDArray[np.int32]) -> None:
         """Clear the slots of ended requests."""
@@ -46,6 +48,7 @@ class SlotTable:
         self.n_known[slot] = n_known
         self.n_prompt[slot] = admission.n_prompt
         self.n_held[slot] = 0
+        self.second_from[slot] = admission.second_from or len(self.token_ids[slot])
 
     def extend(self, plan: PlanView) -> None:
         """Append the chunks' new blocks to their slots' block tables."""
@@ -66,6 +69,11 @@ class SlotTable:
         self.block_tables[np.repeat(plan.slots, counts), column] = plan.new_blocks
         self.n_held[plan.slots] += counts
 
+    def token_types(self, slots: Ints, positions: Ints) -> Ints | None:
+        """Return 1 for positions in the second of two texts, else 0; None if there are no second texts."""
+        types = positions >= self.second_from[slots]
+        return types.astype(np.int64) if types.any() else None
+
     def append(self, slots: Ints, positions: Ints, token_ids: Ints) -> None:
         """Write drawn tokens at their positions."""
         self.token_ids[slots, positions] = token_ids
@@ -73,7 +81,9 @@ class SlotTable:
 
     def require_computable(self, plan: PlanView, ends: NDArray[np.int32]) -> None:
         """Raise MalformedPlanError unless the slots have the chunks' tokens and blocks."""
-        most = np.minimum(self.n_known[plan.slots], self.n_held[plan.slots] * self.block_tokens)
+        most = self.n_known[plan.slots]
+        if self.n_blocks:
+            most = np.minimum(most, self.n_held[plan.slots] * self.block_tokens)
         draws = (plan.n_draws >= 0) & (plan.n_draws <= plan.n_tokens)
         if plan.n_tokens.min() >= 1 and plan.starts.min() >= 0 and (ends <= most).all() and draws.all():
             return  # the usual case; finding the faulty slot takes longer

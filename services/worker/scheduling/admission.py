@@ -73,7 +73,10 @@ def fresh_blocks(pool: BlockPool, request: Request, hits: list[int], n_running: 
 
     An admission allocates the blocks of all known tokens; a protected request gets the blocks of its whole limit.
     One block per running request stays in reserve, so that an admission causes no preemption in the next steps.
+    A pool without blocks caches nothing, and admissions need none.
     """
+    if not pool.total:
+        return 0
     n_tokens = request.limit - 1 if is_protected(request) else len(request.token_ids)
     n_fresh = pool.blocks_for(n_tokens) - len(hits)
     free = pool.available - pool.idle(hits)

@@ -29,8 +29,8 @@ class BlockPool:
     """Blocks 1 .. `n_blocks` of `block_tokens` positions each; block 0 is null and never handed out."""
 
     def __init__(self, n_blocks: int, block_tokens: int, events: KvEventLog) -> None:
-        if n_blocks < 1:
-            raise ValueError(f"a KV pool needs at least one block, not {n_blocks}")
+        if n_blocks < 0:
+            raise ValueError(f"a KV pool cannot have {n_blocks} blocks")
         if block_tokens < 1 or block_tokens % HASH_BLOCK_TOKENS:
             raise ValueError(f"block_tokens must be a multiple of {HASH_BLOCK_TOKENS}, not {block_tokens}")
         self.total = n_blocks

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class SchedulerConfig:
     """Sizes are in tokens unless named otherwise."""
 
-    n_blocks: int  # usable KV blocks, the null block excluded
+    n_blocks: int  # usable KV blocks, the null block excluded; 0: nothing is cached, and prompts are computed whole
     block_tokens: int
     max_model_len: int
     max_running: int = 64  # slots
@@ -24,3 +24,13 @@ class SchedulerConfig:
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_running ({self.max_running}), "
                 "or some running requests would never get their row"
             )
+        if not self.caches and self.max_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_model_len "
+                f"({self.max_model_len}), because this model computes a prompt in one step"
+            )
+
+    @property
+    def caches(self) -> bool:
+        """Whether there is a KV cache."""
+        return self.n_blocks > 0

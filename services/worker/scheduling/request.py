@@ -40,6 +40,7 @@ class Request:
     priority: int = 0  # lower runs first
     chain_root: bytes = b""
     embed: bool = False  # wants the pooled hidden state instead of tokens
+    second_from: int = 0  # position of the second of two texts; 0: one text
     cacheable: bool = True  # False: neither reads nor feeds the prefix cache (start-up probe)
     trial_tokens: int = 0  # > 0: a suspect; it runs beside no other suspect until it generated this many tokens here
 
@@ -92,11 +93,11 @@ class Request:
         """What the first output says of the prompt."""
         return Prefill(self.queued_at, self.admitted_at, self.cached_tokens, tuple(self.prompt_logprobs))
 
-    def check(self, block_tokens: int) -> None:
+    def check(self, block_tokens: int, *, caches: bool = True) -> None:
         """Raise AssertionError when the positions of a running request are out of order."""
         assert self.n_published * block_tokens <= self.n_written <= self.n_planned
         assert self.n_planned <= len(self.token_ids) + self.n_pending <= self.limit
-        assert self.n_planned <= len(self.blocks) * block_tokens
+        assert not caches or self.n_planned <= len(self.blocks) * block_tokens
 
     def extend_digests(self) -> None:
         """Hash the full blocks that have no digest yet."""

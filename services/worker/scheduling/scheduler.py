@@ -57,7 +57,8 @@ class Scheduler:
     def _reset(self) -> None:
         config = self.config
         self._pool = BlockPool(config.n_blocks, config.block_tokens, self._events)
-        self.capacity = Capacity(config.max_model_len, config.n_blocks * config.block_tokens)
+        positions = config.n_blocks * config.block_tokens if config.caches else config.max_model_len
+        self.capacity = Capacity(config.max_model_len, positions)
         self._ledger = TenantLedger()
         self._queue = WaitingQueue(self._ledger, config.age_s)
         self._prefixes = PrefixCache(self._pool, config.share_max_steps)
@@ -107,6 +108,7 @@ class Scheduler:
         request.queued_at = self._clock()
         self.quarantine.enter(request)
         self._next_arrival += 1
+        request.cacheable = request.cacheable and self.config.caches
         if request.cacheable:
             request.extend_digests()
         self._ledger.enter(request.tenant, request.weight)
@@ -240,6 +242,8 @@ class Scheduler:
             head = self._queue.head(now)
             if head is None:
                 return
+            if not self.config.caches and builder.rows_for(0, len(head.token_ids)) < len(head.token_ids):
+                return  # it needs the rest of another step
             if not self.quarantine.admits(head):
                 self._defer(head)
                 continue
@@ -279,7 +283,9 @@ class Scheduler:
         self._ledger.charge_known(request, 0, start, CACHED_COST)
         self._prefixes.promise(request, len(hits))
         tokens = tuple(request.token_ids)
-        builder.admissions.append(Admission(request.slot, request.sampling, tokens, request.n_prompt, request.embed))
+        builder.admissions.append(
+            Admission(request.slot, request.sampling, tokens, request.n_prompt, request.embed, request.second_from)
+        )
         self._plan_chunk(builder, request, tuple(request.blocks))
 
     def _make_way(self, head: Request) -> bool:
@@ -387,7 +393,7 @@ class Scheduler:
         assert sorted([*held, *self._slots.free]) == list(range(self.config.max_running)), "slots lost or shared"
         for request in self._running:
             assert request.status is Status.RUNNING
-            request.check(self.config.block_tokens)
+            request.check(self.config.block_tokens, caches=self.config.caches)
         for request in self._lingering:
             assert request.n_in_flight > 0
             assert request.status in (Status.RETIRING, Status.DONE)

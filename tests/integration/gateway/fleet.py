@@ -89,6 +89,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     announce_trials: bool = True  # False: a suspect waits for another one when the worker dies
     template: str = CHAT_TEMPLATE
     sampling: worker_pb2.SamplingDefaults | None = None  # what its publisher recommends
+    abilities: worker_pb2.ModelCard | None = None  # fields of the card that say what the model can do
 
     def __post_init__(self) -> None:
         self.incarnation = uuid.uuid4().hex
@@ -120,7 +121,10 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         await self.start()
 
     async def GetModelCard(self, request, context):  # noqa: N802
-        return model_card(self.worker_id, self.incarnation, self.model, self.tokenizer, self.template, self.sampling)
+        card = model_card(self.worker_id, self.incarnation, self.model, self.tokenizer, self.template, self.sampling)
+        if self.abilities is not None:
+            card.MergeFrom(self.abilities)
+        return card
 
     async def Connect(self, request_iterator, context):  # noqa: N802
         self.connections += 1

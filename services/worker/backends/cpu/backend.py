@@ -25,6 +25,7 @@ from services.worker.backends.kv_format import KvFormat, plain_format
 from services.worker.backends.kv_formats import int8
 from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.sizing import available_host_memory
+from services.worker.backends.torch.bidirectional import BidirectionalAttention
 from services.worker.backends.torch.gathering import PagedSdpa
 from services.worker.kernels.attention import open_attention, serves
 from services.worker.kernels.bfloat16 import (
@@ -72,6 +73,10 @@ class OneDnnBackend:
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the fastest attention that agrees with the reference. Raises RuntimeError."""
         return choose_attention(self._attentions(shape), shape, self.dtype, CPU, self.kv_format)
+
+    def bidirectional(self, shape: AttentionShape) -> Attention[Any]:
+        """Return the attention of an encoder."""
+        return BidirectionalAttention(shape)
 
     def _attentions(self, shape: AttentionShape) -> list[Candidate]:
         gathering = [lambda: PagedSdpa(shape, self.dtype, CPU)]

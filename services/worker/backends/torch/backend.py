@@ -10,6 +10,7 @@ from services.worker.backends.base import Attention, Computations, NoGraph, Ops,
 from services.worker.backends.kv_format import KvFormat, plain_format
 from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.torch.attention import ReferenceAttention
+from services.worker.backends.torch.bidirectional import BidirectionalAttention
 from services.worker.backends.torch.ops import TorchOps
 
 
@@ -25,6 +26,10 @@ class TorchBackend:
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the attention of a rank's heads."""
         return ReferenceAttention(shape)
+
+    def bidirectional(self, shape: AttentionShape) -> Attention[Any]:
+        """Return the attention of an encoder."""
+        return BidirectionalAttention(shape)
 
     def capture(self, computations: Computations) -> StepGraphs:
         """Return graphs that serve no step."""

@@ -21,7 +21,6 @@ _SANDWICH = LayerNames(
 
 def _common(config: Config, family: str, ropes: dict[str, RopeSpec] | None = None) -> ModelSpec:
     bias = config.flag("attention_bias", False)
-    config.require("use_bidirectional_attention", False)
     spec = base_spec(config, family, ropes=ropes, tied=True)
     config.raw("hidden_act")  # hidden_activation overrides it
     return replace(
@@ -69,6 +68,9 @@ def read_gemma3(config: Config) -> ModelSpec:
     default = [SLIDING if (index + 1) % pattern else FULL for index in range(n_layers)]
     kinds = read_layer_types(config, n_layers, default)
     spec = replace(spec, qk_norm="head", layers=tuple(LayerSpec(rope=ropes[kind]) for kind in kinds))
+    if config.flag("use_bidirectional_attention", False):  # EmbeddingGemma, whose window has two sides
+        config.override("sliding_window", config.integer("sliding_window", 512) // 2 + 1)
+        spec = replace(spec, bidirectional=True, generates=False)
     return replace(spec, layers=with_windows(config, spec, kinds))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from services.worker.model.families.classifying import last_state
 from services.worker.model.families.config import Config
-from services.worker.model.spec import ModelSpec, MoeSpec
+from services.worker.model.spec import Classifier, ModelSpec, MoeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,18 @@ class Family:
     aliases: tuple[str, ...] = ()  # other names of the architecture
     base: str = ""  # exceptional name of the architecture without its head
     spelling: Mapping[str, str] = field(default_factory=dict)  # keys of config.json, by Llama's name for them
+    classifying: str = ""  # exceptional name of the architecture with a head for labels
+    classifier: Callable[[Config, ModelSpec], Classifier] = last_state
 
     @property
     def base_architecture(self) -> str:
         """The name of the architecture without its head, which only embeds."""
         return self.base or self.architecture.replace("ForCausalLM", "Model")
+
+    @property
+    def classifying_architecture(self) -> str:
+        """The name of the architecture with a head for labels."""
+        return self.classifying or self.architecture.replace("ForCausalLM", "ForSequenceClassification")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +128,22 @@ def standard_refs(
     refs["head"] = refs["embed"] if spec.tied else TensorRef(f"{head}.weight")
     if spec.head_bias:
         refs["head.bias"] = TensorRef(f"{head}.bias")
-    refs |= _norm_refs(spec, "norm", norm)
+    if spec.final_norm:
+        refs |= _norm_refs(spec, "norm", norm)
     if spec.embed_norm:
         refs |= _norm_refs(spec, "embed_norm", embed_norm)
     for index in range(spec.n_layers):
         refs |= _layer_refs(spec, index, f"layers.{index}.", f"{prefix}{index}.", names)
+    return refs
+
+
+def classifier_refs(spec: ModelSpec, classifier: Classifier) -> Refs:
+    """Return the references of a classifier's layers, by their numbers."""
+    refs: Refs = {}
+    for index, layer in enumerate(classifier.layers):
+        refs |= _linear_refs(f"classifier{index}", layer.module, layer.bias)
+        if layer.norm:
+            refs |= _norm_refs(spec, f"classifier{index}_norm", layer.norm)
     return refs
 
 

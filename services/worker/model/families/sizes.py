@@ -56,6 +56,14 @@ def read_shapes(config: Config, family: Family, spec: ModelSpec) -> dict[str, Sh
     }
     if spec.qk_norm == "head":
         shapes |= dict.fromkeys(("q_norm", "k_norm"), (per_head,))
+    if spec.n_token_types:
+        shapes["token_types"] = (keys.size(spec.n_token_types, "type_vocab_size"), hidden)
+    if spec.classifier is not None:
+        n_in = hidden
+        for index, layer in enumerate(spec.classifier.layers):
+            n_out = hidden if layer.n_out == spec.hidden_size else keys.size(layer.n_out, "id2label", "num_labels")
+            shapes |= {f"classifier{index}": (n_out, n_in), f"classifier{index}_norm": (n_out,)}
+            n_in = n_out
     moe = next((layer.moe for layer in spec.layers if layer.moe is not None), None)
     if moe is not None:
         ffn = keys.size(moe.ffn_size, "moe_intermediate_size")

@@ -69,6 +69,13 @@ class VocabHead:
         return logits
 
 
+def load_embedding(load: LinearLoader, shard: VocabShard, vocab_size: int, hidden_size: int) -> VocabEmbedding:
+    """Load this rank's slice of the embedding of a model without a head."""
+    embed = Shard("embed", (vocab_size, hidden_size), shard.rows, Span(0, hidden_size))
+    weight = load.weight([embed], n_padding=shard.local - shard.valid)
+    return VocabEmbedding(load.backend.ops.embedding(weight), shard, load.comm)
+
+
 def load_vocabulary(
     load: LinearLoader, shard: VocabShard, vocab_size: int, hidden_size: int
 ) -> tuple[VocabEmbedding, VocabHead]:

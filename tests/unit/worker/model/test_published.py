@@ -25,6 +25,7 @@ UNPUBLISHED = {
     *("arcee", "cohere2", "dots1", "ernie4_5", "exaone4", "glm", "glm4", "glm4_moe", "granitemoe", "helium"),
     *("hunyuan_v1_dense", "internlm3", "nemotron", "olmo3", "olmoe", "seed_oss"),
     *("ministral3", "qwen2_5_vl", "qwen3_vl"),
+    *("modernbert", "roberta", "xlm-roberta"),
 }
 NAMES = [row["name"] for row in PUBLISHED]
 
@@ -130,7 +131,9 @@ def test_every_family_has_published_ones() -> None:
         ("smol-8x101-ft", {"attention_bias": True}),
         ("EleutherAI/pythia-6.9b-deduped (transformers 4.45)", {"rope_theta": 20000}),
         ("EleutherAI/pythia-6.9b-deduped (transformers 4.45)", {"partial_rotary_factor": 0.5}),
-        ("google/gemma-3-270m-it", {"use_bidirectional_attention": True}),
+        ("google/gemma-2-9b", {"use_bidirectional_attention": True}),
+        ("sentence-transformers/all-MiniLM-L6-v2", {"position_embedding_type": "relative_key"}),
+        ("sentence-transformers/all-MiniLM-L6-v2", {"is_decoder": True}),
         ("meta-llama/Llama-2-7b-hf", {"is_causal": False}),
         ("meta-llama/Llama-2-7b-hf", {"layer_types": ["sliding_attention"] * 32}),
         ("meta-llama/Llama-2-7b-hf", {"residual_multiplier": 0.5}),

@@ -295,6 +295,13 @@ def write_checkpoint(
     names = transformers.models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     auto = transformers.AutoModelForImageTextToText if config.model_type in names else transformers.AutoModelForCausalLM
     model = auto.from_config(config, attn_implementation="eager").eval()
+    randomise(model)
+    model.save_pretrained(folder)
+    return model
+
+
+def randomise(model: transformers.PreTrainedModel) -> None:
+    """Give every tensor random values."""
     with torch.no_grad():
         corrections = (named for named in model.named_buffers() if "correction" in named[0])
         for name, tensor in (*model.named_parameters(), *corrections):
@@ -303,8 +310,6 @@ def write_checkpoint(
                 tensor.copy_(noise * 0.15)
             else:
                 tensor.copy_(noise * 0.3 + (1.0 if "weight" in name else 0.0))
-    model.save_pretrained(folder)
-    return model
 
 
 def prompt(n: int = N_TOKENS, vocab_size: int = 99, seed: int = 3) -> list[int]:

