@@ -31,7 +31,9 @@ def _found() -> dict[str, Family]:
 
 FAMILIES = _found()
 _BODIES = {family.base_architecture: family for family in FAMILIES.values()}
-_CLASSIFIERS = {family.classifying_architecture: family for family in FAMILIES.values()}
+_CLASSIFIERS = {
+    family.classifying_architecture: family for family in FAMILIES.values() if family.classifying_architecture
+}
 _TYPES = {family.model_type: family for family in FAMILIES.values()}
 _ALIASES = {alias: family for family in FAMILIES.values() for alias in family.aliases}
 

@@ -93,4 +93,11 @@ def sandwich_refs(spec: ModelSpec) -> Refs:
 
 GEMMA = Family("GemmaForCausalLM", "gemma", read_gemma, standard_refs)
 GEMMA2 = Family("Gemma2ForCausalLM", "gemma2", read_gemma2, sandwich_refs)
-GEMMA3 = Family("Gemma3ForCausalLM", "gemma3_text", read_gemma3, sandwich_refs, base="Gemma3TextModel")
+GEMMA3 = Family(
+    "Gemma3ForCausalLM",
+    "gemma3_text",
+    read_gemma3,
+    sandwich_refs,
+    base="Gemma3TextModel",
+    classifying="Gemma3TextForSequenceClassification",
+)

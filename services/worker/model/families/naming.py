@@ -79,8 +79,11 @@ class Family:
 
     @property
     def classifying_architecture(self) -> str:
-        """The name of the architecture with a head for labels."""
-        return self.classifying or self.architecture.replace("ForCausalLM", "ForSequenceClassification")
+        """The name of the architecture with a head for labels; empty if there is none."""
+        if self.classifying:
+            return self.classifying
+        body = self.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+        return "" if body == self.architecture else f"{body}ForSequenceClassification"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from services.worker.model.loading.pooling import Pooling, PoolingKind, read_pooling
+from services.worker.model.layers.head import load_dense
+from services.worker.model.loading.pooling import (
+    EmbeddingFiles,
+    Pooling,
+    PoolingKind,
+    read_embedding_files,
+    read_pooling,
+)
 from services.worker.model.spec import ModelError
 from services.worker.rank.pooling import PooledSlots
 
@@ -56,7 +64,9 @@ def test_what_is_stored_is_obeyed(
         (None, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, r"cls_token \+ pooling_mode_mean"),
         (None, {"pooling_mode_mean_tokens": False}, "pooling none is not implemented"),
         (None, {"pooling_mode_mean_tokens": True, "include_prompt": False}, "include_prompt: False is not"),
-        (["Transformer", "Pooling", "Dense"], None, "module 'Dense' is not implemented"),
+        (["Transformer", "Pooling", "LSTM"], None, "module 'LSTM' is not implemented"),
+        (["Transformer", "Pooling", "Normalize", "Dense"], None, "expected modules in the order"),
+        (["Transformer", "Pooling", "Dense"], None, "in_features: expected a positive integer, found None"),
     ],
 )
 def test_anything_else_is_refused(
@@ -75,3 +85,47 @@ def test_pools_of_chunks(kind: PoolingKind, expected: torch.Tensor) -> None:
         pools.add(5, 1, HIDDEN[1:])
         wanted = expected / expected.norm() if normalise else expected
         assert pools.result(5) == pytest.approx(wanted.tolist())
+
+
+def test_dense_modules_follow_the_pooling(tmp_path: Path) -> None:
+    """As EmbeddingGemma has two of them."""
+    folder = _write(tmp_path, ["Transformer", "Pooling", "Dense", "Dense", "Normalize"], {"pooling_mode": "mean"})
+    generator = torch.Generator().manual_seed(0)
+    expected = HIDDEN.mean(dim=0)
+    for index, (n_in, n_out, activation) in enumerate(((3, 5, "activation.Tanh"), (5, 4, "linear.Identity")), start=2):
+        place = folder / f"{index}_Dense"
+        place.mkdir()
+        settings = {"in_features": n_in, "out_features": n_out, "bias": index == 2}
+        settings |= {"activation_function": f"torch.nn.modules.{activation}"}
+        (place / "config.json").write_text(json.dumps(settings))
+        tensors = {"linear.weight": torch.randn(n_out, n_in, generator=generator)}
+        if index == 2:
+            tensors["linear.bias"] = torch.randn(n_out, generator=generator)
+        save_file(tensors, place / "model.safetensors")
+        expected = torch.nn.functional.linear(expected, tensors["linear.weight"], tensors.get("linear.bias"))
+        expected = expected.tanh() if index == 2 else expected
+    pooling = read_pooling(folder)
+    pools = PooledSlots(pooling, load_dense(folder, pooling.dense, 3, torch.device("cpu")))
+    pools.admit(0)
+    pools.add(0, 0, HIDDEN)
+    assert pools.result(0) == pytest.approx((expected / expected.norm()).tolist(), abs=1e-6)
+    with pytest.raises(ModelError, match="in_features: expected 7, found 3"):
+        load_dense(folder, pooling.dense, 7, torch.device("cpu"))
+
+
+def test_prompts_and_the_longest_text_are_read(tmp_path: Path) -> None:
+    limits, named = tmp_path / "sentence_bert_config.json", tmp_path / "config_sentence_transformers.json"
+    assert read_embedding_files(tmp_path) == EmbeddingFiles()
+    limits.write_text('{"max_seq_length": 256, "do_lower_case": false}')
+    named.write_text('{"prompts": {"query": "Q: ", "document": ""}, "default_prompt_name": "query"}')
+    assert read_embedding_files(tmp_path) == EmbeddingFiles(256, {"query": "Q: ", "document": ""}, "query")
+    for file, text, says in (
+        (limits, '{"max_seq_length": 0}', "max_seq_length: expected a positive integer, found 0"),
+        (limits, '{"do_lower_case": true}', "do_lower_case: True is not implemented"),
+        (named, '{"prompts": {}, "default_prompt_name": "query"}', "'query' is none of no prompts"),
+    ):
+        before = file.read_text()
+        file.write_text(text)
+        with pytest.raises(ModelError, match=says):
+            read_embedding_files(tmp_path)
+        file.write_text(before)
