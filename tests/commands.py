@@ -12,7 +12,7 @@ from tests.programs import CHART
 ROOT = CHART.parents[1]
 # For clients and contributors; what they show has tests of its own.
 OTHERS = (
-    *("architecture", "benchmarks", "default-model", "dependencies", "evaluation", "images"),
+    *("api-keys", "architecture", "benchmarks", "default-model", "dependencies", "evaluation", "images"),
     *("performance", "quantizing", "releasing", "serving", "structured-output", "tools"),
 )
 PAGES = sorted(
@@ -95,6 +95,12 @@ NOT_TYPED = {
         ),
         "it needs keys; tests/integration/gateway/test_tenants.py reads the header": (
             "curl -si localhost:8000/v1/models | grep -i www-authenticate",
+        ),
+        "it needs an administrator's token; tests/integration/gateway/test_issued_keys.py has one": (
+            *("ryzanstein keys list", "ryzanstein keys limit ID --hours HH:MM-HH:MM"),
+        ),
+        "it needs an issuer; tests/integration/gateway/test_jwt_tokens.py has one": (
+            "curl -s https://ISSUER/.well-known/openid-configuration",
         ),
         "it needs a Redis with TLS; tests/integration/common/test_redis_access.py has one": (
             "openssl s_client -connect HOST:PORT -CAfile CA.pem -verify_return_error",

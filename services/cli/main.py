@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from services.cli.errors import CommandError
+from services.cli.keys import keys
 from services.cli.kube.commands import kube
 from services.cli.stack.default_model import ChosenModel, default_model
 from services.cli.stack.options import HOST, StackOptions
@@ -349,6 +350,7 @@ def train_tiny(context: typer.Context) -> None:
 
 
 app.add_typer(kube, name="kube")
+app.add_typer(keys, name="keys")
 
 bench = typer.Typer(no_args_is_help=True, help="What `make bench` measured.")
 app.add_typer(bench, name="bench")

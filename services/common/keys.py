@@ -66,6 +66,11 @@ class RedisKeys:
         """Hash of an API key -> its tenant as JSON."""
         return f"rz:{self.namespace}:key:{digest}"
 
+    @property
+    def issued_keys(self) -> str:
+        """Hash: id of an issued API key -> its record as JSON."""
+        return f"rz:{self.namespace}:issued-keys"
+
     def rate_limit_prefix(self) -> str:
         """Prefix of the rate-limit windows."""
         return f"rz:{self.namespace}:rl"

@@ -27,10 +27,12 @@ from services.gateway.generation.pipeline import Pipeline
 from services.gateway.generation.resume import Upstream
 from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.grpc.server import GrpcServer, serving_grpc
+from services.gateway.http.admin import serving_admin
 from services.gateway.http.server import HttpServer, serving_http
 from services.gateway.settings import GatewaySettings
 from services.gateway.spans import RequestTracer
 from services.gateway.telemetry import GatewayMetrics
+from services.gateway.tenants.key_registry import KeyRegistry
 from services.gateway.tenants.peers import Peers
 from services.gateway.tenants.redis_guard import RedisGuard
 from services.gateway.upstream.catalog import Catalog
@@ -55,6 +57,7 @@ class Gateway:
 
     http: HttpServer
     grpc: GrpcServer
+    admin: HttpServer | None
     catalog: Catalog
     metrics: GatewayMetrics
     drain: Drain
@@ -161,10 +164,11 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
             ),
             aclosing(grammars),
             aclosing(services.buffers),
-            serving_http(services.routes(), settings, drain) as http,
+            serving_http(services.routes(), settings, drain, (settings.host, settings.gateway_port)) as http,
+            serving_admin(settings, KeyRegistry(guard, keys), gate) as admin,
             serving_grpc(services.inference(), settings) as grpc,
         ):
-            gateway = Gateway(http, grpc, catalog, metrics, drain, services.buffers, settings)
+            gateway = Gateway(http, grpc, admin, catalog, metrics, drain, services.buffers, settings)
             try:
                 yield gateway
             finally:

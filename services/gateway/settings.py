@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator
 from pydantic_settings import NoDecode
 
-from services.common.expected_models import ExpectingSettings
 from services.common.settings import peer_address
 from services.gateway.origins import origin
+from services.gateway.tenants.settings import AccessSettings
 from services.gateway.tools.formats import PARSERS
 from services.gateway.upstream.addresses import DNS
 
@@ -23,7 +23,7 @@ Origin = Annotated[str, AfterValidator(origin)]
 RouterAddress = Annotated[str, AfterValidator(_router_address)]
 
 
-class GatewaySettings(ExpectingSettings):
+class GatewaySettings(AccessSettings):
     """Read once, at start."""
 
     gateway_port: int = Field(default=8000, ge=0, le=65535, description="Port of REST, WebSocket, /health and /metrics")
@@ -97,9 +97,6 @@ class GatewaySettings(ExpectingSettings):
         default=False, description="Write every prompt to the log; for debugging, never for users"
     )
 
-    tenancy: bool = Field(default=False, description="Require API keys and apply their limits")
-    api_keys_file: str = Field(default="", description="JSON file of tenants by hashed key")
-    api_keys: str = Field(default="", repr=False, description="The same JSON, inline")
     redis_timeout_s: float = Field(default=0.25, gt=0, description="Longest wait for Redis at admission")
     gateway_replicas: int = Field(
         default=0,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 from redis.asyncio import Redis
 from starlette.applications import Starlette
 
 from services.common.keys import RedisKeys
+from services.common.lifecycle import StartupError
 from services.common.tls.credentials import Tls
 from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.asgi import ASGIApp
@@ -40,6 +42,7 @@ from services.gateway.settings import GatewaySettings
 from services.gateway.spans import RequestTracer
 from services.gateway.telemetry import GatewayMetrics
 from services.gateway.tenants.gate import TenantGate
+from services.gateway.tenants.jwt_tokens import JwtIssuer, JwtVerifier, TokenLimits
 from services.gateway.tenants.keys import KeyDirectory, read_keys
 from services.gateway.tenants.limits import Concurrency, RateLimits
 from services.gateway.tenants.peers import Peers
@@ -187,6 +190,20 @@ def new_gate(
         guard,
         keys,
         metrics,
+        token_verifier(settings),
+    )
+
+
+def token_verifier(settings: GatewaySettings) -> JwtVerifier | None:
+    """Return what checks bearer tokens of the settings' issuer, if there is one; raises :class:`StartupError`."""
+    if not settings.jwt_issuer:
+        return None
+    try:
+        limits = msgspec.json.decode(settings.jwt_limits, type=TokenLimits)
+    except msgspec.DecodeError as error:
+        raise StartupError(f"RYZANSTEIN_JWT_LIMITS: {error}") from error
+    return JwtVerifier(
+        JwtIssuer(settings.jwt_issuer, settings.jwt_audience, settings.jwt_jwks_url, settings.jwt_tenant_claim, limits)
     )
 
 

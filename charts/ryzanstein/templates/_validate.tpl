@@ -2,7 +2,7 @@
 
 {{- define "ryzanstein.validate" -}}
 {{- $lines := list -}}
-{{- range $part := list "forms" "names" "owned" "pools" "redis" "exposure" "scaling" "monitoring" -}}
+{{- range $part := list "forms" "names" "owned" "tenancy" "pools" "redis" "exposure" "scaling" "monitoring" -}}
 {{- $lines = concat $lines (include (printf "ryzanstein.validate.%s" $part) $ | splitList "\n") -}}
 {{- end -}}
 {{- $lines = without $lines "" -}}
@@ -28,7 +28,7 @@ workers.pools.{{ $pool }}: a pool's name has 1 to 16 characters of a-z, 0-9 and 
 {{- $places := dict
   "RYZANSTEIN_DRAIN_DELAY_S" "gateway.drain.delaySeconds" "RYZANSTEIN_DRAIN_TIMEOUT_S" "gateway.drain.streamSeconds"
   "RYZANSTEIN_DRAIN_SILENCE_S" "gateway.drain.silenceSeconds" "RYZANSTEIN_DRAIN_S" "the pool's drainSeconds" "RYZANSTEIN_HOST" "bindAddress"
-  "RYZANSTEIN_REDIS_PASSWORD_FILE" "redis.auth"
+  "RYZANSTEIN_REDIS_PASSWORD_FILE" "redis.auth" "RYZANSTEIN_ADMIN_TOKEN_FILE" "gateway.tenancy.adminSecret"
   "RYZANSTEIN_EXPECTED_MODELS" "workers.pools" "RYZANSTEIN_EXPECTED_MODELS_FILE" "workers.pools"
   "RYZANSTEIN_ROUTER_ADDRESSES" "router" "RYZANSTEIN_COORDINATOR_ADDRESS" "coordinator" -}}
 {{- $configs := dict "podDefaults" .Values.podDefaults "gateway" .Values.gateway "router" .Values.router "coordinator" .Values.coordinator -}}
@@ -43,9 +43,20 @@ workers.pools.{{ $pool }}: a pool's name has 1 to 16 characters of a-z, 0-9 and 
 {{- range $names | uniq | sortAlpha -}}
 {{- if hasKey $places . }}
 {{ $where }} sets {{ . }}: set {{ get $places . }} instead, which other objects follow
-{{- else if regexMatch "^RYZANSTEIN_(GATEWAY|GRPC|ROUTER|COORDINATOR|WORKER|METRICS)_PORT$" . }}
+{{- else if regexMatch "^RYZANSTEIN_(GATEWAY|GRPC|ADMIN|ROUTER|COORDINATOR|WORKER|METRICS)_PORT$" . }}
 {{ $where }} sets {{ . }}: ports are fixed, probes and policies name them; change the Service's port
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "ryzanstein.validate.tenancy" -}}
+{{- with .Values.gateway.tenancy }}
+{{- if and .jwt.issuer (not .enabled) }}
+gateway.tenancy.jwt.issuer: needs gateway.tenancy.enabled, without it nobody needs a token
+{{- end -}}
+{{- if and .jwt.issuer (not .jwt.audience) }}
+gateway.tenancy.jwt.audience: name what tokens must be made for; tokens for other services are no keys
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -14,7 +14,7 @@ class BatchGate:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
-    def credential(self, authorization: str) -> str:
+    async def credential(self, authorization: str) -> str:
         """See :class:`Gate`."""
         return authorization
 

@@ -65,7 +65,7 @@ class Plan(msgspec.Struct, kw_only=True, frozen=True):
     created_at: int
     expires_at: int
     metadata: dict[str, str] | None
-    credential: str  # the digest of the key that created the batch
+    credential: str  # finds the tenant that created the batch; not its key
     output_file_id: str
     error_file_id: str
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Response
@@ -55,7 +55,9 @@ def window_s(text: str, most_s: int) -> int:
 class BatchHandler:
     """POST /v1/batches."""
 
-    def __init__(self, store: JobStore, credential: Callable[[str], str], on_new: Callable[[], None]) -> None:
+    def __init__(
+        self, store: JobStore, credential: Callable[[str], Awaitable[str]], on_new: Callable[[], None]
+    ) -> None:
         """`credential` derives what is stored from an Authorization header; `on_new` is called for each new batch."""
         self._store = store
         self._credential = credential
@@ -89,7 +91,7 @@ class BatchHandler:
             created_at=now,
             expires_at=expires_at,
             metadata=body.metadata,
-            credential=self._credential(authorization),
+            credential=await self._credential(authorization),
             output_file_id=new_object_id("file-"),
             error_file_id=new_object_id("file-"),
         )

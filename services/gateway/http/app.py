@@ -64,6 +64,15 @@ async def _own_mistake(request: Request, _error: Exception) -> Response:
     return await _api_error(request, internal_error())
 
 
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every error in the shape of the scope's dialect."""
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _query_error)
+    app.add_exception_handler(RedisAwayError, _storage_away)
+    app.add_exception_handler(Exception, _own_mistake)
+
+
 def new_app(
     catalog: Catalog,
     router: RouterClient,
@@ -79,11 +88,7 @@ def new_app(
         title="Ryzanstein", docs_url=None, redoc_url=None, openapi_url="/openapi.json", telemetry=_NO_TELEMETRY
     )
     app.state.gate = gate
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _query_error)
-    app.add_exception_handler(RedisAwayError, _storage_away)
-    app.add_exception_handler(Exception, _own_mistake)
+    add_error_handlers(app)
     add_models(app, catalog)
     add_docs(app)
 

@@ -264,9 +264,8 @@ class HttpServer(uvicorn.Server):
         return int(self.servers[0].sockets[0].getsockname()[1]) if self.started else 0
 
 
-def listen(settings: GatewaySettings) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Open the listening socket; raises :class:`StartupError`, where uvicorn would exit the process."""
-    host, port = settings.host, settings.gateway_port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -279,7 +278,7 @@ def listen(settings: GatewaySettings) -> socket.socket:
 
 
 def new_http_server(app: ASGIApp, settings: GatewaySettings, drain: Drain) -> HttpServer:
-    """A server for the app; serve it with ``await server.serve([listen(settings)])``."""
+    """A server for the app; serve it with ``await server.serve([listen(host, port)])``."""
     reading = {"send_timeout_s": settings.send_timeout_s}
     options: dict[str, Any] = {
         "http": type("Http", (HttpProtocol,), {"head_timeout_s": settings.header_timeout_s, "drain": drain} | reading),
@@ -298,9 +297,11 @@ def new_http_server(app: ASGIApp, settings: GatewaySettings, drain: Drain) -> Ht
 
 
 @asynccontextmanager
-async def serving_http(routes: ASGIApp, settings: GatewaySettings, drain: Drain) -> AsyncIterator[HttpServer]:
-    """Serve while the block runs."""
-    listener = listen(settings)
+async def serving_http(
+    routes: ASGIApp, settings: GatewaySettings, drain: Drain, address: tuple[str, int]
+) -> AsyncIterator[HttpServer]:
+    """Serve at `address` (host and port) while the block runs."""
+    listener = listen(*address)
     server = new_http_server(routes, settings, drain)
     serving = asyncio.create_task(server.serve([listener]))
     while not server.started:

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from services.common.keys import RedisKeys
 from services.gateway.errors import ApiError
 from services.gateway.telemetry import GatewayMetrics
-from services.gateway.tenants.keys import KeyDirectory, digest_of, key_of
+from services.gateway.tenants.hours import WEEK, Hours
+from services.gateway.tenants.jwt_tokens import JwtVerifier
+from services.gateway.tenants.keys import KeyDirectory, key_of
 from services.gateway.tenants.limits import Concurrency, RateLimits, Reservation, Window
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 from services.gateway.tenants.tenant import Tenant
 from services.gateway.usage import Usage
 
 _QUOTA_KEPT_S = 40 * 24 * 3600
+_OF_ISSUER = "jwt:"  # before a tenant's name, in a credential
 _REQUESTS, _TOKENS = "requests", "tokens"
 
 
@@ -53,27 +56,40 @@ class TenantGate:
         guard: RedisGuard,
         keys: RedisKeys,
         metrics: GatewayMetrics,
+        tokens: JwtVerifier | None = None,
         month: Callable[[], str] = lambda: time.strftime("%Y%m", time.gmtime()),
     ) -> None:
+        """`tokens`: checks bearer tokens of an issuer; None: only keys are known."""
         self._directory = directory
         self._limits = limits
         self._concurrency = concurrency
         self._guard = guard
         self._keys = keys
         self._metrics = metrics
+        self._jwt = tokens
         self._month = month
 
     async def identify(self, authorization: str) -> Tenant:
-        """See :class:`Gate`."""
-        return await self._directory.identify(authorization)
+        """See :class:`Gate`; raises :class:`ApiError` 403 outside the tenant's hours."""
+        key = key_of(authorization)
+        issuer = self._jwt if self._jwt and self._jwt.reads(key) else None
+        tenant = await (issuer or self._directory).identify(key)
+        if tenant.hours and not tenant.hours.contain(time.time()):
+            raise _outside(tenant.hours)
+        return tenant
 
-    def credential(self, authorization: str) -> str:
+    async def credential(self, authorization: str) -> str:
         """See :class:`Gate`."""
-        return digest_of(key_of(authorization))
+        key = key_of(authorization)
+        if self._jwt and self._jwt.reads(key):
+            return f"{_OF_ISSUER}{(await self._jwt.identify(key)).name}"
+        return self._directory.credential(key)
 
     async def of_credential(self, credential: str) -> Tenant:
         """See :class:`Gate`."""
-        return await self._directory.of_digest(credential)
+        if self._jwt and credential.startswith(_OF_ISSUER):
+            return self._jwt.of_name(credential.removeprefix(_OF_ISSUER))
+        return await self._directory.of_credential(credential)
 
     async def enter(self, tenant: Tenant) -> _Admitted:
         """See :class:`Gate`."""
@@ -169,3 +185,9 @@ def _headers(kind: str, window: Window | None) -> list[tuple[bytes, bytes]]:
         return []
     values = {"limit": str(window.limit), "remaining": str(window.remaining), "reset": f"{math.ceil(window.reset_s)}s"}
     return [(f"x-ratelimit-{name}-{kind}".encode(), value.encode()) for name, value in values.items()]
+
+
+def _outside(hours: Hours) -> ApiError:
+    days = "" if hours.days == WEEK else f" on {', '.join(hours.days)}"
+    message = f"This key is valid from {hours.start} to {hours.end} ({hours.timezone}){days}."
+    return ApiError(403, message, "permission_error", code="outside_hours")

@@ -1,7 +1,8 @@
-"""API keys from a file, the environment, or Redis. Only their SHA-256 is stored.
+"""API keys from a file, the environment, or Redis. Only hashes of them are stored.
 
-File and environment hold the same JSON: a list of objects with ``key_sha256`` (hex) and the fields of
-:class:`Tenant`. In Redis the object without ``key_sha256`` is stored under ``rz:{namespace}:key:{sha256}``.
+File and environment hold the same JSON: a list of records of issued keys (:class:`IssuedKey`), or of objects with
+``key_sha256`` (hex) for keys of any other form and the fields of :class:`Tenant`. In Redis an issued key is in the hash
+``rz:{namespace}:issued-keys``; the object without ``key_sha256`` is stored under ``rz:{namespace}:key:{sha256}``.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import msgspec
 from services.common.keys import RedisKeys
 from services.common.lifecycle import StartupError
 from services.gateway.errors import ApiError
+from services.gateway.tenants.issued import NO_KEY, IssuedKey, PresentedKey
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 from services.gateway.tenants.tenant import Tenant
 
 _KNOWN_S = 1.0  # a change of a key takes effect within this time
 _UNKNOWN_S = 1.0
+_DIGEST_LENGTH = 64
 _MAX_REMEMBERED = 10_000  # bounds the memory that unknown keys can take
 
 
@@ -36,15 +39,20 @@ def digest_of(key: str) -> str:
 
 
 def read_keys(path: str, inline: str) -> dict[str, Tenant]:
-    """Tenants by key digest from a file and from a JSON text; raises :class:`StartupError`."""
+    """Tenants by key digest, and issued keys by id, of a file and of a JSON text; raises :class:`StartupError`."""
     found: dict[str, Tenant] = {}
     try:
         texts = ([Path(path).read_bytes().removeprefix(BOM_UTF8)] if path else []) + (
             [inline.encode()] if inline else []
         )
         for text in texts:
-            entries = msgspec.json.decode(text, type=list[_KeyEntry])
-            found |= {entry.key_sha256: entry for entry in entries}
+            for raw in msgspec.json.decode(text, type=list[dict[str, object]]):
+                if "id" in raw:
+                    issued = msgspec.convert(raw, IssuedKey)
+                    found[issued.id] = issued
+                else:
+                    entry = msgspec.convert(raw, _KeyEntry)
+                    found[entry.key_sha256] = entry
     except (OSError, msgspec.DecodeError) as error:
         raise StartupError(f"API keys: {error}") from error
     return found
@@ -59,46 +67,70 @@ class KeyDirectory:
         self._keys = keys
         self._remembered: dict[str, tuple[float, Tenant | None]] = {}
 
-    async def identify(self, authorization: str) -> Tenant:
-        """The tenant of an Authorization header; raises :class:`ApiError` 401, or 503 while Redis is away."""
-        return await self.of_digest(digest_of(key_of(authorization)))
+    async def identify(self, key: str) -> Tenant:
+        """The tenant of a key; raises :class:`ApiError` 401, or 503 while Redis is away."""
+        presented = PresentedKey.parse(key)
+        if presented is None:
+            return await self.of_credential(digest_of(key))
+        found = await self._find(presented.id)
+        issued = found if isinstance(found, IssuedKey) else NO_KEY
+        if not issued.opens(presented.secret, time.time()):
+            raise unauthorized("The API key is not known.")
+        return issued
 
-    async def of_digest(self, digest: str) -> Tenant:
-        """The tenant of a key, by its digest; raises like :meth:`identify`."""
-        tenant = self._fixed.get(digest) or await self._in_redis(digest)
-        if tenant is None:
-            raise _unauthorized("The API key is not known.")
+    @staticmethod
+    def credential(key: str) -> str:
+        """What finds the tenant later without the key: an issued key's id, or another key's digest."""
+        presented = PresentedKey.parse(key)
+        return presented.id if presented else digest_of(key)
+
+    async def of_credential(self, credential: str) -> Tenant:
+        """The tenant of a credential; raises like :meth:`identify`."""
+        tenant = await self._find(credential)
+        if tenant is None or (isinstance(tenant, IssuedKey) and tenant.until and time.time() >= tenant.until):
+            raise unauthorized("The API key is not known.")
         return tenant
 
-    async def _in_redis(self, digest: str) -> Tenant | None:
+    async def _find(self, credential: str) -> Tenant | None:
+        return self._fixed.get(credential) or await self._in_redis(credential)
+
+    async def _in_redis(self, credential: str) -> Tenant | None:
         if self._guard is None:
             return None
-        until, tenant = self._remembered.get(digest, (0.0, None))
+        until, tenant = self._remembered.get(credential, (0.0, None))
         if time.monotonic() < until:
             return tenant
-        client = self._guard.client
         try:
-            text = await self._guard.run(lambda: client.get(self._keys.api_key(digest)))
+            tenant = await self._guard.run(lambda: self._read(credential))
         except RedisAwayError as error:
             if tenant is not None:  # use the cached tenant while Redis is away
                 return tenant
             message = "API keys cannot be checked at the moment."
             raise ApiError(503, message, "server_error", code="keys_unavailable", retry_after_s=2) from error
-        tenant = None if text is None else msgspec.json.decode(text, type=Tenant)
         if len(self._remembered) >= _MAX_REMEMBERED:
             self._remembered.pop(next(iter(self._remembered)))
-        self._remembered[digest] = (time.monotonic() + (_UNKNOWN_S if tenant is None else _KNOWN_S), tenant)
+        self._remembered[credential] = (time.monotonic() + (_UNKNOWN_S if tenant is None else _KNOWN_S), tenant)
         return tenant
+
+    async def _read(self, credential: str) -> Tenant | None:
+        assert self._guard is not None
+        client = self._guard.client
+        if len(credential) != _DIGEST_LENGTH:
+            issued = await client.hget(self._keys.issued_keys, credential)
+            return None if issued is None else msgspec.json.decode(issued, type=IssuedKey)
+        text = await client.get(self._keys.api_key(credential))
+        return None if text is None else msgspec.json.decode(text, type=Tenant)
 
 
 def key_of(authorization: str) -> str:
     """The key in an Authorization header; raises :class:`ApiError` 401."""
     scheme, _, key = authorization.partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
-        raise _unauthorized("An API key is needed: send the header `Authorization: Bearer <key>`.")
+        raise unauthorized("An API key is needed: send the header `Authorization: Bearer <key>`.")
     return key.strip()
 
 
-def _unauthorized(message: str) -> ApiError:
+def unauthorized(message: str) -> ApiError:
+    """401, with what a client should send."""
     headers = (("www-authenticate", "Bearer"),)
     return ApiError(401, message, "invalid_request_error", code="invalid_api_key", headers=headers)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from services.gateway.tenants.hours import Hours
 from services.gateway.usage import Usage
 
 
@@ -22,6 +23,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0  # the default of its requests, and the lowest (best) value that they may ask for
     weight: int = 0
     admin: bool = False
+    hours: Hours | None = None  # when new requests are admitted; None: always
 
 
 class Permit(Protocol):
@@ -42,7 +44,7 @@ class Gate(Protocol):
     async def identify(self, authorization: str) -> Tenant:
         """The tenant of an Authorization header; raises :class:`ApiError` 401."""
 
-    def credential(self, authorization: str) -> str:
+    async def credential(self, authorization: str) -> str:
         """A storable credential from an Authorization header, to act for the tenant later."""
 
     async def of_credential(self, credential: str) -> Tenant:
@@ -74,7 +76,7 @@ class OpenGate:
         """See :class:`Gate`."""
         return self._tenant
 
-    def credential(self, authorization: str) -> str:
+    async def credential(self, authorization: str) -> str:
         """See :class:`Gate`."""
         return ""
 

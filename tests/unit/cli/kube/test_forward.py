@@ -46,10 +46,10 @@ def test_bytes_go_there_and_back(api: None) -> None:
     with forwarded("serving", "ryzanstein-router-0", PORT) as address:
         host, _, port = address.rpartition(":")
         with (
-            socket.create_connection((host, int(port)), 5) as one,
-            socket.create_connection((host, int(port)), 5) as two,
+            socket.create_connection((host, int(port)), 60) as one,
+            socket.create_connection((host, int(port)), 60) as two,
         ):
             for number, connection in enumerate((one, two)):
-                connection.settimeout(10)
+                connection.settimeout(60)
                 connection.sendall(b"hello %d" % number)
                 assert connection.recv(100) == b"ryzanstein-router-0: HELLO %d" % number

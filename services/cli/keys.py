@@ -1,0 +1,180 @@
+"""`ryzanstein keys`: issues API keys and takes them back, over a gateway's administration port."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from services.cli.errors import CommandError
+
+keys = typer.Typer(no_args_is_help=True, help="API keys of an installation.")
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_month", "max_concurrent")
+
+Url = Annotated[
+    str, typer.Option(envvar="RYZANSTEIN_ADMIN_URL", help="A gateway's administration port (RYZANSTEIN_ADMIN_PORT).")
+]
+Token = Annotated[str, typer.Option(envvar="RYZANSTEIN_ADMIN_TOKEN", help="The administrator's token, or key.")]
+TokenFile = Annotated[
+    Path | None, typer.Option(envvar="RYZANSTEIN_ADMIN_TOKEN_FILE", help="File with the token instead.")
+]
+Model = Annotated[list[str] | None, typer.Option(help="A model that it may use, again for each; default: all.")]
+PerMinute = Annotated[int | None, typer.Option(min=0, help="Requests a minute; 0: no limit.")]
+TokensPerMinute = Annotated[int | None, typer.Option(min=0, help="Tokens a minute; 0: no limit.")]
+TokensPerMonth = Annotated[int | None, typer.Option(min=0, help="Tokens a month; 0: no limit.")]
+Concurrent = Annotated[int | None, typer.Option(min=0, help="Requests at once; 0: no limit.")]
+Hours = Annotated[str, typer.Option(metavar="HH:MM-HH:MM", help="Hours in which it is valid; default: always.")]
+Days = Annotated[str, typer.Option(metavar="mon,tue,...", help="Days on which these hours begin; default: all.")]
+Timezone = Annotated[str, typer.Option(help="Time zone of the hours.")]
+HERE = "http://127.0.0.1:8001"
+
+
+@keys.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="TENANT", help="Whose key it is; a tenant may have several.")],
+    model: Model = None,
+    requests_per_minute: PerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    tokens_per_month: TokensPerMonth = None,
+    max_concurrent: Concurrent = None,
+    hours: Hours = "",
+    days: Days = "",
+    timezone: Timezone = "UTC",
+    expires_in: Annotated[str, typer.Option(metavar="TIME", help="30d, 12h; default: never.")] = "",
+    admin: Annotated[bool, typer.Option("--admin", help="May administrate keys, too.")] = False,
+    url: Url = HERE,
+    token: Token = "",
+    token_file: TokenFile = None,
+) -> None:
+    """Create a key and print it: it is not stored, and never shown again."""
+    limits = dict(zip(_LIMITS, (requests_per_minute, tokens_per_minute, tokens_per_month, max_concurrent), strict=True))
+    body = {"name": name, "admin": admin} | _changes(model, limits, hours, days, timezone)
+    if expires_in:
+        body["expires_in_s"] = _seconds(expires_in)
+    print(_call("POST", url, "", token, token_file, body)["key"])  # noqa: T201
+
+
+@keys.command("list")
+def list_keys(
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    url: Url = HERE,
+    token: Token = "",
+    token_file: TokenFile = None,
+) -> None:
+    """Show the keys: their beginnings, tenants and limits."""
+    found = _call("GET", url, "", token, token_file)["keys"]
+    if as_json:
+        print(json.dumps(found, indent=1))  # noqa: T201
+        return
+    table = Table("id", "tenant", "models", "limits", "created", "ends")
+    for key in found:
+        limits = [f"{name.replace('_', ' ')} {key[name]}" for name in _LIMITS if key[name]]
+        window = key["hours"]
+        limits += [f"{window['start']}-{window['end']} {window['timezone']}"] if window else []
+        limits += ["administrator"] if key["admin"] else []
+        models = ", ".join(key["models"]) or "all"
+        table.add_row(
+            key["id"], key["name"], models, "\n".join(limits) or "none", _date(key["created_at"]), _date(key["until"])
+        )
+    Console().print(table)
+
+
+@keys.command()
+def rotate(
+    key_id: Annotated[str, typer.Argument(metavar="ID")],
+    overlap: Annotated[str, typer.Option(metavar="TIME", help="How long the old key is valid beside the new.")] = "1h",
+    url: Url = HERE,
+    token: Token = "",
+    token_file: TokenFile = None,
+) -> None:
+    """Print a new key with the limits of an old one, which ends after the overlap."""
+    body = {"overlap_s": _seconds(overlap)}
+    print(_call("POST", url, f"/{key_id}/rotate", token, token_file, body)["key"])  # noqa: T201
+
+
+@keys.command()
+def limit(
+    key_id: Annotated[str, typer.Argument(metavar="ID")],
+    model: Model = None,
+    requests_per_minute: PerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    tokens_per_month: TokensPerMonth = None,
+    max_concurrent: Concurrent = None,
+    hours: Hours = "",
+    days: Days = "",
+    timezone: Timezone = "UTC",
+    url: Url = HERE,
+    token: Token = "",
+    token_file: TokenFile = None,
+) -> None:
+    """Change limits of a key; the ones that are not named stay."""
+    limits = dict(zip(_LIMITS, (requests_per_minute, tokens_per_minute, tokens_per_month, max_concurrent), strict=True))
+    _call("PATCH", url, f"/{key_id}", token, token_file, _changes(model, limits, hours, days, timezone))
+
+
+@keys.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID")],
+    url: Url = HERE,
+    token: Token = "",
+    token_file: TokenFile = None,
+) -> None:
+    """Take a key back: every gateway refuses it within two seconds."""
+    _call("DELETE", url, f"/{key_id}", token, token_file)
+
+
+def _changes(
+    models: list[str] | None, limits: dict[str, int | None], hours: str, days: str, timezone: str
+) -> dict[str, Any]:
+    """The fields of a body that options name."""
+    body: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    if models:
+        body["models"] = models
+    if hours:
+        start, _, end = hours.partition("-")
+        body["hours"] = {"start": start, "end": end, "timezone": timezone}
+        if days:
+            body["hours"]["days"] = [day.strip() for day in days.split(",")]
+    elif days:
+        raise CommandError("--days needs --hours: the hours that begin on these days")
+    return body
+
+
+def _seconds(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([smhd])", text)
+    if not match:
+        raise CommandError(f"{text}: a number and a unit is needed, such as 90s, 30m, 12h or 30d")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M") if seconds else "-"
+
+
+def _call(
+    method: str, url: str, path: str, token: str, token_file: Path | None, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What the gateway answers; raises :class:`CommandError` with what it says."""
+    import httpx  # imported here, so that other commands start faster
+
+    from services.cli.chat import error_message
+
+    token = token_file.read_text().strip() if token_file else token
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    address = f"{url.rstrip('/')}/admin/keys{path}"
+    try:
+        answer = httpx.request(method, address, json=body, headers=headers, timeout=10, trust_env=False)
+    except httpx.HTTPError as error:
+        raise CommandError(f"{address}: {error}. Is RYZANSTEIN_ADMIN_PORT set at the gateway?") from error
+    if answer.is_error:
+        raise CommandError(error_message(answer.content))
+    found: dict[str, Any] = answer.json() if answer.content else {}
+    return found

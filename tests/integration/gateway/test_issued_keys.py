@@ -1,0 +1,156 @@
+"""Keys that `ryzanstein keys` issues, over the administration port, on two gateways with one Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.main import app
+from services.common.ports import free_port
+from services.gateway.tenants.issued import PresentedKey, SecretHash, new_secret
+from services.gateway.tenants.keys import digest_of
+from tests.integration.gateway.fleet import MODEL, Worker
+from tests.integration.gateway.gateways import Stack, fast_settings, running_gateway, running_stack
+from tests.integration.gateway.redis_server import RedisServer, running_redis
+
+TOKEN = "an administrator's token"
+
+
+@dataclass
+class Installation:
+    first: Stack
+    second: str  # URL of another gateway
+    admin: str
+    redis: RedisServer
+
+    async def keys(self, *arguments: str, token: str = TOKEN) -> str:
+        """What `ryzanstein keys` prints."""
+        command = ["keys", *arguments, "--url", self.admin]
+        ran = await asyncio.to_thread(CliRunner().invoke, app, command, env={"RYZANSTEIN_ADMIN_TOKEN": token})
+        assert ran.exit_code == 0, ran.output
+        return ran.output.strip()
+
+    async def status(self, key: str, url: str = "", **fields: Any) -> int:
+        body = {"model": MODEL, "prompt": "hello", "max_tokens": 2, **fields}
+        headers = {"authorization": f"Bearer {key}"}
+        answer = await self.first.http.post(f"{url or self.first.url}/v1/completions", json=body, headers=headers)
+        return answer.status_code
+
+    async def refused_everywhere_within(self, seconds: float, key: str) -> bool:
+        async with asyncio.timeout(seconds):
+            for url in (self.first.url, self.second):
+                while await self.status(key, url) != 401:  # noqa: ASYNC110  # gateways do not announce it
+                    await asyncio.sleep(0.05)
+        return True
+
+
+@asynccontextmanager
+async def installation(tmp_path: Path, **overrides: Any) -> AsyncIterator[Installation]:
+    fixed = [{"key_sha256": digest_of("plain"), "name": "plain"}]
+    with running_redis(tmp_path) as redis:
+        settings = {"tenancy": True, "redis_url": redis.url, "redis_timeout_s": 5.0, "api_keys": json.dumps(fixed)}
+        port = free_port()
+        async with running_stack([Worker("w0")], **settings, admin_port=port, admin_token=TOKEN, **overrides) as stack:
+            other = fast_settings(router_addresses=stack.router.address, **settings)
+            async with running_gateway(other) as second:
+                url = f"http://127.0.0.1:{second.http.port}"
+                yield Installation(stack, url, f"http://127.0.0.1:{port}", redis)
+
+
+async def test_a_key_is_issued_limited_rotated_and_revoked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "services.gateway.audit")
+    async with installation(tmp_path) as there:
+        key = await there.keys("create", "acme", "--requests-per-minute", "100")
+        presented = PresentedKey.parse(key)
+        assert presented is not None
+        assert [await there.status(key, url) for url in (there.first.url, there.second)] == [200, 200]
+        assert there.first.workers[0].submits[-1].tenant == "acme"
+        wrong = PresentedKey(presented.id, new_secret()[0])
+        assert [await there.status(str(wrong)), await there.status(f"rz-{'0' * 12}-{presented.secret}")] == [401, 401]
+
+        (listed,) = json.loads(await there.keys("list", "--json"))
+        assert (listed["prefix"], listed["requests_per_minute"]) == (f"rz-{presented.id}-", 100)
+        assert presented.id in await there.keys("list")
+        stored = there.redis.client.hget("rz:default:issued-keys", presented.id)
+        for text in (json.dumps(listed), stored.decode(), caplog.text):
+            assert presented.secret not in text
+
+        await there.keys("limit", presented.id, "--model", "another")
+        later = datetime.now(UTC) + timedelta(hours=2)
+        closed = await there.keys(
+            "create", "night", "--hours", f"{later:%H:%M}-{later + timedelta(hours=1):%H:%M}", "--timezone", "UTC"
+        )
+        assert await there.status(closed) == 403
+        async with asyncio.timeout(20):
+            while await there.status(key) != 404:  # noqa: ASYNC110  # gateways do not announce it
+                await asyncio.sleep(0.05)
+        assert json.loads(await there.keys("list", "--json"))[0]["requests_per_minute"] == 100, (
+            "what is not named stays"
+        )
+        await there.keys("limit", presented.id, "--model", MODEL)
+
+        renewed = await there.keys("rotate", presented.id, "--overlap", "1h")
+        async with asyncio.timeout(20):
+            while await there.status(renewed) != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert await there.status(key) == 200, "both are valid for an hour"
+        last = await there.keys("rotate", presented.id, "--overlap", "0s")
+        assert await there.refused_everywhere_within(20, key)
+        assert await there.refused_everywhere_within(20, renewed)
+        assert await there.status(last) == 200
+        await there.keys("revoke", presented.id)
+        assert await there.refused_everywhere_within(20, last)
+        with pytest.raises(AssertionError, match=f"There is no key {presented.id}"):
+            await there.keys("revoke", presented.id)
+
+    assert [(record.message, record.by) for record in caplog.records if record.name.endswith("audit")] == [
+        (f"API key {what}", "token")
+        for what in ("created", "limited", "created", "limited", "rotated", "rotated", "revoked")
+    ]
+
+
+async def test_only_administrators_administrate(tmp_path: Path) -> None:
+    async with installation(tmp_path) as there:
+        http = there.first.http
+        for sent, status in (
+            ({}, 401),
+            ({"authorization": "Bearer wrong"}, 401),
+            ({"authorization": "Bearer plain"}, 403),
+        ):
+            for method, path in ("GET", ""), ("POST", ""), ("DELETE", "/a"), ("PATCH", "/a"), ("POST", "/a/rotate"):
+                answer = await http.request(method, f"{there.admin}/admin/keys{path}", headers=sent)
+                assert answer.status_code == status, (method, path)
+                assert answer.json()["error"]["message"]
+        key = await there.keys("create", "ops", "--admin")
+        assert json.loads(await there.keys("list", "--json", token=key))[0]["admin"]
+        public = await http.get("/admin/keys", headers={"authorization": f"Bearer {key}"})
+        assert public.status_code == 404, "the public port does not serve it"
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        for body, param in (
+            ({"name": "a", "requests_per_minute": "many"}, "requests_per_minute"),
+            ({"name": "a", "hours": {"start": "25:00", "end": "08:00"}}, "hours.start"),
+            ({"name": "a", "colour": "red"}, "colour"),
+            ({"name": "no spaces"}, "name"),
+            ({}, "name"),
+        ):
+            answer = await http.post(f"{there.admin}/admin/keys", json=body, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_a_secret_ends_at_its_time() -> None:
+    secret, hashed = new_secret()
+    limited = SecretHash(salt=hashed.salt, sha256=hashed.sha256, until=100.0)
+    assert limited.opens(secret, 99.0)
+    assert not limited.opens(secret, 100.0)
+    assert not hashed.opens(secret[:-1] + ("a" if secret[-1] != "a" else "b"), time.time())

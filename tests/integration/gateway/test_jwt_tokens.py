@@ -1,0 +1,100 @@
+"""Bearer tokens of a real OpenID Connect issuer."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import httpx
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from services.gateway.settings import GatewaySettings
+from tests.integration.gateway.fleet import Worker
+from tests.integration.gateway.gateways import running_stack
+from tests.integration.gateway.redis_server import running_redis
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import oidc_provider_mock
+
+AUDIENCE = "ryzanstein"
+
+
+@dataclass(frozen=True)
+class Issuer:
+    url: str
+
+    def token(self, subject: str, client_id: str = AUDIENCE) -> str:
+        """An id token, by the authorization code flow."""
+        back = "http://127.0.0.1/back"
+        asked = {"client_id": client_id, "redirect_uri": back, "response_type": "code", "scope": "openid"}
+        with httpx.Client(base_url=self.url, trust_env=False) as client:
+            answer = client.post("/oauth2/authorize", params=asked, data={"sub": subject})
+            code = parse_qs(urlparse(answer.headers["location"]).query)["code"][0]
+            given = {"grant_type": "authorization_code", "code": code, "redirect_uri": back}
+            answer = client.post("/oauth2/token", data=given | {"client_id": client_id, "client_secret": "s"})
+        return str(answer.json()["id_token"])
+
+
+@pytest.fixture
+def issuer() -> Iterator[Issuer]:
+    with oidc_provider_mock.run_server_in_thread() as server:
+        yield Issuer(f"http://localhost:{server.server_port}")
+
+
+async def test_a_token_is_a_tenant_with_limits(issuer: Issuer, tmp_path: Path) -> None:
+    mine = rsa.generate_private_key(65537, 2048)
+    forged = {"iss": issuer.url, "aud": AUDIENCE, "sub": "alice", "exp": time.time() + 60}
+    refused = {
+        "another audience": issuer.token("alice", "another"),
+        "another signer": jwt.encode(forged, mine, "RS256"),
+        "no signature": jwt.encode(forged, None, "none"),  # type: ignore[arg-type]  # as attackers do
+        "a public key as a secret": jwt.encode(forged, "k" * 32, "HS256"),
+        "no key of the issuer's": jwt.encode(forged, mine, "RS256", {"kid": "unknown"}),
+    }
+    with running_redis(tmp_path) as redis:
+        settings: dict[str, Any] = {"tenancy": True, "redis_url": redis.url, "redis_timeout_s": 5.0}
+        settings |= {"jwt_issuer": issuer.url, "jwt_audience": AUDIENCE}
+        settings["jwt_limits"] = json.dumps({"requests_per_minute": 2})
+        async with running_stack([Worker("w0")], **settings) as stack:
+
+            async def ask(token: str) -> httpx.Response:
+                headers = {"authorization": f"Bearer {token}"}
+                return await stack.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}, headers=headers)
+
+            for what, token in refused.items():
+                answer = await ask(token)
+                assert answer.status_code == 401, what
+                assert answer.json()["error"]["message"].startswith("The token is refused: "), what
+            alice = issuer.token("alice")
+            assert [(await ask(alice)).status_code for _ in range(3)] == [200, 200, 429]
+            assert stack.workers[0].submits[-1].tenant == "alice"
+            assert (await ask(issuer.token("bob"))).status_code == 200, "a tenant of its own"
+
+
+async def test_an_issuer_that_is_away_is_503(tmp_path: Path) -> None:
+    forged = {"iss": "http://127.0.0.1:1", "aud": AUDIENCE, "sub": "alice", "exp": time.time() + 60}
+    token = jwt.encode(forged, rsa.generate_private_key(65537, 2048), "RS256")
+    with running_redis(tmp_path) as redis:
+        settings: dict[str, Any] = {"tenancy": True, "redis_url": redis.url, "jwt_audience": AUDIENCE}
+        async with running_stack([], **settings, jwt_issuer="http://127.0.0.1:1") as stack:
+            answer = await stack.http.get("/v1/models", headers={"authorization": f"Bearer {token}"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "keys_unavailable")
+
+
+def test_settings_that_would_let_anybody_in_are_refused() -> None:
+    for fields, words in (
+        ({"jwt_issuer": "https://a"}, "RYZANSTEIN_JWT_AUDIENCE"),
+        ({"jwt_issuer": "https://a", "jwt_audience": "b"}, "RYZANSTEIN_TENANCY"),
+        ({"jwt_issuer": "http://a", "jwt_audience": "b", "tenancy": True}, "https://"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            GatewaySettings(**fields)
