@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,11 +24,14 @@ from services.worker.engine.base import Engine, LifeObserver, StepObserver
 from services.worker.native.opening import open_native
 from services.worker.native.startup import model_folder, model_revision
 from services.worker.settings import WorkerSettings
+from services.worker.vllm.opening import open_vllm
 
 OpenEngine = Callable[[WorkerSettings, Path, StepObserver, LifeObserver, Tls | None], Awaitable[Engine]]
 
+ENGINES: Mapping[str, OpenEngine] = {"native": open_native, "vllm": open_vllm}
 
-async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: OpenEngine = open_native) -> None:
+
+async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: OpenEngine | None = None) -> None:
     """Serve until `stop` is set, then drain. Raises StartupError when the engine never starts.
 
     Raises GaveUpError when its ranks are lost and do not start again in time.
@@ -45,7 +48,8 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
         if folder is None:
             return
         life = LifeMetrics(registry)
-        engine = await open_engine(settings, folder, WorkerMetrics(registry), life, tls)
+        opened = open_engine or ENGINES[settings.engine]
+        engine = await opened(settings, folder, WorkerMetrics(registry), life, tls)
         name = settings.served_model_name or model_name(settings.model) or folder.name
         life.describe(name, model_revision(settings.revision, folder), engine.model, version("ryzanstein"))
         registry.register(EngineTotals(engine.counters, engine.state))

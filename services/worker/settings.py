@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,10 @@ class WorkerSettings(ServiceSettings):
         "owner/name:Q4_K_M chooses among GGUF files",
     )
     revision: str = Field("", description="Branch, tag or commit of a hub id; HF_TOKEN and HF_HUB_OFFLINE are honoured")
+    engine: Literal["native", "vllm"] = Field("native", description="What computes: our own engine, or vLLM")
+    engine_args: dict[str, Any] = Field(
+        {}, description='Arguments of vLLM\'s EngineArgs: a JSON object such as {"gpu_memory_utilization": 0.8}'
+    )
     served_model_name: str = Field(
         "", description="The name clients use; default: the folder's, file's or repository's"
     )

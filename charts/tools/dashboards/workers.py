@@ -24,7 +24,7 @@ DASHBOARD = Dashboard(
                     "What they serve",
                     "short",
                     (
-                        f"count by (model, dtype, device, tensor_parallel, revision) (ryzanstein_worker_info{{@,{_POOL}}})",
+                        f"count by (model, engine, dtype, device, tensor_parallel, revision) (ryzanstein_worker_info{{@,{_POOL}}})",
                         "{{model}} {{dtype}} {{device}}×{{tensor_parallel}} {{revision}}",
                     ),
                     about="Workers by model, number format, device and ranks.",

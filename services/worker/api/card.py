@@ -47,6 +47,9 @@ def model_card(identity: Identity, model: EngineModel, facts: EngineFacts) -> pb
         classes=model.classes,
         prompts=model.prompts,
         default_prompt=model.default_prompt,
+        engine=model.engine,
+        resume=model.resume,
+        pulls=model.pulls,
     )
 
 

@@ -24,7 +24,7 @@ class LifeMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"ryzanstein_worker_{name}", text, labels, registry=registry)
 
-        labels = ("model", "revision", "dtype", "device", "tensor_parallel", "version")
+        labels = ("model", "revision", "dtype", "device", "tensor_parallel", "engine", "resume", "version")
         self._info = gauge("info", "1; what this worker serves, to join its other metrics with", *labels)
         self._recoveries = counter("recoveries", "Losses of ranks, each of which a restart follows, by cause", "cause")
         self._ranks_lost = counter("ranks_lost", "Losses of ranks, by the rank that was to blame, if one was", "rank")
@@ -40,7 +40,8 @@ class LifeMetrics:
 
     def describe(self, name: str, revision: str, model: EngineModel, version: str) -> None:
         """Publish facts about the model."""
-        self._info.labels(name, revision, model.dtype, model.device, str(model.tensor_parallel), version).set(1)
+        ranks = str(model.tensor_parallel)
+        self._info.labels(name, revision, model.dtype, model.device, ranks, model.engine, model.resume, version).set(1)
 
     def on_started(self, facts: EngineFacts) -> None:
         """Publish facts about the start."""

@@ -85,8 +85,8 @@ class WorkerMetrics:
         self._step.observe(report.seconds)
         self._last_step.set(time.time())
         self._rows.observe(report.n_rows)
-        for part, histogram in self._parts.items():
-            histogram.observe(report.parts[part])
+        for part, seconds in report.parts.items():
+            self._parts[part].observe(seconds)
 
     def on_first_output(self, queue_s: float, total_s: float) -> None:
         """A request got its first output."""

@@ -58,7 +58,9 @@ class StreamBuffer:
         if output.embedding:
             message.embedding.extend(output.embedding)
         if output.finish is Finish.FAILED:
-            error = pb.RequestError(code=pb.RequestError.CODE_GRAMMAR, field="grammar", message=output.failure)
+            grammar, field = output.failed_field == "grammar", output.failed_field
+            code = pb.RequestError.CODE_GRAMMAR if grammar else pb.RequestError.CODE_INVALID_ARGUMENT
+            error = pb.RequestError(code=code, field=field, message=output.failure)
             message.error.CopyFrom(error)
         elif output.finish is not None:
             message.finish = _FINISH[output.finish]

@@ -141,7 +141,7 @@ class StepReport:
 
     seconds: float
     n_rows: int
-    parts: Mapping[str, float]  # seconds: wait, forward, communication, sample
+    parts: Mapping[str, float]  # seconds: wait, forward, communication, sample; empty: not measured
 
 
 class StepObserver(Protocol):

@@ -13,7 +13,7 @@ class Finish(Enum):
     STOP = "stop"  # the last token is a stop token
     LENGTH = "length"
     EMBEDDED = "embedded"  # the output is an embedding
-    FAILED = "failed"  # its grammar failed
+    FAILED = "failed"  # its grammar, or another field, cannot be followed any further
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +47,4 @@ class Output(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if requested
     embedding: tuple[float, ...] = ()
     failure: str = ""  # message of a failed request
+    failed_field: str = "grammar"  # the field of the request that could not be followed any further

@@ -75,6 +75,9 @@ class EngineModel:
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts before what is embedded, by name
     default_prompt: str = ""  # the name of one of them; empty: none
     kv_dtype: str = ""  # of the KV cache; empty: dtype
+    engine: str = "native"
+    resume: str = "exact"  # or approximate: a resumed text may differ from the uninterrupted one
+    pulls: bool = True  # KV blocks can be copied to and from other workers
 
 
 @dataclass(frozen=True, slots=True)

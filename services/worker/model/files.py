@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_SAMPLE_BYTES = 64 * 1024
 _HEADER_LENGTH = 8  # bytes at the start of a safetensors file that hold the length of its header
 
 
@@ -100,3 +102,24 @@ def weight_files(folder: Path) -> WeightFiles:
             "convert the checkpoint to safetensors"
         )
     raise ModelError(f"{folder}: neither {_SINGLE} nor {INDEX} is there")
+
+
+def end_tokens(file: Path, generation: dict[str, Any]) -> tuple[int, ...]:
+    """Return the ids that end a text by `generation`, the contents of `file`. Raises ModelError."""
+    try:
+        return token_ids(generation.get("eos_token_id"))
+    except ValueError as error:
+        raise ModelError(f"{file}: eos_token_id: {error}") from error
+
+
+def identity(config: bytes, weights: Sequence[Path]) -> str:
+    """A digest of the configuration and of samples of the weights; reading all weights would take too long."""
+    digest = sha256(config)
+    for file in weights:
+        size = file.stat().st_size
+        digest.update(f"\0{file.name}\0{size}\0".encode())
+        with file.open("rb") as stream:
+            for offset in (0, size // 3, size * 2 // 3, max(0, size - _SAMPLE_BYTES)):
+                stream.seek(offset)
+                digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:32]

@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.blockhash import chain_root
-from services.common.lifecycle import GaveUpError, StartupError
+from services.common.lifecycle import StartupError
 from services.common.tls.credentials import Tls
 from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport, phase_name
 from services.worker.engine.changes import Changes
 from services.worker.engine.errors import NotServingError, UnsupportedError
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Output
+from services.worker.engine.recovery import Recovery
+from services.worker.engine.refusals import DRAINING, REFUSALS
 from services.worker.engine.request import EngineRequest
 from services.worker.engine.state import EngineCounters, EngineFacts, EngineModel, EngineState, TransferTotals
 from services.worker.kv_transfer.puller import Puller
@@ -34,17 +36,6 @@ from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.admission import Capacity
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
-
-FIRST_BACKOFF_S = 0.25
-MAX_BACKOFF_S = 30.0
-STABLE_S = 60.0  # a loss of ranks that lived this long resets the back-off
-
-_REFUSALS = {
-    pb.PHASE_LOADING: pb.Handoff(reason=pb.Handoff.REASON_LOADING, detail="the worker is still loading its model"),
-    # Not RANKS_LOST: the lost ranks did not compute this request, so it is no suspect.
-    pb.PHASE_RECOVERING: pb.Handoff(reason=pb.Handoff.REASON_LOADING, detail="the worker is restarting its ranks"),
-    pb.PHASE_DRAINING: pb.Handoff(reason=pb.Handoff.REASON_DRAIN, detail="the worker is draining"),
-}
 
 INTERNAL = "internal"  # cause of a loss after an error in the server's own state, with healthy ranks
 
@@ -177,13 +168,12 @@ class NativeEngine:
                 pump = await self._start()
             except RanksFailedError as error:
                 raise StartupError(f"the ranks did not start: {error}") from error
-            backoff = FIRST_BACKOFF_S
+            recovery = Recovery(self._config.recovery_limit_s, lambda: self.detail)
             while True:
                 began = time.monotonic()
                 await self._until_lost(pump)
-                if time.monotonic() - began > STABLE_S:
-                    backoff = FIRST_BACKOFF_S
-                pump, backoff = await self._recover(backoff)
+                lived_s = time.monotonic() - began
+                pump = await recovery.restart(self._start, RanksFailedError, self._restart_failed, lived_s)
         finally:
             await self._puller.close()
             await self._ranks.stop()
@@ -239,25 +229,8 @@ class NativeEngine:
             self._life.on_lost(failure.kind.value, failure.rank)
         self._enter(pb.PHASE_RECOVERING, str(failure or reason))
 
-    async def _recover(self, backoff: float) -> tuple[StepPump, float]:
-        """Restart the ranks within the limit; returns the new pump and the back-off for the next loss."""
-        limit = asyncio.timeout(self._config.recovery_limit_s or None)
-        try:
-            async with limit:
-                while True:
-                    await asyncio.sleep(backoff)
-                    backoff = min(backoff * 2, MAX_BACKOFF_S)
-                    try:
-                        return await self._start(), backoff
-                    except RanksFailedError as error:
-                        log.error("restart failed, next try in %.1f s: %s", backoff, error)
-                        self._enter(pb.PHASE_RECOVERING, str(error))
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise GaveUpError(
-                f"not serving for {self._config.recovery_limit_s:g} s (RYZANSTEIN_RECOVERY_LIMIT_S): {self.detail}"
-            ) from error
+    def _restart_failed(self, error: Exception) -> None:
+        self._enter(pb.PHASE_RECOVERING, str(error))
 
     def _enter(self, phase: pb.Phase, detail: str) -> None:
         if self.phase == pb.PHASE_DRAINING:  # final: the process will end
@@ -296,7 +269,7 @@ class NativeEngine:
     def refusal(self) -> pb.Handoff | None:
         """Why a new request should go to another worker now; None while the engine accepts requests."""
         if self.phase != pb.PHASE_SERVING or self._pump is None:
-            return _REFUSALS[self.phase]
+            return REFUSALS[self.phase]
         if self._pump.scheduler.n_waiting >= self._config.max_waiting:
             detail = f"{self._config.max_waiting} requests are waiting"
             return pb.Handoff(reason=pb.Handoff.REASON_OVERLOAD, detail=detail)
@@ -329,7 +302,7 @@ class NativeEngine:
     def _release(self, *, waiting_only: bool = False) -> int:
         chosen = [request for request, live in self._live.items() if not (waiting_only and live.slot >= 0)]
         for request in chosen:
-            _hand_off(self._forget(request), _REFUSALS[pb.PHASE_DRAINING])
+            _hand_off(self._forget(request), DRAINING)
         return len(chosen)
 
     def _forget(self, request: EngineRequest) -> LiveRequest:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from services.common.lifecycle import StartupError
-from services.worker.model.files import check_safetensors, read_json, token_ids, weight_files
+from services.worker.model.files import check_safetensors, end_tokens, identity, read_json, weight_files
 from services.worker.model.formats.gguf.hub_files import hub_files
 from services.worker.model.formats.gguf.parts import files_of
 from services.worker.model.loading.chat_template import chat_template_of, read_chat_template
@@ -24,8 +22,6 @@ from services.worker.model.loading.sampling import SamplingDefaults, read_sampli
 from services.worker.model.loading.tokenizer import read_tokenizer, tokenizer_of
 from services.worker.model.registry import describe, read_spec
 from services.worker.model.spec import ModelError, ModelSpec
-
-_SAMPLE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +59,9 @@ def _read(folder: Path) -> ModelFiles:
     tokenizer_config = read_json(folder / "tokenizer_config.json")
     tokenizer = read_tokenizer(folder, tokenizer_config, spec.vocab_size)
     own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-    ends = (*_ends(generation_file, generation), *spec.eos_token_ids, *own)
+    ends = (*end_tokens(generation_file, generation), *spec.eos_token_ids, *own)
     return ModelFiles(
-        identity=_identity((folder / "config.json").read_bytes(), weights),
+        identity=identity((folder / "config.json").read_bytes(), weights),
         spec=spec,
         architecture=", ".join(config.get("architectures") or [spec.family]),
         pooling=_pooling(folder, spec),
@@ -88,7 +84,7 @@ def _read_gguf(file: Path) -> ModelFiles:
     tokenizer = tokenizer_of(hub)
     beside = file.with_name("generation_config.json")  # outweighs what the file itself recommends
     return ModelFiles(
-        identity=_identity(b"", files_of(file)),
+        identity=identity(b"", files_of(file)),
         spec=spec,
         architecture=found.family.architecture,
         pooling=read_gguf_pooling(metadata),
@@ -97,7 +93,7 @@ def _read_gguf(file: Path) -> ModelFiles:
         chat_template=chat_template_of(file, hub.tokenizer_config),
         special_tokens=tokenizer.special_tokens,
         add_bos_token=tokenizer.add_bos_token,
-        eos_token_ids=_existing((*_ends(file, hub.generation_config), *spec.eos_token_ids), spec),
+        eos_token_ids=_existing((*end_tokens(file, hub.generation_config), *spec.eos_token_ids), spec),
         sampling=read_sampling(beside if beside.is_file() else file, hub.generation_config | read_json(beside)),
     )
 
@@ -110,23 +106,3 @@ def _pooling(folder: Path, spec: ModelSpec) -> Pooling:
 def _existing(ends: Sequence[int], spec: ModelSpec) -> tuple[int, ...]:
     """Return the ids of tokens that the model has, each once."""
     return tuple(dict.fromkeys(end for end in ends if 0 <= end < spec.vocab_size))
-
-
-def _ends(file: Path, generation: dict[str, Any]) -> tuple[int, ...]:
-    try:
-        return token_ids(generation.get("eos_token_id"))
-    except ValueError as error:
-        raise ModelError(f"{file}: eos_token_id: {error}") from error
-
-
-def _identity(config: bytes, weights: Sequence[Path]) -> str:
-    """A digest of the configuration and of samples of the weights; reading all weights would take too long."""
-    digest = sha256(config)
-    for file in weights:
-        size = file.stat().st_size
-        digest.update(f"\0{file.name}\0{size}\0".encode())
-        with file.open("rb") as stream:
-            for offset in (0, size // 3, size * 2 // 3, max(0, size - _SAMPLE_BYTES)):
-                stream.seek(offset)
-                digest.update(stream.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:32]

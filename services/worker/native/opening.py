@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ryzanstein.v1 import worker_pb2 as pb
@@ -14,7 +14,7 @@ from services.common.tls.credentials import Tls
 from services.worker.backends.sizing import host_room
 from services.worker.engine.base import LifeObserver, StepObserver
 from services.worker.engine.state import EngineModel
-from services.worker.model.loading.sampling import SamplingDefaults, override_sampling
+from services.worker.model.loading.sampling import named, override_sampling
 from services.worker.model.spec import Classifier, LabelFunction, ModelError
 from services.worker.native.engine import EngineConfig, NativeEngine
 from services.worker.native.model_files import ModelFiles, read_model_files
@@ -59,13 +59,9 @@ async def open_native(
 def _sampling_defaults(files: ModelFiles, settings: WorkerSettings) -> dict[str, float]:
     """The model's recommendations, with those of the settings over them. Raises StartupError."""
     try:
-        return {**_named(files.sampling), **_named(override_sampling(settings.override_generation_config))}
+        return named(files.sampling, override_sampling(settings.override_generation_config))
     except ModelError as error:
         raise StartupError(f"RYZANSTEIN_OVERRIDE_GENERATION_CONFIG: {error}") from error
-
-
-def _named(sampling: SamplingDefaults) -> dict[str, float]:
-    return {name: value for name, value in asdict(sampling).items() if value is not None}
 
 
 def _classes(classifier: Classifier | None) -> pb.Classes | None:
@@ -90,7 +86,7 @@ def served_model(files: ModelFiles, config: RankGroupConfig) -> EngineModel:
         special_tokens=files.special_tokens,
         add_bos_token=files.add_bos_token,
         eos_token_ids=files.eos_token_ids,
-        sampling_defaults=_named(files.sampling),
+        sampling_defaults=named(files.sampling),
         generates=files.spec.generates,
         classes=_classes(files.spec.classifier),
         prompts=files.embedding.prompts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from services.worker.engine.base import Engine, StepReport
 from services.worker.engine.state import EngineFacts
 from services.worker.native.opening import open_native
 from services.worker.settings import WorkerSettings
+from services.worker.vllm.opening import open_vllm
 from tests.unit.worker.engine.fake_engine import FakeEngine
 
 BUNDLED_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
@@ -61,4 +63,13 @@ async def fake() -> AsyncGenerator[Engine, None]:
         yield engine
 
 
-ENGINES: dict[str, Callable[[], AbstractAsyncContextManager[Engine]]] = {"fake": fake, "native": native}
+@asynccontextmanager
+async def vllm() -> AsyncGenerator[Engine, None]:
+    settings = SETTINGS.model_copy(update={"engine_args": {"block_size": 32, "enforce_eager": True}})
+    async with serving(await open_vllm(settings, BUNDLED_MODEL, NoObserver(), NoObserver())) as engine:
+        yield engine
+
+
+_OURS: dict[str, Callable[[], AbstractAsyncContextManager[Engine]]] = {"fake": fake, "native": native}
+# vLLM has an environment of its own, in which `make test-vllm` runs.
+ENGINES = {"vllm": vllm} if os.environ.get("RYZANSTEIN_TEST_ENGINE") == "vllm" else _OURS

@@ -12,15 +12,17 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.blockhash import wire_chain
 from services.worker.engine.base import Engine
-from services.worker.engine.errors import NotServingError, TooLongError, UnsupportedError
+from services.worker.engine.errors import InvalidRequestError, NotServingError, TooLongError, UnsupportedError
 from services.worker.engine.output import Finish, Output, TokenLogprobs
 from services.worker.engine.request import EngineRequest
 from tests.integration.worker_engine.engines import ENGINES
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900 if "vllm" in ENGINES else 180)]
 
 PROMPT = list(range(5, 45))
 LENGTH = 24
+NEAR_TIE = 1e-3
+BLOCK_TOKENS = {"vllm": 32}  # a part of a larger KV block is not reused
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
@@ -87,6 +89,16 @@ async def complete(engine: Engine, request: EngineRequest) -> Answer:
     return answer
 
 
+def check_same(engine: Engine, whole: Answer, ids: list[int], begin: int = 0) -> None:
+    """Check that `ids` are those of `whole` from `begin` on; an approximate engine may differ from a near tie on."""
+    if ids == whole.ids[begin:]:
+        return
+    assert engine.model.resume == "approximate"
+    at = next(at for at, (one, other) in enumerate(zip(whole.ids[begin:], ids, strict=True), begin) if one != other)
+    likeliest, second = whole.logprobs[at].top_logprobs
+    assert likeliest - second < NEAR_TIE, f"token {at} differs"
+
+
 async def idle(engine: Engine) -> None:
     async with asyncio.timeout(30):
         with engine.changes.watch() as changed:
@@ -108,7 +120,9 @@ async def test_it_says_what_it_serves(engine: Engine) -> None:
 async def test_a_request_ends_with_its_length_and_every_token_has_its_index(engine: Engine) -> None:
     answer = await complete(engine, ask())
     assert answer.finish is Finish.LENGTH
-    assert [output.first_index for output in answer.outputs if output.token_ids] == list(range(LENGTH))
+    sizes = [len(output.token_ids) for output in answer.outputs]
+    assert [output.first_index for output in answer.outputs] == [sum(sizes[:at]) for at in range(len(sizes))]
+    assert len(answer.ids) == LENGTH
     first, *others = answer.outputs
     assert first.prefill is not None
     assert first.prefill.queued_at <= first.prefill.admitted_at
@@ -116,11 +130,11 @@ async def test_a_request_ends_with_its_length_and_every_token_has_its_index(engi
 
 
 async def test_neighbours_change_no_token(engine: Engine) -> None:
-    alone = [(await complete(engine, ask([n, *PROMPT]))).ids for n in range(3)]
+    alone = [await complete(engine, ask([n, *PROMPT], logprobs=2)) for n in range(3)]
     together = [submitted(engine, ask([n, *PROMPT])) for n in range(3)]
-    for answer in together:
+    for one, answer in zip(alone, together, strict=True):
         await answer.until(LENGTH)
-    assert [answer.ids for answer in together] == alone
+        check_same(engine, one, answer.ids)
 
 
 async def test_a_stop_token_ends_it_and_is_its_last(engine: Engine) -> None:
@@ -143,12 +157,20 @@ async def test_log_probabilities_come_for_every_token_that_asks_for_them(engine:
     assert not (await complete(engine, ask())).logprobs
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 11}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"presence_penalty": 1.5}, {"temperature": 1.0, "seed": 11}],
+    ids=["greedy", "penalised", "sampled"],
+)
 async def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(engine: Engine, sampling: dict[str, float]) -> None:
-    whole = (await complete(engine, ask(**sampling))).ids
-    resumed = await complete(engine, ask(generated=tuple(whole[:10]), **sampling))
-    assert resumed.outputs[0].first_index == 10
-    assert resumed.ids == whole[10:]
+    whole = await complete(engine, ask(logprobs=2, **sampling))
+    resumed = [submitted(engine, ask(generated=tuple(whole.ids[:at]), **sampling)) for at in range(1, LENGTH)]
+    for at, answer in enumerate(resumed, start=1):
+        await answer.until(LENGTH)
+        assert answer.outputs[0].first_index == at
+        assert len(answer.ids) == LENGTH - at
+        if not sampling.get("temperature") or engine.model.resume == "exact":
+            check_same(engine, whole, answer.ids, at)
 
 
 async def test_a_cancelled_request_says_nothing_more(engine: Engine) -> None:
@@ -172,7 +194,13 @@ async def test_what_can_never_fit_is_refused_by_its_field(engine: Engine) -> Non
 
 
 async def test_an_embedding_is_one_output(engine: Engine) -> None:
-    answer = await complete(engine, EngineRequest("e", PROMPT, pb.Sampling(), embed=True))
+    request = EngineRequest("e", PROMPT, pb.Sampling(), embed=True)
+    if engine.model.engine == "vllm":  # a generating model does not embed there
+        with pytest.raises(InvalidRequestError) as refused:
+            submitted(engine, request)
+        assert refused.value.field == "embed"
+        return
+    answer = await complete(engine, request)
     (output,) = answer.outputs
     assert (output.finish, output.token_ids, bool(output.embedding)) == (Finish.EMBEDDED, (), True)
 
@@ -192,11 +220,19 @@ async def test_the_state_counts_and_changes_are_announced(engine: Engine) -> Non
 
 async def test_the_events_replayed_are_the_cache(engine: Engine) -> None:
     answer = await complete(engine, ask())
+    block = BLOCK_TOKENS.get(engine.model.engine, 1)
+    known = [*PROMPT, *answer.ids][:-1]
+    wanted = set(wire_chain(engine.model.hash_root, "", known[: len(known) // block * block]))
+    assert wanted
+    async with asyncio.timeout(30):
+        with engine.changes.watch() as changed:
+            while not wanted <= set(engine.cached_hashes()):
+                await changed.wait()
+                changed.clear()
     held: set[int] = set()
     for event in engine.kv_events.since(0) or ():
         held = (set() if event.cleared else held | set(event.stored)) - set(event.removed)
     assert held == set(engine.cached_hashes())
-    assert held >= set(wire_chain(engine.model.hash_root, "", [*PROMPT, *answer.ids][:-1]))
 
 
 async def test_it_serves_after_a_sleep_or_says_that_it_has_none(engine: Engine) -> None:

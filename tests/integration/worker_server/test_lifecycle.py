@@ -326,7 +326,8 @@ async def test_the_metrics_tell_a_workers_life(redis_url: str) -> None:
         await gateway.complete([1])
         told = await values()
         info = (
-            'info{device="cpu",dtype="float32",model="ryzanstein-tiny",revision="",tensor_parallel="1",'
+            'info{device="cpu",dtype="float32",engine="native",model="ryzanstein-tiny",resume="exact",revision="",'
+            'tensor_parallel="1",'
             f'version="{version("ryzanstein")}"}}'
         )
         assert told[info] == 1

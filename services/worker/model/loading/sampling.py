@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,11 @@ def override_sampling(given: dict[str, float]) -> SamplingDefaults:
 def read_sampling(file: Path, generation: dict[str, Any]) -> SamplingDefaults:
     """The recommendations of a generation_config.json; raises ModelError naming `file` and an invalid value."""
     return _checked(f"{file}: ", generation)
+
+
+def named(*sources: SamplingDefaults) -> dict[str, float]:
+    """The given values by name; later sources outweigh earlier ones."""
+    return {name: value for source in sources for name, value in asdict(source).items() if value is not None}
 
 
 def _checked(place: str, generation: Mapping[str, Any]) -> SamplingDefaults:

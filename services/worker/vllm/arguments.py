@@ -1,0 +1,56 @@
+"""Computes vLLM's engine arguments from the settings of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.common.lifecycle import StartupError
+from services.worker.settings import WorkerSettings
+
+DEFAULT_CPU_KV_TOKENS = 32_768  # vLLM would take most of the machine's memory
+# Arguments that have a setting of ours, or on which our engine depends.
+_OURS = {
+    "model": "RYZANSTEIN_MODEL",
+    "tensor_parallel_size": "RYZANSTEIN_TENSOR_PARALLEL",
+    "dtype": "RYZANSTEIN_DTYPE",
+    "max_model_len": "RYZANSTEIN_MAX_MODEL_LEN",
+    "max_num_seqs": "RYZANSTEIN_MAX_RUNNING",
+    "max_num_batched_tokens": "RYZANSTEIN_MAX_BATCHED_TOKENS",
+    "kv_cache_dtype": "RYZANSTEIN_KV_DTYPE",
+    "kv_events_config": "",
+    "data_parallel_size": "",
+    "stream_interval": "",
+}
+_KV_DTYPES = {"auto": "auto", "bf16": "bfloat16", "fp8": "fp8", "int8": "int8"}
+
+
+def engine_arguments(settings: WorkerSettings, folder: str) -> dict[str, Any]:
+    """The arguments of vLLM's AsyncEngineArgs. Raises StartupError for one that is not the user's to give."""
+    for key in sorted(settings.engine_args.keys() & _OURS.keys()):
+        instead = f"use {_OURS[key]}" if _OURS[key] else "the worker sets it itself"
+        raise StartupError(f"RYZANSTEIN_ENGINE_ARGS: {key}: {instead}")
+    if settings.quantization in {"int8", "int4"}:
+        raise StartupError(
+            f"RYZANSTEIN_QUANTIZATION {settings.quantization}: rounds weights for the native engine; for vLLM name a "
+            "method of its own in RYZANSTEIN_ENGINE_ARGS (quantization)"
+        )
+    return {
+        "model": folder,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_model_len or None,
+        "max_num_seqs": settings.max_running,
+        "max_num_batched_tokens": max(settings.max_batched_tokens, settings.max_running),
+        "kv_cache_dtype": _KV_DTYPES[settings.kv_dtype],
+        "scheduling_policy": "priority",
+        "generation_config": "vllm",  # gateways apply the publisher's recommendations
+        "structured_outputs_config": {"backend": "guidance"},  # the library that gateways compile grammars with
+        **settings.engine_args,
+    }
+
+
+def describe_error(error: Exception, arguments: Mapping[str, Any]) -> str:
+    """One line for vLLM's error about its arguments."""
+    words = " ".join(str(error).replace("AsyncEngineArgs.__init__() got an unexpected", "unknown").split())
+    return words or f"{type(error).__name__} for {', '.join(arguments)}"

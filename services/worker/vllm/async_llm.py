@@ -1,0 +1,253 @@
+"""Runs vLLM's AsyncLLM: processes, outputs, statistics and KV events. The only file that imports vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import signal
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+from vllm import SamplingParams
+from vllm.config.kv_events import KVEventsConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMError
+from vllm.inputs.engine import tokens_input
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from services.common.tasks import end_tasks
+from services.worker.engine.errors import InvalidRequestError, UnsupportedError
+from services.worker.vllm.arguments import DEFAULT_CPU_KV_TOKENS
+from services.worker.vllm.core import CoreError, CoreRequest, CoreStarted, CoreStep, RequestFailedError
+from services.worker.vllm.kv_mirror import KvMirror
+from services.worker.vllm.progress import StartClock
+from services.worker.vllm.undertaker import Undertaker
+
+_LOOK_S = 0.2  # how often a start looks for new processes
+_CACHE_SIZES = {"gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"}
+_WIDEST = 4  # bytes of a float32, the widest number of a KV cache
+_STOP_S = 2.0  # seconds for vLLM's processes to end by themselves
+
+log = logging.getLogger(__name__)
+
+
+def configure(arguments: Mapping[str, Any], kv_tokens: int) -> Any:
+    """vLLM's configuration. Raises ValueError or TypeError in vLLM's own words."""
+    config = AsyncEngineArgs(**arguments).create_engine_config()
+    on_cpu = config.device_config.device_type == "cpu"
+    if on_cpu and not kv_tokens and not _CACHE_SIZES & arguments.keys():
+        kv_tokens = DEFAULT_CPU_KV_TOKENS
+    if kv_tokens:
+        cache, served, ranks = config.cache_config, config.model_config, config.parallel_config
+        cache.num_gpu_blocks_override = -(-kv_tokens // cache.block_size)
+        if on_cpu:  # without it, vLLM takes a share of the machine's memory
+            numbers = 2 * served.get_num_layers(ranks) * served.get_num_kv_heads(ranks) * served.get_head_size()
+            cache.kv_cache_memory_bytes = cache.num_gpu_blocks_override * cache.block_size * numbers * _WIDEST
+    return config
+
+
+class AsyncCore:
+    """Implements Core."""
+
+    def __init__(self, arguments: Mapping[str, Any], kv_tokens: int, clock: StartClock) -> None:
+        self.on_step: Callable[[CoreStep], None] = lambda _: None
+        self.on_phase: Callable[[str], None] = lambda _: None
+        self._arguments, self._kv_tokens, self._clock = arguments, kv_tokens, clock
+        self._llm: AsyncLLM | None = None
+        self._events: asyncio.Task[None] | None = None
+        self._processes: list[BaseProcess] = []
+        self._undertaker: Undertaker | None = None
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def start(self, mirror: KvMirror) -> CoreStarted:
+        """Start the processes, whose cache `mirror` follows. Raises CoreError."""
+        self._undertaker = Undertaker()
+        folder = tempfile.TemporaryDirectory(prefix="vllm-")
+        endpoint = f"ipc://{Path(folder.name) / 'kv-events'}"
+        self._events = asyncio.create_task(_follow_events(endpoint, mirror, folder), name="kv events")
+        before = set(multiprocessing.active_children())
+        with self._clock.following(self.on_phase):
+            opening = asyncio.create_task(asyncio.to_thread(self._open, endpoint))
+            try:
+                while not opening.done():
+                    await asyncio.wait([opening], timeout=_LOOK_S)
+                    self._processes = [
+                        process for process in multiprocessing.active_children() if process not in before
+                    ]
+                    self._undertaker.watch(process.ident or 0 for process in self._processes)
+                llm = self._llm = opening.result()
+            except asyncio.CancelledError:
+                await _abandon(opening, before)
+                raise
+            except Exception as error:  # vLLM raises any kind
+                await self.stop()
+                raise CoreError(f"{error}" or type(error).__name__) from error
+            await llm.get_supported_tasks()  # also begins to read outputs
+        config = llm.vllm_config
+        return CoreStarted(
+            vocab_size=config.model_config.get_vocab_size(),
+            hidden_size=config.model_config.get_hidden_size(),
+            max_model_len=config.model_config.max_model_len,
+            block_tokens=config.cache_config.block_size,
+            n_blocks=config.cache_config.num_gpu_blocks,
+            phases=self._clock.phases(),
+        )
+
+    def _open(self, endpoint: str) -> AsyncLLM:
+        """Runs in a thread, because it waits for the weights."""
+        events = KVEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint=endpoint)
+        config = configure({**self._arguments, "kv_events_config": events}, self._kv_tokens)
+        # vLLM's own loggers would count once more what our metrics count.
+        return AsyncLLM.from_vllm_config(config, stat_loggers=[self._observer], disable_log_stats=True)
+
+    def _observer(self, config: Any, index: int) -> StatLoggerBase:
+        return _StepObserver(config, self.on_step)
+
+    async def wait_lost(self) -> str:
+        """Wait until a process has ended; returns which and how."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        for process in self._processes:
+            loop.add_reader(process.sentinel, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            for process in self._processes:
+                loop.remove_reader(process.sentinel)
+        return ", ".join(_how(process) for process in self._processes if process.exitcode is not None)
+
+    async def stop(self) -> None:
+        """End all processes."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown, _STOP_S)
+        for process in self._processes:
+            process.kill()
+        self._processes = []
+        if self._undertaker is not None:
+            self._undertaker.close()
+            self._undertaker = None
+        if self._events is not None:
+            await end_tasks([self._events])
+            self._events = None
+
+    async def sleep(self) -> None:
+        """Free the device's memory. Raises UnsupportedError."""
+        await self._sleeping_llm().sleep(1)
+
+    async def wake(self) -> None:
+        """Take the memory again. Raises UnsupportedError."""
+        await self._sleeping_llm().wake_up()
+
+    def _sleeping_llm(self) -> AsyncLLM:
+        if self._llm is None or not self._llm.model_config.enable_sleep_mode:
+            raise UnsupportedError("vLLM sleeps only with the engine argument enable_sleep_mode, on GPUs")
+        return self._llm
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def add(self, request: CoreRequest) -> AsyncGenerator[Any, None]:
+        """Check a request and return its outputs. Raises InvalidRequestError."""
+        assert self._llm is not None, "an engine that takes requests has started"
+        if request.embed:
+            return _outputs(self._llm.encode(_prompt(request), PoolingParams(task="embed"), request.request_id))
+        params = self._params(self._llm, request.arguments)
+        stream = self._llm.generate(_prompt(request), params, request.request_id, priority=request.priority)
+        return _outputs(stream)
+
+    def _params(self, llm: AsyncLLM, arguments: Mapping[str, Any]) -> SamplingParams:
+        structured = arguments["structured_outputs"]
+        chosen = {**arguments, "structured_outputs": StructuredOutputsParams(**structured) if structured else None}
+        try:
+            params = SamplingParams(**chosen, detokenize=False, output_kind=RequestOutputKind.DELTA)
+            config = llm.vllm_config
+            # `generate` checks again, but only once its caller has gone on.
+            params.verify(
+                config.model_config, config.speculative_config, config.structured_outputs_config, llm.tokenizer
+            )
+        except (VLLMError, ValueError) as error:
+            field = "grammar" if structured else getattr(error, "parameter", None)
+            raise InvalidRequestError(f"sampling.{field}" if field else "sampling", str(error)) from error
+        return params
+
+
+class _StepObserver(StatLoggerBase):  # type: ignore[misc]
+    """Receives vLLM's statistics after each step's outputs are with their requests."""
+
+    def __init__(self, config: Any, on_step: Callable[[CoreStep], None]) -> None:
+        self._on_step = on_step
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+        if scheduler_stats is None:
+            return
+        preemptions = iteration_stats.num_preempted_reqs if iteration_stats else 0
+        running, waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
+        self._on_step(CoreStep(time.monotonic(), running, waiting, scheduler_stats.kv_cache_usage, preemptions))
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to log."""
+
+
+def _prompt(request: CoreRequest) -> Any:
+    return tokens_input(list(request.token_ids), cache_salt=request.cache_salt or None)
+
+
+async def _outputs(stream: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """vLLM's outputs with our errors."""
+    try:
+        async for output in stream:
+            yield output
+    except EngineDeadError as error:
+        raise CoreError(str(error)) from error
+    except VLLMError as error:
+        raise RequestFailedError(str(error) or type(error).__name__) from error
+
+
+async def _follow_events(endpoint: str, mirror: KvMirror, folder: tempfile.TemporaryDirectory[str]) -> None:
+    """Apply KV events to `mirror`. A lost message makes everything before it unknown."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(folder)
+        context = stack.enter_context(zmq.asyncio.Context())
+        socket = stack.enter_context(context.socket(zmq.SUB))
+        socket.linger = 0
+        socket.set_hwm(0)
+        socket.subscribe(b"")
+        socket.connect(endpoint)
+        expected = 0
+        while True:
+            _, number, payload = await socket.recv_multipart()
+            seq = int.from_bytes(number, "big")
+            if seq != expected:
+                log.warning("%d messages of KV events were lost", seq - expected)
+                mirror.clear()
+            expected = seq + 1
+            mirror.apply(msgspec.msgpack.decode(payload)[1])
+
+
+async def _abandon(opening: asyncio.Task[AsyncLLM], before: set[BaseProcess]) -> None:
+    """End a start: it waits for its processes, so they are killed until it gives up."""
+    while not opening.done():
+        for process in multiprocessing.active_children():
+            if process not in before:
+                process.kill()
+        await asyncio.wait([opening], timeout=_LOOK_S)
+    if opening.exception() is None:
+        await asyncio.to_thread(opening.result().shutdown)
+
+
+def _how(process: BaseProcess) -> str:
+    code = process.exitcode or 0
+    return f"{process.name} ended by {signal.Signals(-code).name}" if code < 0 else f"{process.name} ended ({code})"

@@ -1,0 +1,86 @@
+"""Interface of vLLM's processes to the engine; `async_llm.py` implements it, and needs vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from services.worker.vllm.kv_mirror import KvMirror
+
+
+class CoreError(Exception):
+    """vLLM's processes did not start, or one of them has ended; the message is for the operator."""
+
+
+class RequestFailedError(Exception):
+    """vLLM could not compute one request, and goes on with the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStarted:
+    """What is known once vLLM has started."""
+
+    vocab_size: int
+    hidden_size: int
+    max_model_len: int
+    block_tokens: int
+    n_blocks: int
+    phases: Mapping[str, float]  # seconds, in order
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStep:
+    """Statistics of one step."""
+
+    at: float  # `time.monotonic` when its outputs were made
+    running: int
+    waiting: int
+    kv_usage: float  # share of the blocks that running requests hold
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoreRequest:
+    """A request in vLLM's terms."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    arguments: Mapping[str, Any]  # of SamplingParams; empty for an embedding
+    priority: int
+    cache_salt: str
+    embed: bool
+
+
+class Core(Protocol):
+    """vLLM's processes: one that schedules, and its ranks."""
+
+    on_step: Callable[[CoreStep], None]
+    on_phase: Callable[[str], None]  # what the start is at, for people
+
+    async def start(self, mirror: KvMirror) -> CoreStarted:
+        """Start the processes, whose cache `mirror` follows. Raises CoreError."""
+        ...
+
+    def add(self, request: CoreRequest) -> AsyncGenerator[Any, None]:
+        """Check a request and return its outputs, which cancel it when they are closed. Raises InvalidRequestError.
+
+        The outputs raise RequestFailedError, and CoreError once the processes are lost.
+        """
+        ...
+
+    async def wait_lost(self) -> str:
+        """Wait until a process has ended; returns which and how."""
+        ...
+
+    async def sleep(self) -> None:
+        """Free the device's memory. Raises UnsupportedError."""
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory again. Raises UnsupportedError."""
+        ...
+
+    async def stop(self) -> None:
+        """End all processes."""
+        ...

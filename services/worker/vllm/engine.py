@@ -1,0 +1,371 @@
+"""vLLM as an engine: its processes compute, ours submit, cancel, hand off, and start them again after a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.common.lifecycle import StartupError
+from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport, phase_name
+from services.worker.engine.changes import Changes
+from services.worker.engine.errors import (
+    BlocksUnavailableError,
+    InvalidRequestError,
+    NotServingError,
+    Unavailable,
+)
+from services.worker.engine.kv_events import KvEventLog
+from services.worker.engine.output import Finish, Output
+from services.worker.engine.recovery import Recovery
+from services.worker.engine.refusals import DRAINING, REFUSALS
+from services.worker.engine.request import EngineRequest
+from services.worker.engine.state import EngineCounters, EngineFacts, EngineModel, EngineState, TransferTotals
+from services.worker.vllm.core import Core, CoreError, CoreRequest, CoreStarted, CoreStep, RequestFailedError
+from services.worker.vllm.kv_mirror import KvMirror
+from services.worker.vllm.live import LiveRequest, ReplayError, prompt_of
+from services.worker.vllm.sampling import check_length, replays, sampling_arguments
+from services.worker.vllm.speeds import Speeds
+from services.worker.vllm.suspects import Suspects
+
+LOST = "exited"  # cause of a loss, as for ranks of our own
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class VllmLimits:
+    """Limits of one engine."""
+
+    max_waiting: int  # further requests are handed off
+    recovery_limit_s: float  # longest time of repeated attempts to restart; 0: no limit
+
+
+class VllmEngine:
+    """Implements Engine."""
+
+    def __init__(
+        self, limits: VllmLimits, model: EngineModel, core: Core, steps: StepObserver, life: LifeObserver
+    ) -> None:
+        self.model = model
+        self.facts: EngineFacts | None = None
+        self.phase: pb.Phase = pb.PHASE_LOADING
+        self.detail = "starting vLLM"
+        self.changes = Changes()
+        self.kv_events = KvEventLog()
+        self.counters = EngineCounters()
+        self.transfers = TransferTotals()
+        self._limits, self._core, self._steps, self._life = limits, core, steps, life
+        self._mirror = KvMirror(model.hash_root, self.kv_events, self.changes.announce)
+        self._speeds = Speeds()
+        self._suspects = Suspects(self._begin)
+        self._live: dict[EngineRequest, LiveRequest] = {}
+        self._started: CoreStarted | None = None  # None while no processes serve
+        self._last = CoreStep(0.0, 0, 0, 0.0, 0)
+        self._step = 0
+        self._dirty: set[OutputSink] = set()  # sinks with outputs of this step
+        self._prefilled: list[
+            tuple[int, float]
+        ] = []  # computed tokens and admission of prompts that ended in this step
+        self._rows = 0  # tokens computed in this step
+        core.on_step, core.on_phase = self._on_step, self._on_phase
+
+    def state(self) -> EngineState:
+        """The current state; levels are 0 while nothing serves. Blocks are vLLM's."""
+        state = EngineState(
+            self.phase,
+            self.detail,
+            prefill_tokens_per_s=self._speeds.prefill_tokens_per_s,
+            decode_step_ms=self._speeds.decode_step_ms,
+            computed_tokens=self.counters.prefill_tokens + self.counters.generated_tokens,
+        )
+        if self._started is None:
+            return state
+        total = self._started.n_blocks
+        used, running = round(self._last.kv_usage * total), min(self._last.running, len(self._live))
+        return replace(
+            state,
+            running=running,
+            waiting=len(self._live) - running,
+            queued_prefill_tokens=sum(live.known_tokens for live in self._live.values() if not live.begun),
+            kv_blocks_used=used,
+            kv_blocks_cached=min(self._mirror.n_blocks, total - used),
+            kv_blocks_total=total,
+            max_request_tokens=self._max_request_tokens,
+        )
+
+    @property
+    def _max_request_tokens(self) -> int:
+        started = self._started
+        assert started is not None
+        return min(started.max_model_len, started.n_blocks * started.block_tokens)
+
+    def cached_hashes(self) -> list[int]:
+        """Wire hashes of all blocks in the prefix cache, parents before children."""
+        return self._mirror.hashes()
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run until cancelled. Raises StartupError when the first start fails, because of the configuration.
+
+        Raises GaveUpError when lost processes do not start again within the limit.
+        """
+        recovery = Recovery(self._limits.recovery_limit_s, lambda: self.detail)
+        try:
+            try:
+                await self._start()
+            except CoreError as error:
+                raise StartupError(f"vLLM did not start: {error}") from error
+            while True:
+                began = time.monotonic()
+                await self._until_lost()
+                await recovery.restart(self._start, CoreError, self._restart_failed, time.monotonic() - began)
+        finally:
+            for live in self._live.values():
+                if live.task is not None:
+                    live.task.cancel()
+            await self._core.stop()
+
+    async def _start(self) -> None:
+        started = await self._core.start(self._mirror)
+        log.info("vLLM is ready after %.1f s", sum(started.phases.values()))
+        self._started = started
+        self.facts = EngineFacts(
+            started.vocab_size,
+            started.hidden_size,
+            self._max_request_tokens,
+            started.phases,
+            memory_bytes={},
+            memory_free=0,
+        )
+        self._last = CoreStep(time.monotonic(), 0, 0, 0.0, 0)
+        self._life.on_started(self.facts)
+        self._enter(pb.PHASE_SERVING, "")
+
+    async def _until_lost(self) -> None:
+        """Hand all requests off when a process of vLLM has ended."""
+        reason = await self._core.wait_lost()
+        alive, self._live, self._started = self._live, {}, None
+        self._suspects.reset()
+        self._mirror.clear()
+        self._dirty.clear()
+        for live in alive.values():
+            # vLLM does not say which waiting requests a step has begun, so all that it has count as computed.
+            in_flight = live.task is not None
+            if live.task is not None:
+                live.task.cancel()
+            _hand_off(live, pb.Handoff(reason=pb.Handoff.REASON_RANKS_LOST, detail=reason, in_flight=in_flight))
+        log.error("vLLM is lost: %s", reason)
+        self._life.on_lost(LOST, None)
+        self._enter(pb.PHASE_RECOVERING, reason)
+        await self._core.stop()
+
+    def _restart_failed(self, error: Exception) -> None:
+        self._enter(pb.PHASE_RECOVERING, str(error))
+
+    def _on_phase(self, at: str) -> None:
+        if self.phase in {pb.PHASE_LOADING, pb.PHASE_RECOVERING} and at != self.detail:
+            self._enter(self.phase, at)
+
+    def _enter(self, phase: pb.Phase, detail: str) -> None:
+        if self.phase == pb.PHASE_DRAINING:  # final: the process will end
+            phase = pb.PHASE_DRAINING
+        self.phase, self.detail = phase, detail
+        log.info("phase %s", phase_name(phase), extra={"detail": detail})
+        self.changes.announce()
+
+    async def drain(self, grace_s: float) -> tuple[int, int]:
+        """Refuse new requests, run the others for `grace_s`; returns the numbers handed off and completed."""
+        self._enter(pb.PHASE_DRAINING, "draining")
+        self._life.on_drain()
+        handed_off = self._release(waiting_only=grace_s > 0)
+        running = len(self._live)
+        with self.changes.watch() as changed:
+            try:
+                async with asyncio.timeout(grace_s):
+                    while self._live:
+                        await changed.wait()
+                        changed.clear()
+            except TimeoutError:
+                log.info("the grace period is over")
+        left = self._release()
+        return handed_off + left, running - left
+
+    async def sleep(self) -> None:
+        """Free the device's memory, by vLLM's level 1. Raises UnsupportedError."""
+        await self._core.sleep()
+
+    async def wake(self) -> None:
+        """Serve again. Raises UnsupportedError."""
+        await self._core.wake()
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def refusal(self) -> pb.Handoff | None:
+        """Why a new request should go to another worker now; None while the engine accepts requests."""
+        if self.phase != pb.PHASE_SERVING or self._started is None:
+            return REFUSALS[self.phase]
+        if len(self._live) - self._last.running >= self._limits.max_waiting:
+            detail = f"{self._limits.max_waiting} requests are waiting"
+            return pb.Handoff(reason=pb.Handoff.REASON_OVERLOAD, detail=detail)
+        return None
+
+    def submit(self, request: EngineRequest, sink: OutputSink) -> None:
+        """Accept a request while there is no `refusal`; raises InvalidRequestError for what vLLM cannot compute.
+
+        The KV of other workers, `request.pull`, is not fetched: vLLM computes it.
+        """
+        if self.phase != pb.PHASE_SERVING or self._started is None:
+            raise NotServingError(self.detail)
+        if request.embed == self.model.generates:
+            raise InvalidRequestError("embed", _ONE_TASK[request.embed])
+        check_length(request, self._max_request_tokens)
+        asked = CoreRequest(
+            request.request_id,
+            prompt_of(request),
+            {} if request.embed else sampling_arguments(request, self._max_request_tokens),
+            request.priority,
+            request.cache_salt,
+            request.embed,
+        )
+        live = LiveRequest(request, sink, self._core.add(asked))
+        self._live[request] = live
+        if request.trial_tokens:
+            self._suspects.enter(request)
+        else:
+            self._begin(request)
+
+    def cancel(self, request: EngineRequest) -> None:
+        """End a request that is alive; its sink gets no more outputs of it."""
+        if request in self._live:
+            self._forget(request)
+
+    async def read_blocks(self, request: pb.PullBlocksRequest) -> AsyncGenerator[pb.KvBlock, None]:
+        """Raises BlocksUnavailableError: vLLM's blocks are not read by other workers."""
+        raise BlocksUnavailableError(Unavailable.MISMATCH, "vLLM's KV blocks cannot be copied to other workers")
+        yield pb.KvBlock()
+
+    def _begin(self, request: EngineRequest) -> None:
+        live = self._live[request]
+        live.task = asyncio.create_task(self._follow(live), name=f"vllm {request.request_id}")
+        live.task.add_done_callback(partial(self._ended, live))
+        if request.trial_tokens:
+            live.sink.announce_trial(request)
+            live.sink.flush(self._step)
+
+    async def _follow(self, live: LiveRequest) -> None:
+        """Deliver a request's outputs until its end."""
+        request, embed = live.asked, live.asked.embed
+        try:
+            async for output in live.stream:
+                if (found := live.embedding(output) if embed else live.tokens(output)) is not None:
+                    self._deliver(live, found)
+        except CoreError:
+            return  # `_until_lost` hands all requests off
+        except ReplayError as error:
+            self._end(live, str(error), replays(request))
+        except RequestFailedError as error:
+            self._fail(live, str(error))
+        finally:
+            if request.trial_tokens:
+                self._suspects.leave(request)
+
+    def _ended(self, live: LiveRequest, task: asyncio.Task[None]) -> None:
+        """Log an error of our own, and end its request."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("request %s: an output could not be read", live.asked.request_id, exc_info=error)
+            self._fail(live, repr(error))
+
+    def _deliver(self, live: LiveRequest, output: Output) -> None:
+        """Pass an output on. Tasks of one step run between `_on_step` and `_flush`."""
+        request = live.asked
+        if output.prefill is not None:
+            self._count_prefill(live, output.prefill.admitted_at)
+        self.counters.generated_tokens += len(output.token_ids)
+        self._rows += len(output.token_ids)
+        live.sink.add(request, output)
+        self._dirty.add(live.sink)
+        if output.finish is not None:
+            self._live.pop(request, None)
+        if request.trial_tokens and live.generated_here >= request.trial_tokens:
+            self._suspects.leave(request)
+
+    def _count_prefill(self, live: LiveRequest, admitted_at: float) -> None:
+        computed = live.known_tokens - live.cached_tokens
+        self.counters.prefill_tokens += computed
+        self.counters.prefix_hit_tokens += live.cached_tokens
+        self._prefilled.append((computed, admitted_at))
+        self._rows += computed
+        now = time.monotonic()
+        self._steps.on_first_output(admitted_at - live.queued_at, now - live.queued_at)
+
+    def _fail(self, live: LiveRequest, message: str) -> None:
+        """End a request that vLLM alone gave up: with its grammar's error, else on another worker."""
+        if live.asked.sampling.grammar:
+            self._end(live, message, "grammar")
+        elif self._live.pop(live.asked, None) is not None:
+            _hand_off(live, pb.Handoff(reason=pb.Handoff.REASON_RANKS_LOST, detail=message, in_flight=True))
+            self.changes.announce()
+
+    def _end(self, live: LiveRequest, message: str, field: str) -> None:
+        """End a request for good: `field` cannot be followed any further."""
+        if self._live.pop(live.asked, None) is not None:
+            live.sink.add(live.asked, Output(live.next_index, (), Finish.FAILED, failure=message, failed_field=field))
+            live.sink.flush(self._step)
+            self.changes.announce()
+
+    def _release(self, *, waiting_only: bool = False) -> int:
+        chosen = [request for request, live in self._live.items() if not (waiting_only and live.begun)]
+        for request in chosen:
+            _hand_off(self._forget(request), DRAINING)
+        return len(chosen)
+
+    def _forget(self, request: EngineRequest) -> LiveRequest:
+        live = self._live.pop(request)
+        if live.task is not None:
+            live.task.cancel()
+        self._suspects.leave(request)
+        return live
+
+    # -- steps -----------------------------------------------------------------------------------------------
+
+    def _on_step(self, step: CoreStep) -> None:
+        """Called when the outputs of a step wait for their tasks, which run before `_flush`."""
+        seconds = step.at - self._last.at
+        asyncio.get_running_loop().call_soon(self._flush, seconds, self._last.running > 0)
+        self.counters.preemptions += step.preemptions
+        self._last = step
+
+    def _flush(self, seconds: float, busy: bool) -> None:
+        """End a step for all sinks, and learn from it unless vLLM was idle before."""
+        self._step += 1
+        for sink in self._dirty:
+            sink.flush(self._step)
+        self._dirty.clear()
+        if self._prefilled:
+            rows = sum(computed for computed, _ in self._prefilled)
+            self._speeds.prefilled(rows, self._last.at - min(at for _, at in self._prefilled))
+        elif busy:
+            self._speeds.decoded(seconds)
+        if busy or self._rows:
+            self._steps.on_step(StepReport(seconds, self._rows, parts={}))
+        self._prefilled.clear()
+        self._rows = 0
+        self.changes.announce()
+
+
+_ONE_TASK = {
+    True: "vLLM serves this model for generation only; use a pool with the native engine for its embeddings",
+    False: "vLLM serves this model for embeddings only",
+}
+
+
+def _hand_off(live: LiveRequest, handoff: pb.Handoff) -> None:
+    live.sink.hand_off(live.asked, handoff)
+    live.sink.flush(0)

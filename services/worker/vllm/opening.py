@@ -1,0 +1,84 @@
+"""Opens vLLM as the engine of a model folder."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from services.common.gguf_files import SUFFIX
+from services.common.lifecycle import StartupError
+from services.common.tls.credentials import Tls
+from services.worker.engine.base import LifeObserver, StepObserver
+from services.worker.engine.state import EngineModel
+from services.worker.model.loading.sampling import named, override_sampling
+from services.worker.model.spec import ModelError
+from services.worker.settings import WorkerSettings
+from services.worker.vllm.arguments import describe_error, engine_arguments
+from services.worker.vllm.engine import VllmEngine, VllmLimits
+from services.worker.vllm.model_files import read_served_files
+from services.worker.vllm.progress import StartClock
+
+INSTALL = "pip install 'ryzanstein[vllm]'"
+
+
+async def open_vllm(
+    settings: WorkerSettings, folder: Path, steps: StepObserver, life: LifeObserver, tls: Tls | None = None
+) -> VllmEngine:
+    """Check settings and files and make the engine, whose `run` starts vLLM's processes. Raises StartupError.
+
+    `tls` is for connections to other workers; vLLM makes none.
+    """
+    if find_spec("vllm") is None:
+        raise StartupError(f"RYZANSTEIN_ENGINE vllm: vLLM is not installed; get it by: {INSTALL}")
+    if folder.suffix == SUFFIX:
+        raise StartupError(f"RYZANSTEIN_MODEL {folder}: the vllm engine serves folders of safetensors, no GGUF files")
+    arguments = engine_arguments(settings, str(folder))
+    clock = StartClock()
+    clock.configure_logging(settings.log_level)
+    config = await asyncio.to_thread(_configure, arguments, settings)
+    from services.worker.vllm.async_llm import AsyncCore  # vLLM takes seconds to import
+
+    try:
+        model = await asyncio.to_thread(_model, config, folder, settings)
+    except ModelError as error:
+        raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
+    limits = VllmLimits(settings.max_waiting, settings.recovery_limit_s)
+    return VllmEngine(limits, model, AsyncCore(arguments, settings.kv_tokens, clock), steps, life)
+
+
+def _configure(arguments: dict[str, Any], settings: WorkerSettings) -> Any:
+    """Import vLLM and check the arguments in its own words; runs in a thread, because it takes seconds."""
+    from services.worker.vllm.async_llm import configure
+
+    try:
+        return configure(arguments, settings.kv_tokens)
+    except (TypeError, ValueError) as error:  # pydantic's errors are ValueErrors
+        raise StartupError(f"RYZANSTEIN_ENGINE_ARGS: {describe_error(error, settings.engine_args)}") from error
+
+
+def _model(config: Any, folder: Path, settings: WorkerSettings) -> EngineModel:
+    """Facts about the model from vLLM's configuration and the folder's files."""
+    served, found = config.model_config, read_served_files(folder, config.model_config.get_vocab_size())
+    dtype, kv = str(served.dtype).removeprefix("torch."), config.cache_config.cache_dtype
+    kv_dtype = "" if kv in {"auto", dtype} else kv
+    return EngineModel(
+        architecture=", ".join(served.architectures),
+        dtype=dtype,
+        device=config.device_config.device_type,
+        tensor_parallel=config.parallel_config.world_size,
+        # Apart from the native engine's: KV of one is no KV of the other.
+        hash_root=":".join(filter(None, ("vllm", found.identity, dtype, served.quantization, kv_dtype))),
+        tokenizer_json=found.tokenizer_json,
+        chat_template=found.chat_template,
+        special_tokens=found.special_tokens,
+        add_bos_token=found.add_bos_token,
+        eos_token_ids=found.eos_token_ids,
+        sampling_defaults=named(found.sampling, override_sampling(settings.override_generation_config)),
+        generates=served.runner_type == "generate",
+        kv_dtype=kv_dtype,
+        engine="vllm",
+        resume="approximate",
+        pulls=False,
+    )

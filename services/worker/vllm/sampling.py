@@ -1,0 +1,104 @@
+"""Translates a request's sampling to vLLM's parameters, field by field; refuses by name what vLLM cannot compute."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.worker.engine.errors import InvalidRequestError, TooLongError
+from services.worker.engine.request import EngineRequest
+
+# vLLM's own bounds where they are narrower than ours.
+_BOUNDS = {
+    "temperature": (0.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+_GREEDY = 1e-5  # lower temperatures are greedy, for us as for vLLM
+_SEED_BITS = 2**63 - 1  # vLLM's seeds are signed
+_STRIDE = 0x9E3779B97F4A7C15  # odd, from the golden ratio: seeds of neighbouring indices share no low bits
+
+
+def check_length(request: EngineRequest, max_request_tokens: int) -> None:
+    """Raise TooLongError for a request that leaves no room for a token, or for an embedding that does not fit."""
+    known = len(request.prompt_ids) + len(request.generated_ids)
+    most = max_request_tokens if request.embed else max_request_tokens - 1
+    if known > most:
+        raise TooLongError("prompt_ids", f"{known} tokens; at most {most} fit vLLM's max_model_len")
+
+
+def sampling_arguments(request: EngineRequest, max_request_tokens: int) -> dict[str, Any]:
+    """Return the arguments of vLLM's SamplingParams for what is left of a request. Raises InvalidRequestError.
+
+    vLLM knows a resumed request as a longer prompt, so its limits lose what is generated already; a replayed one begins
+    anew.
+    """
+    asked = request.sampling
+    n_generated = 0 if replays(request) else len(request.generated_ids)
+    _check_bounds(asked)
+    room = max_request_tokens - len(request.prompt_ids) - n_generated
+    max_tokens = min(asked.max_tokens - n_generated, room) if asked.max_tokens else room
+    greedy = asked.temperature < _GREEDY
+    return {
+        "temperature": 0.0 if greedy else asked.temperature,
+        "top_k": asked.top_k,
+        "top_p": asked.top_p or 1.0,
+        "min_p": asked.min_p,
+        "repetition_penalty": asked.repetition_penalty or 1.0,
+        "presence_penalty": asked.presence_penalty,
+        "frequency_penalty": asked.frequency_penalty,
+        "logit_bias": dict(asked.logit_bias) or None,
+        "seed": None if greedy else _seed(asked.seed, n_generated),
+        "max_tokens": max_tokens,
+        "min_tokens": min(max(asked.min_tokens - n_generated, 0), max_tokens),
+        "stop_token_ids": list(asked.stop_token_ids),
+        "ignore_eos": True,  # stop_token_ids names every token that ends the text
+        "logprobs": asked.logprobs if asked.HasField("logprobs") else None,
+        # An earlier attempt has sent them with its first token.
+        "prompt_logprobs": asked.prompt_logprobs
+        if asked.HasField("prompt_logprobs") and not request.generated_ids
+        else None,
+        "structured_outputs": structured_outputs(asked.grammar) if asked.grammar else None,
+    }
+
+
+def replays(request: EngineRequest) -> str:
+    """The field because of which vLLM must generate the tokens of earlier attempts again; empty: they join the prompt.
+
+    What depends on generated tokens alone needs them generated. Repetition penalties treat a prompt's tokens alike.
+    """
+    if not request.generated_ids:
+        return ""
+    fields = ("grammar", "presence_penalty", "frequency_penalty")
+    return next((field for field in fields if getattr(request.sampling, field)), "")
+
+
+def structured_outputs(grammar: str) -> dict[str, Any]:
+    """Return the arguments of vLLM's StructuredOutputsParams for a grammar. Raises InvalidRequestError.
+
+    vLLM's `guidance` backend uses the same library as our ranks, but takes one schema or one Lark grammar.
+    """
+    if not grammar.lstrip().startswith("{"):
+        return {"grammar": grammar}
+    match json.loads(grammar)["grammars"]:
+        case [{"json_schema": dict() as schema, **other}] if not other.get("lark_grammar"):
+            return {"json": schema}
+        case [{"lark_grammar": str() as text, **other}] if not other.get("json_schema"):
+            return {"grammar": text}
+    raise InvalidRequestError(
+        "sampling.grammar", "vLLM follows one JSON schema or one Lark grammar; this grammar consists of several"
+    )
+
+
+def _check_bounds(asked: pb.Sampling) -> None:
+    for field, (low, high) in _BOUNDS.items():
+        value = getattr(asked, field)
+        if not low <= value <= high:
+            raise InvalidRequestError(f"sampling.{field}", f"{value:g} is not in [{low:g}, {high:g}], as vLLM requires")
+
+
+def _seed(seed: int, index: int) -> int:
+    """The seed of a draw that begins at `index`: vLLM's generator starts anew with each attempt."""
+    return (seed + index * _STRIDE) & _SEED_BITS

@@ -1,0 +1,187 @@
+"""What our side of vLLM promises whatever vLLM does: indices, handoffs, suspects, recovery."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.common.lifecycle import GaveUpError, StartupError
+from services.worker.engine.errors import InvalidRequestError, TooLongError
+from services.worker.engine.output import Finish
+from services.worker.engine.request import EngineRequest
+from services.worker.vllm.engine import VllmEngine, VllmLimits
+from tests.integration.worker_engine.engines import NoObserver
+from tests.integration.worker_engine.test_conformance import Answer
+from tests.integration.worker_engine.vllm_fake_core import FakeCore
+from tests.unit.worker.engine.fake_engine import MODEL
+
+PROMPT = tuple(range(40))
+
+
+def ask(name: str = "r", *, generated: tuple[int, ...] = (), trial_tokens: int = 0, **sampling: object):
+    chosen = pb.Sampling(**{"max_tokens": 9, **sampling})
+    return EngineRequest(name, PROMPT, chosen, generated_ids=generated, trial_tokens=trial_tokens)
+
+
+class Sink(Answer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_trial = False
+
+    def announce_trial(self, request: EngineRequest) -> None:
+        self.on_trial = True
+
+
+def made(core: FakeCore, limit_s: float = 0.0) -> VllmEngine:
+    return VllmEngine(VllmLimits(4, limit_s), MODEL, core, NoObserver(), NoObserver())
+
+
+@asynccontextmanager
+async def serving(core: FakeCore) -> AsyncGenerator[VllmEngine, None]:
+    engine = made(core)
+    running = asyncio.create_task(engine.run())
+    await until_phase(engine, pb.PHASE_SERVING)
+    yield engine
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def until_phase(engine: VllmEngine, phase: int) -> None:
+    async with asyncio.timeout(30):
+        with engine.changes.watch() as changed:
+            while engine.phase != phase:
+                await changed.wait()
+                changed.clear()
+
+
+def submitted(engine: VllmEngine, request: EngineRequest) -> Sink:
+    sink = Sink()
+    engine.submit(request, sink)
+    return sink
+
+
+async def test_a_resumed_request_is_a_longer_prompt_and_goes_on_at_its_index() -> None:
+    core = FakeCore()
+    async with serving(core) as engine:
+        sink = submitted(engine, ask(generated=(1, 2, 3), min_tokens=5, prompt_logprobs=1))
+        await core.step()
+        (given,) = core.added
+        assert list(given.token_ids) == [*PROMPT, 1, 2, 3]
+        assert (given.arguments["max_tokens"], given.arguments["min_tokens"]) == (6, 2)
+        assert given.arguments["prompt_logprobs"] is None
+        (output,) = sink.outputs
+        assert (output.first_index, output.token_ids) == (3, (7,))
+        assert output.prefill is not None
+        assert output.prefill.cached_tokens == 21
+        state = engine.state()
+        assert (state.running, state.waiting, state.kv_blocks_used, state.kv_blocks_total) == (1, 0, 8, 16)
+        await core.step(last=True)
+        assert sink.finish is Finish.LENGTH
+        assert engine.counters.prefill_tokens + engine.counters.prefix_hit_tokens == 43
+        assert engine.state().running == engine.state().waiting == 0
+
+
+async def test_what_depends_on_generated_tokens_is_generated_again() -> None:
+    core = FakeCore()
+    async with serving(core) as engine:
+        sink = submitted(engine, ask(generated=(7, 7), presence_penalty=0.5))
+        other = submitted(engine, ask("other", generated=(7, 1), grammar="start: /a+/"))
+        assert [list(given.token_ids) for given in core.added] == [[*PROMPT], [*PROMPT]]
+        assert core.added[0].arguments["max_tokens"] == 9
+        for _ in range(2):
+            await core.step()
+        assert sink.outputs == []
+        assert (other.finish, other.outputs[-1].failed_field) == (Finish.FAILED, "grammar")
+        assert "from token 1 on" in other.outputs[-1].failure
+        await core.step(last=True)
+        (output,) = sink.outputs
+        assert (output.first_index, output.token_ids, output.finish) == (2, (7,), Finish.LENGTH)
+        assert output.prefill is not None
+
+
+async def test_what_vllm_cannot_compute_is_refused_by_its_field() -> None:
+    async with serving(FakeCore()) as engine:
+        for request, field in (
+            (ask(temperature=3.0), "sampling.temperature"),
+            (ask(frequency_penalty=-2.5), "sampling.frequency_penalty"),
+            (ask(grammar='{"grammars": [{"json_schema": {}}, {"lark_grammar": "start: /a/"}]}'), "sampling.grammar"),
+            (EngineRequest("e", PROMPT, pb.Sampling(), embed=True), "embed"),
+        ):
+            with pytest.raises(InvalidRequestError) as refused:
+                submitted(engine, request)
+            assert refused.value.field == field
+        with pytest.raises(TooLongError):
+            submitted(engine, EngineRequest("long", tuple(range(64)), pb.Sampling()))
+        assert engine.state().waiting == 0
+
+
+async def test_a_loss_hands_everything_off_and_serves_again() -> None:
+    core = FakeCore()
+    async with serving(core) as engine:
+        running, suspect, behind = (
+            submitted(engine, request) for request in (ask(), ask("s", trial_tokens=2), ask("t", trial_tokens=2))
+        )
+        await core.step()
+        engine.kv_events.stored([1])
+        core.failures = ["no memory"]
+        core.lose()
+        await until_phase(engine, pb.PHASE_RECOVERING)
+        for sink, in_flight in ((running, True), (suspect, True), (behind, False)):
+            assert sink.handoff is not None
+            assert (sink.handoff.reason, sink.handoff.in_flight) == (pb.Handoff.REASON_RANKS_LOST, in_flight)
+            assert "SIGKILL" in sink.handoff.detail
+        refusal = engine.refusal()
+        assert refusal is not None
+        assert refusal.reason == pb.Handoff.REASON_LOADING
+        await until_phase(engine, pb.PHASE_SERVING)
+        assert core.starts == 3
+        again = submitted(engine, ask("u"))
+        await core.step(last=True)
+        assert again.finish is Finish.LENGTH
+
+
+async def test_suspects_run_one_after_another_beside_others() -> None:
+    core = FakeCore()
+    async with serving(core) as engine:
+        first, second, third = (ask(name, trial_tokens=2) for name in "abc")
+        sinks = [submitted(engine, request) for request in (first, second, third)]
+        await core.step()
+        assert (core.begun, [sink.on_trial for sink in sinks]) == (["a"], [True, False, False])
+        engine.cancel(second)
+        await core.step()  # the first suspect is cleared by its second token
+        await core.step()
+        assert core.begun == ["a", "c"]
+        assert sinks[1].outputs == []
+
+
+async def test_a_fault_of_one_request_is_its_own() -> None:
+    core = FakeCore()
+    async with serving(core) as engine:
+        core.broken = "bad"
+        sinks = [submitted(engine, ask("bad")), submitted(engine, ask("good"))]
+        await core.step()
+        assert sinks[0].handoff is not None
+        assert sinks[1].handoff is None
+        core.broken = "bad grammar"
+        followed = submitted(engine, ask("bad grammar", grammar="start: /a+/"))
+        await core.step()
+        assert (followed.finish, followed.outputs[-1].failure) == (Finish.FAILED, "the request alone")
+
+
+async def test_the_first_start_fails_for_good_and_a_later_one_gives_up() -> None:
+    core = FakeCore()
+    core.failures = ["out of memory"]
+    with pytest.raises(StartupError, match="out of memory"):
+        await made(core).run()
+    core = FakeCore()
+    engine = made(core, limit_s=0.3)
+    running = asyncio.create_task(engine.run())
+    await until_phase(engine, pb.PHASE_SERVING)
+    core.failures = ["gone"] * 99
+    core.lose()
+    with pytest.raises(GaveUpError, match=r"0\.3 s .*: gone"):
+        await running

@@ -1,0 +1,90 @@
+"""vLLM's processes without vLLM: its outputs by name, one token a step, each the number of tokens before it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from types import SimpleNamespace
+
+from services.worker.engine.errors import UnsupportedError
+from services.worker.vllm.core import CoreError, CoreRequest, CoreStarted, CoreStep, RequestFailedError
+from services.worker.vllm.kv_mirror import KvMirror
+
+STARTED = CoreStarted(
+    vocab_size=1000, hidden_size=8, max_model_len=64, block_tokens=32, n_blocks=16, phases={"loading weights": 0.5}
+)
+
+
+class FakeCore:
+    def __init__(self) -> None:
+        self.on_step: Callable[[CoreStep], None] = lambda _: None
+        self.on_phase: Callable[[str], None] = lambda _: None
+        self.added: list[CoreRequest] = []
+        self.begun: list[str] = []
+        self.starts = 0
+        self.failures: list[str] = []  # of the next starts
+        self.broken = ""  # a request that ends by a fault
+        self._lost = asyncio.Event()
+        self._queues: dict[str, asyncio.Queue[SimpleNamespace | None]] = {}
+
+    async def start(self, mirror: KvMirror) -> CoreStarted:
+        self.starts += 1
+        if self.failures:
+            raise CoreError(self.failures.pop(0))
+        self._lost.clear()
+        self.on_phase("loading weights")
+        self.mirror = mirror
+        return STARTED
+
+    def add(self, request: CoreRequest) -> AsyncGenerator[SimpleNamespace, None]:
+        self.added.append(request)
+        return self._stream(request)
+
+    async def _stream(self, request: CoreRequest) -> AsyncGenerator[SimpleNamespace, None]:
+        self.begun.append(request.request_id)
+        if request.request_id == self.broken:
+            raise RequestFailedError("the request alone")
+        queue = self._queues[request.request_id] = asyncio.Queue()
+        try:
+            while (output := await queue.get()) is not None:
+                yield output
+            raise CoreError("dead")
+        finally:
+            del self._queues[request.request_id]
+
+    async def step(self, *, last: bool = False) -> None:
+        """A token for every request; `last` ends them. Returns once the outputs are delivered."""
+        await asyncio.sleep(0)  # streams of new requests begin
+        for request in self.added:
+            if (queue := self._queues.get(request.request_id)) is None:
+                continue
+            completion = SimpleNamespace(token_ids=[7], logprobs=None, finish_reason="length" if last else None)
+            queue.put_nowait(
+                SimpleNamespace(
+                    outputs=[completion],
+                    prompt_logprobs=None,
+                    num_cached_tokens=len(request.token_ids) // 2,
+                    metrics=SimpleNamespace(scheduled_ts=time.monotonic()),
+                )
+            )
+        running = 0 if last else len(self._queues)
+        self.on_step(CoreStep(time.monotonic(), running, 0, 0.5, 0))
+        await asyncio.sleep(0.001)
+
+    def lose(self) -> None:
+        self._lost.set()
+        for queue in self._queues.values():
+            queue.put_nowait(None)
+
+    async def wait_lost(self) -> str:
+        await self._lost.wait()
+        return "EngineCore ended by SIGKILL"
+
+    async def sleep(self) -> None:
+        raise UnsupportedError("no")
+
+    async def wake(self) -> None:
+        raise UnsupportedError("no")
+
+    async def stop(self) -> None: ...
