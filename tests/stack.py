@@ -143,15 +143,17 @@ def environment(runtime_dir: Path) -> dict[str, str]:
     return {**os.environ, "XDG_RUNTIME_DIR": str(runtime_dir), "COLUMNS": "200"}
 
 
-def ryzanstein(*args: str, runtime_dir: Path) -> subprocess.CompletedProcess[str]:
+def ryzanstein(*args: str, runtime_dir: Path, timeout_s: float = START_S) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(
-        [COMMAND, *args], env=environment(runtime_dir), capture_output=True, text=True, timeout=START_S, check=False
+        [COMMAND, *args], env=environment(runtime_dir), capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 
 @contextlib.contextmanager
-def running_stack(runtime_dir: Path, *args: str, model: str = str(TINY_MODEL)) -> Iterator[RunningStack]:
+def running_stack(
+    runtime_dir: Path, *args: str, model: str = str(TINY_MODEL), start_s: float = START_S
+) -> Iterator[RunningStack]:
     """`ryzanstein up` on a free port, ready; stopped with Ctrl-C at the end. Without `model` it serves its default."""
     port = free_port()
     named = ["--model", model] if model else []
@@ -164,15 +166,15 @@ def running_stack(runtime_dir: Path, *args: str, model: str = str(TINY_MODEL)) -
     )
     stack = RunningStack(process, port, runtime_dir)
     try:
-        _wait_ready(stack)
+        _wait_ready(stack, start_s)
         yield stack
     finally:
         if process.poll() is None:
             stack.stop()
 
 
-def _wait_ready(stack: RunningStack) -> None:
-    deadline = time.monotonic() + START_S
+def _wait_ready(stack: RunningStack, start_s: float) -> None:
+    deadline = time.monotonic() + start_s
     while time.monotonic() < deadline:
         if stack.process.poll() is not None:
             raise AssertionError(f"ryzanstein up ended: {stack.process.stdout.read() if stack.process.stdout else ''}")
@@ -180,4 +182,4 @@ def _wait_ready(stack: RunningStack) -> None:
         if stack.ready() and stack.state["supervised"]:
             return
         time.sleep(0.1)
-    raise AssertionError(f"not ready in {START_S} s\n{stack.logs()}")
+    raise AssertionError(f"not ready in {start_s} s\n{stack.logs()}")

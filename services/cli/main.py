@@ -21,7 +21,7 @@ from services.cli.errors import CommandError
 from services.cli.keys import keys
 from services.cli.kube.commands import kube
 from services.cli.stack.default_model import ChosenModel, default_model
-from services.cli.stack.options import HOST, StackOptions
+from services.cli.stack.options import HOST, StackOptions, read_engine_args
 from services.cli.stack.state import read_state
 
 _DOWN_S = 60.0
@@ -33,6 +33,13 @@ class Dtype(StrEnum):
     AUTO = "auto"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+
+
+class EngineName(StrEnum):
+    """What computes a model."""
+
+    NATIVE = "native"
+    VLLM = "vllm"
 
 
 class KvDtype(StrEnum):
@@ -141,6 +148,13 @@ def up(
     tensor_parallel: Annotated[
         int, typer.Option("--tensor-parallel", "--tensor-parallel-size", min=1, max=16, help="Ranks per worker.")
     ] = 1,
+    engine: Annotated[EngineName, typer.Option(help="What computes: our own engine, or vLLM.")] = EngineName.NATIVE,
+    engine_arg: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of vLLM's EngineArgs; may be repeated.")
+    ] = None,
+    engine_python: Annotated[
+        str, typer.Option(metavar="PATH", help="Python of the environment with vLLM; default: this one.")
+    ] = "",
     dtype: Annotated[Dtype, typer.Option(help="Number format of weights and activations.")] = Dtype.AUTO,
     quantization: Annotated[
         Quantization, typer.Option(help="Rounds weights while they load; auto: as they are stored.")
@@ -176,6 +190,9 @@ def up(
         served_model_name=served_model_name or chosen.name,
         workers=workers,
         tensor_parallel=tensor_parallel,
+        engine=engine.value,
+        engine_args=read_engine_args(engine_arg or []),
+        engine_python=engine_python,
         dtype=dtype.value,
         quantization=quantization.value,
         max_model_len=max_model_len,

@@ -76,8 +76,10 @@ def _redis(executable: Path, socket: Path, url: str) -> ProcessSpec:
     return ProcessSpec("redis", command, url, redis_ready(url), redis_alive(url))
 
 
-def _service(name: str, module: str, address: str, env: dict[str, str], stop_s: float = 5.0) -> ProcessSpec:
-    command = (sys.executable, "-m", module)
+def _service(
+    name: str, module: str, address: str, env: dict[str, str], stop_s: float = 5.0, python: str = ""
+) -> ProcessSpec:
+    command = (python or sys.executable, "-m", module)
     return ProcessSpec(name, command, address, grpc_serving(address), grpc_alive(address), env, stop_s)
 
 
@@ -87,19 +89,24 @@ def _worker(options: StackOptions, index: int, port: int, shared: dict[str, str]
         "RYZANSTEIN_WORKER_PORT": str(port),
         "RYZANSTEIN_MODEL": options.model,
         "RYZANSTEIN_TENSOR_PARALLEL": str(options.tensor_parallel),
+        "RYZANSTEIN_ENGINE": options.engine,
         "RYZANSTEIN_DTYPE": options.dtype,
         "RYZANSTEIN_KV_DTYPE": options.kv_dtype,
         "RYZANSTEIN_QUANTIZATION": options.quantization,
         "OMP_NUM_THREADS": str(options.threads_per_rank),
     }
+    if options.engine == "vllm":
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # else the ranks of several workers share the first cores
     chosen = {
+        "RYZANSTEIN_ENGINE_ARGS": json.dumps(options.engine_args) if options.engine_args else "",
         "RYZANSTEIN_KV_TOKENS": options.kv_tokens,
         "RYZANSTEIN_MAX_MODEL_LEN": options.max_model_len,
         "RYZANSTEIN_SERVED_MODEL_NAME": options.served_model_name,
         "RYZANSTEIN_OVERRIDE_GENERATION_CONFIG": options.generation_config,
     }
     env |= {name: str(value) for name, value in chosen.items() if value}
-    return _service(f"worker-{index}", "services.worker.api", f"{HOST}:{port}", env, stop_s=15.0)
+    name, address = f"worker-{index}", f"{HOST}:{port}"
+    return _service(name, "services.worker.api", address, env, stop_s=15.0, python=options.engine_python)
 
 
 def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> ProcessSpec:

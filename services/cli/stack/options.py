@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import socket
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from services.cli.errors import CommandError
 from services.common import denied
@@ -15,6 +20,7 @@ from services.common.cores import usable_cores
 from services.common.gguf_files import SUFFIX, find_model, split_choice
 
 HOST = "127.0.0.1"
+_HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
@@ -26,6 +32,9 @@ class StackOptions:
     served_model_name: str = ""  # empty: that of the folder, file or repository
     workers: int = 1
     tensor_parallel: int = 1
+    engine: str = "native"
+    engine_args: Mapping[str, Any] = field(default_factory=dict)  # of vLLM
+    engine_python: str = ""  # interpreter of the workers; empty: this one
     dtype: str = "auto"
     quantization: str = "auto"
     max_model_len: int = 0  # 0: the model's own limit
@@ -52,12 +61,28 @@ class StackOptions:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
+def read_engine_args(given: Iterable[str]) -> dict[str, Any]:
+    """The values of KEY=VALUE by key; a value is JSON where it can be, else text. Raises :class:`CommandError`."""
+    found: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        key = key.strip().lstrip("-").replace("-", "_")
+        if not equals or not key:
+            raise CommandError(f"--engine-arg {text}: expected KEY=VALUE, such as gpu_memory_utilization=0.8")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = {"True": True, "False": False}.get(value, value)
+    return found
+
+
 def check(options: StackOptions) -> None:
     """Raise :class:`CommandError` for options that would fail, before any process starts."""
     try:
         _check_model(options.model)
     except PermissionError as error:
         raise CommandError(f"--model {options.model}: {denied.reason(Path(error.filename))}") from error
+    _check_engine(options)
     _check_port(options.host, options.port)
     if options.grpc_port:
         _check_port(options.host, options.grpc_port)
@@ -77,6 +102,23 @@ def _check_model(model: str) -> None:
         return
     elif path.exists() or not _HUB_ID.match(name) or name.startswith((".", "/")) or path.suffix == SUFFIX:
         raise CommandError(f"--model {model}: no such folder or GGUF file, and not a hub id like owner/name")
+
+
+def _check_engine(options: StackOptions) -> None:
+    if options.engine == "native" and options.engine_args:
+        raise CommandError("--engine-arg: is vLLM's; give --engine vllm, too")
+    if options.engine != "vllm":
+        return
+    python = options.engine_python or sys.executable
+    try:
+        found = subprocess.run([python, "-c", _HAS_VLLM], capture_output=True, check=False).returncode == 0
+    except OSError as error:
+        raise CommandError(f"--engine-python {python}: {error.strerror}") from error
+    if not found:
+        raise CommandError(
+            f"--engine vllm: {python} has no vLLM. It needs an environment of its own, because its pins exclude the "
+            "gateway's: python -m venv DIR; DIR/bin/pip install 'ryzanstein[vllm]'; then --engine-python DIR/bin/python"
+        )
 
 
 def _check_gguf(model: str, folder: Path, choice: str) -> None:

@@ -56,6 +56,12 @@ def test_the_run_directory_is_private() -> None:
         ({"model": "/no/such"}, "no such folder"),
         ({"model": "not a hub id"}, "not a hub id"),
         ({"model": str(TINY_MODEL), "redis_url": "http://x"}, "redis://"),
+        ({"model": str(TINY_MODEL), "engine_args": {"seed": 1}}, "give --engine vllm, too"),
+        (
+            {"model": str(TINY_MODEL), "engine": "vllm", "engine_python": "/no/python"},
+            "--engine-python /no/python: No such",
+        ),
+        ({"model": str(TINY_MODEL), "engine": "vllm"}, r"has no vLLM.* 'ryzanstein\[vllm\]'"),
         ({"model": str(TINY_MODEL), "host": "192.0.2.1"}, "--host 192.0.2.1: not an address of this machine"),
         ({"model": str(TINY_MODEL), "host": "no.such.host.invalid"}, "--host no.such.host.invalid"),
     ],

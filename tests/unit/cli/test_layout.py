@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.cli.errors import CommandError
 from services.cli.stack.layout import ProcessSpec, lay_out
-from services.cli.stack.options import StackOptions
+from services.cli.stack.options import StackOptions, read_engine_args
+from services.worker.settings import WorkerSettings
 
 
 def laid_out(first_port: int = 9001, **options: object) -> dict[str, ProcessSpec]:
@@ -37,6 +41,25 @@ def test_services_are_told_where_the_others_are() -> None:
 
 def test_workers_are_told_the_numbers_of_their_cache() -> None:
     assert laid_out(kv_dtype="int8")["worker-0"].env["RYZANSTEIN_KV_DTYPE"] == "int8"
+
+
+def test_workers_are_told_their_engine_and_its_arguments() -> None:
+    read = read_engine_args(["--max-loras=2", "enforce_eager=True", "quantization=fp8", 'hf_overrides={"a": 1}'])
+    worker = laid_out(engine="vllm", engine_args=read, engine_python="/vllm/python")["worker-0"]
+    assert worker.command[0] == "/vllm/python"
+    env = worker.env
+    settings = WorkerSettings(
+        model="m", engine=env["RYZANSTEIN_ENGINE"], engine_args=json.loads(env["RYZANSTEIN_ENGINE_ARGS"])
+    )
+    assert settings.engine == "vllm"
+    assert settings.engine_args == {
+        "max_loras": 2,
+        "enforce_eager": True,
+        "quantization": "fp8",
+        "hf_overrides": {"a": 1},
+    }
+    with pytest.raises(CommandError, match="--engine-arg seed: expected KEY=VALUE"):
+        read_engine_args(["seed"])
 
 
 def test_two_installations_on_one_redis_do_not_meet() -> None:

@@ -21,6 +21,8 @@ WORDS = {
     "off": 0,
     "embedded": "",
     "none": "",
+    "this one": "",
+    "no arguments": None,
     "its own": "",
     "cost": "cost",
     "auto": "auto",
