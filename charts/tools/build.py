@@ -14,7 +14,7 @@ import yaml
 from charts.tools import dashboards, readme, rules, schema, values
 
 CHART = Path(__file__).resolve().parents[1] / "ryzanstein"
-TARGETS = ("cli", "gateway", "kv-coordinator", "router", "worker-cpu", "worker-cuda")
+TARGETS = ("cli", "gateway", "kv-coordinator", "router", "worker-cpu", "worker-cuda", "worker-vllm")
 _OF_OTHERS = (
     ("redis",),
     *(("monitoring", name) for name in ("prometheus", "grafana", "collector", "loki")),

@@ -78,8 +78,18 @@ workers.pools: at least one pool is needed
 {{- if and $fetched (eq $storage.type "hostPath") (not $storage.hostPath) }}
 {{ $where }}.storage.hostPath: name the folder of the node
 {{- end -}}
-{{- if and (eq (include "ryzanstein.model.scheme" $pool) "bundled") (not (has (toString $pool.tensorParallel) (list "1" "3"))) }}
+{{- if and (eq $pool.engine "native") (eq (include "ryzanstein.model.scheme" $pool) "bundled") (not (has (toString $pool.tensorParallel) (list "1" "3"))) }}
 {{ $where }}.tensorParallel: {{ $pool.tensorParallel }} ranks cannot divide the 9 attention heads of the bundled model; take 1 or 3, or name a model
+{{- end -}}
+{{- if eq $pool.engine "vllm" -}}
+{{- if eq (include "ryzanstein.model.scheme" $pool) "bundled" }}
+{{ $where }}.model: the vllm engine serves folders of safetensors, and the bundled model is a GGUF file; name a model
+{{- end -}}
+{{- if and (eq (include "ryzanstein.worker.device" $pool) "cpu") (not (get (default dict $root.Values.image.references) "worker-vllm")) }}
+{{ $where }}.engine: the image worker-vllm is for GPUs; set device: cuda, or image.references.worker-vllm to an image of vLLM for CPUs
+{{- end -}}
+{{- else if $pool.engineArgs }}
+{{ $where }}.engineArgs: are vLLM's; set engine: vllm, too
 {{- end -}}
 {{- $gpus := include "ryzanstein.worker.gpus" $pool | int64 -}}
 {{- if and $gpus (lt $gpus (int64 $pool.tensorParallel)) }}

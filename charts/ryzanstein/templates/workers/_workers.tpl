@@ -16,6 +16,11 @@
 {{- end -}}
 {{- end }}
 
+{{/* The target of the image. */}}
+{{- define "ryzanstein.worker.image" -}}
+{{- printf "worker-%s" (ternary "vllm" (include "ryzanstein.worker.device" .) (eq .engine "vllm")) -}}
+{{- end }}
+
 {{/* MiB that a CPU pool's pod takes besides weights and KV cache: the server, and each rank with the workspace of a step.
      services/worker/model/footprint.py has the arithmetic; here the vocabulary and the widths are those of a large model. */}}
 {{- define "ryzanstein.worker.overhead" -}}
@@ -39,6 +44,17 @@ RYZANSTEIN_KV_TOKENS: {{ int64 .kvTokens }}
 RYZANSTEIN_KV_DTYPE: {{ .kvDtype }}
 RYZANSTEIN_MAX_MODEL_LEN: {{ int64 .maxModelLen }}
 RYZANSTEIN_DRAIN_S: {{ .drainSeconds }}
+RYZANSTEIN_ENGINE: {{ .engine }}
+{{- if eq .engine "vllm" }}
+RYZANSTEIN_ENGINE_ARGS: {{ toJson .engineArgs | quote }}
+# The root is read-only, and vLLM, Triton and torch keep what they compile.
+VLLM_CACHE_ROOT: /tmp/vllm
+TRITON_CACHE_DIR: /tmp/triton
+TORCHINDUCTOR_CACHE_DIR: /tmp/inductor
+XDG_CACHE_HOME: /tmp/cache
+XDG_CONFIG_HOME: /tmp/config
+VLLM_NO_USAGE_STATS: "1"
+{{- end }}
 # The model is a folder here; nothing is asked of the hub.
 HF_HUB_OFFLINE: "1"
 # Libraries ask for the user's name, which an arbitrary UID does not have.
