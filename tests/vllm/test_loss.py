@@ -70,8 +70,8 @@ def read(stack: RunningStack, number: int) -> Stream:
                 found.ids += choice.get("token_ids") or []
                 found.finish = choice["finish_reason"] or found.finish
                 for row in (choice.get("logprobs") or {}).get("top_logprobs") or ():
-                    first, second = sorted(row.values(), reverse=True)[:2]
-                    found.margins.append(first - second)
+                    values = sorted(row.values(), reverse=True)
+                    found.margins.append(values[0] - values[1] if len(values) > 1 else 0.0)  # two tokens of one text
     return found
 
 
