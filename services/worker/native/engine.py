@@ -12,13 +12,13 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.blockhash import chain_root
 from services.common.lifecycle import StartupError
+from services.common.recovery import Recovery
 from services.common.tls.credentials import Tls
 from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport, phase_name
 from services.worker.engine.changes import Changes
 from services.worker.engine.errors import NotServingError, UnsupportedError
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Output
-from services.worker.engine.recovery import Recovery
 from services.worker.engine.refusals import DRAINING, REFUSALS
 from services.worker.engine.request import EngineRequest
 from services.worker.engine.state import EngineCounters, EngineFacts, EngineModel, EngineState, TransferTotals
