@@ -187,7 +187,9 @@ class HttpProtocol(SendTimeout, HalfClosed):
 
     def send_400_response(self, msg: str) -> None:
         """Answer invalid HTTP with an error in the common shape, unless another answer has begun."""
-        if self.cycle is None or self.cycle.response_complete:
+        cycle = self.cycle
+        within_body = cycle is not None and cycle.more_body and not (cycle.response_started or self.pipeline)
+        if cycle is None or cycle.response_complete or within_body:
             self.transport.write(_bad_request("The HTTP request cannot be read: it breaks the protocol."))
         self.transport.close()
 

@@ -1,0 +1,84 @@
+"""Requests whose end two servers may see at different places: none of them smuggles a second request past a proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+
+from tests.integration.gateway.fleet import Worker
+from tests.integration.gateway.gateways import Stack, running_stack
+
+SECOND = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+LIST = b'"object":"list"'  # what the second request would get
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+BODY = b'{"prompt": "a", "max_tokens": 1}'
+CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+CL = b"content-length: %d\r\n" % len(BODY)
+TE = b"transfer-encoding: chunked\r\n"
+STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
+
+# Each ends with what a server that is misled would take for a second request.
+AMBIGUOUS = {
+    "both lengths": HEAD + CL + TE + b"\r\n" + CHUNKED + SECOND,
+    "both lengths, the other way round": HEAD + TE + CL + b"\r\n" + CHUNKED + SECOND,
+    "no length, but the other": HEAD + b"content-length: 0\r\n" + TE + b"\r\n" + CHUNKED + SECOND,
+    "two different lengths": HEAD + CL + b"content-length: 0\r\n\r\n" + BODY + SECOND,
+    "two different lengths in a field": HEAD + b"content-length: %d, 0\r\n\r\n" % len(BODY) + BODY + SECOND,
+    "a sign before the length": HEAD + b"content-length: +%d\r\n\r\n" % len(BODY) + BODY + SECOND,
+    "a negative length": HEAD + b"content-length: -1\r\n\r\n" + BODY + SECOND,
+    "a length in hexadecimal": HEAD + b"content-length: 0x20\r\n\r\n" + BODY + SECOND,
+    "a length with digits of another script": HEAD + "content-length: ٣٢\r\n\r\n".encode() + BODY + SECOND,
+    "a length with a space in it": HEAD + b"content-length: 3 2\r\n\r\n" + BODY + SECOND,
+    "a length that overflows": HEAD + b"content-length: 18446744073709551648\r\n\r\n" + BODY + SECOND,
+    "a space before a length's colon": HEAD + b"content-length : 0\r\n" + CL + b"\r\n" + BODY + SECOND,
+    "a space before an encoding's colon": HEAD + b"transfer-encoding : chunked\r\n" + CL + b"\r\n" + BODY + SECOND,
+    "an unknown encoding": HEAD + b"transfer-encoding: xchunked\r\n" + CL + b"\r\n" + BODY + SECOND,
+    "chunked is not the last encoding": HEAD + b"transfer-encoding: chunked, identity\r\n\r\n" + CHUNKED + SECOND,
+    "an encoding with a tab inside": HEAD + b"transfer-encoding:\tchun\tked\r\n" + CL + b"\r\n" + BODY + SECOND,
+    "an encoding on a folded line": HEAD + b"transfer-encoding:\r\n chunked\r\n" + CL + b"\r\n" + BODY + SECOND,
+    "a folded field": HEAD + b"x: a\r\n " + CL + b"\r\n" + SECOND,
+    "a bare CR within a field": HEAD + b"x: a\rcontent-length: 0\r\n" + CL + b"\r\n" + BODY + SECOND,
+    "a NUL within a field": HEAD + b"x: a\x00b\r\n" + CL + b"\r\n" + BODY + SECOND,
+    "a field without a colon": HEAD + b"content-length\r\n" + CL + b"\r\n" + BODY + SECOND,
+    "a chunk's length in another base": HEAD + TE + b"\r\n0x20\r\n" + BODY + b"\r\n0\r\n\r\n" + SECOND,
+    "a chunk's length with a sign": HEAD + TE + b"\r\n-1\r\n" + BODY + b"\r\n0\r\n\r\n" + SECOND,
+    "a chunk's length that overflows": HEAD + TE + b"\r\n10000000000000020\r\n" + BODY + b"\r\n0\r\n\r\n" + SECOND,
+    "a chunk longer than it says": HEAD + TE + b"\r\n5\r\n" + BODY + b"\r\n0\r\n\r\n" + SECOND,
+    "a chunk that ends without CR LF": HEAD + TE + b"\r\n%x\r\n%bXX0\r\n\r\n" % (len(BODY), BODY) + SECOND,
+    "a chunk's length that ends with LF": HEAD + TE + b"\r\n%x\n%b\r\n0\r\n\r\n" % (len(BODY), BODY) + SECOND,
+    "a version that does not exist": HEAD.replace(b"1.1", b"1.9") + CL + b"\r\n" + BODY + SECOND,
+    "chunks to an old version": HEAD.replace(b"1.1", b"1.0") + CL + TE + b"\r\n" + CHUNKED + SECOND,
+}
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[Stack]:
+    async with running_stack([Worker("w0")], header_timeout_s=1.0, body_timeout_s=1.0) as running:
+        yield running
+
+
+async def answers(stack: Stack, data: bytes) -> bytes:
+    """All that comes until the server closes, or is silent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.http.port)
+    writer.write(data)
+    received = b""
+    with suppress(TimeoutError, ConnectionError):
+        async with asyncio.timeout(3):
+            while part := await reader.read(65_536):
+                received += part
+    writer.close()
+    return received
+
+
+async def test_an_ambiguous_request_gets_one_answer_a_refusal(stack: Stack) -> None:
+    plain = await answers(stack, HEAD + CL + b"\r\n" + BODY + SECOND)
+    assert STATUS.findall(plain) == [b"200", b"200"]
+    assert LIST in plain, "two plain requests on a connection are two"
+    received = await asyncio.gather(*(answers(stack, data) for data in AMBIGUOUS.values()))
+    refused = dict(zip(AMBIGUOUS, (STATUS.findall(answer) for answer in received), strict=True))
+    assert refused == {name: [b"400"] for name in AMBIGUOUS}
+    assert not any(LIST in answer for answer in received)
