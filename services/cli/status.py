@@ -15,6 +15,7 @@ from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, routing_pb2, routing_pb2_grpc, wo
 
 from services.cli.errors import CommandError
 from services.common.rpc import open_channel
+from services.common.tls.credentials import Tls
 
 _TIMEOUT_S = 2.0
 _WIDEST = 10_000  # wider than any table
@@ -33,10 +34,10 @@ _COLUMNS = (
 )
 
 
-def show(router: str, coordinator: str, *, as_json: bool) -> None:
+def show(router: str, coordinator: str, *, as_json: bool, tls: Tls | None = None) -> None:
     """Print the state of an installation; raises :class:`CommandError` if its router does not answer."""
-    workers = asyncio.run(_list_workers(router))
-    index = asyncio.run(_index(coordinator)) if coordinator else None
+    workers = asyncio.run(_list_workers(router, tls))
+    index = asyncio.run(_index(coordinator, tls)) if coordinator else None
     if as_json:
         print(json.dumps(_as_json(workers, index), indent=2))  # noqa: T201
         return
@@ -51,8 +52,8 @@ def show(router: str, coordinator: str, *, as_json: bool) -> None:
         console.print("KV coordinator: [red]does not answer[/]; placement goes on without prefix credit")
 
 
-async def _list_workers(router: str) -> routing_pb2.ListWorkersResponse:
-    async with open_channel(router) as channel:
+async def _list_workers(router: str, tls: Tls | None) -> routing_pb2.ListWorkersResponse:
+    async with open_channel(router, to="router", tls=tls) as channel:
         try:
             return await routing_pb2_grpc.RouterStub(channel).ListWorkers(
                 routing_pb2.ListWorkersRequest(), timeout=_TIMEOUT_S
@@ -61,8 +62,8 @@ async def _list_workers(router: str) -> routing_pb2.ListWorkersResponse:
             raise CommandError(f"the router at {router} does not answer: {error.details()}") from error
 
 
-async def _index(coordinator: str) -> kv_pb2.StatsResponse | None:
-    async with open_channel(coordinator) as channel:
+async def _index(coordinator: str, tls: Tls | None) -> kv_pb2.StatsResponse | None:
+    async with open_channel(coordinator, to="coordinator", tls=tls) as channel:
         try:
             return await kv_pb2_grpc.KvCoordinatorStub(channel).Stats(kv_pb2.StatsRequest(), timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError:

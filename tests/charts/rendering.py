@@ -61,8 +61,8 @@ class Pod:
 
     @property
     def runs_to_completion(self) -> bool:
-        """Whether it ends by itself: a Job's pod or one of `helm test`."""
-        return self.owner["kind"] in ("Job", "Pod")
+        """Whether it ends by itself: a Job's or CronJob's pod, or one of `helm test`."""
+        return self.owner["kind"] in ("Job", "CronJob", "Pod")
 
 
 @dataclass(frozen=True)

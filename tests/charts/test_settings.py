@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import certifi
 import pytest
 
 from services.common.settings import ServiceSettings
+from services.common.tls.issuing import Authority
 from services.gateway.settings import GatewaySettings
 from services.kv_coordinator.settings import CoordinatorSettings
 from services.router.policies.filters.affordable import Affordable
@@ -16,6 +18,7 @@ from services.router.policies.pickers.round_robin import RoundRobin
 from services.router.policies.registry import Composition
 from services.router.settings import RouterSettings
 from services.worker.settings import WorkerSettings
+from tests.certificates import DAY, write
 from tests.charts.rendering import Pod, Rendered, RenderError, environment, expected_models, render
 
 SETTINGS: dict[str, type[ServiceSettings]] = {
@@ -36,6 +39,15 @@ def _fields(component: str) -> set[str]:
 MOUNTED = "/etc/ryzanstein/"
 # Settings look into the files that they name; any certificates do.
 FILE = certifi.where()
+MOUNTED_AS: dict[str, str] = {}  # what stands for the mounted file or folder of a variable
+
+
+@pytest.fixture(scope="module", autouse=True)
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A folder of certificates, as the chart mounts one."""
+    MOUNTED_AS["RYZANSTEIN_TLS_FOLDER"] = str(write(tmp_path_factory.mktemp("tls"), "worker", Authority.new(DAY)))
+    yield
+    MOUNTED_AS.clear()
 
 
 def _filled(env: dict[str, Any]) -> dict[str, str]:
@@ -45,7 +57,7 @@ def _filled(env: dict[str, Any]) -> dict[str, str]:
         text = FIELDS.get(value.get("fieldRef", {}).get("fieldPath"), "secret") if isinstance(value, dict) else value
         for earlier, known in filled.items():
             text = text.replace(f"$({earlier})", known)
-        filled[name] = FILE if text.startswith(MOUNTED) else text
+        filled[name] = MOUNTED_AS.get(name, FILE) if text.startswith(MOUNTED) else text
     return filled
 
 

@@ -54,6 +54,7 @@ RYZANSTEIN_HOST: {{ .Values.bindAddress | quote }}
 RYZANSTEIN_ADVERTISE_HOST: {valueFrom: {fieldRef: {fieldPath: status.podIP}}}
 RYZANSTEIN_METRICS_PORT: "9100"
 {{ include "ryzanstein.redis.env" . }}
+{{- include "ryzanstein.tls.env" . }}
 {{- with include "ryzanstein.tracing.endpoint" . }}
 OTEL_EXPORTER_OTLP_ENDPOINT: {{ . }}
 OTEL_TRACES_SAMPLER: parentbased_traceidratio

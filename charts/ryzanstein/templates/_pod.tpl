@@ -18,10 +18,10 @@
 {{- toYaml $pools -}}
 {{- end }}
 
-{{/* The metadata of a pod: (dict "of" (list $ component [pool]) "config" component "annotations" map). */}}
+{{/* The metadata of a pod: (dict "of" (list $ component [pool]) "config" component "annotations" map "container" the first). */}}
 {{- define "ryzanstein.pod.metadata" -}}
 {{- $root := index .of 0 -}}
-{{- $annotations := dict "kubectl.kubernetes.io/default-container" (index .of 1) -}}
+{{- $annotations := dict "kubectl.kubernetes.io/default-container" (default (index .of 1) .container) -}}
 labels:
   {{- /* No version: an upgrade of the chart that changes nothing of a pod restarts nothing. */}}
   {{- toYaml (merge (include "ryzanstein.selectorLabels" .of | fromYaml) .config.labels $root.Values.commonLabels) | nindent 2 }}
@@ -115,6 +115,9 @@ spec:
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         {{- include "ryzanstein.redis.mounts" $root | trim | nindent 8 }}
+        {{- with include "ryzanstein.tls.mounts" $root | trim }}
+        {{- . | nindent 8 }}
+        {{- end }}
         {{- with .mounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -124,6 +127,9 @@ spec:
   volumes:
     - {name: tmp, emptyDir: {}}
     {{- include "ryzanstein.redis.volumes" $root | trim | nindent 4 }}
+    {{- with include "ryzanstein.tls.volumes" .of | trim }}
+    {{- . | nindent 4 }}
+    {{- end }}
     {{- with .volumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

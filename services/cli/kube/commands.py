@@ -35,6 +35,32 @@ def ensure_secrets(
         Console().print(f"secret {where}/{secret} {'made' if made else 'is there already'}", highlight=False)
 
 
+@kube.command("ensure-certificates")
+def ensure_certificates(
+    prefix: Annotated[str, typer.Option(help="The secrets are PREFIX-ca and PREFIX-COMPONENT.")],
+    domain: Annotated[str, typer.Option(metavar="RELEASE.NAMESPACE", help="What all names have in common.")],
+    component: Annotated[list[str], typer.Option(help="A component that needs a certificate; repeat for more.")],
+    namespace: Annotated[str, typer.Option(help="Default: the one that this pod runs in.")] = "",
+    label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Labels of a secret made here.")] = None,
+    new_authority: Annotated[bool, typer.Option("--new-authority", help="Replace the CA; later runs finish.")] = False,
+) -> None:
+    """Make the certificates that are missing, and renew those in the last third of their lives.
+
+    Services read them again by themselves. A new CA is trusted first; runs ten minutes later issue by it and forget the
+    old one.
+    """
+    from services.cli.kube import certificates, secrets
+
+    labels = dict(_split(pair) for pair in label or [])
+    where = namespace or secrets.own_namespace()
+    plan = certificates.CertificatePlan(where, prefix, domain, component, labels)
+    changed = certificates.ensure(secrets.connect(), plan, replace_authority=new_authority)
+    for name in changed:
+        Console().print(f"secret {where}/{name} written", highlight=False)
+    if not changed:
+        Console().print(f"no certificate of {where}/{prefix} has to be renewed", highlight=False)
+
+
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Default: that of the kubeconfig.")]
 Release = Annotated[str, typer.Option(help="The name given to `helm install`; default: the only one there.")]
 Context = Annotated[str, typer.Option(help="Context of the kubeconfig; default: the current one.")]

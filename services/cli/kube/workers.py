@@ -14,9 +14,11 @@ from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 
 from services.cli import status
 from services.cli.errors import CommandError
+from services.cli.kube.admin import admin_tls
 from services.cli.kube.cluster import ready_pods
 from services.cli.kube.forward import forwarded
 from services.common.rpc import open_channel
+from services.common.tls.credentials import Tls
 
 _ROUTER, _COORDINATOR = 50052, 50053
 _RPC_S = 10.0
@@ -29,13 +31,14 @@ def show_status(namespace: str, release: str, *, as_json: bool) -> None:
         router = stack.enter_context(_component(namespace, release, "router", _ROUTER))
         coordinators = ready_pods(namespace, release, "coordinator")
         coordinator = stack.enter_context(forwarded(namespace, coordinators[0], _COORDINATOR)) if coordinators else ""
-        status.show(router, coordinator, as_json=as_json)
+        tls = stack.enter_context(admin_tls(namespace, release))
+        status.show(router, coordinator, as_json=as_json, tls=tls)
 
 
 def drain(namespace: str, release: str, pod: str, grace_s: float, *, keep: bool) -> None:
     """Let a worker finish its requests or hand them off, then delete its pod unless `keep`."""
-    with _component(namespace, release, "router", _ROUTER) as router:
-        asyncio.run(empty(router, pod, grace_s))
+    with _component(namespace, release, "router", _ROUTER) as router, admin_tls(namespace, release) as tls:
+        asyncio.run(empty(router, pod, grace_s, tls))
     Console().print(f"{pod} has no requests any more", highlight=False)
     if keep:
         return
@@ -46,12 +49,12 @@ def drain(namespace: str, release: str, pod: str, grace_s: float, *, keep: bool)
     Console().print(f"pod {namespace}/{pod} is deleted; its set makes it anew", highlight=False)
 
 
-async def empty(router: str, pod: str, grace_s: float) -> None:
+async def empty(router: str, pod: str, grace_s: float, tls: Tls | None = None) -> None:
     """Drain a worker, and return once it has no requests. The chart names workers after their pods.
 
     Raises CommandError if the router does not know the worker, or if it has requests some seconds after the grace.
     """
-    async with open_channel(router) as channel:
+    async with open_channel(router, to="router", tls=tls) as channel:
         stub = routing_pb2_grpc.RouterStub(channel)
         try:
             names = {view.worker_id for view in (await _list(stub)).workers}

@@ -38,22 +38,27 @@ class Authority:
     own: Issued
 
     @staticmethod
-    def new(life: timedelta) -> Authority:
-        """A CA with a name of its own: a peer that trusts an old and a new one finds the right one by its name."""
+    def new(life: timedelta, now: float | None = None) -> Authority:
+        """A CA whose life begins `now`, in seconds since the epoch.
+
+        It has a name of its own: a peer that trusts an old and a new CA finds the right one by its name.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"ryzanstein CA {secrets.token_hex(8)}")])
-        builder = _builder(name, name, key, life)
+        builder = _builder(name, name, key, life, now)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
         return Authority(_signed(builder, key, key))
 
-    def issue(self, identity: Identity, life: timedelta, hosts: Sequence[str] = ()) -> Issued:
+    def issue(
+        self, identity: Identity, life: timedelta, now: float | None = None, *, hosts: Sequence[str] = ()
+    ) -> Issued:
         """A certificate for both sides of TLS; `hosts`: DNS names besides the identity's own."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.component)])
         names = [x509.UniformResourceIdentifier(identity.uri), *map(x509.DNSName, (identity.host, *hosts))]
         both_sides = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        builder = _builder(name, self.own.leaf.subject, key, life)
+        builder = _builder(name, self.own.leaf.subject, key, life, now)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(_usage(digital_signature=True), critical=True)
         builder = builder.add_extension(x509.ExtendedKeyUsage(both_sides), critical=False)
@@ -66,17 +71,17 @@ class Authority:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, life: timedelta
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, life: timedelta, now: float | None
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
+    begin = datetime.now(UTC) if now is None else datetime.fromtimestamp(now, UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCKS_DIFFER + min(life, timedelta()))
-        .not_valid_after(now + life)
+        .not_valid_before(begin - _CLOCKS_DIFFER + min(life, timedelta()))
+        .not_valid_after(begin + life)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
 

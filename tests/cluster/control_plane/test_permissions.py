@@ -94,6 +94,27 @@ def test_the_api_was_asked_for_nothing_else(installed: Kube, tmp_path: Path) -> 
     assert seen <= {("get", "secrets", maker), ("create", "secrets", maker)}
 
 
+def test_the_job_makes_certificates_and_changes_nothing_else(namespaces: Namespaces, tmp_path: Path) -> None:
+    """The command of the rendered CronJob, as its service account: made, kept, and the CA's replacement begun."""
+    kube = namespaces("certificates")
+    kube.kubectl("create", "secret", "generic", "somebody-elses", "--from-literal=password=x")
+    install(kube, "--set=tls.mode=generated")
+    (job,) = kube.items("cronjobs", "app.kubernetes.io/component=secrets")
+    (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    command, config = [*container["command"], *container["args"]], _kubeconfig_of(kube, MAKER, tmp_path)
+    written = []
+    for options in ([], [], ["--new-authority"]):
+        done = _ryzanstein([*command, *options], config)
+        assert done.returncode == 0, done.stderr
+        written.append(done.stdout.count(" written"))
+    assert written == [6, 0, 6]
+    worker = kube.get("secret", "ryzanstein-tls-worker")
+    assert (worker["type"], set(worker["data"])) == ("kubernetes.io/tls", {"tls.crt", "tls.key", "ca.crt"})
+    assert base64.b64decode(worker["data"]["ca.crt"]).count(b"BEGIN CERTIFICATE") == 2
+    assert not _may(kube, MAKER, "update", "secrets/somebody-elses")
+    assert not _may(kube, MAKER, "delete", "secrets/ryzanstein-tls-worker")
+
+
 def _command(kube: Kube) -> list[str]:
     (job,) = kube.items("jobs", "app.kubernetes.io/component=secrets")
     container = job["spec"]["template"]["spec"]["containers"][0]

@@ -4,6 +4,11 @@
 {{- if and .Values.secrets.generate (eq .Values.redis.mode "bundled") $auth.enabled (not $auth.existingSecret.name) }}true{{ end -}}
 {{- end }}
 
+{{/* Whether anything is made in the cluster: the password, or certificates. Empty or "true". */}}
+{{- define "ryzanstein.secrets.made" -}}
+{{- if or (include "ryzanstein.secrets.generated" .) (include "ryzanstein.tls.generated" .) }}true{{ end -}}
+{{- end }}
+
 {{- define "ryzanstein.secrets.job" -}}
 {{- $of := list . "secrets" -}}
 {{- $config := include "ryzanstein.config" (list . (dict "resources" .Values.secrets.resources "topologySpread" "none")) | fromYaml -}}
@@ -11,11 +16,16 @@
 backoffLimit: 10
 template:
   metadata:
-    {{- include "ryzanstein.pod.metadata" (dict "of" $of "config" $config) | nindent 4 }}
+    {{- $first := ternary "secrets" "certificates" (not (empty (include "ryzanstein.secrets.generated" .))) }}
+    {{- include "ryzanstein.pod.metadata" (dict "of" $of "config" $config "container" $first) | nindent 4 }}
   spec:
     {{- include "ryzanstein.pod.spec" (dict "of" $of "config" $config "serviceAccount" $name) | nindent 4 }}
     restartPolicy: OnFailure
     containers:
+      {{- if include "ryzanstein.tls.generated" . }}
+      {{- include "ryzanstein.tls.container" . | nindent 6 }}
+      {{- end }}
+      {{- if include "ryzanstein.secrets.generated" . }}
       - name: secrets
         image: {{ include "ryzanstein.image" (list . "cli") }}
         imagePullPolicy: {{ .Values.image.pullPolicy }}
@@ -27,6 +37,7 @@ template:
         {{- include "ryzanstein.container" $config | nindent 8 }}
         volumeMounts:
           - {name: tmp, mountPath: /tmp}
+      {{- end }}
     volumes:
       - {name: tmp, emptyDir: {}}
 {{- end }}

@@ -1,0 +1,100 @@
+"""Makes and renews the certificates of an installation: secrets that its pods mount."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kubernetes import client
+
+from services.cli.errors import CommandError
+from services.cli.kube.keyring import LEAF_LIFE, Keyring, last_third
+from services.common.tls.certificate import AUTHORITIES, CERTIFICATE, KEY, Identity
+from services.common.tls.issuing import Issued
+
+_NOT_FOUND = 404
+
+
+@dataclass(frozen=True, slots=True)
+class CertificatePlan:
+    """Whose certificates there are, and where: secrets `prefix`-ca and `prefix`-COMPONENT."""
+
+    namespace: str
+    prefix: str
+    domain: str  # RELEASE.NAMESPACE
+    components: Sequence[str]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def ensure(api: client.CoreV1Api, plan: CertificatePlan, *, replace_authority: bool = False) -> list[str]:
+    """Make what is missing and renew what is in its last third; return the names of changed secrets.
+
+    `replace_authority` begins the replacement of the CA, which the next runs finish. Raises CommandError if the API
+    server refuses, or if another run changes the same secrets.
+    """
+    now, changed = time.time(), []
+    secrets = _Secrets(api, plan)
+    stored = secrets.read("ca")
+    try:
+        keyring = Keyring.from_data(stored) if stored else Keyring.new(now)
+    except (KeyError, ValueError) as error:
+        raise CommandError(f"secret {plan.namespace}/{plan.prefix}-ca is not a CA made here: {error!r}") from error
+    if stored:
+        keyring = keyring.advanced(now, replace_authority=replace_authority)
+    changed += secrets.write("ca", keyring.to_data(), "Opaque")
+    for component in plan.components:
+        data = _renewed(secrets.read(component), keyring, Identity(plan.domain, component), now)
+        changed += secrets.write(component, data, "kubernetes.io/tls")
+    return changed
+
+
+def _renewed(stored: Mapping[str, bytes], keyring: Keyring, identity: Identity, now: float) -> dict[str, bytes]:
+    """The data of a component's secret, with a new certificate if the stored one must be replaced."""
+    issued = Issued(stored.get(CERTIFICATE, b""), stored.get(KEY, b""))
+    by = keyring.current
+    if not issued.certificate or issued.leaf.issuer != by.own.leaf.subject or last_third(issued, now):
+        issued = by.issue(identity, LEAF_LIFE, now)
+    return {CERTIFICATE: issued.certificate, KEY: issued.key, AUTHORITIES: keyring.trusted}
+
+
+class _Secrets:
+    """The plan's secrets. Each is written as it was read, so that two runs can't overwrite each other."""
+
+    def __init__(self, api: client.CoreV1Api, plan: CertificatePlan) -> None:
+        self._api = api
+        self._plan = plan
+        self._read: dict[str, client.V1Secret] = {}
+
+    def read(self, name: str) -> dict[str, bytes]:
+        """The data of a secret, empty if there is none."""
+        full = f"{self._plan.prefix}-{name}"
+        try:
+            found = self._api.read_namespaced_secret(full, self._plan.namespace)
+        except client.ApiException as error:
+            if error.status == _NOT_FOUND:
+                return {}
+            raise self._refused(full, error) from error
+        self._read[name] = found
+        return {key: base64.b64decode(value) for key, value in (found.data or {}).items()}
+
+    def write(self, name: str, data: Mapping[str, bytes], kind: str) -> list[str]:
+        """Create or replace a secret unless it holds `data`; return its name if it was written."""
+        full, known = f"{self._plan.prefix}-{name}", self._read.get(name)
+        encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
+        if known is not None and known.data == encoded:
+            return []
+        meta = known.metadata if known else client.V1ObjectMeta(name=full, labels=dict(self._plan.labels))
+        secret = client.V1Secret(metadata=meta, type=kind, data=encoded)
+        try:
+            if known is not None:
+                self._api.replace_namespaced_secret(full, self._plan.namespace, secret)
+            else:
+                self._api.create_namespaced_secret(self._plan.namespace, secret)
+        except client.ApiException as error:
+            raise self._refused(full, error) from error
+        return [full]
+
+    def _refused(self, name: str, error: client.ApiException) -> CommandError:
+        return CommandError(f"secret {self._plan.namespace}/{name}: {error.reason} ({error.status})")

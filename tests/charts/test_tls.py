@@ -1,0 +1,86 @@
+"""Every service gets its own certificate, whoever makes it, and no other."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.charts.rendering import NAMESPACE, RELEASE, Rendered, RenderError, environment, render
+
+SERVICES = ("gateway", "router", "coordinator", "worker")
+COMPONENTS = {*SERVICES, "admin"}
+DOMAIN = f"{RELEASE}.{NAMESPACE}"
+
+
+def mounted(rendered: Rendered) -> dict[str, str]:
+    """The secrets in the folders that services read, by component."""
+    found = {}
+    for pod in rendered.pods_of(*SERVICES):
+        (container,) = pod.containers
+        folder = environment(container)["RYZANSTEIN_TLS_FOLDER"]
+        (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == folder]
+        (volume,) = [volume for volume in pod.spec["volumes"] if volume["name"] == mount["name"]]
+        found[pod.component] = volume["secret"]["secretName"]
+    return found
+
+
+def test_a_job_makes_certificates_and_may_change_no_other_secret() -> None:
+    rendered = render(inline="tls: {mode: generated}")
+    commands = []
+    for pod in rendered.pods_of("secrets"):
+        (maker,) = [container for container in pod.containers if container["name"] == "certificates"]
+        commands.append((maker["command"], maker["args"]))
+        assert pod.owner["kind"] in ("Job", "CronJob")
+    assert len(commands) == 2
+    assert commands[0] == commands[1]
+    command, args = commands[0]
+    assert command == ["ryzanstein", "kube", "ensure-certificates"]
+    options = [arg.removeprefix("--").split("=", 1) for arg in args]
+    assert {value for name, value in options if name == "component"} == COMPONENTS
+    said = dict(options)
+    assert (said["domain"], said["namespace"]) == (DOMAIN, NAMESPACE)
+    assert mounted(rendered) == {component: f"{said['prefix']}-{component}" for component in SERVICES}
+    (role,) = [role for role in rendered.of("Role") if role["metadata"]["name"].endswith("-secrets")]
+    (changes,) = [rule for rule in role["rules"] if "update" in rule["verbs"]]
+    assert set(changes["resourceNames"]) == {f"{said['prefix']}-{name}" for name in COMPONENTS | {"ca"}}
+
+
+@pytest.mark.parametrize("issuer", ["", "corporate"])
+def test_cert_manager_makes_them(issuer: str) -> None:
+    rendered = render(inline=f"tls: {{mode: certManager, certManager: {{issuerRef: {{name: '{issuer}'}}}}}}")
+    secrets = mounted(rendered)
+    certificates = {each["spec"]["secretName"]: each["spec"] for each in rendered.of("Certificate")}
+    for component in SERVICES:
+        spec = certificates[secrets[component]]
+        assert spec["uris"] == [f"spiffe://{DOMAIN}/{component}"]
+        assert spec["dnsNames"] == [f"{component}.{DOMAIN}"]
+        assert spec["issuerRef"]["name"] == (issuer or secrets["gateway"].removesuffix("gateway") + "ca")
+    issuers = {each["metadata"]["name"] for each in rendered.of("Issuer")}
+    assert (spec["issuerRef"]["name"] in issuers) is not bool(issuer)
+    assert not [pod for pod in rendered.pods if "certificates" in [container["name"] for container in pod.containers]]
+
+
+def test_secrets_of_yours() -> None:
+    rendered = render(inline="tls: {mode: existing, secretPrefix: own, phase: use}")
+    assert mounted(rendered) == {component: f"own-{component}" for component in SERVICES}
+    for pod in rendered.pods_of(*SERVICES):
+        assert environment(pod.containers[0])["RYZANSTEIN_TLS_PHASE"] == "use"
+
+
+def test_off_is_plain() -> None:
+    for pod in render().pods:
+        for container in pod.all_containers:
+            assert not [name for name in environment(container) if name.startswith("RYZANSTEIN_TLS")]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ("tls: {mode: existing}", "tls.secretPrefix: tls.mode existing needs your secrets' names"),
+        ("tls: {mode: generated, secretPrefix: own}", "tls.secretPrefix: has no effect with tls.mode generated"),
+        ("{tls: {mode: generated}, secrets: {generate: false}}", "tls.mode: generated needs the Job"),
+        ("tls: {phase: offer}", "tls.phase: has no effect with tls.mode off"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(values: str, said: str) -> None:
+    with pytest.raises(RenderError, match=said):
+        render(inline=values)
