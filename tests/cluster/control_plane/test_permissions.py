@@ -98,7 +98,7 @@ def test_the_job_makes_certificates_and_changes_nothing_else(namespaces: Namespa
     """The command of the rendered CronJob, as its service account: made, kept, and the CA's replacement begun."""
     kube = namespaces("certificates")
     kube.kubectl("create", "secret", "generic", "somebody-elses", "--from-literal=password=x")
-    install(kube, "--set=tls.mode=generated")
+    install(kube, "tls.mode=generated")
     (job,) = kube.items("cronjobs", "app.kubernetes.io/component=secrets")
     (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     command, config = [*container["command"], *container["args"]], _kubeconfig_of(kube, MAKER, tmp_path)
