@@ -42,6 +42,10 @@ from services.common.leases import BEAT_S, LeaseTable
 from services.common.ports import free_port
 from services.common.rpc import bind, new_server, open_channel
 from services.common.shared_call import Routes, share_routes
+from services.common.tls.access import COMPONENTS
+from services.common.tls.credentials import Tls
+from services.common.tls.issuing import Authority
+from tests.certificates import DAY, write
 from tests.integration.router.fake_worker import FakeWorker
 from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running, until
 
@@ -58,7 +62,7 @@ SECONDS = "ryzanstein_router_decision_seconds"
 KINDS = {"plain": 0, "session and prefix": 200, "new session and prefix": 1 << 30}
 
 
-async def serve_workers(redis_url: str, n: int) -> None:
+async def serve_workers(redis_url: str, n: int, tls: Tls | None) -> None:
     """Run the fleet of workers until killed."""
     os.nice(10)  # late heartbeats are fine, late decisions are not
     workers = [FakeWorker(f"worker-{i}") for i in range(n)]
@@ -67,7 +71,7 @@ async def serve_workers(redis_url: str, n: int) -> None:
     for worker in workers[:HOLDERS]:
         worker.store(PREFIX)
     for worker in workers:
-        await worker.start(port=0)
+        await worker.start(port=0, tls=tls)
     async with redis.from_url(redis_url) as client:
         leases = LeaseTable(client, RedisKeys("default"))
         # A few workers at a time: a real fleet does not renew its leases in step, and a thousand tasks would load the
@@ -111,11 +115,11 @@ class EmptyService(routing_pb2_grpc.RouterServicer):
             yield routing_pb2.RouteAnswers(answers=answers)
 
 
-async def serve_nothing(port: int) -> None:
+async def serve_nothing(port: int, tls: Tls | None) -> None:
     """Run the empty service until killed."""
-    server = new_server()
+    server = new_server(tls=tls)
     routing_pb2_grpc.add_RouterServicer_to_server(EmptyService(), server)
-    bind(server, "127.0.0.1", port)
+    bind(server, "127.0.0.1", port, tls)
     await server.start()
     freeze_started()
     await asyncio.Event().wait()
@@ -181,6 +185,34 @@ async def flat_out(route: Callable[[int], Awaitable[object]], seconds: float, cl
     return done / seconds
 
 
+@contextlib.asynccontextmanager
+async def certificates(wanted: bool) -> AsyncIterator[Path | None]:
+    """A folder with a folder for each component, or None."""
+    if not wanted:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        authority = Authority.new(DAY)
+        for component in COMPONENTS:
+            write(Path(folder) / component, component, authority)
+        yield Path(folder)
+
+
+def variables(tls: Path | None, component: str) -> dict[str, str]:
+    """The settings by which a process shows its certificate."""
+    return {"TLS_FOLDER": str(tls / component)} if tls else {}
+
+
+def shown(tls: Path | None, component: str) -> list[str]:
+    """The same as options of this program."""
+    return ["--certificate", str(tls / component)] if tls else []
+
+
+def as_gateway(tls: Path | None) -> Tls | None:
+    """TLS of the requests, which come from a gateway."""
+    return Tls(tls / "gateway") if tls else None
+
+
 @contextlib.contextmanager
 def on(cores: set[int]) -> Iterator[None]:
     """Pin this thread, and processes that it starts, to these cores while the block runs."""
@@ -193,7 +225,7 @@ def on(cores: set[int]) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def stack(n_workers: int) -> AsyncIterator[Target]:
+async def stack(n_workers: int, tls: Path | None) -> AsyncIterator[Target]:
     """Start Redis, workers, coordinator and router; yield the router once all workers are connected."""
     every = os.sched_getaffinity(0)
     first = {min(every)}
@@ -203,15 +235,17 @@ async def stack(n_workers: int) -> AsyncIterator[Target]:
         server = RedisServer(Path(directory))
         server.start()
         processes.callback(server.kill)
-        fleet = subprocess.Popen([*AGAIN, "--serve", server.url, "--workers", str(n_workers)])  # noqa: ASYNC220
+        serve = ["--serve", server.url, "--workers", str(n_workers), *shown(tls, "worker")]
+        fleet = subprocess.Popen([*AGAIN, *serve])  # noqa: ASYNC220
         processes.callback(fleet.wait)
         processes.callback(fleet.kill)
-        coordinator = processes.enter_context(running(coordinator_process(server.url)))
+        coordinator = processes.enter_context(running(coordinator_process(server.url, **variables(tls, "coordinator"))))
         port = free_port()
         with on(first):
-            router = router_process(server.url, COORDINATOR_ADDRESS=coordinator.address, METRICS_PORT=str(port))
+            settings = {"COORDINATOR_ADDRESS": coordinator.address, "METRICS_PORT": str(port)}
+            router = router_process(server.url, **settings, **variables(tls, "router"))
         processes.enter_context(running(router))
-        async with open_channel(router.address) as channel:
+        async with open_channel(router.address, to="router", tls=as_gateway(tls)) as channel:
             stub = routing_pb2_grpc.RouterStub(channel)
 
             async def connected() -> bool:
@@ -226,13 +260,13 @@ async def stack(n_workers: int) -> AsyncIterator[Target]:
 
 
 @contextlib.asynccontextmanager
-async def empty_service() -> AsyncIterator[Target]:
+async def empty_service(tls: Path | None) -> AsyncIterator[Target]:
     """Start the empty service on the router's core."""
     port = free_port()
     with on({min(os.sched_getaffinity(0))}):
-        process = subprocess.Popen([*AGAIN, "--empty", str(port)])  # noqa: ASYNC220
+        process = subprocess.Popen([*AGAIN, "--empty", str(port), *shown(tls, "router")])  # noqa: ASYNC220
     try:
-        async with open_channel(f"127.0.0.1:{port}") as channel:
+        async with open_channel(f"127.0.0.1:{port}", to="router", tls=as_gateway(tls)) as channel:
             await asyncio.wait_for(channel.channel_ready(), 30)
             routes = share_routes(routing_pb2_grpc.RouterStub(channel))
             yield Target(routes, psutil.Process(process.pid))
@@ -272,7 +306,7 @@ async def measure_once(target: Target, sessions: int, options: argparse.Namespac
 async def measure(options: argparse.Namespace) -> dict[str, Row]:
     """Measure all kinds in turn in each round; return medians over the rounds."""
     rows: dict[str, list[Row]] = {kind: [] for kind in (EMPTY, *KINDS)}
-    async with stack(options.workers) as router, empty_service() as empty:
+    async with certificates(options.tls) as tls, stack(options.workers, tls) as router, empty_service(tls) as empty:
         freeze_started()  # otherwise a garbage collection of the client would count as the router's latency
         for _ in range(options.rounds):
             rows[EMPTY].append(await measure_once(empty, 0, options))
@@ -287,7 +321,7 @@ def readings(rows: dict[str, Row], options: argparse.Namespace) -> list[Reading]
     """The results as readings."""
     found = []
     for kind, row in rows.items():
-        name = f"router/{options.workers} workers, {options.rate:g}/s, {kind}"
+        name = f"router/{options.workers} workers, {options.rate:g}/s, {kind}{', TLS' if options.tls else ''}"
         found += [lower(f"{name}/decision {cut}", round(row[f"{cut}_ms"], 2), "ms") for cut in ("p50", "p99")]
         found.append(lower(f"{name}/CPU per decision", round(row["cpu_ms"], 2), "ms"))
         found.append(lower(f"{name}/CPU per decision, flat out", round(row["flat_out_cpu_ms"], 3), "ms"))
@@ -302,14 +336,17 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=500, help="paced decisions per second")
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--rounds", type=int, default=1, help="how often each kind of request is measured")
+    parser.add_argument("--tls", action="store_true", help="mutual TLS between all processes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the readings there")
     parser.add_argument("--serve", metavar="REDIS_URL", help=argparse.SUPPRESS)
     parser.add_argument("--empty", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--certificate", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    tls = Tls(options.certificate) if options.certificate else None
     if options.serve:
-        uvloop.run(serve_workers(options.serve, options.workers))
+        uvloop.run(serve_workers(options.serve, options.workers, tls))
     elif options.empty:
-        uvloop.run(serve_nothing(options.empty))
+        uvloop.run(serve_nothing(options.empty, tls))
     else:
         show(uvloop.run(measure(options)), options)
 

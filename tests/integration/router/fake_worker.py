@@ -25,6 +25,7 @@ from services.common.ports import free_port
 from services.common.redis_client import RedisAccess
 from services.common.rpc import bind, new_server
 from services.common.tasks import end_tasks
+from services.common.tls.credentials import Tls
 
 MODEL = "tiny"
 HEARTBEAT_S = 2.0
@@ -95,12 +96,16 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     # The server
 
     async def start(
-        self, client: redis.Redis | None = None, keys: RedisKeys | None = None, port: int | None = None
+        self,
+        client: redis.Redis | None = None,
+        keys: RedisKeys | None = None,
+        port: int | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """Listen, by default on a port that it can have again after a break; a lease is there on return."""
-        self._server = new_server()
+        self._server = new_server(tls=tls)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{bind(self._server, '127.0.0.1', free_port() if port is None else port)}"
+        self.address = f"127.0.0.1:{bind(self._server, '127.0.0.1', free_port() if port is None else port, tls)}"
         await self._server.start()
         if client is not None:
             keys = keys or RedisKeys("default")
