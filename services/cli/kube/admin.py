@@ -27,11 +27,12 @@ def admin_tls(namespace: str, release: str) -> Iterator[Tls | None]:
     """
     api = client.CoreV1Api()
     router = api.read_namespaced_pod(ready_pods(namespace, release, "router")[0], namespace)
-    mounted = [each.secret.secret_name for each in router.spec.volumes if each.name == _VOLUME and each.secret]
+    volumes = (router.spec and router.spec.volumes) or []
+    mounted = [each.secret.secret_name for each in volumes if each.name == _VOLUME and each.secret]
     if not mounted:
         yield None
         return
-    name = f"{mounted[0].removesuffix(_OF_ROUTER)}-{ADMIN}"
+    name = f"{str(mounted[0]).removesuffix(_OF_ROUTER)}-{ADMIN}"
     try:
         data = api.read_namespaced_secret(name, namespace).data or {}
     except client.ApiException as error:

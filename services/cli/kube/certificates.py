@@ -82,7 +82,7 @@ class _Secrets:
     def write(self, name: str, data: Mapping[str, bytes], kind: str) -> list[str]:
         """Create or replace a secret unless it holds `data`; return its name if it was written."""
         full, known = f"{self._plan.prefix}-{name}", self._read.get(name)
-        encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
+        encoded: dict[str, bytes | str] = {key: base64.b64encode(value).decode() for key, value in data.items()}
         if known is not None and known.data == encoded:
             return []
         meta = known.metadata if known else client.V1ObjectMeta(name=full, labels=dict(self._plan.labels))
