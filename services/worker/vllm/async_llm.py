@@ -37,6 +37,7 @@ from services.worker.vllm.progress import StartClock
 from services.worker.vllm.undertaker import Undertaker
 
 _LOOK_S = 0.2  # how often a start looks for new processes
+_STATUS_LOOKS = 5
 _CACHE_SIZES = {"gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"}
 _WIDEST = 4  # bytes of a float32, the widest number of a KV cache
 _STOP_S = 2.0  # seconds for vLLM's processes to end by themselves
@@ -127,7 +128,7 @@ class AsyncCore:
         finally:
             for process in self._processes:
                 loop.remove_reader(process.sentinel)
-        return ", ".join(_how(process) for process in self._processes if process.exitcode is not None)
+        return await _ends(self._processes)
 
     async def stop(self) -> None:
         """End all processes."""
@@ -246,6 +247,15 @@ async def _abandon(opening: asyncio.Task[AsyncLLM], before: set[BaseProcess]) ->
         await asyncio.wait([opening], timeout=_LOOK_S)
     if opening.exception() is None:
         await asyncio.to_thread(opening.result().shutdown)
+
+
+async def _ends(processes: list[BaseProcess]) -> str:
+    """Which processes have ended, and how. A thread of vLLM may have waited for one and not stored its status yet."""
+    for _ in range(_STATUS_LOOKS):
+        if found := [_how(process) for process in processes if process.exitcode is not None]:
+            return ", ".join(found)
+        await asyncio.sleep(_LOOK_S)
+    return "one of its processes ended"
 
 
 def _how(process: BaseProcess) -> str:
