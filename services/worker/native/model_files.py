@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from services.common.lifecycle import StartupError
+from services.worker.model.families.config import MAX_INTEGER
 from services.worker.model.files import check_safetensors, end_tokens, identity, read_json, weight_files
 from services.worker.model.formats.gguf.hub_files import hub_files
 from services.worker.model.formats.gguf.parts import files_of
@@ -22,6 +25,8 @@ from services.worker.model.loading.sampling import SamplingDefaults, read_sampli
 from services.worker.model.loading.tokenizer import read_tokenizer, tokenizer_of
 from services.worker.model.registry import describe, read_spec
 from services.worker.model.spec import ModelError, ModelSpec
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +46,51 @@ class ModelFiles:
     sampling: SamplingDefaults
 
 
-def read_model_files(path: Path) -> ModelFiles:
-    """Read a Hugging Face folder or a GGUF file; raises StartupError naming the file that is missing or unusable."""
+def read_model_files(path: Path, *, weights: bool = True) -> ModelFiles:
+    """Read a Hugging Face folder or a GGUF file; raises StartupError naming every file that is missing or unusable.
+
+    `weights`: False if the folder's weights are not there.
+    """
     try:
-        return _read_gguf(path) if path.is_file() else _read(path)
+        return _read_gguf(path) if path.is_file() else _read(path, weights)
     except ModelError as error:
-        raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
+        raise StartupError(f"RYZANSTEIN_MODEL {'; '.join(find_problems(path, weights=weights))}") from error
 
 
-def _read(folder: Path) -> ModelFiles:
+def find_problems(path: Path, *, weights: bool = True) -> list[str]:
+    """Return every reason why a folder or a GGUF file cannot be read; its tensors are not compared with its config."""
+    problems: list[str] = []
+
+    def attempt(read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except ModelError as error:
+            problems.append(str(error))
+            return None
+
+    if path.is_file():
+        attempt(lambda: _read_gguf(path))
+        return problems
+    spec = attempt(lambda: read_spec(path))
+    for file in (attempt(lambda: weight_files(path).files) or ()) if weights else ():
+        attempt(partial(check_safetensors, file))
+    settings = attempt(lambda: read_json(path / "tokenizer_config.json"))
+    if settings is not None:
+        attempt(lambda: read_tokenizer(path, settings, MAX_INTEGER if spec is None else spec.vocab_size))
+        attempt(lambda: read_chat_template(path, settings))
+    generation_file = path / "generation_config.json"
+    generation = attempt(lambda: read_json(generation_file))
+    if generation is not None:
+        attempt(lambda: end_tokens(generation_file, generation))
+        attempt(lambda: read_sampling(generation_file, generation))
+    attempt(lambda: read_pooling(path) if spec is None else _pooling(path, spec))
+    attempt(lambda: read_embedding_files(path))
+    return problems
+
+
+def _read(folder: Path, with_weights: bool) -> ModelFiles:
     spec = read_spec(folder)
-    weights = weight_files(folder).files
+    weights = weight_files(folder).files if with_weights else ()
     for file in weights:
         check_safetensors(file)
     generation_file = folder / "generation_config.json"

@@ -1,0 +1,89 @@
+"""`ryzanstein models` and `check`: every reason at once, in the words of a worker that refuses to start."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from services.cli.stack.default_model import TINY_MODEL
+from services.common.lifecycle import StartupError
+from services.worker.checker.__main__ import PARTLY, REFUSED, SERVED, main
+from services.worker.model.registry import FAMILIES
+from services.worker.native.model_files import read_model_files
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["checker", *arguments])
+        status = main()
+        return status, capsys.readouterr().out
+
+    return call
+
+
+def changed(folder: Path, **values: Any) -> Path:
+    """A copy of the tiny model with other values in its config.json."""
+    shutil.copytree(TINY_MODEL, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+    return folder
+
+
+def test_what_can_be_served_with_its_memory(run: Any) -> None:
+    status, text = run("check", str(TINY_MODEL), "--ranks", "1,2,7", "--device", "cpu", "--json")
+    report = json.loads(text)
+    one, two, seven = report["ranks"]
+    assert (status, report["servable"], report["problems"]) == (PARTLY, False, [])
+    assert one["weights_bytes"] > two["weights_bytes"] > 0
+    assert one["kv_bytes_per_1000_tokens"] >= two["kv_bytes_per_1000_tokens"] > 0
+    assert [one["problem"], two["problem"]] == ["", ""]
+    assert "cannot be divided among 7 ranks" in seven["problem"]
+    assert report["nearest"] == ["--tensor-parallel 4"]
+    status, text = run("check", str(TINY_MODEL), "--device", "cpu")
+    assert (status, "1 rank: can be served" in text, "generates and embeds" in text) == (SERVED, True, True)
+
+
+def test_all_reasons_are_those_of_a_worker_that_refuses(run: Any, tmp_path: Path) -> None:
+    folder = changed(tmp_path / "model", architectures=["LlamaForCausalML"])
+    (folder / "tokenizer.json").write_text("{")
+    (folder / "model.safetensors").write_bytes(b"\0" * 4)
+    status, text = run("check", str(folder), "--json")
+    report = json.loads(text)
+    assert (status, report["nearest"]) == (REFUSED, ["LlamaForCausalLM"])
+    assert len(report["problems"]) == 3, report["problems"]
+    with pytest.raises(StartupError) as refused:
+        read_model_files(folder)
+    assert str(refused.value) == f"RYZANSTEIN_MODEL {'; '.join(report['problems'])}"
+
+
+def test_missing_tensors_are_found_without_the_memory_of_the_weights(run: Any, tmp_path: Path) -> None:
+    """A file of 17 GB with a hole in place of the numbers."""
+    folder = changed(tmp_path / "model", num_hidden_layers=1, vocab_size=1 << 20, hidden_size=1 << 12)
+    size = 4 << 32
+    header = {"model.embed_tokens.weight": {"dtype": "F32", "shape": [1 << 20, 1 << 12], "data_offsets": [0, size]}}
+    packed = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(packed).to_bytes(8, "little") + packed)
+        file.truncate(8 + len(packed) + size)
+    before = psutil.Process().memory_info().rss
+    status, text = run("check", str(folder), "--device", "cpu")
+    assert (status, "missing" in text) == (REFUSED, True), text
+    assert psutil.Process().memory_info().rss - before < 1 << 30
+
+
+def test_everything_that_can_be_served_is_listed(run: Any) -> None:
+    status, text = run("models", "--json")
+    listed = json.loads(text)
+    assert [family["architecture"] for family in listed["families"]] == list(FAMILIES)
+    does = {family["model_type"]: family["does"] for family in listed["families"]}
+    assert (status, does["bert"], does["llama"]) == (SERVED, ["embed", "classify"], ["generate", "embed", "classify"])
+    _, text = run("models")
+    assert "GPTQ" in text
+    assert "each needs: config.json" in text
