@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.worker.cpu import has_amx, has_avx512, has_avx512_bf16, has_neon, has_neon_bf16, has_vectors
-from services.worker.kernels.codes import SCALE_ROWS, PackedCodes
+from services.worker.kernels.codes import SCALE_ROWS, Bits, InputBits, PackedCodes
 from services.worker.kernels.library import FUNCTIONS, AttentionShape, Sequences, call_attention, open_library
 from services.worker.kernels.signatures import REDUCE, REDUCE_ARGUMENTS
 
@@ -154,8 +154,10 @@ class Bfloat16Kernels:
             spare.data_ptr(),
         )
 
-    def pack_codes(self, blocks: Iterable[torch.Tensor], n_out: int, k: int, bits: int) -> torch.Tensor:
-        """Pack codes [n_out, k] uint8 of `bits` bits given as blocks of rows.
+    def pack_codes(
+        self, blocks: Iterable[torch.Tensor], n_out: int, k: int, bits: Bits, input_bits: InputBits
+    ) -> torch.Tensor:
+        """Pack codes [n_out, k] uint8 of `bits` bits given as blocks of rows, for inputs of `input_bits` bits.
 
         Each block but the last has a multiple of SCALE_ROWS rows; k is a multiple of 16.
         """
@@ -163,17 +165,19 @@ class Bfloat16Kernels:
         packed = torch.empty(-(-n_out // SCALE_ROWS) * SCALE_ROWS * row, dtype=torch.uint8)
         first = 0
         for block in blocks:
-            self._library.rz_pack_codes(block.data_ptr(), len(block), k, bits, packed[first * row :].data_ptr())
+            self._library.rz_pack_codes(
+                block.data_ptr(), len(block), k, bits, input_bits, packed[first * row :].data_ptr()
+            )
             first += len(block)
         return packed
 
     def inputs(self, x: torch.Tensor, weight: PackedCodes) -> torch.Tensor:
-        """Return `x` [n, n_in] as rows of fixed-point numbers for products with `weight`: [n, bytes]."""
+        """Return `x` [n, n_in] as rows of integers for products with `weight`: [n, bytes]."""
         rows = torch.empty(len(x), weight.input_bytes, dtype=torch.uint8)
         order = None if weight.order is None else weight.order.data_ptr()
         self._library.rz_quantize_rows(
             *(x.data_ptr(), x.stride(0), x.shape[0], weight.n_in, order, weight.k, weight.block),
-            *(rows.data_ptr(), weight.input_bytes),
+            *(weight.input_bits, rows.data_ptr(), weight.input_bytes),
         )
         return rows
 
@@ -184,7 +188,14 @@ class Bfloat16Kernels:
         offsets = None if weight.offsets is None else weight.offsets.data_ptr()
         self._library.rz_quantized_linear(
             *(inputs.data_ptr(), weight.input_bytes, inputs.shape[0], weight.k, weight.block),
-            *(weight.codes.data_ptr(), weight.bits, weight.scales.data_ptr(), offsets, weight.groups),
+            *(
+                weight.codes.data_ptr(),
+                weight.bits,
+                weight.input_bits,
+                weight.scales.data_ptr(),
+                offsets,
+                weight.common,
+            ),
             *(weight.scales.dtype is torch.float16, None if bias is None else bias.data_ptr(), weight.n_out),
             *(out.data_ptr(), out.stride(0), out.dtype is torch.float32),
         )
@@ -194,7 +205,14 @@ class Bfloat16Kernels:
         out = torch.empty(len(rows), weight.n_in, dtype=torch.bfloat16)
         offsets, order = (None if part is None else part.data_ptr() for part in (weight.offsets, weight.order))
         self._library.rz_look_up(
-            *(weight.codes.data_ptr(), weight.bits, weight.scales.data_ptr(), offsets, weight.groups),
+            *(
+                weight.codes.data_ptr(),
+                weight.bits,
+                weight.input_bits,
+                weight.scales.data_ptr(),
+                offsets,
+                weight.common,
+            ),
             *(weight.scales.dtype is torch.float16, weight.k, weight.block, order, weight.n_in),
             *(rows.data_ptr(), out.data_ptr(), len(rows)),
         )

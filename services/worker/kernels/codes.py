@@ -7,9 +7,13 @@ from typing import Literal
 
 from torch import Tensor
 
+Bits = Literal[2, 4, 8]  # of a code
+InputBits = Literal[8, 16]
+
 SCALE_ROWS = 64  # rows of packed codes and scales are padded to a multiple of SCALE_ROWS
 LEAST_BLOCK = 16  # inputs of a block are a multiple of LEAST_BLOCK
-MOST_BLOCK = 128  # with more inputs, the sums of a block could leave 32 bits
+# Most inputs of a block by their bits. With more, sums could leave 32 bits, or 16 for inputs of 8 bits.
+MOST_BLOCK: dict[InputBits, int] = {16: 128, 8: 64}
 _LINE = 64  # bytes
 _BLOCK_BYTES = 8  # of a block's step and sum in a row of inputs
 
@@ -18,16 +22,17 @@ _BLOCK_BYTES = 8  # of a block's step and sum in a row of inputs
 class PackedCodes:
     """Numbers code * scale + offset; a code means code - 2^(bits - 1).
 
-    `k` inputs are in blocks of `block`, the last block may be shorter. Each output has `groups` scales: one, or one for
-    each block. `scales` and `offsets` are [n_out / 64, groups, 64], both float16 or both float32.
+    `k` inputs are in blocks of `block`, the last block may be shorter. An output has a scale for each `common` blocks.
+    `scales` and `offsets` are [n_out / 64, scales of an output, 64], both float16 or both float32.
     """
 
     n_out: int
     n_in: int
     k: int  # n_in in blocks, padded with zeros to a multiple of 16
     block: int
-    groups: int
-    bits: Literal[2, 4, 8]
+    common: int
+    bits: Bits
+    input_bits: InputBits  # 8 only with codes of 4 bits
     codes: Tensor
     scales: Tensor
     offsets: Tensor | None
@@ -43,12 +48,13 @@ class PackedCodes:
     def input_bytes(self) -> int:
         """Bytes of a row of inputs; never a multiple of 4 KiB, at which rows would compete for the same cache lines."""
         blocks = -(-self.k // self.block)
-        lines = -(-(2 * self.k + _BLOCK_BYTES * blocks) // _LINE)
+        lines = -(-(self.k * self.input_bits // 8 + _BLOCK_BYTES * blocks) // _LINE)
         return (lines | 1) * _LINE
 
     def takes_inputs_of(self, other: PackedCodes) -> bool:
         """Whether both weights multiply the same rows of inputs."""
-        if (self.n_in, self.k, self.block) != (other.n_in, other.k, other.block):
+        mine, others = ((one.n_in, one.k, one.block, one.input_bits) for one in (self, other))
+        if mine != others:
             return False
         if self.order is None or other.order is None:
             return self.order is other.order

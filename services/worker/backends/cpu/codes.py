@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,11 +16,10 @@ from torch.nn import functional as F
 
 from services.worker.backends.weights import Dense, Grouped, PerChannel, Rounded, Weight
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
-from services.worker.kernels.codes import LEAST_BLOCK, MOST_BLOCK, SCALE_ROWS, PackedCodes
+from services.worker.kernels.codes import LEAST_BLOCK, MOST_BLOCK, SCALE_ROWS, Bits, InputBits, PackedCodes
 
 _BAND = 4 * SCALE_ROWS  # rows packed at a time
 
-Bits = Literal[2, 4, 8]
 _BITS: tuple[Bits, ...] = (2, 4, 8)
 
 
@@ -31,12 +29,13 @@ class Blocks:
 
     k: int  # inputs with padding
     size: int  # inputs of a block; the last one may have fewer
-    groups: tuple[int, ...]  # of each block; one number if all inputs are in one group
+    common: int  # blocks that have a scale in common
+    groups: tuple[int, ...]  # of each `common` blocks
     order: Tensor | None  # [k] int32, the place of each input, -1 for padding; None: in order
 
     def same_as(self, other: Blocks) -> bool:
         """Whether both divide rows in the same way."""
-        if (self.k, self.size, len(self.groups)) != (other.k, other.size, len(other.groups)):
+        if (self.k, self.size, self.common) != (other.k, other.size, other.common):
             return False
         return self.order is other.order or (
             self.order is not None and other.order is not None and self.order.equal(other.order)
@@ -52,42 +51,52 @@ class Part:
     shift: int  # added to the codes, which then mean code - 2^(bits - 1)
     offsets: bool  # the numbers need offsets
     blocks: Blocks
+    input_bits: InputBits = 16
 
     def joins(self, other: Part) -> bool:
         """Whether one product multiplies both weights."""
-        same = (self.bits, self.offsets) == (other.bits, other.offsets)
-        return same and self.blocks.same_as(other.blocks)
+        mine, others = ((part.bits, part.input_bits, part.offsets) for part in (self, other))
+        return mine == others and self.blocks.same_as(other.blocks)
 
 
-def divide(groups: Tensor) -> Blocks:
-    """Divide inputs with these groups [n_in] into blocks; inputs are sorted by group and padded where that needs it."""
+def divide(groups: Tensor, most: int) -> Blocks:
+    """Divide inputs with these groups [n_in] into blocks of at most `most`, a power of two.
+
+    Inputs are sorted by group and padded where that needs it.
+    """
     n_in = len(groups)
     order = torch.argsort(groups, stable=True)
     found, counts = torch.unique_consecutive(groups[order], return_counts=True)
     padded = -(-counts // LEAST_BLOCK) * LEAST_BLOCK
     k = int(padded.sum())
     if len(found) == 1:
-        return Blocks(k, MOST_BLOCK, (int(found[0]),), None)
-    size = math.gcd(MOST_BLOCK, *padded[:-1].tolist())
-    of_block = found.repeat_interleave(-(-padded // size))
+        return Blocks(k, most, -(-k // most), (int(found[0]),), None)
+    size = math.gcd(most, *padded[:-1].tolist())
+    blocks = -(-padded // size)
+    common = math.gcd(*blocks[:-1].tolist())
+    of_scales = tuple(found.repeat_interleave(-(-blocks // common)).tolist())
     if torch.equal(padded[:-1], counts[:-1]) and torch.equal(order, torch.arange(n_in)):
-        return Blocks(k, size, tuple(of_block.tolist()), None)
+        return Blocks(k, size, common, of_scales, None)
     places = torch.full((k,), -1, dtype=torch.int32)
     starts = torch.cumsum(padded, 0) - padded
     of_input = torch.repeat_interleave(starts - (torch.cumsum(counts, 0) - counts), counts)
     places[torch.arange(n_in) + of_input] = order.int()
-    return Blocks(k, size, tuple(of_block.tolist()), places)
+    return Blocks(k, size, common, of_scales, places)
 
 
 def plan(weight: Weight) -> Part | None:
     """Return how the kernels take `weight`; None if its numbers are not integers times scales."""
     if isinstance(weight, Rounded):
-        return Part(weight, weight.bits, 0, False, divide(weight.groups))
+        # 4 bits that were just rounded lose far more than inputs of 8 bits do; stored ones keep their quality.
+        input_bits: InputBits = 8 if weight.bits == 4 else 16
+        return Part(weight, weight.bits, 0, False, divide(weight.groups, MOST_BLOCK[input_bits]), input_bits)
     if isinstance(weight, Dense) or weight.codes.is_floating_point():
         return None
     groups = torch.zeros(weight.shape[1], dtype=torch.int64) if isinstance(weight, PerChannel) else weight.groups
     if weight.codes.dtype is torch.int8:
-        return Part(weight, 8, 0, isinstance(weight, Grouped) and weight.offset is not None, divide(groups))
+        return Part(
+            weight, 8, 0, isinstance(weight, Grouped) and weight.offset is not None, divide(groups, MOST_BLOCK[16])
+        )
     assert isinstance(weight, Grouped)
     low, high = (int(end) for end in torch.aminmax(weight.codes))
     bits = next(bits for bits in _BITS if high < 1 << bits)
@@ -96,7 +105,7 @@ def plan(weight: Weight) -> Part | None:
     # Codes less a common zero are codes of the kernels if they have the bits; otherwise the zeros become offsets.
     common = bool((zeros == zero).all()) and low - zero >= -center and high - zero < center
     offsets = weight.offset is not None or not common
-    return Part(weight, bits, center - zero if common else 0, offsets, divide(groups))
+    return Part(weight, bits, center - zero if common else 0, offsets, divide(groups, MOST_BLOCK[16]))
 
 
 def pack(kernels: Bfloat16Kernels, parts: Sequence[Part], n_zeros: int) -> PackedCodes:
@@ -118,7 +127,7 @@ def pack(kernels: Bfloat16Kernels, parts: Sequence[Part], n_zeros: int) -> Packe
         if n_zeros:
             yield torch.zeros(n_zeros, blocks.k, dtype=torch.uint8)
 
-    codes = kernels.pack_codes(_in_steps(bands(), SCALE_ROWS), n_out, blocks.k, bits)
+    codes = kernels.pack_codes(_in_steps(bands(), SCALE_ROWS), n_out, blocks.k, bits, first.input_bits)
     numbers = [_grouped(scales, n_out), *([_grouped(offsets, n_out)] if offsets else [])]
     if all(torch.equal(values.half().float(), values) for values in numbers):
         numbers = [values.half() for values in numbers]
@@ -127,8 +136,9 @@ def pack(kernels: Bfloat16Kernels, parts: Sequence[Part], n_zeros: int) -> Packe
         n_in=first.weight.shape[1],
         k=blocks.k,
         block=blocks.size,
-        groups=len(blocks.groups),
+        common=blocks.common,
         bits=bits,
+        input_bits=first.input_bits,
         codes=codes,
         scales=numbers[0],
         offsets=numbers[1] if offsets else None,

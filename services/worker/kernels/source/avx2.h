@@ -62,6 +62,13 @@ INLINE vec load_f16(const uint16_t *x) { return _mm256_cvtph_ps(_mm_loadu_si128(
 // c + the sums of both products of each pair of 16-bit integers.
 INLINE __m256i add_dots_of(__m256i a, __m256i b, __m256i c) { return _mm256_add_epi32(c, _mm256_madd_epi16(a, b)); }
 
+// Sums of products of unsigned with signed bytes: pairs of neighbours in 16 bits, until end_bytes() adds up pairs of those.
+INLINE __m256i begin_bytes(__m256i pairs) { return pairs; }
+
+INLINE __m256i add_bytes_of(__m256i a, __m256i b, __m256i c) { return _mm256_add_epi16(c, _mm256_maddubs_epi16(a, b)); }
+
+INLINE __m256i end_bytes(__m256i c) { return _mm256_madd_epi16(c, _mm256_set1_epi16(1)); }
+
 INLINE float total_of(vec x) {
     __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     y = _mm_add_ps(y, _mm_movehl_ps(y, y));

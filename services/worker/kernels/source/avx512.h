@@ -86,6 +86,24 @@ INLINE __m512i add_dots_of(__m512i a, __m512i b, __m512i c) {
 #endif
 }
 
+// Sums of products of unsigned with signed bytes. Without VNNI: of pairs of neighbours in 16 bits, until end_bytes() adds up pairs of
+// those; with VNNI: of four neighbours in 32 bits, from begin_bytes() on.
+INLINE __m512i add_pairs(__m512i pairs) { return _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)); }
+
+#ifdef __AVX512VNNI__
+INLINE __m512i begin_bytes(__m512i pairs) { return add_pairs(pairs); }
+
+INLINE __m512i add_bytes_of(__m512i a, __m512i b, __m512i c) { return _mm512_dpbusd_epi32(c, a, b); }
+
+INLINE __m512i end_bytes(__m512i c) { return c; }
+#else
+INLINE __m512i begin_bytes(__m512i pairs) { return pairs; }
+
+INLINE __m512i add_bytes_of(__m512i a, __m512i b, __m512i c) { return _mm512_add_epi16(c, _mm512_maddubs_epi16(a, b)); }
+
+INLINE __m512i end_bytes(__m512i c) { return add_pairs(c); }
+#endif
+
 INLINE float total_of(vec x) { return _mm512_reduce_add_ps(x); }
 
 INLINE vec totals_of(const vec x[WIDTH]) { // total_of each

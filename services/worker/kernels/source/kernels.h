@@ -39,9 +39,9 @@ void rz_attend_int8_float(const float *q, long ldq, float *out, long ldo, const 
                           long head_dim, long block_size, float scale, float softcap, long window, const int64_t *starts,
                           const int64_t *lengths, const int64_t *blocks, long n_blocks, long sequences);
 REPLAYED void rz_quantize_rows(const bf16 *x, long ldx, row_count m, long n_in, const int32_t *order, long k, long block,
-                               void *inputs, long stride);
+                               int input_bits, void *inputs, long stride);
 REPLAYED void rz_quantized_linear(const void *inputs, long stride, row_count m, long k, long block, const void *codes, int bits,
-                                  const void *scales, const void *offsets, long groups, int half, const float *bias, long n,
+                                  int input_bits, const void *scales, const void *offsets, long common, int half, const float *bias, long n,
                                   void *y, long ldy, int wide);
 
 // Only in the libraries made from fma/.
@@ -51,9 +51,9 @@ void rz_attend_float(const float *q, long ldq, float *out, long ldo, const float
 
 void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed);
 void rz_unpack_rows(const bf16 *packed, long k, const int64_t *rows, bf16 *y, long m);
-void rz_pack_codes(const uint8_t *codes, long n, long k, int bits, void *packed);
-void rz_look_up(const void *codes, int bits, const void *scales, const void *offsets, long groups, int half, long k, long block,
-                const int32_t *order, long n_in, const int64_t *rows, bf16 *y, long m);
+void rz_pack_codes(const uint8_t *codes, long n, long k, int bits, int input_bits, void *packed);
+void rz_look_up(const void *codes, int bits, int input_bits, const void *scales, const void *offsets, long common, int half,
+                long k, long block, const int32_t *order, long n_in, const int64_t *rows, bf16 *y, long m);
 void rz_draw(const float *logits, long ld, long m, long n, long first_id, const float *temperature, const uint64_t *seeds,
              const int64_t *positions, int64_t *keys);
 void rz_pick(const float *logits, long ld, long m, long n, long first_id, long width, int64_t *keys);

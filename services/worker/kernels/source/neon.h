@@ -58,6 +58,17 @@ INLINE int32x4_t add_dots_of(int32x4_t a, int32x4_t b, int32x4_t c) {
     return vaddq_s32(c, vpaddq_s32(low, high));
 }
 
+// Sums of products of bytes below 128 with signed bytes: pairs of neighbours in 16 bits, until end_bytes() adds up pairs of those.
+INLINE int32x4_t begin_bytes(int32x4_t pairs) { return pairs; }
+
+INLINE int32x4_t add_bytes_of(int32x4_t a, int32x4_t b, int32x4_t c) {
+    int8x16_t x = vreinterpretq_s8_s32(a), y = vreinterpretq_s8_s32(b);
+    int16x8_t low = vmull_s8(vget_low_s8(x), vget_low_s8(y)), high = vmull_high_s8(x, y);
+    return vreinterpretq_s32_s16(vaddq_s16(vreinterpretq_s16_s32(c), vpaddq_s16(low, high)));
+}
+
+INLINE int32x4_t end_bytes(int32x4_t c) { return vpaddlq_s16(vreinterpretq_s16_s32(c)); }
+
 INLINE float total_of(vec x) { return vaddvq_f32(x); }
 
 INLINE vec totals_of(const vec x[WIDTH]) { return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])); } // total_of each

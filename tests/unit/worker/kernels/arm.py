@@ -146,7 +146,8 @@ def _quantize_rows(a: Mapping[str, Any]) -> dict[str, int]:
 
 def _codes(a: Mapping[str, Any], n: int) -> dict[str, int]:
     rows = -(-n // 64) * 64
-    scales = rows * a["groups"] * (2 if a["half"] else _FLOAT)
+    blocks = -(-a["k"] // a["block"])
+    scales = rows * -(-blocks // a["common"]) * (2 if a["half"] else _FLOAT)
     return {"codes": rows * a["k"] * a["bits"] // 8, "scales": scales, "offsets": scales}
 
 

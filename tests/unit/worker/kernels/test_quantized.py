@@ -16,8 +16,8 @@ from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from tests.unit.worker.kernels.conftest import OnThreads
 from tests.unit.worker.kernels.numbers import FLOAT32, assert_rounded, normal
 
-# An input of bfloat16 becomes a fixed-point number, off by at most 2^-15 of the largest of its block.
-STEP = 2.0**-15
+# How far an input, which becomes an integer of 16 or 8 bits, may be off, in parts of the largest of its block.
+OFF, OFF_8 = 2.0**-15, 0.51 / 127
 HALF = torch.bfloat16
 
 
@@ -31,10 +31,19 @@ class Made:
     offsets: bool = False
     half: bool = True  # numbers of groups are float16 numbers
     per_output: bool = False
+    rounded: bool = False  # while it is read, in groups of 32
+
+    @property
+    def off(self) -> float:
+        """How far an input may be off, in parts of the largest."""
+        return OFF_8 if self.rounded else OFF
 
     def make(self, seed: int, n_out: int, groups: torch.Tensor) -> Weight:
         """A weight with inputs in these groups."""
         generator = torch.Generator().manual_seed(seed)
+        if self.rounded:
+            values = torch.randn(n_out, len(groups), generator=generator)
+            return Rounded(values.bfloat16(), 0, len(groups), 4, 32)
         low, high = (-128, 128) if self.signed else (0, 1 << self.bits)
         codes = torch.randint(low, high, (n_out, len(groups)), generator=generator)
         codes[0, 0], codes[-1, -1] = low, high - 1  # the ends are there
@@ -63,6 +72,7 @@ FORMS = {
     "6 bits": Made(6, zeros="middle"),
     "5 bits with minima": Made(5, offsets=True),
     "4 bits": Made(4, zeros="middle"),
+    "rounded to 4 bits": Made(4, rounded=True),
     "4 bits with zeros": Made(4, zeros="any"),
     "4 bits with minima": Made(4, offsets=True),
     "3 bits": Made(3, zeros="middle"),
@@ -91,10 +101,10 @@ def numbers(weight: Weight) -> torch.Tensor:
     return weight.rows(0, weight.shape[0]).double()
 
 
-def allowed(x: torch.Tensor, weight: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
+def allowed(x: torch.Tensor, off: float, weight: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
     """How far sums may be: the steps of the inputs, and the roundings of sums of `terms`, sizes like `weight`."""
     largest = x.double().abs().amax(1, keepdim=True)  # of the row, which is at least that of a block
-    return largest * STEP * weight.abs().sum(1) + x.double().abs() @ terms.T * FLOAT32 * 8
+    return largest * off * weight.abs().sum(1) + x.double().abs() @ terms.T * FLOAT32 * 8
 
 
 def parts_of(weight: Weight) -> torch.Tensor:
@@ -128,7 +138,8 @@ def test_products_are_exact_up_to_the_steps_of_inputs(
     layer = QuantizedLinear(kernels, Stacked((weight,)), added)
     found = layer(x) if dtype is torch.bfloat16 else layer.in_float32(x)
     exact = x.double() @ numbers(weight).T + (0 if added is None else added.double())
-    assert_rounded(found, exact, allowed(x, numbers(weight), parts_of(weight)) + exact.abs() * FLOAT32 * 4)
+    slack = allowed(x, FORMS[form].off, numbers(weight), parts_of(weight)) + exact.abs() * FLOAT32 * 4
+    assert_rounded(found, exact, slack)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -147,6 +158,18 @@ def test_every_code_scale_and_zero_counts(kernels: Bfloat16Kernels, form: str) -
     for outside in (-1, n_out):
         with pytest.raises(IndexError, match="outside 0 to 69"):
             layer.rows(torch.tensor([3, outside]))
+
+
+@pytest.mark.parametrize("form", ["int8 per output", "4 bits", "rounded to 4 bits", "2 bits"])
+def test_the_largest_sums_are_exact(kernels: Bfloat16Kernels, form: str) -> None:
+    """Codes and inputs at their ends: a block's sum is the largest that its integers hold."""
+    weight = FORMS[form].make(1, 64, torch.arange(256) // 128)
+    codes = weight.values if isinstance(weight, Rounded) else weight.codes
+    codes[0], codes[1] = codes.amin().item(), codes.amax().item()
+    x = torch.ones(2, 256).bfloat16()
+    x[1] = -1
+    found = QuantizedLinear(kernels, Stacked((weight,)), None).in_float32(x)[:, :2].double()
+    assert torch.allclose(found, x.double() @ numbers(weight)[:2].T, rtol=1e-6, atol=0)
 
 
 @settings(max_examples=40, deadline=None)
@@ -173,17 +196,20 @@ def test_the_number_of_threads_changes_no_bit(on_threads: OnThreads, form: str) 
     assert torch.equal(found[0], found[2])
 
 
+@pytest.mark.parametrize("form", ["int8 in groups", "rounded to 4 bits"])
 @pytest.mark.parametrize("scale", [2.0**-130, 2.0**-100, 1.0, 2.0**100])
-def test_inputs_of_any_size(kernels: Bfloat16Kernels, scale: float) -> None:
+def test_inputs_of_any_size(kernels: Bfloat16Kernels, form: str, scale: float) -> None:
     """Blocks below 2^-112 count as zero, as their products are no normal numbers in most layers."""
-    weight, x = FORMS["int8 in groups"].make(1, 64, torch.arange(128) // 32), normal(1, 5, 128)
+    weight, x = FORMS[form].make(1, 64, torch.arange(128) // 32), normal(1, 5, 128)
     x[2] *= 0
     exact = x.double() @ numbers(weight).T * scale
     found = QuantizedLinear(kernels, Stacked((weight,)), None).in_float32((x.double() * scale).bfloat16()).double()
     if scale < 2.0**-112:
         exact = exact * 0
     error = (found - exact).abs() / scale
-    assert (error <= allowed(x, numbers(weight), parts_of(weight)) + exact.abs() / scale * FLOAT32 * 4).all()
+    assert (
+        error <= allowed(x, FORMS[form].off, numbers(weight), parts_of(weight)) + exact.abs() / scale * FLOAT32 * 4
+    ).all()
 
 
 def test_parts_of_several_forms_are_one_layer(kernels: Bfloat16Kernels) -> None:
@@ -195,7 +221,7 @@ def test_parts_of_several_forms_are_one_layer(kernels: Bfloat16Kernels) -> None:
     x, bias = normal(1, 6, 256), normal(2, 134).float()
     layer = QuantizedLinear(kernels, weight, bias)
     exact = x.double() @ torch.cat([numbers(part) for part in weight.parts]).T + bias.double()
-    slack = torch.cat([allowed(x, numbers(part), numbers(part).abs()) for part in weight.parts], dim=1)
+    slack = torch.cat([allowed(x, OFF, numbers(part), numbers(part).abs()) for part in weight.parts], dim=1)
     assert_rounded(layer.in_float32(x), exact, slack + exact.abs() * FLOAT32 * 4)
     assert not layer.looks_up
     assert QuantizedLinear(kernels, Stacked((integers[0], integers[1])), None).looks_up
@@ -205,7 +231,7 @@ def test_parts_of_several_forms_are_one_layer(kernels: Bfloat16Kernels) -> None:
 @given(n_in=st.integers(1, 600), size=st.sampled_from([8, 16, 24, 128, 700]), grouping=st.sampled_from(list(GROUPINGS)))
 def test_blocks_hold_every_input_once_and_never_two_groups(n_in: int, size: int, grouping: str) -> None:
     groups = GROUPINGS[grouping](n_in, size)
-    blocks = divide(groups)
+    blocks = divide(groups, 128)
     places = torch.arange(blocks.k) if blocks.order is None else blocks.order
     places = places.where(places < n_in, -1)
     assert sorted(places[places >= 0].tolist()) == list(range(n_in))
@@ -213,7 +239,7 @@ def test_blocks_hold_every_input_once_and_never_two_groups(n_in: int, size: int,
     assert blocks.size <= 128
     for start in range(0, blocks.k, blocks.size):
         inputs = places[start : start + blocks.size]
-        of_block = blocks.groups[start // blocks.size] if len(blocks.groups) > 1 else blocks.groups[0]
+        of_block = blocks.groups[start // blocks.size // blocks.common]
         assert (groups[inputs[inputs >= 0]] == of_block).all()
 
 
