@@ -32,7 +32,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 def _next_port() -> int:
     """The one after the last that any process of this user got: two that draw lots meet before their servers bind."""
-    counter = Path(tempfile.gettempdir()) / f"ryzanstein-ports-{os.getuid()}"
+    counter = Path(tempfile.gettempdir()) / f"ryzanstein-ports-{os.geteuid()}"
     with os.fdopen(os.open(counter, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         last = file.read()
