@@ -223,7 +223,7 @@ async def test_without_redis_every_service_runs_on_and_says_why(
         return status == 503 and bool(warnings()) and (said in why or module == "gateway")
 
     try:
-        await until(told, 30)
+        await until(told, 90)
         assert said in warnings()[0]
         assert len(warnings()) == len(set(warnings())), "each once"
         assert http_status(port, "/livez") == 200

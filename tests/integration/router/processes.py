@@ -103,7 +103,7 @@ def running(service: Service) -> Iterator[Service]:
         service.end()
 
 
-async def until(true: Callable[[], Awaitable[bool]], within_s: float = 30.0, every_s: float = 0.02) -> None:
+async def until(true: Callable[[], Awaitable[bool]], within_s: float = 60.0, every_s: float = 0.02) -> None:
     """Wait for a state of affairs; raises TimeoutError when it does not come about."""
     async with asyncio.timeout(within_s):
         while not await true():  # noqa: ASYNC110  # what is waited for is in another process
