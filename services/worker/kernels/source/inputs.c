@@ -37,7 +37,7 @@ INLINE void quantize_block(const bf16 *x, long n, int bits, char *to, block_fact
     }
     uint32_t exponent = top >> 7;
     *facts = (block_facts){exponent == 0xFF ? NAN : 0, 0};
-    memset(to, 0, n * bits / 8);
+    memset(to, 0, (size_t)n * (size_t)bits / 8);
     if (exponent < FIRST_EXPONENT || exponent == 0xFF) return;
     facts->step = step_of(top, bits);
     vec inverse = spread(1 / facts->step), magic = spread(MAGIC);
