@@ -56,6 +56,7 @@ from services.worker.api.transfer_metrics import TransferMetrics
 from services.worker.engine.state import EngineCounters, EngineState, TransferTotals
 from services.worker.model.formats.compressed_tensors import MIXED
 from services.worker.model.formats.registry import FORMATS
+from services.worker.model.recurrent import RECURRENT
 from services.worker.model.registry import FAMILIES
 from services.worker.settings import WorkerSettings
 
@@ -168,6 +169,20 @@ def quantization() -> str:
     return "\n".join(lines) + "\n"
 
 
+_COSTS = """## What some of them cost
+
+- DeepSeek 2 and 3: the KV cache holds a token's latent and rotated key once as the key and once as the value,
+  2 * (512 + 64) numbers in a layer, for all heads together. Keys and values of DeepSeek 3's 128 heads would be 40,960.
+  Every rank holds all of them. Torch computes attention, because the kernels for CPUs know heads of up to 256.
+  The matrices of the heads' keys and values are kept in the served dtype, whatever they are stored in.
+- gpt-oss: torch computes attention on CPUs, because the kernels know no sinks. Where our kernels multiply, experts in
+  MXFP4 are kept as integers of 8 bits with a scale for each 32, exactly; elsewhere in the served dtype.
+- Llama 4: keys and values before a chunk stay in the cache, although layers with chunks no longer read them. The
+  tokens of a block have to divide the chunk. A step is not replayed once a sequence is longer than a chunk.
+- BitNet: on several ranks each of the norms before o and down needs one more all-reduce.
+"""
+
+
 def families() -> str:
     """Every family of models that a worker serves."""
     lines = [
@@ -188,6 +203,8 @@ def families() -> str:
         module = sys.modules[family.read_spec.__module__]
         said = (module.__doc__ or "").strip().splitlines()[0].rstrip(".")
         lines.append(f"| `{family.architecture}` | `{family.model_type}` | {said} | {_published(family.model_type)} |")
+    lines += ["", _COSTS, "## Refused", "", "These have a recurrent state. The worker refuses them by name:", ""]
+    lines += [f"- `{name}`: {reason}." for name, reason in RECURRENT.items()]
     return "\n".join(lines) + "\n"
 
 

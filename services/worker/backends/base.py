@@ -26,6 +26,7 @@ from services.worker.backends.weights import Stacked, Weight
 PlanT = TypeVar("PlanT")
 
 Elementwise = Callable[[Tensor], Tensor]
+PerHead = Callable[[Tensor], Tensor]  # a product for each head: [n, n_heads, n_in] -> [n, n_heads, n_out]
 Norm = Callable[[Tensor], Tensor]  # normalises the last dimension
 Lookup = Callable[[Tensor], Tensor]  # maps row numbers [n] to rows [n, size] of a table [n_rows, size]
 Rotation = Callable[[Tensor], None]  # rotates the first rotary_dim elements of heads [n, n_heads, head_dim] in place
@@ -65,6 +66,8 @@ class Expert:
 
     gate_up: Stacked  # [2 * ffn_size, hidden_size]
     down: Stacked  # [hidden_size, ffn_size]
+    gate_up_bias: Tensor | None = None  # [2 * ffn_size]
+    down_bias: Tensor | None = None  # [hidden_size]
 
 
 class Experts(Protocol):
@@ -116,6 +119,10 @@ class Ops(Protocol):
         """Return the product with `weight` [n_out, n_in], in the layout of the device; `bias`: [n_out]."""
         ...
 
+    def per_head(self, weights: Tensor) -> PerHead:
+        """Return the product of each head with its own matrix of `weights` [n_heads, n_out, n_in]."""
+        ...
+
     def embedding(self, weight: Stacked) -> Lookup:
         """Return the lookup of rows of `weight`."""
         ...
@@ -146,6 +153,10 @@ class Ops(Protocol):
 
     def activation(self, name: Activation) -> Elementwise:
         """Return the function of an activation, for [n, size]."""
+        ...
+
+    def xielu(self, alpha_p: float, alpha_n: float, beta: float) -> Elementwise:
+        """Return xIELU (arXiv:2411.13010) with these stored numbers, for [n, size]."""
         ...
 
     def sigmoid(self, x: Tensor) -> Tensor:

@@ -4,4 +4,5 @@ from __future__ import annotations
 
 from typing import Literal
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+# "xielu" has numbers of each layer; "clamped_silu" only gates, as in gpt-oss.
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "clamped_silu"]

@@ -16,6 +16,8 @@ class AttentionShape:
     scale: float
     softcap: float | None
     slopes: tuple[float, ...] = ()  # of a head's linear bias over the distance to a key (ALiBi); (): none
+    # [n_layers][n_heads]: the score of one more key, whose value is 0 (attention sinks); (): none
+    sinks: tuple[tuple[float, ...], ...] = ()
 
     @property
     def group(self) -> int:
@@ -43,12 +45,14 @@ class Routing:
 
     n_active: int  # experts that a row is sent to
     normalise: bool  # divide the weights of those by their sum
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     corrected: bool = False  # a stored number for each expert is added to its score for the choice, not for its weight
     n_groups: int = 1  # groups of experts, in order
     n_kept_groups: int = 1  # only experts of the best groups can be chosen
     group_score: Literal["max", "top2"] = "max"  # of its experts' scores: the highest, or the sum of the two highest
     scale: float = 1.0  # factor of the weights
+    on_inputs: bool = False  # the weights are factors of the experts' inputs, not of their results
+    jitter: float = 0.0  # sparsemixer: experts whose logits are less than 2 * jitter below the best share its weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def check_shapes(config: Config, family: Family, spec: ModelSpec, source: Checkp
         by_dimension = [tuple(rows[source.name(key)]), *(size.keys for size in shape[1:])]
         if stored.transposed:
             by_dimension.reverse()
-        elif len(stored.wanted) > len(shape):  # the experts of a layer, stacked
+        if len(stored.wanted) > len(shape):  # the experts of a layer, stacked
             by_dimension.insert(0, shapes["router"][0].keys)
         keys = dict.fromkeys(
             name
@@ -79,7 +79,7 @@ def _with_one_expert(spec: ModelSpec, index: int) -> ModelSpec:
 def _count_stacked(family: Family, spec: ModelSpec, index: int, files: StoredTensors) -> int:
     """Count the experts of a layer that are stored as one tensor; 0 if they are not."""
     key, one = f"layers.{index}.experts.0.down", _with_one_expert(spec, index)
-    names = [refs[key].name for refs in (stacked_refs(one, family.stacked), family.refs(one))]
+    names = [refs[key].name for refs in (stacked_refs(one, family.stacked), family.refs(one)) if key in refs]
     names += [name.removeprefix(family.optional_prefix) for name in names]
     stored = next((name for name in names if name in files.names), None)
     return 0 if stored is None else files.shape(stored)[0]

@@ -21,11 +21,13 @@ from services.worker.model.families.config import MAX_LAYERS
 from services.worker.model.families.fused import stacked_refs
 from services.worker.model.formats.gguf.tensors import BlockReader, GgufTensors
 from services.worker.model.formats.grids import GridReader
+from services.worker.model.formats.microscaled import MicroscaledReader
 from services.worker.model.formats.safetensors import TensorFiles
 from services.worker.model.formats.stored import StoredModules, StoredTensors
-from services.worker.model.layers.attention import load_attention
+from services.worker.model.layers.attention import StepPlaces, load_attention
 from services.worker.model.layers.embedding import divide_vocabulary, load_embedding, load_vocabulary
 from services.worker.model.layers.head import load_classifier
+from services.worker.model.layers.latent import load_latent_attention
 from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.layers.mlp import load_mlp
 from services.worker.model.layers.moe import load_moe
@@ -89,7 +91,8 @@ def _open_stored(path: Path, found: Description) -> Iterator[tuple[StoredTensors
             yield blocks, (BlockReader(blocks),)
         return
     with closing(TensorFiles(path, found.family.prefixes)) as files:
-        yield files, tuple(GridReader(files, layout) for layout in found.spec.quantization)
+        layouts = found.spec.quantization
+        yield files, tuple(MicroscaledReader(files) if one.microscaled else GridReader(files, one) for one in layouts)
 
 
 def build_decoder(
@@ -99,7 +102,7 @@ def build_decoder(
 
     `layers`: the numbers of its layers; None: all.
     """
-    backend, heads = load.backend, attention_shape(spec, load.comm.rank, load.comm.size)
+    backend, heads = load.backend, attention_shape(spec, load)
     attention = backend.bidirectional(heads) if spec.bidirectional else backend.attention(heads)
     check_tables(spec.ropes, max_positions, available_host_memory())
     chosen = range(spec.n_layers) if layers is None else layers
@@ -120,8 +123,7 @@ def build_decoder(
     kept = (f"{count} x {form}" for form, count in load.forms.most_common())
     logger.info("weights: %s", ", ".join(kept))
     tables = [rope_tables(rope, max_positions) for rope in spec.ropes]
-    if spec.query_scale is not None:
-        tables.append(query_scale_tables(spec.query_scale, spec.head_dim, max_positions))
+    tables += [query_scale_tables(scale, spec.head_dim, max_positions) for scale in spec.query_scales]
     rotary = tuple(backend.ops.rope(cos.to(backend.device), sin.to(backend.device)) for cos, sin in tables)
     for rope in spec.ropes:
         logger.info("rope: %s", explain_rope(rope, max_positions))
@@ -135,7 +137,7 @@ def build_decoder(
         norm=load_norm(spec, load, "norm") if spec.final_norm else _unchanged,
         head=head,
         vocabulary=vocabulary,
-        tables=Tables(max_positions, rotary, spec.windows, positions, token_types),
+        tables=Tables(max_positions, rotary, spec.reaches, positions, token_types),
         attention=attention,
         classifier=load_classifier(spec, load.source, backend.device),
     )
@@ -145,20 +147,33 @@ def _unchanged(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def attention_shape(spec: ModelSpec, rank: int, size: int) -> AttentionShape:
-    """Return the heads of one of `size` ranks. Raises ModelError when they cannot be divided."""
-    n_kv_heads, n_heads = spec.kv_heads_per_rank(size), spec.n_heads // size
-    slopes = spec.alibi_slopes[rank * n_heads :][:n_heads]
-    return AttentionShape(n_heads, n_kv_heads, spec.head_dim, spec.attention_scale, spec.attention_softcap, slopes)
+def attention_shape(spec: ModelSpec, load: LinearLoader) -> AttentionShape:
+    """Return the rank's heads. Raises ModelError when they cannot be divided."""
+    n_kv_heads, mine = spec.kv_heads_per_rank(load.comm.size), load.share(spec.n_heads)
+    sinks: tuple[tuple[float, ...], ...] = ()
+    if spec.sinks:
+        stored = (load.source.vector(f"layers.{index}.sinks", spec.n_heads, mine) for index in range(spec.n_layers))
+        sinks = tuple(tuple(scores.tolist()) for scores in stored)
+    return AttentionShape(
+        len(mine),
+        n_kv_heads,
+        spec.head_dim,
+        spec.attention_scale,
+        spec.attention_softcap,
+        spec.alibi_slopes[mine.start : mine.stop],
+        sinks,
+    )
 
 
 def load_layer(spec: ModelSpec, load: LinearLoader, index: int, attention: Attention[Any]) -> DecoderLayer:
     """Load layer `index`. Raises ModelError."""
     layer: LayerSpec = spec.layers[index]
     prefix = f"layers.{index}."
+    scaling = None if layer.query_scale is None else len(spec.ropes) + spec.query_scales.index(layer.query_scale)
     rotation = None if layer.rope is None else spec.ropes.index(layer.rope)
-    scaling = len(spec.ropes) if spec.query_scale is not None else None
-    attending = load_attention(spec, load, index, attention, spec.windows.index(layer.window), rotation, scaling)
+    places = StepPlaces(spec.reaches.index(layer.reach), rotation, scaling)
+    load_attending = load_attention if spec.latent is None else load_latent_attention
+    attending = load_attending(spec, load, index, attention, places)
     mlp = load_mlp(spec, load, prefix, spec.ffn_size) if layer.moe is None else load_moe(spec, layer.moe, load, prefix)
 
     def norm(name: str) -> Norm | None:

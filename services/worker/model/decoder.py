@@ -24,9 +24,11 @@ from services.worker.backends.collectives import Communicator
 from services.worker.backends.kv_cache import KvCache, StepRows
 from services.worker.backends.shapes import KvShape
 from services.worker.model.layers.attention import AttentionLayer, LastRows
+from services.worker.model.layers.chunks import split_at
 from services.worker.model.layers.embedding import VocabEmbedding, VocabHead, VocabShard, pad_rows
 from services.worker.model.layers.head import Head
-from services.worker.model.spec import ModelSpec
+from services.worker.model.layers.latent import LatentAttention
+from services.worker.model.spec import ModelError, ModelSpec, Reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class DecoderLayer:
     def __init__(
         self,
         spec: ModelSpec,
-        attention: AttentionLayer,
+        attention: AttentionLayer | LatentAttention,
         mlp: Callable[[torch.Tensor], torch.Tensor],
         norms: LayerNorms,
         ops: Ops,
@@ -84,11 +86,11 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Tables by position, and the distinct windows and ropes of the layers."""
+    """Tables by position, and the distinct reaches and ropes of the layers."""
 
     max_positions: int  # length of the longest sequence
     ropes: tuple[Rope, ...]
-    windows: tuple[int | None, ...]
+    reaches: tuple[Reach, ...]
     positions: torch.Tensor | None  # learned, [max_positions, hidden_size]
     token_types: torch.Tensor | None = None  # learned, [n_token_types, hidden_size]
 
@@ -127,9 +129,16 @@ class Decoder:
         return self.spec.n_layers * self._backend.kv_format.token_bytes(self._kv_shape(1))
 
     def make_cache(self, n_blocks: int, block_tokens: int) -> KvCache:
-        """Allocate a cache of `n_blocks` and the null block; a bidirectional model keeps only a step's own rows."""
+        """Allocate a cache of `n_blocks` and the null block; a bidirectional model keeps only a step's own rows.
+
+        Raises ModelError for blocks that cross chunks.
+        """
         if self.spec.bidirectional:
             return StepRows(block_tokens)
+        for reach in self._tables.reaches:
+            if reach.chunk is not None and reach.chunk % block_tokens:
+                said = f"expected a multiple of the {block_tokens} tokens of a block, found {reach.chunk}"
+                raise ModelError(f"config.json: attention_chunk_size: {said}")
         backend, shape = self._backend, self._kv_shape(block_tokens)
         of = (self.spec.n_layers, n_blocks, shape, backend.dtype, backend.device)
         return KvCache(backend.kv_format, *of, backend.ops)
@@ -144,7 +153,7 @@ class Decoder:
         if last_of is not None and len(last_of) == len(batch.token_ids):
             last_of = None  # these are all rows
         assert last_of is None or not self.spec.bidirectional, "every row of a bidirectional model is pooled"
-        n_tokens, graphs = len(batch.token_ids), self._graphs_in(cache)
+        n_tokens, graphs = len(batch.token_ids), self._graphs_in(cache, batch)
         if n_tokens == batch.n_sequences and graphs.decodes.serves(batch):
             hidden = graphs.decodes.forward(self.embed(batch.token_ids, batch.positions, batch.token_types), batch)
             return hidden if last_of is None else hidden[list(last_of)]
@@ -172,7 +181,8 @@ class Decoder:
 
     def lay_out(self, batch: StepBatch, cache: KvCache) -> tuple[Step, int]:
         """Return the data that the layers share, and their number of rows, padded once for all layers."""
-        plans = tuple(self._attention.plan(batch, cache.block_tokens, window) for window in self._tables.windows)
+        size, reaches = cache.block_tokens, self._tables.reaches
+        plans = tuple(self._attention.plan(split_at(reach.chunk, batch, size), size, reach.window) for reach in reaches)
         n_rows = max(self._backend.ops.min_rows, *(self._attention.n_rows(plan) for plan in plans))
         positions = pad_rows(batch.positions, n_rows)
         rotations = tuple(rope(positions) for rope in self._tables.ropes)
@@ -190,8 +200,11 @@ class Decoder:
     def _decode(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         return self._finish(self._through_layers(x, step), step)
 
-    def _graphs_in(self, cache: KvCache) -> StepGraphs:
-        """Graphs that replay steps in this cache."""
+    def _graphs_in(self, cache: KvCache, batch: StepBatch) -> StepGraphs:
+        """Graphs that replay steps in this cache; graphs know windows, not chunks."""
+        longest = max(batch.context_lens)
+        if any(reach.chunk is not None and longest > reach.chunk for reach in self._tables.reaches):
+            return StepGraphs(NoGraph(), NoGraph())
         graphs = self._graphs.get(cache)
         if graphs is None:
             if self.spec.bidirectional:
@@ -208,7 +221,7 @@ class Decoder:
             attention=self._attention,
             comm=self._comm,
             ropes=self._tables.ropes,
-            windows=self._tables.windows,
+            windows=tuple(reach.window for reach in self._tables.reaches),
             cache=cache,
             hidden_size=self.spec.hidden_size,
             max_blocks=min(cache.n_blocks, -(-self._tables.max_positions // cache.block_tokens)),

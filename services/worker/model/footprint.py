@@ -106,7 +106,7 @@ def _stored_bytes(layout: Layout, dense: float) -> float:
     codes, group = layout.codes, layout.scales.block[1]
     if any(dtype.startswith("F") for dtype in codes.dtypes):
         return dense
-    bits = 8 if codes.packing is None else codes.packing.bits
+    bits = 8 if codes.packing is None or layout.microscaled else codes.packing.bits
     kept = next(size for size in (2, 4, 8) if size >= bits)
     numbers = 1 if layout.zeros is None else 2  # of a group: a scale, and an offset in place of a zero
     return kept / 8 + (numbers * _FLOAT / group if group else 0)
@@ -119,8 +119,7 @@ def local_vocabulary(vocab_size: int, ranks: int) -> int:
 
 def matrix_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
     """Return the number of elements of a rank's matrices. Vectors are too small to matter."""
-    heads = spec.n_heads // ranks + spec.kv_heads_per_rank(ranks)  # of q and o, and of k and v
-    total = 2 * spec.n_layers * spec.hidden_size * heads * spec.head_dim
+    total = spec.n_layers * _attention_elements(spec, ranks)
     for index, layer in enumerate(spec.layers):
         if layer.moe is not None:
             columns = layer.moe.n_experts // ranks * layer.moe.ffn_size + layer.moe.shared_size // ranks
@@ -128,6 +127,16 @@ def matrix_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:
         else:
             total += spec.hidden_size * (3 if spec.mlp == "gated" else 2) * _ffn_columns(spec, index, ranks)
     return total + table_elements(spec, ranks, two_tables=two_tables)
+
+
+def _attention_elements(spec: ModelSpec, ranks: int) -> int:
+    hidden, n_heads = spec.hidden_size, spec.n_heads // ranks
+    if (latent := spec.latent) is None:
+        return 2 * hidden * (n_heads + spec.kv_heads_per_rank(ranks)) * spec.head_dim  # q and o, k and v
+    query_rank = latent.query_rank
+    queries = query_rank * hidden + n_heads * latent.query_dim * (query_rank or hidden)
+    keys = (latent.rank + latent.rope_dim) * hidden + n_heads * latent.expanded_dim * latent.rank
+    return queries + keys + n_heads * latent.value_dim * hidden
 
 
 def table_elements(spec: ModelSpec, ranks: int, *, two_tables: bool) -> int:

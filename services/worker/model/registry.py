@@ -19,6 +19,7 @@ from services.worker.model.formats.gguf.container import GgufFile
 from services.worker.model.formats.gguf.naming import as_stored, stored_in_gguf
 from services.worker.model.formats.gguf.parts import read_gguf
 from services.worker.model.formats.registry import read_layouts
+from services.worker.model.recurrent import RECURRENT
 from services.worker.model.spec import Classifier, ModelSpec
 
 
@@ -47,6 +48,8 @@ def find_family(config: Config) -> Family:
         raise config.error("architectures", f"expected a list of one name, found {architectures!r}")
     name = str(architectures[0])
     found = FAMILIES.get(name) or _BODIES.get(name) or _CLASSIFIERS.get(name) or _ALIASES.get(name)
+    if found is None and name in RECURRENT:
+        raise config.error("architectures", f"{name!r} is not implemented: {RECURRENT[name]}")
     if found is None:
         raise config.error("architectures", f"{name!r} is not implemented; known: {', '.join(FAMILIES)}")
     return found

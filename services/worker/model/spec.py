@@ -33,6 +33,7 @@ class RopeSpec:
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the correction range to whole dimensions
     attention_factor: float = 1.0  # yarn, longrope: cos and sin are multiplied by it
+    long_attention_factor: float | None = None  # longrope: in its place with the long factors; None: the same
     short_factors: tuple[float, ...] = ()  # longrope, [rotary_dim / 2]
     long_factors: tuple[float, ...] = ()  # longrope, [rotary_dim / 2]
 
@@ -53,14 +54,50 @@ class MoeSpec:
     routing: Routing
     shared_size: int = 0  # columns of the shared expert; 0: none
     shared_gate: bool = False  # its results are multiplied by the sigmoid of a product with the row
+    bias: bool = False  # of the router and of the experts
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek 2, arXiv:2405.04434): the heads' keys and values are products of a latent.
+
+    The cache holds the latent and one rotated key for all heads: `n_kv_heads` of the model is 1, its `head_dim` is
+    `rope_dim + rank`. A query's part without a rope is multiplied by the key's matrix first, the result of attention
+    by the value's matrix afterwards, which is the same as attention over the heads' own keys and values.
+    """
+
+    rank: int  # numbers of the latent
+    query_rank: int  # numbers of the queries' latent; 0: queries are products of the row
+    nope_dim: int  # numbers of a head's query and key without a rope
+    rope_dim: int  # numbers with a rope
+    value_dim: int  # numbers of a head's value
+
+    @property
+    def query_dim(self) -> int:
+        """Numbers of a head's query."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def expanded_dim(self) -> int:
+        """Numbers of a head's key without the rope, and of its value."""
+        return self.nope_dim + self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
 class QueryScale:
-    """Queries are multiplied by 1 + beta * ln(1 + floor(position / period))."""
+    """Queries are multiplied by 1 + beta * ln(1 + floor((position + first) / period))."""
 
     beta: float
     period: int
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Which keys a row sees; layers with the same reach share a plan."""
+
+    window: int | None
+    chunk: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +105,15 @@ class LayerSpec:
     """Settings that may differ between the layers of a model."""
 
     window: int | None = None  # number of keys that a row sees on a side, including its own; None: all
+    chunk: int | None = None  # a row sees the keys from the last multiple of it on; None: all
     rope: RopeSpec | None = None
+    query_scale: QueryScale | None = None
     moe: MoeSpec | None = None
+
+    @property
+    def reach(self) -> Reach:
+        """Which keys a row sees."""
+        return Reach(self.window, self.chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +163,12 @@ class ModelSpec:
     parallel_residual: bool = False  # attention and MLP read the same residual
     shared_norm: bool = False  # the MLP reads the norm of attention; parallel residual only
     embed_norm: bool = False  # normalise the embeddings
-    qk_norm: Literal["head", "full"] | None = None  # RMS norm of q and k, per head or over all heads
+    # RMS norm of q and k, per head or over all heads; "unit": per head, without weights, in layers with a rope.
+    qk_norm: Literal["head", "full", "unit"] | None = None
     qk_norm_rotated: bool = False  # after the rope
+    sub_norm: bool = False  # RMS norm of the inputs of the projections `o` and `down`
+    latent: LatentSpec | None = None
+    sinks: bool = False  # every head has a stored score of one more key, whose value is 0
     learned_positions: bool = False
     n_token_types: int = 0  # learned embeddings of a token's text: the first or the second of two
     alibi: bool = False  # scores have a linear bias over the distance (ALiBi, arXiv:2108.12409)
@@ -139,7 +187,6 @@ class ModelSpec:
     classifier: Classifier | None = None
 
     attention_scale: float = 0.0  # of q·k
-    query_scale: QueryScale | None = None
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
@@ -160,9 +207,14 @@ class ModelSpec:
         return tuple(dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None))
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The distinct windows, in the order of the layers."""
-        return tuple(dict.fromkeys(layer.window for layer in self.layers))
+    def query_scales(self) -> tuple[QueryScale, ...]:
+        """The distinct scales of queries, in the order of the layers."""
+        return tuple(dict.fromkeys(layer.query_scale for layer in self.layers if layer.query_scale is not None))
+
+    @property
+    def reaches(self) -> tuple[Reach, ...]:
+        """The distinct reaches of attention, in the order of the layers."""
+        return tuple(dict.fromkeys(layer.reach for layer in self.layers))
 
     @property
     def alibi_slopes(self) -> tuple[float, ...]:

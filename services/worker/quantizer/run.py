@@ -113,6 +113,8 @@ class _Work:
         """Check the request and read the calibration. Raises ModelError."""
         if any(layer.moe is not None for layer in spec.layers):
             raise ModelError(f"{request.model}: mixtures of experts are not quantized; allowed: dense models")
+        if spec.latent is not None or spec.sub_norm or spec.activation == "xielu":
+            raise ModelError(f"{request.model}: the family {spec.family} is not quantized; allowed: those like Llama's")
         config = Config.load(request.model)
         family, _ = interpret(config)
         sizes = read_shapes(config, family, spec)
@@ -131,7 +133,7 @@ class _Work:
             spec,
             source,
             backend,
-            backend.attention(attention_shape(spec, 0, 1)),
+            backend.attention(attention_shape(spec, LinearLoader(source, SingleRank(), backend))),
             shapes,
             _read_ids(request, spec, texts),
             digest(texts),

@@ -81,7 +81,7 @@ class OneDnnBackend:
     def _attentions(self, shape: AttentionShape) -> list[Candidate]:
         gathering = [lambda: PagedSdpa(shape, self.dtype, CPU)]
         in_int8 = self.kv_format.name == int8.FORMAT.name
-        if shape.slopes:
+        if shape.slopes or shape.sinks:
             return [*gathering]
         if not (in_int8 or self.kv_format.numbers is self.dtype) or not serves(self.dtype, shape.head_dim):
             if self.kv_format.numbers is None:
@@ -111,7 +111,7 @@ class KernelBackend(OneDnnBackend):
     def _attentions(self, shape: AttentionShape) -> list[Candidate]:
         in_int8 = self.kv_format.name == int8.FORMAT.name
         multiple = HEAD_MULTIPLE if in_int8 else self.kernels.head_multiple
-        if shape.slopes or shape.head_dim % multiple or shape.head_dim > MAX_HEAD_DIM:
+        if shape.slopes or shape.sinks or shape.head_dim % multiple or shape.head_dim > MAX_HEAD_DIM:
             return super()._attentions(shape)
         if not in_int8 and self.kv_format.numbers is not self.dtype:
             return super()._attentions(shape)

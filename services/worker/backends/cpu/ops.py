@@ -11,7 +11,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from services.worker.backends.base import Elementwise, Expert, Experts, Linear, LogitShard, Lookup, RmsNorm, Rope
+from services.worker.backends.base import (
+    Elementwise,
+    Expert,
+    Experts,
+    Linear,
+    LogitShard,
+    Lookup,
+    PerHead,
+    RmsNorm,
+    Rope,
+)
 from services.worker.backends.cpu.codes import plan
 from services.worker.backends.cpu.linear import KernelLinear, PackedLinear
 from services.worker.backends.cpu.logit_shard import KernelLogitShard
@@ -50,6 +60,11 @@ class OneDnnOps(TorchOps):
         table = weight.dense(self._dtype, self._device)
         return partial(table.index_select, 0), self.linear(Stacked((Dense(table),)), bias)
 
+    def per_head(self, weights: Tensor) -> PerHead:
+        """Return the product of each head with its own matrix of `weights`, whose rows do not depend on others."""
+        products = [self.linear(Stacked((Dense(weight.contiguous()),)), None) for weight in weights]
+        return lambda x: torch.stack([product(x[:, head].contiguous()) for head, product in enumerate(products)], dim=1)
+
     def activation(self, name: Activation) -> Elementwise:
         """Return the function of an activation."""
         function = super().activation(name)
@@ -64,7 +79,7 @@ class OneDnnOps(TorchOps):
         return ExpertLoop([self._expert(expert, gate) for expert in weights], shape, router)
 
     def _expert(self, expert: Expert, gate: Elementwise) -> Elementwise:
-        gate_up, down = self.linear(expert.gate_up, None), self.linear(expert.down, None)
+        gate_up, down = self.linear(expert.gate_up, expert.gate_up_bias), self.linear(expert.down, expert.down_bias)
         return lambda x: down(gate(gate_up(x)))
 
 

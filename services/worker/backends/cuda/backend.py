@@ -50,8 +50,8 @@ class CudaBackend(TorchBackend):
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the fastest attention that agrees with the reference."""
         choices: list[Candidate] = [lambda: PagedSdpa(shape, self.dtype, self.device)]
-        plain = self.kv_format.numbers is self.dtype
-        if plain and shape.softcap is None and not shape.slopes and self.dtype is not torch.float32:
+        plain = self.kv_format.numbers is self.dtype and not (shape.slopes or shape.sinks)
+        if plain and shape.softcap is None and self.dtype is not torch.float32:
             choices.insert(0, lambda: PagedVarlen(shape))
         return choose_attention(choices, shape, self.dtype, self.device, self.kv_format)
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from services.worker.backends.base import Elementwise
 from services.worker.backends.cuda.graph import MAX_ROWS
 from services.worker.backends.shapes import ExpertsShape
-from services.worker.backends.torch.experts import ExpertLoop, Router, TorchExperts, weighted_sum
+from services.worker.backends.torch.experts import ExpertLoop, ExpertStack, Router, TorchExperts, weighted_sum
 
 _COPIED = 3  # times that a weight crosses memory when it is copied first: read, written, read
 
@@ -20,11 +20,12 @@ class CudaExperts:
     host reads which are chosen, since all experts on all rows are too much to compute.
     """
 
-    def __init__(self, every: TorchExperts, shape: ExpertsShape, router: Router, gate: Elementwise) -> None:
-        """`every`: the experts of `shape`."""
-        self._shape, self._all, self._route = shape, every, router
-        pairs = zip(every.gate_up, every.down, strict=True)
-        self._loop = ExpertLoop([_expert(gate_up, gate, down) for gate_up, down in pairs], shape, router)
+    def __init__(self, stack: ExpertStack, shape: ExpertsShape, router: Router, gate: Elementwise) -> None:
+        """`stack`: the experts of `shape`."""
+        self._shape, self._stack, self._route, self._gate = shape, stack, router, gate
+        self._all = TorchExperts(stack, shape, router, gate)
+        each = [_expert(stack, index, gate) for index in range(len(shape.numbers))]
+        self._loop = ExpertLoop(each, shape, router)
 
     def __call__(self, x: Tensor, logits: Tensor) -> Tensor:
         """Return this rank's summand of [n, hidden_size]."""
@@ -39,10 +40,14 @@ class CudaExperts:
         places, absent = self._all.places(chosen)
         own = places.view(-1)
         each = x.unsqueeze(1).expand(*chosen.shape, -1).reshape(len(own), 1, -1)  # [n * n_active, 1, hidden_size]
-        gate_up, down = (table.index_select(0, own) for table in (self._all.gate_up, self._all.down))
-        terms = self._all.multiply(each, gate_up, down).view(*chosen.shape, -1)
-        return weighted_sum(terms.masked_fill(absent, 0), weights)
+        if self._shape.routing.on_inputs:
+            each = each * weights.view(-1, 1, 1).to(x.dtype)
+        terms = self._stack.take(own).multiply(each, self._gate).view(*chosen.shape, -1)
+        return weighted_sum(terms.masked_fill(absent, 0), weights, self._shape.routing)
 
 
-def _expert(gate_up: Tensor, gate: Elementwise, down: Tensor) -> Elementwise:
-    return lambda x: F.linear(gate(F.linear(x, gate_up)), down)
+def _expert(stack: ExpertStack, index: int, gate: Elementwise) -> Elementwise:
+    gate_up, down = stack.gate_up[index], stack.down[index]
+    biases = (stack.gate_up_bias, stack.down_bias)
+    gate_up_bias, down_bias = (None if bias is None else bias[index, 0] for bias in biases)
+    return lambda x: F.linear(gate(F.linear(x, gate_up, gate_up_bias)), down, down_bias)

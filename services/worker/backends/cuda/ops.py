@@ -12,7 +12,7 @@ from services.worker.backends.base import Expert, Experts, RmsNorm
 from services.worker.backends.cuda.experts import CudaExperts
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import ExpertsShape
-from services.worker.backends.torch.experts import Router, TorchExperts
+from services.worker.backends.torch.experts import ExpertStack, Router
 from services.worker.backends.torch.ops import TorchOps
 
 
@@ -51,5 +51,4 @@ class CudaOps(TorchOps):
     ) -> Experts:
         """Return the experts with these `weights`."""
         gate, router = self.gate(activation), Router(shape.routing, correction)
-        every = TorchExperts(weights, shape, router, gate, self._dtype, self._device)
-        return CudaExperts(every, shape, router, gate)
+        return CudaExperts(ExpertStack.of(weights, shape, self._dtype, self._device), shape, router, gate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional as F
 
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.kv_cache import KvCache
@@ -53,5 +54,9 @@ class ReferenceAttention:
                     scores = torch.tanh(scores / shape.softcap) * shape.softcap
                 if shape.slopes:
                     scores = scores - shape.slopes[head] * distance
-                out[rows, head] = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+                scores = scores.masked_fill(hidden, -torch.inf)
+                if shape.sinks:
+                    sink = scores.new_full((len(scores), 1), shape.sinks[layer][head])
+                    scores, v = torch.cat((scores, sink), dim=-1), F.pad(v, (0, 0, 0, 1))
+                out[rows, head] = scores.softmax(-1) @ v
         return out.flatten(1).to(q.dtype)

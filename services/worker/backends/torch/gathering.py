@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.shapes import AttentionShape
+from services.worker.backends.torch.experts import sigmoid
 
 _KEY_MULTIPLE = 64
 _KEY_BLOCK = 512  # a window skips whole blocks of the kernel only, so that sums keep their order
@@ -72,6 +73,9 @@ class PagedSdpa:
         self._slopes: torch.Tensor | None = None  # [n_kv, group]
         if shape.slopes:
             self._slopes = torch.tensor(shape.slopes, device=device).view(shape.n_kv_heads, shape.group)
+        self._sinks: torch.Tensor | None = None  # [n_layers, n_kv, group]
+        if shape.sinks:
+            self._sinks = torch.tensor(shape.sinks, device=device).view(-1, shape.n_kv_heads, shape.group)
         self._key_bytes = 2 * shape.n_kv_heads * shape.head_dim * dtype.itemsize
 
     def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> PagedPlan:
@@ -119,9 +123,11 @@ class PagedSdpa:
         kv = self._gather(cache, layer, group.slots).view(n, -1, 2, shape.n_kv_heads, shape.head_dim)
         k, v = kv.permute(2, 0, 3, 1, 4).unbind()  # [n, n_kv, n_keys, head_dim]
         heads = q.view(n, shape.n_kv_heads, shape.group, shape.head_dim)  # the group takes the place of rows
+        sinks = None if self._sinks is None else self._sinks[layer]
         if not self._group_padding:
-            return self._sdpa(heads, k, v, group.mask).reshape(n, -1)
-        found = self._sdpa(F.pad(heads, (0, 0, 0, self._group_padding)), k, v, group.mask)
+            return self._sdpa(heads, k, v, group.mask, sinks).reshape(n, -1)
+        sinks = None if sinks is None else F.pad(sinks, (0, self._group_padding))
+        found = self._sdpa(F.pad(heads, (0, 0, 0, self._group_padding)), k, v, group.mask, sinks)
         return found[:, :, : shape.group].reshape(n, -1)
 
     def _prefill(self, q: torch.Tensor, out: torch.Tensor, cache: KvCache, layer: int, tile: PrefillTile) -> None:
@@ -130,7 +136,8 @@ class PagedSdpa:
         kv = self._gather(cache, layer, tile.slots).view(-1, 2, shape.n_kv_heads, 1, shape.head_dim)
         k, v = kv.permute(1, 2, 3, 0, 4).expand(-1, -1, shape.group, -1, -1)  # [n_kv, group, n_keys, head_dim] each
         rows = q[tile.first : tile.first + tile.n_padded].view(grouped).permute(1, 2, 0, 3)
-        found = self._sdpa(rows, k, v, tile.mask)  # [n_kv, group, n_padded, head_dim]
+        sinks = None if self._sinks is None else self._sinks[layer].unsqueeze(-1)
+        found = self._sdpa(rows, k, v, tile.mask, sinks)  # [n_kv, group, n_padded, head_dim]
         last = tile.first + tile.n_rows
         out[tile.first : last].view(grouped).copy_(found[:, :, : tile.n_rows].permute(2, 0, 1, 3))
 
@@ -143,14 +150,33 @@ class PagedSdpa:
             self._workspace = self._workspace.new_empty(n_keys + n_keys // 2, self._workspace.shape[1])
         return cache.gather(layer, slots, self._workspace[:n_keys])
 
-    def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _sdpa(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attend with q [n, heads, n_rows, head_dim]; `sinks` is broadcast against [n, heads, n_rows]."""
         shape = self._shape
+        if sinks is not None:
+            return self._with_sinks(q, k, v, mask, sinks)
         if shape.softcap is None:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=shape.scale)
         # The kernel has no soft-cap, so the capped scores are the mask of a product of zeros.
         scores = torch.matmul(q, k.transpose(-1, -2)).float().mul_(shape.scale / shape.softcap)
         scores = scores.tanh_().mul_(shape.softcap).to(q.dtype) + mask
         return F.scaled_dot_product_attention(torch.zeros_like(q), k, v, attn_mask=scores)
+
+    def _with_sinks(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor
+    ) -> torch.Tensor:
+        """Attend with one more key of score `sinks` and value 0: it takes its share from the other keys' weights."""
+        scale = self._shape.scale
+        found: torch.Tensor
+        if self._device.type == "cpu":
+            kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+            found, mass = kernel(q, k, v, attn_mask=mask, scale=scale)  # mass: logsumexp of the scores, float32
+        else:
+            found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+            mass = (torch.matmul(q, k.mT).float() * scale + mask).logsumexp(dim=-1)
+        return found * sigmoid(mass - sinks).unsqueeze(-1).to(q.dtype)
 
     def _decode_groups(self, batch: StepBatch, block_tokens: int, window: int | None) -> Iterator[DecodeGroup]:
         lengths = batch.context_lens[: batch.n_decode]

@@ -18,6 +18,7 @@ from services.worker.backends.base import (
     LogitShard,
     Lookup,
     Norm,
+    PerHead,
     RmsNorm,
     Rope,
     Rotation,
@@ -25,7 +26,7 @@ from services.worker.backends.base import (
 from services.worker.backends.kv_formats import int8
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import ExpertsShape, KvShape
-from services.worker.backends.torch.experts import Router, TorchExperts, sigmoid
+from services.worker.backends.torch.experts import ExpertStack, Router, TorchExperts, sigmoid
 from services.worker.backends.torch.logit_shard import TorchLogitShard
 from services.worker.backends.weights import Dense, Stacked, Weight
 
@@ -36,6 +37,15 @@ _ACTIVATIONS: dict[Activation, Elementwise] = {
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
 }
+
+
+_ALPHA, _LIMIT = 1.702, 7.0  # of gpt-oss
+
+
+def clamped_silu(gate_up: Tensor) -> Tensor:
+    """Return gate * sigmoid(1.702 * gate) * (up + 1), gate at most 7 and up from -7 to 7 (gpt-oss)."""
+    gate, up = gate_up.float().clamp(max=_LIMIT).chunk(2, dim=-1)  # [n, size] each
+    return (gate * sigmoid(gate * _ALPHA) * (up.clamp(min=-_LIMIT) + 1)).to(gate_up.dtype)
 
 
 class TorchLinear:
@@ -91,6 +101,11 @@ class TorchOps:
         """Return the product with `weight`."""
         return TorchLinear(weight.dense(self._dtype, self._device), bias)
 
+    def per_head(self, weights: Tensor) -> PerHead:
+        """Return the product of each head with its own matrix of `weights`."""
+        transposed = weights.to(self._device, self._dtype).mT.contiguous()  # [n_heads, n_in, n_out]
+        return lambda x: torch.bmm(x.transpose(0, 1), transposed).transpose(0, 1)
+
     def embedding(self, weight: Stacked) -> Lookup:
         """Return the lookup of rows of `weight`."""
         return partial(weight.dense(self._dtype, self._device).index_select, 0)
@@ -138,12 +153,29 @@ class TorchOps:
         """Return the function of an activation."""
         return _ACTIVATIONS[name]
 
+    def xielu(self, alpha_p: float, alpha_n: float, beta: float) -> Elementwise:
+        """Return xIELU with these stored numbers, computed in float32."""
+        positive, negative = math.log1p(math.exp(alpha_p)), beta + math.log1p(math.exp(alpha_n))
+
+        def function(x: Tensor) -> Tensor:
+            exact = x.float()
+            share = sigmoid(exact.clamp(max=0.0))
+            below = (
+                share / (1 - share) - 1 - exact
+            )  # exp(x) - 1 - x; no operation here rounds a row's last numbers in another way
+            curve = torch.where(exact > 0, positive * exact * exact, negative * below)
+            return (curve + beta * exact).to(x.dtype)
+
+        return function
+
     def sigmoid(self, x: Tensor) -> Tensor:
         """Return 1 / (1 + exp(-x))."""
         return sigmoid(x)
 
     def gate(self, name: Activation) -> Elementwise:
         """Return act(gate) * up."""
+        if name == "clamped_silu":
+            return clamped_silu
         activation = self.activation(name)
 
         def gated(gate_up: Tensor) -> Tensor:
@@ -157,7 +189,8 @@ class TorchOps:
     ) -> Experts:
         """Return the experts with these `weights`."""
         router = Router(shape.routing, correction)
-        return TorchExperts(weights, shape, router, self.gate(activation), self._dtype, self._device)
+        stack = ExpertStack.of(weights, shape, self._dtype, self._device)
+        return TorchExperts(stack, shape, router, self.gate(activation))
 
     def add(self, x: Tensor, added: Tensor, scale: float) -> Tensor:
         """Return x + scale * added."""

@@ -49,9 +49,11 @@ def paired(spec: ModelSpec, refs: Refs) -> Refs:
     return found
 
 
-def stacked_refs(spec: ModelSpec, names: StackedNames, prefix: str = "model.layers.") -> Refs:
+def stacked_refs(spec: ModelSpec, names: StackedNames | None, prefix: str = "model.layers.") -> Refs:
     """Return the references of mixtures in the form of transformers 5: the experts of a layer are one tensor."""
     refs: Refs = {}
+    if names is None:
+        return refs
     for index, moe in ((index, layer.moe) for index, layer in enumerate(spec.layers) if layer.moe is not None):
         key, module = f"layers.{index}.", f"{prefix}{index}."
         refs[f"{key}router"] = TensorRef(f"{module}{names.router}.weight")

@@ -23,6 +23,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 _DTYPES = {f"{module}{name}": name for module in ("", "torch.") for name in ("float32", "bfloat16", "float16")}
 

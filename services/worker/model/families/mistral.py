@@ -32,7 +32,8 @@ def read_ministral3(config: Config) -> ModelSpec:
             problem = f"expected a number above 0 beside original_max_position_embeddings, found {beta!r}"
             raise config.error("rope_parameters", f"llama_4_scaling_beta: {problem}")
         scale = QueryScale(float(beta), period)
-    return replace(spec, layers=same_window(config, spec), query_scale=scale)
+    layers = same_window(config, spec)
+    return replace(spec, layers=tuple(replace(layer, query_scale=scale) for layer in layers))
 
 
 FAMILY = Family("MistralForCausalLM", "mistral", read_spec, standard_refs)

@@ -10,7 +10,7 @@ from services.worker.model.families.naming import Family, LayerNames, Refs, stan
 from services.worker.model.families.windows import same_window
 from services.worker.model.spec import ModelSpec
 
-_NAMES = LayerNames(
+NAMES = LayerNames(
     router="block_sparse_moe.gate",
     experts="block_sparse_moe.experts",
     expert_gate="w1",
@@ -28,7 +28,7 @@ def read_spec(config: Config) -> ModelSpec:
 
 def refs(spec: ModelSpec) -> Refs:
     """Name Mixtral's tensors."""
-    return standard_refs(spec, _NAMES)
+    return standard_refs(spec, NAMES)
 
 
 FAMILY = Family("MixtralForCausalLM", "mixtral", read_spec, refs)

@@ -1,4 +1,4 @@
-"""Gemma 3, Mistral 3, Qwen 2.5 VL and Qwen 3 VL as models of text: their vision is not loaded."""
+"""Gemma 3, Llama 4, Mistral 3, Qwen 2.5 VL and Qwen 3 VL as models of text: their vision is not loaded."""
 
 from __future__ import annotations
 
@@ -6,20 +6,34 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from services.worker.model.families import gemma, mistral, qwen
+from services.worker.model.families import gemma, llama4, mistral, qwen
 from services.worker.model.families.config import Config
 from services.worker.model.families.naming import UNUSED, Family, Refs
 from services.worker.model.spec import ModelSpec
 
 _LEFT_OUT = "the vision tower and its projector: this model reads text alone"
-_VISION = tuple(
-    f"{prefix}{module}.*" for prefix in ("", "model.") for module in ("vision_tower", "multi_modal_projector", "visual")
-)
+_TOWERS = ("vision_tower", "vision_model", "multi_modal_projector", "visual")
+_VISION = tuple(f"{prefix}{module}.*" for prefix in ("", "model.") for module in _TOWERS)
 # Settings of images and videos, and ids of tokens that stand for them.
 _UNUSED_KEYS = (
     *("vision_config", "image_token_index", "image_token_id", "video_token_id", "vision_token_id", "boi_token_index"),
-    *("eoi_token_index", "vision_start_token_id", "vision_end_token_id", "mm_tokens_per_image", "spatial_merge_size"),
-    *("projector_hidden_act", "multimodal_projector_bias", "vision_feature_layer", "image_seq_length"),
+    *(
+        "eoi_token_index",
+        "boi_token_id",
+        "eoi_token_id",
+        "vision_start_token_id",
+        "vision_end_token_id",
+        "mm_tokens_per_image",
+        "spatial_merge_size",
+    ),
+    *(
+        "boi_token_id",
+        "eoi_token_id",
+        "projector_hidden_act",
+        "multimodal_projector_bias",
+        "vision_feature_layer",
+        "image_seq_length",
+    ),
 )
 # The forms in which transformers 4 and 5 store the text model.
 _PREFIXES = (
@@ -65,7 +79,18 @@ def _family(
         return next(text for text in texts.values() if text.model_type == spec.family).refs(spec)
 
     base = architecture.replace("ForConditionalGeneration", "Model")
-    return Family(architecture, model_type, read_spec, refs, (*UNUSED, *_VISION), base=base, prefixes=_PREFIXES)
+    first = next(iter(texts.values()))
+    return Family(
+        architecture,
+        model_type,
+        read_spec,
+        refs,
+        (*UNUSED, *_VISION),
+        stacked=first.stacked,
+        prefixes=_PREFIXES,
+        base=base,
+        spelling=first.spelling,
+    )
 
 
 def _gemma3(config: Config) -> None:
@@ -84,6 +109,7 @@ def _qwen(config: Config) -> None:
 
 
 GEMMA3 = _family("Gemma3ForConditionalGeneration", "gemma3", {"gemma3_text": gemma.GEMMA3}, _gemma3)
+LLAMA4 = _family("Llama4ForConditionalGeneration", "llama4", {"llama4_text": llama4.FAMILY})
 MISTRAL3 = _family(
     "Mistral3ForConditionalGeneration",
     "mistral3",

@@ -17,11 +17,12 @@ class TensorRef:
     Concatenated projections: rows [start, start + size) of `n_stored`. Interleaved projections (gpt_neox, falcon): the
     stored rows are blocks of `n_parts` units of `unit` rows; this projection has `n_units` units of every block, from
     unit `part` on. Interleaved rope (glm): the two elements that are rotated together lie side by side in the first
-    `n_paired` rows of a unit; they are read in rotate-half order, which leaves every product of q and k the same.
+    `n_paired` rows of a unit from row `first_paired` on; they are read in rotate-half order, which leaves every product
+    of q and k the same.
     """
 
     name: str
-    transposed: bool = False  # stored [in, out]
+    transposed: bool = False  # stored [in, out], unless it is quantized
     start: int = 0
     n_stored: int | None = None
     unit: int = 0
@@ -29,6 +30,7 @@ class TensorRef:
     n_units: int = 1
     n_parts: int = 1
     n_paired: int = 0
+    first_paired: int = 0
     place: int | None = None  # in a stack [n_stacked, out, in] of matrices
     n_stacked: int = 0
 
@@ -64,7 +66,7 @@ class Family:
     refs: Callable[[ModelSpec], Refs]
     ignored: tuple[str, ...] = UNUSED  # patterns of stored tensors that are not read
     optional_prefix: str = "model."  # of names; absent if only the body of a model was stored
-    stacked: StackedNames = StackedNames()
+    stacked: StackedNames | None = StackedNames()  # None: `refs` names them
     prefixes: tuple[tuple[str, str], ...] = ()  # of stored names, and what stands for them in `refs`
     aliases: tuple[str, ...] = ()  # other names of the architecture
     base: str = ""  # exceptional name of the architecture without its head
@@ -174,7 +176,7 @@ def _layer_refs(spec: ModelSpec, index: int, key: str, module: str, names: Layer
         norms.remove("mlp_norm")
     for norm in norms:
         refs |= _norm_refs(spec, key + norm, module + getattr(names, norm))
-    if spec.qk_norm:
+    if spec.qk_norm in ("head", "full"):
         refs[f"{key}q_norm"] = TensorRef(f"{module}{names.q_norm}.weight")
         refs[f"{key}k_norm"] = TensorRef(f"{module}{names.k_norm}.weight")
     moe = spec.layers[index].moe

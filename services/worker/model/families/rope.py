@@ -198,5 +198,19 @@ def _attention_factor(kind: str, factor: float, original: int, numbers: _Numbers
     return _yarn_mscale(factor, 1.0)
 
 
+def yarn_multiplier(config: Config) -> float:
+    """Return the factor of DeepSeek's attention scale that YaRN's `mscale_all_dim` stands for. Raises ModelError.
+
+    To be called after `read_ropes`, which checks the settings.
+    """
+    source = next((key for key in _SOURCES if config.raw(key)), _SOURCES[0])
+    settings = config.raw(source) or {}
+    if settings.get("rope_type", settings.get("type")) != "yarn" or not settings.get("mscale_all_dim"):
+        return 1.0
+    numbers = _Numbers(config, source, settings)
+    factor, mscale = numbers.one("factor"), numbers.one("mscale_all_dim")
+    return _yarn_mscale(factor, mscale) ** 2 if factor > 1 else 1.0
+
+
 def _yarn_mscale(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0

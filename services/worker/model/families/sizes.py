@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from services.worker.model.families.config import Config
 from services.worker.model.families.naming import Family
-from services.worker.model.spec import ModelSpec
+from services.worker.model.spec import LatentSpec, ModelSpec
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # spellings of families
 
@@ -64,6 +64,10 @@ def read_shapes(config: Config, family: Family, spec: ModelSpec) -> dict[str, Sh
             n_out = hidden if layer.n_out == spec.hidden_size else keys.size(layer.n_out, "id2label", "num_labels")
             shapes |= {f"classifier{index}": (n_out, n_in), f"classifier{index}_norm": (n_out,)}
             n_in = n_out
+    if spec.latent is not None:
+        shapes |= _latent_shapes(keys, spec, spec.latent, hidden)
+    shapes |= dict.fromkeys(("alpha_p", "alpha_n", "beta"), (Size(1, ()),))
+    shapes |= {"o_norm": (q,), "down_norm": (ffn,), "sinks": (keys.size(spec.n_heads, "num_attention_heads"),)}
     moe = next((layer.moe for layer in spec.layers if layer.moe is not None), None)
     if moe is not None:
         ffn = keys.size(moe.ffn_size, "moe_intermediate_size")
@@ -74,6 +78,21 @@ def read_shapes(config: Config, family: Family, spec: ModelSpec) -> dict[str, Sh
         shapes |= {"shared.gate": (shared, hidden), "shared.up": (shared, hidden), "shared.down": (hidden, shared)}
         shapes["shared_gate"] = Size(1, ()), hidden
     return shapes
+
+
+def _latent_shapes(keys: _Keys, spec: ModelSpec, latent: LatentSpec, hidden: Size) -> dict[str, Shape]:
+    rank, query_rank = keys.size(latent.rank, "kv_lora_rank"), keys.size(latent.query_rank, "q_lora_rank")
+    heads, nope, rope, value = "num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
+    queries = keys.size(spec.n_heads * latent.query_dim, heads, nope, rope)
+    return {
+        "q": (queries, query_rank if latent.query_rank else hidden),
+        "q_latent": (query_rank, hidden),
+        "q_latent_norm": (query_rank,),
+        "kv_latent": (keys.size(latent.rank + latent.rope_dim, "kv_lora_rank", rope), hidden),
+        "kv_latent_norm": (rank,),
+        "kv_heads": (keys.size(spec.n_heads * latent.expanded_dim, heads, nope, value), rank),
+        "o": (hidden, keys.size(spec.n_heads * latent.value_dim, heads, value)),
+    }
 
 
 # Keys from which a size is derived if its own key is absent.

@@ -17,7 +17,7 @@ def read_spec(config: Config) -> ModelSpec:
         config.raw(unused)
     bias = config.flag("attention_bias", False)
     spec = base_spec(config, "smollm3", tied=True, theta=2e6)
-    rotated = _read_rotated(config, spec.n_layers)
+    rotated = read_rotated(config, spec.n_layers)
     slides = config.flag("use_sliding_window", False) and config.raw("sliding_window") is not None
     default = [SLIDING if slides and not rotates else FULL for rotates in rotated]
     layers = with_windows(config, spec, read_layer_types(config, spec.n_layers, default))
@@ -32,7 +32,7 @@ def read_spec(config: Config) -> ModelSpec:
     )
 
 
-def _read_rotated(config: Config, n_layers: int) -> list[bool]:
+def read_rotated(config: Config, n_layers: int) -> list[bool]:
     """Return for every layer whether it has a rope; in `no_rope_layers` 1 means a rope, despite the name."""
     interval, rotated = config.integer("no_rope_layer_interval", 4), config.raw("no_rope_layers")
     if rotated is None:

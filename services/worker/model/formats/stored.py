@@ -61,8 +61,11 @@ class StoredModules(Protocol):
         """Yield the names of a module's tensors, and whether each is required."""
         ...
 
-    def codes(self, module: str, shape: tuple[int, int]) -> tuple[str, bool, tuple[int, int]]:
-        """Return the name of a module's codes, whether they are stored [in, out], and their expected shape."""
+    def codes(self, module: str, shape: tuple[int, int]) -> tuple[str, bool, tuple[int, ...]]:
+        """Return the name of a module's codes, whether they are stored [in, out], and their expected shape.
+
+        Of stacked matrices the shape of one.
+        """
         ...
 
     def weight(self, shard: Shard) -> Weight:

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from services.worker.backends.base import Attention, Linear, RmsNorm, Step
+from services.worker.backends.base import Attention, Linear, Norm, RmsNorm, Step
 from services.worker.backends.collectives import Communicator
 from services.worker.model.layers.embedding import pad_rows
 from services.worker.model.layers.linear import LinearLoader
+from services.worker.model.layers.norm import load_divided_norm
 from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import ModelSpec
 
@@ -26,6 +27,15 @@ class LastRows:
     def of(self, x: torch.Tensor) -> torch.Tensor:
         """Return [n_rows, size] of x [n, size]."""
         return pad_rows(x.index_select(0, self.rows), self.n_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlaces:
+    """Indices of a layer's part of what all layers share in a step."""
+
+    plan: int  # of the step's plans
+    rotation: int | None  # of the step's rotations: the layer's rope
+    scaling: int | None  # of the step's rotations: the scale of its queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +112,15 @@ class AttentionLayer:
         o: Linear,
         qk_norm: QkNorm | None,
         norm_last: bool,
+        sub_norm: Norm | None,
         attention: Attention[Any],
-        plan: int,
-        rotation: int | None,
-        scaling: int | None,
+        places: StepPlaces,
     ) -> None:
-        """`plan`, `rotation` and `scaling` (of queries) are indices of the step's plans and rotations.
-
-        `norm_last`: rotate, then normalise.
-        """
+        """`norm_last`: rotate, then normalise. `sub_norm`: of the results of attention."""
         self._index, self._qkv, self._o, self._qk_norm = index, qkv, o, qk_norm
-        self._norm_last = norm_last
-        self._attention, self._plan, self._rotation, self._scaling = attention, plan, rotation, scaling
+        self._norm_last, self._sub_norm = norm_last, sub_norm
+        self._attention, self._plan = attention, places.plan
+        self._rotation, self._scaling = places.rotation, places.scaling
         self._n_q = len(heads.q)
         self._n_rotated, self._head_dim = len(heads.q) + len(heads.kv), heads.head_dim
         self._q_size = len(heads.q) * heads.head_dim
@@ -121,7 +128,7 @@ class AttentionLayer:
     def project(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Write the rows' keys and values to the cache; return their queries, [n_rows, n_q * head_dim]."""
         qkv = self._qkv(x)  # [n_rows, (n_q + 2 n_kv) * head_dim]
-        if self._qk_norm is not None or self._rotation is not None:
+        if self._qk_norm is not None or self._rotation is not None or self._scaling is not None:
             # The view comes before the slice, because otherwise a single row would get another stride.
             qk = qkv.view(len(qkv), -1, self._head_dim)[:, : self._n_rotated]
             if self._qk_norm is not None and not self._norm_last:
@@ -138,17 +145,12 @@ class AttentionLayer:
 
     def attend(self, q: torch.Tensor, step: Step) -> torch.Tensor:
         """Attend with the rows' queries; returns [n_rows, hidden_size], to be summed over the ranks."""
-        return self._o(self._attention.attend(q, step.cache, self._index, step.plans[self._plan]))
+        attended = self._attention.attend(q, step.cache, self._index, step.plans[self._plan])
+        return self._o(attended if self._sub_norm is None else self._sub_norm(attended))
 
 
 def load_attention(
-    spec: ModelSpec,
-    load: LinearLoader,
-    index: int,
-    attention: Attention[Any],
-    plan: int,
-    rotation: int | None,
-    scaling: int | None,
+    spec: ModelSpec, load: LinearLoader, index: int, attention: Attention[Any], places: StepPlaces
 ) -> AttentionLayer:
     """Load layer `index`'s attention."""
     heads, key, hidden = Heads.of_rank(spec, load.comm), f"layers.{index}.", spec.hidden_size
@@ -162,13 +164,19 @@ def load_attention(
         ]
     )
     o = load.row_parallel(f"{key}o", hidden, q_out)
-    qk_norm = _load_qk_norm(spec, load, key, heads)
-    return AttentionLayer(index, heads, qkv, o, qk_norm, spec.qk_norm_rotated, attention, plan, rotation, scaling)
+    qk_norm = _load_qk_norm(spec, load, index, heads)
+    sub_norm = load_divided_norm(spec, load, f"{key}o_norm", q_out) if spec.sub_norm else None
+    return AttentionLayer(index, heads, qkv, o, qk_norm, spec.qk_norm_rotated, sub_norm, attention, places)
 
 
-def _load_qk_norm(spec: ModelSpec, load: LinearLoader, key: str, heads: Heads) -> QkNorm | None:
+def _load_qk_norm(spec: ModelSpec, load: LinearLoader, index: int, heads: Heads) -> QkNorm | None:
+    key = f"layers.{index}."
     if spec.qk_norm is None:
         return None
+    if spec.qk_norm == "unit":
+        ones = torch.ones(len(heads.q) + len(heads.kv), spec.head_dim, device=load.backend.device)
+        norm = HeadNorm(load.backend.ops.rms_norm(ones, spec.norm_eps))
+        return None if spec.layers[index].rope is None else norm
     if spec.qk_norm == "head":
         q, k = (load.source.vector(f"{key}{part}_norm", spec.head_dim) for part in ("q", "k"))
         q, k = (weight.to(load.backend.device).float() + spec.norm_offset for weight in (q, k))

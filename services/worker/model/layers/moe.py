@@ -49,4 +49,5 @@ def load_moe(spec: ModelSpec, moe: MoeSpec, load: LinearLoader, prefix: str) -> 
 def _weights(shape: ExpertsShape, load: LinearLoader, key: str) -> Expert:
     hidden, ffn = shape.hidden_size, shape.ffn_size
     gate_up = [Shard.whole(key + part, (ffn, hidden)) for part in ("gate", "up")]
-    return Expert(load.weight(gate_up), load.weight([Shard.whole(f"{key}down", (hidden, ffn))]))
+    down = [Shard.whole(f"{key}down", (hidden, ffn))]
+    return Expert(load.weight(gate_up), load.weight(down), load.bias(gate_up), load.bias(down))

@@ -17,13 +17,15 @@ _TABLE_BYTES, _DYNAMIC_BYTES = 16, 40
 
 def rope_tables(spec: RopeSpec, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cos and sin of every position for one kind of rope: [max_positions, rotary_dim / 2] float32."""
-    angles = _angles(spec, max_positions)
-    return angles.cos() * spec.attention_factor, angles.sin() * spec.attention_factor
+    angles, factor = _angles(spec, max_positions), spec.attention_factor
+    if spec.kind == "longrope" and spec.long_attention_factor is not None and spec.serves_long(max_positions):
+        factor = spec.long_attention_factor
+    return angles.cos() * factor, angles.sin() * factor
 
 
 def query_scale_tables(scale: QueryScale, head_dim: int, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the cos and sin, [max_positions, head_dim / 2] float32, of a rotation that multiplies by the scale."""
-    periods = torch.arange(max_positions, dtype=torch.int64) // scale.period
+    periods = (torch.arange(max_positions, dtype=torch.int64) + scale.first) // scale.period
     factors = 1 + scale.beta * torch.log1p(periods.float())
     cos = factors.unsqueeze(1).repeat(1, head_dim // 2)
     return cos, torch.zeros_like(cos)

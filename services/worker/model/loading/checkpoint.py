@@ -104,13 +104,26 @@ class Checkpoint:
             wanted = wanted[::-1]
         if ref.place is not None:
             wanted = (ref.n_stacked, *wanted)
-        return StoredShape(self._files.file(name), name, self._files.shape(name), wanted, transposed)
+        found = self._files.shape(name) or (1,)  # a single number
+        return StoredShape(self._files.file(name), name, found, wanted, transposed)
+
+    def number(self, key: str) -> float:
+        """Return a single number. Raises ModelError."""
+        ref = self._refs[key]
+        found = self._files.whole(ref.name).reshape(1, -1)
+        if found.numel() != 1:
+            raise ModelError(f"{self._files.file(ref.name)}: {ref.name}: expected one number, found {found.numel()}")
+        return float(self._finite(Dense(found), ref).values)
 
     def vector(self, key: str, size: int, span: Span | None = None) -> torch.Tensor:
         """Return elements `span` of the vector `key` of `size` elements. Raises ModelError."""
         ref = self._refs[key]
         rows, interleaved = stored_rows(ref, span or Span(0, size))
-        found = self._files.slice(ref.name, (stored_size(ref, size),))[rows.start : rows.stop]
+        stored: tuple[int, ...] = (stored_size(ref, size),)
+        if ref.place is not None:
+            found = self._files.slice(ref.name, (ref.n_stacked, *stored))[ref.place, rows.start : rows.stop]
+        else:
+            found = self._files.slice(ref.name, stored)[rows.start : rows.stop]
         found = found if interleaved is None else found[interleaved]
         return self._finite(Dense(found.unsqueeze(0)), ref).values[0]
 
@@ -125,6 +138,9 @@ class Checkpoint:
 
     def _dense(self, ref: TensorRef, stored: Shard) -> Dense:
         rows, cols = (slice(span.start, span.stop) for span in (stored.rows, stored.cols))
+        if ref.transposed and ref.place is not None:
+            stack = self._files.slice(ref.name, (ref.n_stacked, *stored.shape[::-1]))
+            return Dense(stack[ref.place, cols, rows].t())
         if ref.transposed:
             return Dense(self._files.slice(ref.name, stored.shape[::-1])[cols, rows].t())
         if ref.place is not None:
@@ -146,7 +162,7 @@ class Checkpoint:
 
     def _reader_of(self, ref: TensorRef) -> StoredModules | None:
         """Return the reader of `ref` if it is quantized, otherwise None."""
-        if not self._quantized or not ref.name.endswith(".weight"):
+        if not self._quantized or not (ref.name.endswith(".weight") or ref.place is not None):
             return None
         module = _module(ref)
         holding = [reader for reader in self._quantized if reader.holds(module)]
@@ -162,7 +178,7 @@ class Checkpoint:
             if (quantized := self._reader_of(ref)) is None:
                 expected.add(ref.name)
                 continue
-            if ref.transposed:
+            if ref.transposed and ref.place is None:
                 raise ModelError(f"{files.folder}: {_module(ref)}: quantized weights of this architecture are not read")
             expected |= {name for name, needed in quantized.names(_module(ref)) if needed}
             optional |= {name for name, needed in quantized.names(_module(ref)) if not needed}
@@ -217,7 +233,9 @@ def stored_rows(ref: TensorRef, rows: Span) -> tuple[Span, torch.Tensor | None]:
     number = torch.arange(rows.start, rows.stop)
     unit, within = number // ref.unit, number % ref.unit
     if half := ref.n_paired // 2:
-        within = torch.where(within < ref.n_paired, within % half * 2 + within // half, within)
+        turned = within - ref.first_paired
+        paired = (turned >= 0) & (turned < ref.n_paired)
+        within = torch.where(paired, ref.first_paired + turned % half * 2 + turned // half, within)
     place = unit // ref.n_units * ref.n_parts + ref.part + unit % ref.n_units  # of the unit among the stored ones
     stored = ref.start + place * ref.unit + within
     first, last = int(stored.min()), int(stored.max())

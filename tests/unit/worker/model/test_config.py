@@ -117,7 +117,12 @@ def test_windows_alternate_by_default(sample: Callable[[str], Sample], tmp_path:
         ("llama", {"num_hidden_layers": 0}, "num_hidden_layers: expected a positive integer"),
         ("llama", {"rms_norm_eps": "small"}, "rms_norm_eps: expected a number"),
         ("llama", {"dtype": "float64"}, "dtype: 'float64' is not implemented"),
-        ("llama", {"architectures": ["MambaForCausalLM"]}, "architectures: 'MambaForCausalLM' is not implemented"),
+        (
+            "llama",
+            {"architectures": ["XlnetForCausalLM"]},
+            "architectures: 'XlnetForCausalLM' is not implemented; known",
+        ),
+        ("llama", {"architectures": ["Qwen3NextForCausalLM"]}, "gated delta rules keep a state of the whole sequence"),
         ("llama", {"architectures": None, "model_type": "mamba"}, "architectures: expected a list"),
         ("llama", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "rope_type 'spiral'"),
         ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}}, "needs a factor"),

@@ -30,7 +30,7 @@ Json = dict[str, Any]
 WRONG: tuple[Any, ...] = (
     *(0, -1, 1, 10**6, 10**12, 10**400, 2.5, float("nan"), float("inf"), "4", True, None, [], [{}], {}),
 )
-LISTS = ("layer_types", "no_rope_layers", "mlp_only_layers")
+LISTS = ("layer_types", "no_rope_layers", "mlp_only_layers", "moe_layers")
 # One variant for each way in which families read their keys, and for each kind of rope.
 VARIANTS = (
     *("llama", "mistral", "mixtral", "qwen2_sliding", "qwen3_moe", "gemma", "gemma2", "gemma3", "phi3_longrope"),

@@ -26,6 +26,7 @@ UNPUBLISHED = {
     *("hunyuan_v1_dense", "internlm3", "nemotron", "olmo3", "olmoe", "seed_oss"),
     *("ministral3", "qwen2_5_vl", "qwen3_vl"),
     *("modernbert", "roberta", "xlm-roberta"),
+    *("apertus", "bitnet", "llama4", "llama4_text", "phimoe"),
 }
 NAMES = [row["name"] for row in PUBLISHED]
 
@@ -45,11 +46,15 @@ def test_it_is_read_as_transformers_reads_it(row: dict[str, Any]) -> None:
     expected = _reference(spec, row["config"])
     n_heads = expected.num_attention_heads
     head_dim = getattr(expected, "head_dim", None) or expected.hidden_size // n_heads
-    assert (spec.n_layers, spec.hidden_size, spec.vocab_size, spec.n_heads, spec.head_dim) == (
-        expected.num_hidden_layers, expected.hidden_size, expected.vocab_size, n_heads, head_dim,
+    n_kv_heads = getattr(expected, "num_key_value_heads", None) or n_heads
+    if getattr(expected, "multi_query", False):  # falcon
+        n_kv_heads = 1
+    if spec.latent is not None:
+        n_kv_heads, head_dim = 1, expected.kv_lora_rank + expected.qk_rope_head_dim
+        assert (spec.latent.query_dim, spec.latent.value_dim) == (expected.qk_head_dim, expected.v_head_dim)
+    assert (spec.n_layers, spec.hidden_size, spec.vocab_size, spec.n_heads, spec.head_dim, spec.n_kv_heads) == (
+        expected.num_hidden_layers, expected.hidden_size, expected.vocab_size, n_heads, head_dim, n_kv_heads,
     )  # fmt: skip
-    of_falcon = {"falcon": 1 if getattr(expected, "multi_query", False) else None}
-    assert spec.n_kv_heads == (getattr(expected, "num_key_value_heads", None) or of_falcon.get(spec.family) or n_heads)
     sizes = [getattr(expected, key, None) for key in ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")]
     assert spec.ffn_size == next((size for size in sizes if size), 4 * spec.hidden_size)
     keys = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
@@ -63,9 +68,10 @@ def test_it_is_read_as_transformers_reads_it(row: dict[str, Any]) -> None:
     rotated = getattr(expected, "no_rope_layers", None)  # 1: it rotates
     if rotated is not None:
         assert [int(layer.rope is not None) for layer in spec.layers] == rotated
-    for layer in spec.layers:
+    mixed = spec.family in ("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe")
+    for index, layer in enumerate(spec.layers):
         assert layer.window in (None, window)
-        assert (layer.moe is not None) == (spec.family in ("mixtral", "qwen2_moe", "qwen3_moe"))
+        assert (layer.moe is not None) == (mixed and index >= getattr(expected, "first_k_dense_replace", 0))
         if layer.moe is not None:
             size = getattr(expected, "moe_intermediate_size", expected.intermediate_size)
             n_experts = getattr(expected, "num_local_experts", None) or expected.num_experts

@@ -19,7 +19,7 @@ from services.worker.model.formats.safetensors import TensorFiles
 from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.registry import find_family
-from services.worker.model.spec import LayerSpec, ModelError, ModelSpec, MoeSpec, QueryScale, RopeSpec
+from services.worker.model.spec import LatentSpec, LayerSpec, ModelError, ModelSpec, MoeSpec, QueryScale, RopeSpec
 from tests.unit.worker.model.conftest import Sample
 from tests.unit.worker.model.harness import CPU, Engine
 
@@ -62,9 +62,13 @@ _MODEL: list[tuple[str, str, Any]] = [
     ("llama", "tied", True),
     ("granite", "attention_scale", 0.25),
     ("gemma2", "attention_softcap", None),
-    ("ministral3", "query_scale", None),
-    ("ministral3", "query_scale", QueryScale(0.4, 16)),
-    ("ministral3", "query_scale", QueryScale(0.5, 17)),
+    ("llama4", "qk_norm", None),
+    ("bitnet", "sub_norm", False),
+    ("bitnet", "activation", "relu"),
+    ("apertus", "activation", "relu2"),
+    ("gpt_oss", "activation", "silu"),
+    ("gpt_oss", "sinks", False),
+    ("deepseek_v2", "latent", LatentSpec(rank=24, query_rank=0, nope_dim=10, rope_dim=8, value_dim=10)),
     ("gemma2", "logit_softcap", None),
     ("gemma", "embedding_scale", 1.0),
     ("granite", "residual_scale", 1.0),
@@ -87,6 +91,7 @@ _ROPE: list[tuple[str, str, Any]] = [
     ("llama_yarn_mscale", "attention_factor", 1.0),
     ("phi3_longrope_short", "short_factors", (1.0,) * 6),
     ("phi3_longrope", "long_factors", (1.0,) * 6),
+    ("phimoe_longrope", "long_attention_factor", None),
 ]
 _MOE: list[tuple[str, str, Any]] = [
     ("mixtral", "n_experts", 3),
@@ -94,6 +99,7 @@ _MOE: list[tuple[str, str, Any]] = [
     ("mixtral", "routing", Routing(n_active=1, normalise=True)),
     ("qwen2_moe", "shared_size", 20),
     ("qwen2_moe", "shared_gate", False),
+    ("gpt_oss", "bias", False),
 ]
 _ROUTING: list[tuple[str, str, Any]] = [
     ("mixtral", "n_active", 1),
@@ -105,12 +111,26 @@ _ROUTING: list[tuple[str, str, Any]] = [
     ("glm4_moe", "n_kept_groups", 2),
     ("glm4_moe", "group_score", "max"),
     ("glm4_moe", "scale", 1.0),
+    ("phimoe", "scores", "softmax"),
+    ("phimoe", "jitter", 0.05),
+    ("llama4", "on_inputs", False),
 ]
 _LAYER: list[tuple[str, str, Any]] = [
     ("mistral", "window", None),
     ("mistral", "window", 14),
+    ("llama4", "chunk", None),
+    ("llama4", "chunk", 24),
     ("llama", "rope", None),
+    ("ministral3", "query_scale", None),
     ("mixtral", "moe", None),
+]
+_SCALE: list[tuple[str, str, Any]] = [("ministral3", "beta", 0.4), ("ministral3", "period", 17), ("llama4", "first", 0)]
+_LATENT: list[tuple[str, str, Any]] = [
+    ("deepseek_v3", "rank", 20),
+    ("deepseek_v3", "query_rank", 0),
+    ("deepseek_v3", "nope_dim", 10),
+    ("deepseek_v3", "rope_dim", 4),
+    ("deepseek_v3", "value_dim", 8),
 ]
 # Not part of the computation; how weights are stored has its own tests (tests/unit/worker/model/formats).
 _DESCRIPTIVE = {"family", "left_out", "dtype", "eos_token_ids", "layers", "generates", "quantization"}
@@ -177,6 +197,23 @@ def test_layer_switch(variant: str, switch: str, wrong: Any, sample: Callable[[s
     _must_fail(sample(variant), _in_layers(lambda layer: replace(layer, **{switch: wrong})))
 
 
+@pytest.mark.parametrize(("variant", "switch", "wrong"), _SCALE)
+def test_query_scale_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
+    def change(layer: LayerSpec) -> LayerSpec:
+        return replace(layer, query_scale=layer.query_scale and replace(layer.query_scale, **{switch: wrong}))
+
+    _must_fail(sample(variant), _in_layers(change))
+
+
+@pytest.mark.parametrize(("variant", "switch", "wrong"), _LATENT)
+def test_latent_switch(variant: str, switch: str, wrong: Any, sample: Callable[[str], Sample]) -> None:
+    def change(spec: ModelSpec) -> ModelSpec:
+        assert spec.latent is not None
+        return replace(spec, latent=replace(spec.latent, **{switch: wrong}))
+
+    _must_fail(sample(variant), change)
+
+
 @pytest.mark.parametrize("variant", ["gemma3", "smollm3"])
 def test_layers_of_one_model_may_differ(variant: str, sample: Callable[[str], Sample]) -> None:
     """Gemma 3 has a rope and a window for each kind of layer, SmolLM 3 a rope for one: exchanging kinds must show."""
@@ -184,7 +221,10 @@ def test_layers_of_one_model_may_differ(variant: str, sample: Callable[[str], Sa
 
 
 def test_no_switch_is_left_out() -> None:
-    tables = ((ModelSpec, _MODEL), (RopeSpec, _ROPE), (MoeSpec, _MOE), (Routing, _ROUTING), (LayerSpec, _LAYER))
+    tables = (
+        *((ModelSpec, _MODEL), (RopeSpec, _ROPE), (MoeSpec, _MOE), (Routing, _ROUTING), (LayerSpec, _LAYER)),
+        *((QueryScale, _SCALE), (LatentSpec, _LATENT)),
+    )
     for kind, table in tables:
         mutated = {switch for _, switch, _ in table}
         assert {field.name for field in fields(kind)} - _DESCRIPTIVE == mutated

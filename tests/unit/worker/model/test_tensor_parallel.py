@@ -22,6 +22,7 @@ _VARIANTS = [
     *("llama", "llama_tied_biased", "llama_mha_wide", "qwen2", "qwen3_moe", "mixtral", "gemma", "gemma2"),
     *("phi3", "gpt2", "gpt_neox", "gpt_neox_serial", "olmo2", "granite", "gpt_bigcode", "gptj", "mpt", "phi"),
     *("falcon", "falcon_grouped", "granitemoe", "qwen2_moe", "glm", "glm4_moe", "internlm2"),
+    *("bitnet", "deepseek_v3", "gpt_oss", "llama4"),
 ]
 
 

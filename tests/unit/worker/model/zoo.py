@@ -57,6 +57,7 @@ def _make(config: str, **settings: Any) -> Callable[[], transformers.PretrainedC
 # Towers of vision as small as they can be; no test sees with them.
 _VISION: dict[str, dict[str, Any]] = {
     "Gemma3": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "Llama4": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
     "Mistral3": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
     "Qwen2_5_VL": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
     "Qwen3VL": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
@@ -96,6 +97,25 @@ _GROUPED: dict[str, Any] = {
 }
 _HALF = _rope(rope_type="default", partial_rotary_factor=0.5)
 _MOE: dict[str, Any] = {"num_experts_per_tok": 2, "num_local_experts": 4}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+_LLAMA4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "intermediate_size_mlp": 40,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layer_interval": 3,
+    "attention_chunk_size": 16,
+    "floor_scale": 8,
+}
 
 VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "llama": _make("LlamaConfig"),
@@ -259,6 +279,47 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "mistral3_multimodal": _multimodal("Mistral3", model_type="mistral", head_dim=16),
     "qwen2_5_vl_multimodal": _multimodal("Qwen2_5_VL", **_MROPE),
     "qwen3_vl_multimodal": _multimodal("Qwen3VL", head_dim=12, **_MROPE),
+    "llama4_multimodal": _multimodal("Llama4", **_LLAMA4),
+    "bitnet": _make("BitNetConfig"),
+    "apertus": _make("ApertusConfig", **_rope(rope_type="default")),
+    "phimoe": _make("PhimoeConfig", **_MOE, attention_bias=True, lm_head_bias=True, router_jitter_noise=0.3),
+    # The factors of both lengths are equal, because transformers takes the short ones at every length.
+    "phimoe_longrope": _make(
+        "PhimoeConfig",
+        **_MOE,
+        original_max_position_embeddings=32,
+        **_rope(
+            rope_type="longrope",
+            short_mscale=1.2,
+            long_mscale=1.3,
+            original_max_position_embeddings=32,
+            **{**_LONG, "short_factor": _LONG["long_factor"]},
+        ),
+    ),
+    "deepseek_v2": _make(
+        "DeepseekV2Config", **_LATENT, **{**_GROUPED, "norm_topk_prob": False}, topk_method="group_limited_greedy"
+    ),
+    "deepseek_v3": _make(
+        "DeepseekV3Config",
+        **{**_LATENT, "q_lora_rank": 20},
+        **_GROUPED,
+        num_nextn_predict_layers=0,
+        **_rope(
+            rope_type="yarn",
+            factor=4.0,
+            original_max_position_embeddings=32,
+            beta_fast=4.0,
+            mscale=0.7,
+            mscale_all_dim=1.3,
+        ),
+    ),
+    "gpt_oss": _make(
+        "GptOssConfig",
+        **{**_MOE, **_SLIDES, **_LAYERS3},
+        head_dim=16,
+        **_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8.0, truncate=False),
+    ),
+    "llama4": _make("Llama4TextConfig", **_LLAMA4),
     "internlm2": _make("LlamaConfig"),
     "internlm3": _make("LlamaConfig", head_dim=16, attention_bias=True, mlp_bias=True),
     "minicpm": _make("GraniteConfig", **{**_MULTIPLIERS, "attention_multiplier": 12**-0.5}, tie_word_embeddings=True),

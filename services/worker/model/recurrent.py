@@ -1,0 +1,38 @@
+"""Architectures with a recurrent state beside the KV cache, which no worker serves, and what to serve instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_STATE = (
+    "its {layers} keep a state of the whole sequence, not keys and values of each token; the cache holds blocks of "
+    "tokens, which requests share, lose and get back, and a state cannot be cut into those"
+)
+_LAYERS = {
+    "delta": "gated delta rules",
+    "space": "state-space layers",
+    "conv": "short convolutions",
+    "rnn": "recurrences",
+}
+# By architecture: its layers, and a model of about that size that is served.
+_REFUSED = {
+    "Qwen3NextForCausalLM": ("delta", "Qwen3-30B-A3B (qwen3_moe)"),
+    "KimiLinearForCausalLM": ("delta", "Moonlight-16B-A3B (deepseek_v3)"),
+    "Lfm2ForCausalLM": ("conv", "Qwen3-0.6B or 1.7B (qwen3), SmolLM2 (llama)"),
+    "Lfm2MoeForCausalLM": ("conv", "OLMoE-1B-7B (olmoe)"),
+    "MambaForCausalLM": ("space", "Pythia (gpt_neox)"),
+    "Mamba2ForCausalLM": ("space", "Pythia (gpt_neox)"),
+    "FalconMambaForCausalLM": ("space", "Falcon3-7B (llama)"),
+    "FalconH1ForCausalLM": ("space", "Falcon3 (llama)"),
+    "JambaForCausalLM": ("space", "Mixtral-8x7B (mixtral)"),
+    "BambaForCausalLM": ("space", "Granite 3.3 (granite)"),
+    "GraniteMoeHybridForCausalLM": ("space", "Granite 3.3 (granite) or 3.1 MoE (granitemoe)"),
+    "NemotronHForCausalLM": ("space", "Minitron (nemotron)"),
+    "Zamba2ForCausalLM": ("space", "Qwen2.5 (qwen2)"),
+    "RecurrentGemmaForCausalLM": ("rnn", "Gemma 2 (gemma2)"),
+    "RwkvForCausalLM": ("rnn", "Pythia (gpt_neox)"),
+}
+RECURRENT: Mapping[str, str] = {
+    name: f"{_STATE.format(layers=_LAYERS[kind])}. Served instead: {instead}"
+    for name, (kind, instead) in _REFUSED.items()
+}
