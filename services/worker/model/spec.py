@@ -105,10 +105,10 @@ class LayerSpec:
     """Settings that may differ between the layers of a model."""
 
     window: int | None = None  # number of keys that a row sees on a side, including its own; None: all
-    chunk: int | None = None  # a row sees the keys from the last multiple of it on; None: all
     rope: RopeSpec | None = None
-    query_scale: QueryScale | None = None
     moe: MoeSpec | None = None
+    chunk: int | None = None  # a row sees the keys from the last multiple of it on; None: all
+    query_scale: QueryScale | None = None
 
     @property
     def reach(self) -> Reach:
