@@ -54,9 +54,9 @@ from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics
 from services.worker.api.transfer_metrics import TransferMetrics
 from services.worker.engine.state import EngineCounters, EngineState, TransferTotals
+from services.worker.model.families.recurrent import RECURRENT
 from services.worker.model.formats.compressed_tensors import MIXED
 from services.worker.model.formats.registry import FORMATS
-from services.worker.model.recurrent import RECURRENT
 from services.worker.model.registry import FAMILIES
 from services.worker.settings import WorkerSettings
 

@@ -14,12 +14,12 @@ from pkgutil import iter_modules
 from services.worker.model import families
 from services.worker.model.families.config import Config
 from services.worker.model.families.naming import Family, classifier_refs
+from services.worker.model.families.recurrent import RECURRENT
 from services.worker.model.formats.gguf.config import find_architecture, read_config
 from services.worker.model.formats.gguf.container import GgufFile
 from services.worker.model.formats.gguf.naming import as_stored, stored_in_gguf
 from services.worker.model.formats.gguf.parts import read_gguf
 from services.worker.model.formats.registry import read_layouts
-from services.worker.model.recurrent import RECURRENT
 from services.worker.model.spec import Classifier, ModelSpec
 
 
