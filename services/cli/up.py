@@ -121,10 +121,19 @@ def _startup_table(card: worker_pb2.ModelCard) -> Table:
     table.add_column("ms", justify="right")
     for phase in card.startup:
         table.add_row(phase.name, f"{phase.ms:.0f}")
+    for form, kinds in _kinds_by_format(card).items():
+        table.add_row(f"weights: {', '.join(kinds)}", form, style="dim")
     table.add_row("numbers of the KV cache", card.kv_dtype or card.dtype, style="dim")
     for name, size in sorted(card.memory_bytes.items()):
         table.add_row(f"memory: {name}", f"{size / 2**20:.0f} MiB", style="dim")
     return table
+
+
+def _kinds_by_format(card: worker_pb2.ModelCard) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for kind, form in sorted(card.weight_formats.items()):
+        found.setdefault(form, []).append(kind)
+    return found
 
 
 def _how_to_call(card: worker_pb2.ModelCard, options: StackOptions, elapsed_s: float) -> str:

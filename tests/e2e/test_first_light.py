@@ -132,6 +132,7 @@ def test_the_printed_curl_line_answers_and_ctrl_c_leaves_nothing(tmp_path: Path)
     assert curl in output.splitlines(), output
     assert "worker-0" in output
     assert "rendezvous" in output, "the phase table"
+    assert "weights: down, gate, head" in output, "the formats of the weights"
     _, alive = psutil.wait_procs(tree, timeout=20)
     assert not alive, f"left behind: {[p.cmdline() for p in alive]}"
     assert {p.name for p in Path("/dev/shm").iterdir()} <= shared_before

@@ -50,6 +50,7 @@ def model_card(identity: Identity, model: EngineModel, facts: EngineFacts) -> pb
         engine=model.engine,
         resume=model.resume,
         pulls=model.pulls,
+        weight_formats=facts.weight_formats,
     )
 
 

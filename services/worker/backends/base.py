@@ -273,6 +273,10 @@ class Memory(Protocol):
         """Bytes that this process has allocated."""
         ...
 
+    def release(self) -> None:
+        """Give freed memory back, so that others may allocate it."""
+        ...
+
     def available(self, ranks: int) -> int:
         """Bytes that this rank may still allocate, with `ranks` ranks on the machine."""
         ...

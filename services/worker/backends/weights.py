@@ -1,15 +1,15 @@
 """A weight as a value: it keeps the form in which its numbers are stored until a device packs it.
 
-There are three stored forms, and one whose numbers are rounded while they are read. A device packs a form that its
-kernels multiply with in that form; for the others it calls `rows` of one weight, or `dense` or `dense_blocks` of
-several, to get the numbers.
+There are four stored forms, one of them in a file's own blocks, and one whose numbers are rounded while they are read.
+A device packs a form that its kernels multiply with in that form; for the others it calls `rows` of one weight, or
+`dense` or `dense_blocks` of several, to get the numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -103,6 +103,64 @@ class Grouped:
     def _of_inputs(self, per_group: Tensor) -> Tensor:
         """Expand [n, n_groups] to [n, n_in], or to [n, 1] if there is one group."""
         return per_group if per_group.shape[1] == 1 else per_group.index_select(1, self.groups)
+
+
+class BlockSplit(Protocol):
+    """Takes rows of a file's blocks apart."""
+
+    @property
+    def n_codes(self) -> int:
+        """Codes are uint8 below this number; 0: they are int8."""
+        ...
+
+    @property
+    def groups(self) -> Tensor:
+        """The group of each input: [n_in] int64."""
+        ...
+
+    def grouped(self, blocks: Tensor) -> Grouped:
+        """Return the weight of rows of blocks, [n, blocks of a row, n_bytes] uint8."""
+        ...
+
+    def ends(self, blocks: Tensor) -> tuple[float, float]:
+        """Return bounds of the numbers of such rows; NaN if a number is NaN."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InBlocks:
+    """Numbers in a file's blocks, taken apart only while they are read: they need several times the room then."""
+
+    blocks: Tensor  # [n_out, blocks of a row, n_bytes] uint8, a view of the mapped file
+    split: BlockSplit
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (n_out, n_in)."""
+        return len(self.blocks), len(self.split.groups)
+
+    @property
+    def form(self) -> str:
+        """The form in words."""
+        groups, n_codes = self.split.groups, self.split.n_codes
+        name = f"uint{(n_codes - 1).bit_length()}" if n_codes else "int8"
+        return f"{name} in groups of {int((groups == groups[len(groups) // 2]).sum())}"
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return the numbers of rows [start, stop) in float32."""
+        return self.band(start, stop).rows(0, stop - start)
+
+    def band(self, start: int, stop: int) -> Grouped:
+        """Return the weight of the rows [start, stop)."""
+        return self.split.grouped(self.blocks[start:stop])
+
+    def take(self, rows: Tensor) -> InBlocks:
+        """Return the weight of the rows with the numbers `rows` [n]."""
+        return InBlocks(self.blocks.index_select(0, rows), self.split)
+
+    def ends(self) -> tuple[float, float]:
+        """Return bounds of the numbers for all combinations of codes and scales; NaN if a number is NaN."""
+        return _ends(torch.tensor([self.split.ends(band) for band in torch.split(self.blocks, _BAND)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +264,7 @@ class Rounded:
         return min(low * 1.01, 0.0), max(high * 1.01, 0.0)
 
 
-Weight = Dense | Grouped | PerChannel | Rounded
+Weight = Dense | Grouped | InBlocks | PerChannel | Rounded
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,3 +90,4 @@ class EngineFacts:
     startup_s: Mapping[str, float]  # by phase, in order
     memory_bytes: Mapping[str, int]  # of the rank that uses most, by purpose; "computed": the predicted sum
     memory_free: int  # free memory for the same rank
+    weight_formats: Mapping[str, str] = field(default_factory=dict)  # in memory, by the weights' name in every layer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -120,8 +121,8 @@ def build_decoder(
     if spec.n_token_types:
         types = Shard.whole("token_types", (spec.n_token_types, spec.hidden_size))
         token_types = load.weight([types]).dense(backend.dtype, backend.device)
-    kept = (f"{count} x {form}" for form, count in load.forms.most_common())
-    logger.info("weights: %s", ", ".join(kept))
+    formats = {kind: _in_words(forms) for kind, forms in load.kept.items()}
+    logger.info("weights: %s", ", ".join(f"{kind} {form}" for kind, form in formats.items()))
     tables = [rope_tables(rope, max_positions) for rope in spec.ropes]
     tables += [query_scale_tables(scale, spec.head_dim, max_positions) for scale in spec.query_scales]
     rotary = tuple(backend.ops.rope(cos.to(backend.device), sin.to(backend.device)) for cos, sin in tables)
@@ -140,11 +141,18 @@ def build_decoder(
         tables=Tables(max_positions, rotary, spec.reaches, positions, token_types),
         attention=attention,
         classifier=load_classifier(spec, load.source, backend.device),
+        weight_formats=formats,
     )
 
 
 def _unchanged(x: torch.Tensor) -> torch.Tensor:
     return x
+
+
+def _in_words(forms: Counter[str]) -> str:
+    """Return the forms of a kind of weight, with their numbers if there are several."""
+    counted = forms.most_common()
+    return counted[0][0] if len(counted) == 1 else " and ".join(f"{count} x {form}" for form, count in counted)
 
 
 def attention_shape(spec: ModelSpec, load: LinearLoader) -> AttentionShape:

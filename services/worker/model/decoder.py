@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,10 +111,14 @@ class Decoder:
         vocabulary: VocabShard,
         tables: Tables,
         attention: Attention[Any],
+        weight_formats: Mapping[str, str],
         classifier: Head = (),
     ) -> None:
-        """`classifier`: layers over the pooled states; () if the model has none."""
-        self.spec, self.classifier = spec, classifier
+        """`weight_formats`: how the device keeps weights, in words, by their name in every layer.
+
+        `classifier`: layers over the pooled states; () if the model has none.
+        """
+        self.spec, self.weight_formats, self.classifier = spec, weight_formats, classifier
         self.vocab_start, self.vocab_local = vocabulary.start, vocabulary.local
         self.logit_shard = backend.ops.logit_shard(vocabulary.start, vocabulary.local)
         self._embed, self._embed_norm, self._layers, self._norm, self._head = embed, embed_norm, layers, norm, head

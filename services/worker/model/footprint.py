@@ -9,7 +9,7 @@ from services.worker.backends import kv_formats
 from services.worker.cpu import has_amx, has_vectors
 from services.worker.model.layout import Layout
 from services.worker.model.quantization import rounding_of
-from services.worker.model.spec import ModelSpec
+from services.worker.model.spec import IntegerPart, ModelSpec
 from services.worker.protocol.rank_config import RankGroupConfig
 
 _MIB = 1 << 20
@@ -98,7 +98,12 @@ def _element_bytes(spec: ModelSpec, config: RankGroupConfig) -> tuple[float, flo
     layer, table = (dense if rounding is None else rounding.element_bytes for rounding in rounded)
     if spec.quantization:
         layer = max(_stored_bytes(layout, dense) for layout in spec.quantization)
-    return layer, table
+    return _mean_bytes(spec.in_layers, layer), _mean_bytes(spec.in_tables, table)
+
+
+def _mean_bytes(part: IntegerPart | None, others: float) -> float:
+    """Return the mean bytes of an element of matrices with an integer part; `others` is that of the rest."""
+    return others if part is None else part.share * part.element_bytes + (1 - part.share) * others
 
 
 def _stored_bytes(layout: Layout, dense: float) -> float:

@@ -17,7 +17,7 @@ from services.worker.model.families.naming import Family, classifier_refs
 from services.worker.model.families.recurrent import RECURRENT
 from services.worker.model.formats.gguf.config import find_architecture, read_config
 from services.worker.model.formats.gguf.container import GgufFile
-from services.worker.model.formats.gguf.naming import as_stored, stored_in_gguf
+from services.worker.model.formats.gguf.naming import as_stored, stored_in_gguf, with_sizes
 from services.worker.model.formats.gguf.parts import read_gguf
 from services.worker.model.formats.registry import read_layouts
 from services.worker.model.spec import Classifier, ModelSpec
@@ -74,7 +74,8 @@ def describe(path: Path) -> Description:
     architecture = find_architecture(file.metadata)
     config = read_config(file, FAMILIES[architecture.hub], architecture)
     family, spec = interpret(config)
-    return Description(config, stored_in_gguf(family, architecture), as_stored(spec), file)
+    spec = with_sizes(as_stored(spec), file.tensors.values())
+    return Description(config, stored_in_gguf(family, architecture), spec, file)
 
 
 def interpret(config: Config) -> tuple[Family, ModelSpec]:

@@ -101,6 +101,14 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
+class IntegerPart:
+    """The part of some matrices that is stored as integers, which a device may keep as they are."""
+
+    share: float  # of the elements of these matrices
+    element_bytes: float  # of one of its elements in memory, with a share of the scales: the mean
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """Settings that may differ between the layers of a model."""
 
@@ -195,6 +203,8 @@ class ModelSpec:
 
     eos_token_ids: tuple[int, ...] = ()
     quantization: tuple[Layout, ...] = ()  # of quantized linear layers, each stored in one of these; (): not quantized
+    in_layers: IntegerPart | None = None  # of a GGUF file's layers
+    in_tables: IntegerPart | None = None  # of a GGUF file's embedding and head
 
     @property
     def n_layers(self) -> int:

@@ -73,6 +73,7 @@ class EngineConfig:
                 "computed": ledger.computed,
             },
             memory_free=ledger.available,
+            weight_formats=started.model.weight_formats,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
@@ -17,6 +17,7 @@ class ModelFacts:
 
     vocab_size: int
     hidden_size: int  # numbers of an embedding, or of a classifier
+    weight_formats: dict[str, str] = field(default_factory=dict)  # in memory, by the weights' name in every layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,9 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
         head = load_dense(path, read_pooling(path).dense, spec.hidden_size, backend.device)
     return LoadedModel(
         decoder=decoder,
-        facts=ModelFacts(spec.vocab_size, len(head[-1].weight) if head else spec.hidden_size),
+        facts=ModelFacts(
+            spec.vocab_size, len(head[-1].weight) if head else spec.hidden_size, dict(decoder.weight_formats)
+        ),
         kv_bytes_per_token=decoder.kv_bytes_per_token,
         make_cache=partial(decoder.make_cache, block_tokens=config.block_tokens),
         footprint=footprint(spec, config),

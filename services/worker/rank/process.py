@@ -79,6 +79,7 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
     meter = MemoryMeter(backend.memory)
     with phases.measure("weights"):
         model = load(config, comm, backend)
+        backend.memory.release()  # what was needed only while weights were packed
     weights = meter.growth()
     with phases.measure("kv_cache"):
         n_blocks = meter.size_kv_cache(config, model.kv_bytes_per_token, model.footprint.workspace, comm, device)

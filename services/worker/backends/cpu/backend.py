@@ -7,6 +7,7 @@ The two backends give different bits.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,10 @@ class HostMemory:
             if line.startswith("RssAnon:"):  # excludes the mapped checkpoint, which the kernel can drop
                 return int(line.split()[1]) * 1024
         raise RuntimeError("/proc/self/status has no RssAnon line")
+
+    def release(self) -> None:
+        """Give freed memory back, which the allocator keeps otherwise: see `rank_environment`."""
+        ctypes.CDLL(None).malloc_trim(0)
 
     def available(self, ranks: int) -> int:
         """Bytes that this rank may still allocate."""

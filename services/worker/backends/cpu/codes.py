@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from services.worker.backends.weights import Dense, Grouped, PerChannel, Rounded, Weight
+from services.worker.backends.weights import Dense, Grouped, InBlocks, PerChannel, Rounded, Weight
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.kernels.codes import LEAST_BLOCK, MOST_BLOCK, SCALE_ROWS, Bits, InputBits, PackedCodes
 
-_BAND = 4 * SCALE_ROWS  # rows packed at a time
+_BAND = 1 << 20  # codes packed at a time, about
 
 _BITS: tuple[Bits, ...] = (2, 4, 8)
 
@@ -84,28 +84,38 @@ def divide(groups: Tensor, most: int) -> Blocks:
     return Blocks(k, size, common, of_scales, places)
 
 
+def holds_integers(weight: Weight) -> bool:
+    """Whether the numbers of `weight` are integers times scales."""
+    if isinstance(weight, Rounded | InBlocks):
+        return True
+    return not isinstance(weight, Dense) and not weight.codes.is_floating_point()
+
+
 def plan(weight: Weight) -> Part | None:
     """Return how the kernels take `weight`; None if its numbers are not integers times scales."""
+    if isinstance(weight, Dense) or not holds_integers(weight):
+        return None
     if isinstance(weight, Rounded):
         # 4 bits that were just rounded lose far more than inputs of 8 bits do; stored ones keep their quality.
         input_bits: InputBits = 8 if weight.bits == 4 else 16
         return Part(weight, weight.bits, 0, False, divide(weight.groups, MOST_BLOCK[input_bits]), input_bits)
-    if isinstance(weight, Dense) or weight.codes.is_floating_point():
-        return None
-    groups = torch.zeros(weight.shape[1], dtype=torch.int64) if isinstance(weight, PerChannel) else weight.groups
-    if weight.codes.dtype is torch.int8:
-        return Part(
-            weight, 8, 0, isinstance(weight, Grouped) and weight.offset is not None, divide(groups, MOST_BLOCK[16])
-        )
-    assert isinstance(weight, Grouped)
-    low, high = (int(end) for end in torch.aminmax(weight.codes))
+    found = weight.band(0, 1) if isinstance(weight, InBlocks) else weight
+    groups = torch.zeros(weight.shape[1], dtype=torch.int64) if isinstance(found, PerChannel) else found.groups
+    blocks = divide(groups, MOST_BLOCK[16])
+    if found.codes.dtype is torch.int8:
+        return Part(weight, 8, 0, isinstance(found, Grouped) and found.offset is not None, blocks)
+    assert isinstance(found, Grouped)
+    if isinstance(weight, InBlocks):
+        low, high = 0, weight.split.n_codes - 1
+    else:
+        low, high = (int(end) for end in torch.aminmax(found.codes))
     bits = next(bits for bits in _BITS if high < 1 << bits)
-    zeros = torch.zeros(1, dtype=torch.uint8) if weight.zero is None else weight.zero
+    zeros = torch.zeros(1, dtype=torch.uint8) if found.zero is None else found.zero
     zero, center = int(zeros.flatten()[0]), 1 << (bits - 1)
     # Codes less a common zero are codes of the kernels if they have the bits; otherwise the zeros become offsets.
     common = bool((zeros == zero).all()) and low - zero >= -center and high - zero < center
-    offsets = weight.offset is not None or not common
-    return Part(weight, bits, center - zero if common else 0, offsets, divide(groups, MOST_BLOCK[16]))
+    offsets = found.offset is not None or not common
+    return Part(weight, bits, center - zero if common else 0, offsets, blocks)
 
 
 def pack(kernels: Bfloat16Kernels, parts: Sequence[Part], n_zeros: int) -> PackedCodes:
@@ -113,12 +123,13 @@ def pack(kernels: Bfloat16Kernels, parts: Sequence[Part], n_zeros: int) -> Packe
     first = parts[0]
     blocks, bits = first.blocks, first.bits
     n_out = sum(part.weight.shape[0] for part in parts) + n_zeros
+    height = max(1, _BAND // blocks.k // SCALE_ROWS) * SCALE_ROWS
     scales, offsets = list[Tensor](), list[Tensor]()
 
     def bands() -> Iterator[Tensor]:
         for part in parts:
-            for start in range(0, part.weight.shape[0], _BAND):
-                band = part.weight.band(start, start + _BAND)
+            for start in range(0, part.weight.shape[0], height):
+                band = part.weight.band(start, start + height)
                 assert not isinstance(band, Dense)
                 scales.append(_of_blocks(band.scale, blocks))
                 if part.offsets:
@@ -128,9 +139,8 @@ def pack(kernels: Bfloat16Kernels, parts: Sequence[Part], n_zeros: int) -> Packe
             yield torch.zeros(n_zeros, blocks.k, dtype=torch.uint8)
 
     codes = kernels.pack_codes(_in_steps(bands(), SCALE_ROWS), n_out, blocks.k, bits, first.input_bits)
-    numbers = [_grouped(scales, n_out), *([_grouped(offsets, n_out)] if offsets else [])]
-    if all(torch.equal(values.half().float(), values) for values in numbers):
-        numbers = [values.half() for values in numbers]
+    if any(band.dtype is not torch.float16 for band in (*scales, *offsets)):
+        scales, offsets = [band.float() for band in scales], [band.float() for band in offsets]
     return PackedCodes(
         n_out=n_out,
         n_in=first.weight.shape[1],
@@ -140,8 +150,8 @@ def pack(kernels: Bfloat16Kernels, parts: Sequence[Part], n_zeros: int) -> Packe
         bits=bits,
         input_bits=first.input_bits,
         codes=codes,
-        scales=numbers[0],
-        offsets=numbers[1] if offsets else None,
+        scales=_grouped(scales, n_out),
+        offsets=_grouped(offsets, n_out) if offsets else None,
         order=blocks.order,
     )
 
@@ -168,7 +178,10 @@ def _offset(band: Grouped | PerChannel, part: Part) -> Tensor:
 
 
 def _of_blocks(per_group: Tensor, blocks: Blocks) -> Tensor:
-    return per_group.float().index_select(1, torch.tensor(blocks.groups))
+    """Return the numbers of the groups for each block, in float16 if that is exact, otherwise in float32."""
+    numbers = per_group.float()
+    half = numbers.half()
+    return (half if torch.equal(half.float(), numbers) else numbers).index_select(1, torch.tensor(blocks.groups))
 
 
 def _grouped(bands: Sequence[Tensor], n_out: int) -> Tensor:

@@ -22,7 +22,7 @@ from services.worker.backends.base import (
     RmsNorm,
     Rope,
 )
-from services.worker.backends.cpu.codes import plan
+from services.worker.backends.cpu.codes import holds_integers
 from services.worker.backends.cpu.linear import KernelLinear, PackedLinear
 from services.worker.backends.cpu.logit_shard import KernelLogitShard
 from services.worker.backends.cpu.quantized import QuantizedLinear, stays_integer
@@ -128,7 +128,7 @@ class KernelOps(OneDnnOps):
 
     def form(self, weight: Weight) -> str:
         """Return in words how `linear` keeps `weight`."""
-        return super().form(weight) if plan(weight) is None else weight.form
+        return weight.form if holds_integers(weight) else super().form(weight)
 
     def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
         """Return the product with `weight`, whose integers stay integers."""

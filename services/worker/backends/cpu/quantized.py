@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.worker.backends.cpu.codes import Part, pack, plan
+from services.worker.backends.cpu.codes import Part, holds_integers, pack, plan
 from services.worker.backends.cpu.linear import KernelLinear, check_rows
 from services.worker.backends.weights import Dense, Stacked, Weight
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
@@ -27,7 +27,7 @@ class _Piece:
 
 def stays_integer(weight: Stacked) -> bool:
     """Whether our kernels multiply with a part of `weight` as it is stored."""
-    return any(plan(part) is not None for part in weight.parts)
+    return any(holds_integers(part) for part in weight.parts)
 
 
 class QuantizedLinear:

@@ -29,6 +29,10 @@ class CudaMemory:
         """Bytes that this process has allocated."""
         return torch.cuda.memory_allocated(self._device)
 
+    def release(self) -> None:
+        """Give freed memory back, which torch keeps otherwise."""
+        torch.cuda.empty_cache()
+
     def available(self, ranks: int) -> int:
         """Bytes that this rank may still allocate; every rank has its own device."""
         free: int = torch.cuda.mem_get_info(self._device)[0]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,6 +17,11 @@ from services.worker.model.shard import Shard, Span
 from services.worker.protocol.rank_config import Quantization
 
 
+def kind_of(key: str) -> str:
+    """Return the name that a weight has in every layer: the logical key without the numbers of layer and expert."""
+    return ".".join(part for part in key.removeprefix("layers.").split(".") if not part.isdigit())
+
+
 @dataclass(frozen=True, slots=True)
 class LinearLoader:
     """Builds linear layers of one rank from a checkpoint."""
@@ -25,7 +30,9 @@ class LinearLoader:
     comm: Communicator
     backend: ModelBackend
     quantization: Quantization = field(default="none", kw_only=True)  # of weights that are stored unquantized
-    forms: Counter[str] = field(default_factory=Counter, kw_only=True)  # how the device keeps its weights, in words
+    kept: Mapping[str, Counter[str]] = field(  # the forms in which the device keeps weights, by `kind_of`
+        default_factory=lambda: defaultdict(Counter), kw_only=True
+    )
 
     def share(self, size: int) -> Span:
         """Return this rank's share of a dimension that the ranks divide."""
@@ -52,7 +59,8 @@ class LinearLoader:
     def weight(self, shards: Sequence[Shard], *, n_padding: int = 0) -> Stacked:
         """Return the weights of `shards` concatenated by rows, followed by `n_padding` rows of zeros."""
         parts = [self._weight(shard) for shard in shards]
-        self.forms.update(self.backend.ops.form(part) for part in parts)
+        for shard, part in zip(shards, parts, strict=True):
+            self.kept[kind_of(shard.key)][self.backend.ops.form(part)] += 1
         if n_padding:
             parts.append(Dense(torch.zeros(n_padding, len(shards[0].cols), dtype=self.backend.dtype)))
         return Stacked(tuple(parts))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType as T
 
 from services.worker.backends.base import ModelBackend
 from services.worker.backends.collectives import SingleRank
@@ -25,6 +26,7 @@ from services.worker.model.footprint import footprint
 from services.worker.model.quantization import rounding_of
 from services.worker.model.registry import interpret
 from services.worker.protocol.rank_config import Quantization, RankGroupConfig
+from tests.unit.worker.model.formats.gguf.models import write_model
 from tests.unit.worker.model.harness import CPU, Engine, ThreadRank, run_ranks
 from tests.unit.worker.model.zoo import prompt, write_checkpoint
 
@@ -110,6 +112,26 @@ def test_weights_take_what_was_predicted_and_the_table_stands_once(folder: Path,
     held = sum(code.nbytes for code in codes)
     rows = 256 * 128 - 208 * 128  # the kernels' rows of padding of the table
     assert held - rows == pytest.approx(predicted, rel=0.05)
+
+
+@needs_kernels
+@pytest.mark.parametrize("quantization", ["none", "int8"])  # of what the file stores dense
+def test_a_gguf_file_takes_what_was_predicted_and_its_formats_are_named(
+    folder: Path, tmp_path: Path, quantization: Quantization
+) -> None:
+    kinds = {"token_embd.weight": T.Q8_0, "blk.0.attn_q.weight": T.F16, "blk.0.ffn_down.weight": T.Q5_0}
+    hub = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    file = write_model(hub, "llama", tmp_path / "m.gguf", lambda name: kinds.get(name, T.Q4_0))
+    model = load_model(file, SingleRank(), open_backend(torch.bfloat16, CPU), 16, quantization)
+    dense = 128 * 128 * 2 if quantization == "none" else 0
+    held = sum(code.nbytes for code in packed(model)) + dense - (256 - 208) * 128 * 34 // 32
+    config = RankGroupConfig(str(file), kv_tokens=16, max_model_len=16, quantization=quantization)
+    assert held == pytest.approx(footprint(model.spec, config).weights, rel=0.03)
+    four, eight = "uint4 in groups of 32", "int8 in groups of 32"
+    q = {"none": "bfloat16", "int8": "int8 per output"}[quantization]
+    wanted = {"q": f"1 x {q} and 1 x {four}", "k": four, "v": four, "o": four, "gate": four, "up": four}
+    wanted |= {"down": f"1 x uint5 in groups of 32 and 1 x {four}", "head": eight}
+    assert model.weight_formats == wanted
 
 
 @pytest.mark.parametrize(("quantization", "most"), [("int4", 0.45e9), ("int8", 0.55e9)])

@@ -52,6 +52,9 @@ class Left:
     def held(self) -> int:
         return 0
 
+    def release(self) -> None:
+        """All that is freed is given back at once."""
+
     def available(self, ranks: int) -> int:
         return self._left // ranks
 

@@ -1,7 +1,9 @@
 """Takes blocks of GGUF's quantized types apart: codes, scales and offsets, without loss.
 
-(code - zero) * scale + offset in float32 has the bits of `gguf.quants.dequantize`. Types of a codebook become signed
-codes of 8 bits, the entries of the book. Source of the layouts: ggml-common.h and ggml-quants.c of ggml.
+(code - zero) * scale + offset in float32 has the bits of `gguf.quants.dequantize`. Codes are as short as stored;
+those of a codebook become signed ones of 8 bits, the entries of the book.
+
+Source of the layouts: ggml-common.h and ggml-quants.c of ggml.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from torch import Tensor
 class Parts:
     """The parts of n blocks."""
 
-    codes: Tensor  # [n, block]: int8, or uint8 if there is an offset
+    codes: Callable[[], Tensor]  # unpacks them: [n, block] uint8, or int8 if the type has no `n_codes`
     scale: Tensor  # [n, groups] float16 or float32
     offset: Tensor | None = None  # [n, groups] float16 or float32
+    zero: int = 0  # of all codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class Quantized:
     """A type of blocks; `group` neighbours share a scale."""
 
     group: int
+    n_codes: int  # codes are uint8 below it; 0: int8
     split: Callable[[Tensor], Parts]  # of [n, n_bytes] uint8
 
 
@@ -57,37 +61,41 @@ def _of_book(entries: tuple[int, ...], places: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Parts:
-    return Parts(_signed(_unpacked(blocks[:, 2:], 16, _NIBBLES), 8), _halves(blocks, 0))
+    return Parts(lambda: _unpacked(blocks[:, 2:], 16, _NIBBLES), _halves(blocks, 0), zero=8)
 
 
 def _q4_1(blocks: Tensor) -> Parts:
-    return Parts(_unpacked(blocks[:, 4:], 16, _NIBBLES), _halves(blocks, 0), _halves(blocks, 2))
+    return Parts(lambda: _unpacked(blocks[:, 4:], 16, _NIBBLES), _halves(blocks, 0), _halves(blocks, 2))
+
+
+def _five_bits(packed: Tensor) -> Tensor:
+    return _unpacked(packed[:, 4:], 16, _NIBBLES) | _unpacked(packed[:, :4], 1, _BITS) << 4
 
 
 def _q5_0(blocks: Tensor) -> Parts:
-    codes = _unpacked(blocks[:, 6:], 16, _NIBBLES) | _unpacked(blocks[:, 2:6], 1, _BITS) << 4
-    return Parts(_signed(codes, 16), _halves(blocks, 0))
+    return Parts(lambda: _five_bits(blocks[:, 2:]), _halves(blocks, 0), zero=16)
 
 
 def _q5_1(blocks: Tensor) -> Parts:
-    codes = _unpacked(blocks[:, 8:], 16, _NIBBLES) | _unpacked(blocks[:, 4:8], 1, _BITS) << 4
-    return Parts(codes, _halves(blocks, 0), _halves(blocks, 2))
+    return Parts(lambda: _five_bits(blocks[:, 4:]), _halves(blocks, 0), _halves(blocks, 2))
 
 
 def _q8_0(blocks: Tensor) -> Parts:
-    return Parts(blocks[:, 2:].contiguous().view(torch.int8), _halves(blocks, 0))
+    return Parts(lambda: blocks[:, 2:].contiguous().view(torch.int8), _halves(blocks, 0))
 
 
 def _q2_k(blocks: Tensor) -> Parts:
-    scales, codes = blocks[:, :16], _unpacked(blocks[:, 16:80], 32, _PAIRS)
+    scales = blocks[:, :16]
     scale = _halves(blocks, 80).float() * (scales & 15)
-    return Parts(codes, scale, -(_halves(blocks, 82).float() * (scales >> 4)))
+    return Parts(lambda: _unpacked(blocks[:, 16:80], 32, _PAIRS), scale, -(_halves(blocks, 82).float() * (scales >> 4)))
 
 
 def _q3_k(blocks: Tensor) -> Parts:
-    high, low = _unpacked(blocks[:, :32], 32, _BITS), _unpacked(blocks[:, 32:96], 32, _PAIRS)
+    def codes() -> Tensor:
+        return _unpacked(blocks[:, 32:96], 32, _PAIRS) | _unpacked(blocks[:, :32], 32, _BITS) << 2
+
     sixths = _unpacked(blocks[:, 96:104], 8, _NIBBLES) | _unpacked(blocks[:, 104:108], 4, _PAIRS) << 4
-    return Parts(_signed(low | high << 2, 4), _halves(blocks, 108).float() * _signed(sixths, 32))
+    return Parts(codes, _halves(blocks, 108).float() * _signed(sixths, 32), zero=4)
 
 
 def _scales_and_minima(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,33 +106,38 @@ def _scales_and_minima(packed: Tensor) -> tuple[Tensor, Tensor]:
     return scales, minima
 
 
-def _k_parts(blocks: Tensor, codes: Tensor) -> Parts:
+def _k_parts(blocks: Tensor, codes: Callable[[], Tensor]) -> Parts:
     scales, minima = _scales_and_minima(blocks[:, 4:16])
     return Parts(codes, _halves(blocks, 0).float() * scales, -(_halves(blocks, 2).float() * minima))
 
 
 def _q4_k(blocks: Tensor) -> Parts:
-    return _k_parts(blocks, _unpacked(blocks[:, 16:], 32, _NIBBLES))
+    return _k_parts(blocks, lambda: _unpacked(blocks[:, 16:], 32, _NIBBLES))
 
 
 def _q5_k(blocks: Tensor) -> Parts:
-    return _k_parts(blocks, _unpacked(blocks[:, 48:], 32, _NIBBLES) | _unpacked(blocks[:, 16:48], 32, _BITS) << 4)
+    def codes() -> Tensor:
+        return _unpacked(blocks[:, 48:], 32, _NIBBLES) | _unpacked(blocks[:, 16:48], 32, _BITS) << 4
+
+    return _k_parts(blocks, codes)
 
 
 def _q6_k(blocks: Tensor) -> Parts:
-    codes = _unpacked(blocks[:, :128], 64, _NIBBLES) | _unpacked(blocks[:, 128:192], 32, _PAIRS) << 4
+    def codes() -> Tensor:
+        return _unpacked(blocks[:, :128], 64, _NIBBLES) | _unpacked(blocks[:, 128:192], 32, _PAIRS) << 4
+
     scales = blocks[:, 192:208].contiguous().view(torch.int8)
-    return Parts(_signed(codes, 32), _halves(blocks, 208).float() * scales)
+    return Parts(codes, _halves(blocks, 208).float() * scales, zero=32)
 
 
 def _iq4_nl(blocks: Tensor) -> Parts:
-    return Parts(_of_book(_IQ4_NL, _unpacked(blocks[:, 2:], 16, _NIBBLES)), _halves(blocks, 0))
+    return Parts(lambda: _of_book(_IQ4_NL, _unpacked(blocks[:, 2:], 16, _NIBBLES)), _halves(blocks, 0))
 
 
 def _mxfp4(blocks: Tensor) -> Parts:
     exponent = blocks[:, :1].int()  # of E8M0; half of its power of two, because the codes are doubled
     bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1) << 23)
-    return Parts(_of_book(_E2M1, _unpacked(blocks[:, 1:], 16, _NIBBLES)), bits.view(torch.float32))
+    return Parts(lambda: _of_book(_E2M1, _unpacked(blocks[:, 1:], 16, _NIBBLES)), bits.view(torch.float32))
 
 
 def _trits(packed: Tensor, width: int, count: int) -> Tensor:
@@ -135,27 +148,30 @@ def _trits(packed: Tensor, width: int, count: int) -> Tensor:
 
 
 def _tq1_0(blocks: Tensor) -> Parts:
-    parts = _trits(blocks[:, :32], 32, 5), _trits(blocks[:, 32:48], 16, 5), _trits(blocks[:, 48:52], 4, 4)
-    return Parts(_signed(torch.cat(parts, dim=1), 1), _halves(blocks, 52))
+    def codes() -> Tensor:
+        parts = _trits(blocks[:, :32], 32, 5), _trits(blocks[:, 32:48], 16, 5), _trits(blocks[:, 48:52], 4, 4)
+        return torch.cat(parts, dim=1)
+
+    return Parts(codes, _halves(blocks, 52), zero=1)
 
 
 def _tq2_0(blocks: Tensor) -> Parts:
-    return Parts(_signed(_unpacked(blocks[:, :64], 32, _PAIRS), 1), _halves(blocks, 64))
+    return Parts(lambda: _unpacked(blocks[:, :64], 32, _PAIRS), _halves(blocks, 64), zero=1)
 
 
 QUANTIZED: Mapping[str, Quantized] = {
-    "Q4_0": Quantized(32, _q4_0),
-    "Q4_1": Quantized(32, _q4_1),
-    "Q5_0": Quantized(32, _q5_0),
-    "Q5_1": Quantized(32, _q5_1),
-    "Q8_0": Quantized(32, _q8_0),
-    "Q2_K": Quantized(16, _q2_k),
-    "Q3_K": Quantized(16, _q3_k),
-    "Q4_K": Quantized(32, _q4_k),
-    "Q5_K": Quantized(32, _q5_k),
-    "Q6_K": Quantized(16, _q6_k),
-    "IQ4_NL": Quantized(32, _iq4_nl),
-    "MXFP4": Quantized(32, _mxfp4),
-    "TQ1_0": Quantized(256, _tq1_0),
-    "TQ2_0": Quantized(256, _tq2_0),
+    "Q4_0": Quantized(32, 16, _q4_0),
+    "Q4_1": Quantized(32, 16, _q4_1),
+    "Q5_0": Quantized(32, 32, _q5_0),
+    "Q5_1": Quantized(32, 32, _q5_1),
+    "Q8_0": Quantized(32, 0, _q8_0),
+    "Q2_K": Quantized(16, 4, _q2_k),
+    "Q3_K": Quantized(16, 8, _q3_k),
+    "Q4_K": Quantized(32, 16, _q4_k),
+    "Q5_K": Quantized(32, 32, _q5_k),
+    "Q6_K": Quantized(16, 64, _q6_k),
+    "IQ4_NL": Quantized(32, 0, _iq4_nl),
+    "MXFP4": Quantized(32, 0, _mxfp4),
+    "TQ1_0": Quantized(256, 3, _tq1_0),
+    "TQ2_0": Quantized(256, 4, _tq2_0),
 }

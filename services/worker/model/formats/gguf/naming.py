@@ -1,15 +1,18 @@
-"""The names and places of a model's tensors in a GGUF file, which are the same for all architectures. Free of torch."""
+"""The names, places and sizes of a model's tensors in a GGUF file, the same for all architectures. Free of torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from services.worker.model.families.naming import Family, LayerNames, Refs, TensorRef, standard_refs
 from services.worker.model.formats.gguf.architectures import Architecture
-from services.worker.model.formats.gguf.config import FACTORS
-from services.worker.model.spec import ModelSpec, MoeSpec
+from services.worker.model.formats.gguf.config import EMBEDDING, FACTORS, HEAD
+from services.worker.model.formats.gguf.container import TensorInfo
+from services.worker.model.spec import IntegerPart, ModelSpec, MoeSpec
 
+_LAYERS = "blk."
 _NAMES = LayerNames(
     q="attn_q",
     k="attn_k",
@@ -43,13 +46,30 @@ def as_stored(spec: ModelSpec) -> ModelSpec:
     return replace(spec, norm_offset=0.0)
 
 
+def with_sizes(spec: ModelSpec, tensors: Iterable[TensorInfo]) -> ModelSpec:
+    """Return the spec with what the stored matrices take of memory."""
+    matrices = [info for info in tensors if len(info.shape) > 1]
+    layers = [info for info in matrices if info.name.startswith(_LAYERS)]
+    tables = [info for info in matrices if info.name in (EMBEDDING, HEAD)]
+    return replace(spec, in_layers=_integer_part(layers), in_tables=_integer_part(tables))
+
+
+def _integer_part(matrices: Sequence[TensorInfo]) -> IntegerPart | None:
+    integers = [info for info in matrices if info.type.kept_bits]
+    if not integers:
+        return None
+    n_elements, total = (sum(math.prod(info.shape) for info in of) for of in (integers, matrices))
+    n_bytes = sum(math.prod(info.shape) * info.type.kept_bits for info in integers) / 8
+    return IntegerPart(n_elements / total, n_bytes / n_elements)
+
+
 def _refs(spec: ModelSpec, architecture: Architecture) -> Refs:
-    found = standard_refs(spec, _NAMES, prefix="blk.", embed="token_embd", norm="output_norm", head="output")
+    found = standard_refs(spec, _NAMES, prefix=_LAYERS, embed="token_embd", norm="output_norm", head="output")
     if spec.learned_positions:
         found["positions"] = TensorRef("position_embd.weight")
     q, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     for index, layer in enumerate(spec.layers):
-        key, module = f"layers.{index}.", f"blk.{index}."
+        key, module = f"layers.{index}.", f"{_LAYERS}{index}."
         if architecture.one_qkv:
             found |= _concatenated(key, f"{module}attn_qkv", {"q": q, "k": kv, "v": kv}, bias=spec.qkv_bias)
         if architecture.one_gate_up:

@@ -9,13 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.worker.backends.weights import Grouped
-from services.worker.model.formats.gguf.blocks import QUANTIZED
+from services.worker.backends.weights import Grouped, InBlocks
+from services.worker.model.formats.gguf.blocks import QUANTIZED, Quantized
 from services.worker.model.formats.gguf.container import GgufFile, TensorInfo
 from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import ModelError
 
-_BAND = 1 << 16  # blocks taken apart at a time, to bound the memory beside the weight
 _DENSE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -96,24 +95,46 @@ class BlockReader:
         """Return the name of a module's tensor, that it is stored [out, in], and its expected shape."""
         return _weight(module), False, shape
 
-    def weight(self, shard: Shard) -> Grouped:
+    def weight(self, shard: Shard) -> InBlocks:
         """Return a part of a module's weight: all its numbers, in groups as stored."""
         name, cols = _weight(shard.key), shard.cols
-        kind, block = QUANTIZED[self._files.dtype(name)], shard.shape[1] // self._files.blocks(name).shape[1]
-        wide, groups = _covering(cols, block), _covering(cols, kind.group)
-        blocks = self._files.blocks(name)[shard.rows.start : shard.rows.stop, wide.start : wide.stop]
-        within = slice(cols.start - wide.start * block, cols.stop - wide.start * block)
-        first = groups.start - wide.start * block // kind.group
-        kept = slice(first, first + len(groups))
-        codes, scales, offsets = [], [], []
-        for band in torch.split(blocks, max(1, _BAND // blocks.shape[1])):
-            parts = kind.split(band.flatten(0, 1))
-            codes.append(parts.codes.view(len(band), -1)[:, within])
-            scales.append(parts.scale.view(len(band), -1)[:, kept])
-            if parts.offset is not None:
-                offsets.append(parts.offset.view(len(band), -1)[:, kept])
-        places = torch.arange(cols.start, cols.stop) // kind.group - groups.start
-        return Grouped(_joined(codes), _joined(scales), None, places, _joined(offsets) if offsets else None)
+        kind, blocks = QUANTIZED[self._files.dtype(name)], self._files.blocks(name)
+        size = shard.shape[1] // blocks.shape[1]  # elements of a block
+        wide = _covering(cols, size)
+        found = blocks[shard.rows.start : shard.rows.stop, wide.start : wide.stop]
+        return InBlocks(found, ColumnSplit(kind, Span(cols.start - wide.start * size, cols.stop - wide.start * size)))
+
+
+class ColumnSplit:
+    """Takes rows of blocks of a type apart, and keeps some of their columns."""
+
+    def __init__(self, kind: Quantized, cols: Span) -> None:
+        self.n_codes = kind.n_codes
+        self._kind, self._cols, self._kept = kind, cols, _covering(cols, kind.group)
+        self.groups = torch.arange(cols.start, cols.stop) // kind.group - self._kept.start
+
+    def grouped(self, blocks: Tensor) -> Grouped:
+        """Return the weight of rows of blocks, [n, blocks of a row, n_bytes] uint8."""
+        parts, n = self._kind.split(blocks.flatten(0, 1)), len(blocks)
+        codes = parts.codes().view(n, -1)[:, self._cols.start : self._cols.stop].contiguous()
+        scale, zero = self._of_groups(parts.scale, n), None
+        if parts.zero:
+            zero = torch.full(scale.shape, parts.zero, dtype=torch.uint8)
+        offset = None if parts.offset is None else self._of_groups(parts.offset, n)
+        return Grouped(codes, scale, zero, self.groups, offset)
+
+    def ends(self, blocks: Tensor) -> tuple[float, float]:
+        """Return bounds of the numbers of such rows; NaN if a number is NaN."""
+        parts, n = self._kind.split(blocks.flatten(0, 1)), len(blocks)
+        codes = torch.tensor([0, self.n_codes - 1] if self.n_codes else [-128, 127]).view(2, 1, 1)
+        numbers = (codes - parts.zero) * self._of_groups(parts.scale, n).float()
+        if parts.offset is not None:
+            numbers += self._of_groups(parts.offset, n).float()
+        low, high = torch.aminmax(numbers)
+        return float(low), float(high)
+
+    def _of_groups(self, numbers: Tensor, n: int) -> Tensor:
+        return numbers.view(n, -1)[:, self._kept.start : self._kept.stop]
 
 
 def _mapped(file: Path) -> Tensor:
@@ -131,7 +152,3 @@ def _weight(module: str) -> str:
 def _covering(span: Span, size: int) -> Span:
     """Return the numbers of the parts of `size` elements that `span` touches."""
     return Span(span.start // size, -(-span.stop // size))
-
-
-def _joined(bands: list[Tensor]) -> Tensor:
-    return bands[0].contiguous() if len(bands) == 1 else torch.cat(bands)

@@ -1,4 +1,6 @@
-"""The tensor types of GGUF: their numbers in files and the sizes of their blocks. Free of torch.
+"""The tensor types of GGUF: their numbers in files, the sizes of their blocks and of their numbers in memory.
+
+Free of torch.
 
 Source: `ggml_type` and the block structures of ggml (ggml.h, ggml-common.h).
 """
@@ -16,26 +18,29 @@ class TensorType:
     name: str
     block: int
     n_bytes: int
+    kept_bits: float = 0  # of an element that stays an integer in memory, with its share of scales; 0: it does not
 
 
+# Kept are codes of 2, 4 or 8 bits; a scale, and an offset if there is one, for each group: in 16 bits if that is always
+# exact.
 TYPES: Mapping[int, TensorType] = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
-    2: TensorType("Q4_0", 32, 18),
-    3: TensorType("Q4_1", 32, 20),
-    6: TensorType("Q5_0", 32, 22),
-    7: TensorType("Q5_1", 32, 24),
-    8: TensorType("Q8_0", 32, 34),
-    10: TensorType("Q2_K", 256, 84),
-    11: TensorType("Q3_K", 256, 110),
-    12: TensorType("Q4_K", 256, 144),
-    13: TensorType("Q5_K", 256, 176),
-    14: TensorType("Q6_K", 256, 210),
-    20: TensorType("IQ4_NL", 32, 18),
+    2: TensorType("Q4_0", 32, 18, 4 + 16 / 32),
+    3: TensorType("Q4_1", 32, 20, 4 + 64 / 32),
+    6: TensorType("Q5_0", 32, 22, 8 + 16 / 32),
+    7: TensorType("Q5_1", 32, 24, 8 + 32 / 32),
+    8: TensorType("Q8_0", 32, 34, 8 + 16 / 32),
+    10: TensorType("Q2_K", 256, 84, 2 + 64 / 16),
+    11: TensorType("Q3_K", 256, 110, 4 + 32 / 16),
+    12: TensorType("Q4_K", 256, 144, 4 + 64 / 32),
+    13: TensorType("Q5_K", 256, 176, 8 + 64 / 32),
+    14: TensorType("Q6_K", 256, 210, 8 + 32 / 16),
+    20: TensorType("IQ4_NL", 32, 18, 8 + 16 / 32),
     30: TensorType("BF16", 1, 2),
-    34: TensorType("TQ1_0", 256, 54),
-    35: TensorType("TQ2_0", 256, 66),
-    39: TensorType("MXFP4", 32, 17),
+    34: TensorType("TQ1_0", 256, 54, 2 + 16 / 256),
+    35: TensorType("TQ2_0", 256, 66, 2 + 32 / 256),
+    39: TensorType("MXFP4", 32, 17, 8 + 32 / 32),
 }
 # Types that are known but not read, to refuse them by name; ggml removed those in brackets.
 UNREAD: Mapping[int, str] = {

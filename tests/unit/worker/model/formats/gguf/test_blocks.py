@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+from services.worker.backends.cpu.codes import pack, plan
+from services.worker.cpu import has_vectors
+from services.worker.kernels.bfloat16 import open_kernels
 from services.worker.model.formats.gguf.blocks import QUANTIZED
 from services.worker.model.formats.gguf.container import read_container
 from services.worker.model.formats.gguf.tensors import BlockReader, GgufTensors
 from services.worker.model.formats.gguf.types import TYPES
 from services.worker.model.shard import Shard, Span
 
-N_OUT, N_IN = 6, 1024
+N_OUT, N_IN = 64, 1024
 # Bytes of a block that hold float16 numbers; random bytes there would be NaN or infinite.
 _HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
@@ -75,16 +78,11 @@ def test_parts_have_the_bits_of_ggufs_numbers(stored: tuple[BlockReader, torch.T
         assert torch.equal(weight.take(order).rows(0, len(rows)), wanted[order])
 
 
-def test_long_tensors_are_read_in_bands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.worker.model.formats.gguf.tensors._BAND", 64)
-    kind, blocks = gguf.GGMLQuantizationType.Q4_K, random_blocks("Q4_K", (100, 512))
-    writer = gguf.GGUFWriter(str(tmp_path / "one.gguf"), "llama")
-    writer.add_tensor("w.weight", blocks, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    file = tmp_path / "one.gguf"
-    reader = BlockReader(GgufTensors(file, read_container(file)))
-    found = reader.weight(Shard("w", (100, 512), Span(3, 99), Span(0, 512))).rows(0, 96)
-    assert np.array_equal(found.numpy(), gguf.dequantize(blocks, kind).reshape(100, 512)[3:99])
+@pytest.mark.skipif(not has_vectors(), reason="this CPU has none of our kernels")
+def test_integers_take_the_memory_that_is_predicted(
+    stored: tuple[BlockReader, torch.Tensor], request: pytest.FixtureRequest
+) -> None:
+    part = plan(stored[0].weight(Shard.whole("w", (N_OUT, N_IN))))
+    assert part is not None
+    kind = next(kind for kind in TYPES.values() if kind.name == request.node.callspec.params["stored"])
+    assert pack(open_kernels(), [part], 0).nbytes * 8 == N_OUT * N_IN * kind.kept_bits
