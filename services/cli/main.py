@@ -276,7 +276,9 @@ def chat(
 
 @app.command()
 def fetch(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="OWNER/NAME or hf://OWNER/NAME[@REVISION].")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="OWNER/NAME or hf://OWNER/NAME[:QUANTIZATION][@REVISION].")
+    ],
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where models are kept; may be shared by many machines.")],
     revision: Annotated[str, typer.Option(help="Branch, tag or commit; default: main.")] = "",
     name: Annotated[

@@ -6,6 +6,7 @@ from textwrap import dedent
 
 import pytest
 
+from services.cli.fetch.repository import ModelReference
 from tests.charts.rendering import HELMS, RenderError, environment, render
 from tests.programs import CHART
 
@@ -77,7 +78,7 @@ monitoring:
   rules: {overrides: {RyzansteinRedisAway: {for: soon}}}
 """
 _MODEL = (
-    "empty (the bundled model), hf://org/name[@revision], pvc://claim[/path], oci://image[/path], "
+    "empty (the bundled model), hf://org/name[:quantization][@revision], pvc://claim[/path], oci://image[/path], "
     "hostpath:///folder or file:///folder"
 )
 OF_FORMS = {
@@ -134,6 +135,7 @@ workers:
   pools:
     fetched: {model: 'hf://org/name@0123abc', servedName: name}
     claim: {model: 'pvc://claim/path'}
+    chosen: {model: 'hf://org/name-GGUF:Q4_K_M@v1'}
     image: {model: 'oci://registry.example/model:1'}
     file: {model: 'file:///models/mine'}
     gpus: {model: 'hf://org/large', device: cuda, tensorParallel: 4, gpu: {count: 4}}
@@ -172,13 +174,11 @@ def test_values_that_contradict_each_other_are_refused(values: str, paths: list[
 
 
 def test_what_is_allowed_renders() -> None:
-    assert {pod.labels.get("ryzanstein.dev/pool") for pod in render(inline=ACCEPTED).pods_of("worker")} >= {
-        "fetched",
-        "claim",
-        "image",
-        "file",
-        "gpus",
-    }
+    pods = {pod.labels.get("ryzanstein.dev/pool"): pod for pod in render(inline=ACCEPTED).pods_of("worker")}
+    assert pods.keys() >= {"fetched", "chosen", "claim", "image", "file", "gpus"}
+    chosen = environment(pods["chosen"].containers[0])
+    name = ModelReference.parse("org/name-GGUF:Q4_K_M@v1").name
+    assert (chosen["RYZANSTEIN_MODEL"], chosen["RYZANSTEIN_SERVED_MODEL_NAME"]) == (f"/models/{name}", "name-GGUF")
 
 
 def test_a_pool_is_dropped_by_null() -> None:

@@ -22,13 +22,13 @@
 {{- $forms = append $forms (list (printf "image.digests.%s" $target) $digest "^(sha256:[0-9a-f]{64})?$" "sha256: and 64 digits of 0-9 and a-f") -}}
 {{- end -}}
 {{- range $name, $pool := include "ryzanstein.pools" . | fromYaml -}}
-{{- $forms = append $forms (list (printf "workers.pools.%s.model" $name) $pool.model (include "ryzanstein.model.forms" .) "empty (the bundled model), hf://org/name[@revision], pvc://claim[/path], oci://image[/path], hostpath:///folder or file:///folder") -}}
+{{- $forms = append $forms (list (printf "workers.pools.%s.model" $name) $pool.model (include "ryzanstein.model.forms" .) "empty (the bundled model), hf://org/name[:quantization][@revision], pvc://claim[/path], oci://image[/path], hostpath:///folder or file:///folder") -}}
 {{- end -}}
 {{- toJson $forms -}}
 {{- end }}
 
 {{- define "ryzanstein.model.forms" -}}
-^$|^(hf://[^/@]+/[^/@]+(@[^/@]+)?|pvc://[^/]+(/.*)?|oci://[^/]+/.+|hostpath:///.+|file:///.+)$
+^$|^(hf://[^/@:]+/[^/@:]+(:[^/@:]+)?(@[^/@]+)?|pvc://[^/]+(/.*)?|oci://[^/]+/.+|hostpath:///.+|file:///.+)$
 {{- end }}
 
 {{- define "ryzanstein.validate.forms" -}}

@@ -16,7 +16,7 @@
 {{- if eq $scheme "bundled" -}}
 /app/models/smollm2-135m-instruct
 {{- else if eq $scheme "hf" -}}
-/models/{{ $place | replace "/" "--" }}
+/models/{{ $place | replace "/" "--" | replace ":" "--" }}
 {{- else if eq $scheme "pvc" -}}
 {{- regexReplaceAll "^[^/]+" $place "/models" -}}
 {{- else if eq $scheme "oci" -}}

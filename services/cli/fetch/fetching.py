@@ -64,12 +64,12 @@ def _fetch(
         f"{reference.model}@{reference.revision} is commit {listing.commit}: {len(listing.files)} files, "
         f"{listing.size / 1e9:.1f} GB"
     )
-    folder = store.commit_folder(reference.model, listing.commit)
+    folder = store.commit_folder(reference, listing.commit)
     if Complete.read(folder) is None:
-        staging = store.staging(reference.model, listing.commit, adopt=alone)
+        staging = store.staging(reference, listing.commit, adopt=alone)
         with progress(staging, listing, say, _PROGRESS_S):
             download(api, reference.model, listing, staging)
-        folder = store.publish(staging, Complete(reference.model, listing.commit, (reference.revision,), listing.size))
+        folder = store.publish(staging, reference, listing.commit, listing.size)
     store.name(reference, name, folder)
 
 

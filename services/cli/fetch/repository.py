@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 
 from services.cli.errors import CommandError
 from services.common.checkpoint_files import UNWANTED, WANTED
+from services.common.gguf_files import choose, parts_of
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-_MODEL = re.compile(r"^(?:hf://)?(?P<id>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?$")
+_MODEL = re.compile(
+    r"^(?:hf://)?(?P<id>[\w-][\w.-]*/[\w-][\w.-]*)(?::(?P<choice>\w[\w.-]*))?(?:@(?P<revision>[\w./-]+))?$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +27,28 @@ class ModelReference:
 
     model: str  # owner/name
     revision: str
+    choice: str = ""  # among several GGUF models, such as "Q4_K_M"; "": safetensors, or the only GGUF model
 
     @classmethod
     def parse(cls, text: str, revision: str = "") -> ModelReference:
-        """Parse ``owner/name`` or ``hf://owner/name``, with or without ``@revision``. Raises CommandError."""
+        """Parse ``owner/name`` or ``hf://owner/name``, each with or without ``:choice`` and ``@revision``.
+
+        Raises CommandError.
+        """
         found = _MODEL.match(text)
         if found is None or (revision and found["revision"] and found["revision"] != revision):
-            raise CommandError(f"{text}: not a model of the hub like owner/name or hf://owner/name@revision")
-        return cls(found["id"], found["revision"] or revision or "main")
+            raise CommandError(f"{text}: not a model of the hub like owner/name or hf://owner/name:Q4_K_M@revision")
+        return cls(found["id"], found["revision"] or revision or "main", found["choice"] or "")
+
+    @property
+    def place(self) -> str:
+        """What all revisions have in common, as a part of file names."""
+        return "--".join(filter(None, (self.model.replace("/", "--"), self.choice)))
 
     @property
     def name(self) -> str:
         """The default folder name, which needs no request to the hub."""
-        version = "" if self.revision == "main" else f"@{self.revision}"
-        return f"{self.model}{version}".replace("/", "--")
+        return self.place if self.revision == "main" else f"{self.place}@{self.revision.replace('/', '--')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +78,8 @@ def list_files(api: HfApi, reference: ModelReference) -> Listing:
     """Ask the hub. Raises CommandError for a repository that cannot be served, and errors of huggingface_hub."""
     info = api.model_info(reference.model, revision=reference.revision, files_metadata=True)
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
-    names = sorted(name for name in siblings if _matches(name, WANTED) and not _matches(name, UNWANTED))
-    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
-        raise CommandError(f"{reference.model}@{reference.revision}: no config.json with safetensors to serve")
     files = []
-    for name in names:
+    for name in _served(reference, siblings):
         if ".." in PurePosixPath(name).parts or name.startswith("/"):
             raise CommandError(f"{reference.model}: the hub names a file outside of the model: {name}")
         sibling = siblings[name]
@@ -81,6 +89,24 @@ def list_files(api: HfApi, reference: ModelReference) -> Listing:
     if info.sha is None:
         raise CommandError(f"{reference.model}: the hub names no commit for {reference.revision}")
     return Listing(info.sha, tuple(files))
+
+
+def _served(reference: ModelReference, names: Iterable[str]) -> list[str]:
+    """The names of the files that are served: a folder with safetensors, or the parts of one GGUF model."""
+    wanted = sorted(name for name in names if _matches(name, WANTED) and not _matches(name, UNWANTED))
+    if not reference.choice and "config.json" in wanted and any(name.endswith(".safetensors") for name in wanted):
+        return wanted
+    try:
+        first = choose(names, reference.choice)
+    except ValueError as error:
+        raise CommandError(f"{reference.model}@{reference.revision}: {error}") from error
+    if first is None:
+        missing = "GGUF file" if reference.choice else "config.json with safetensors and no GGUF file"
+        raise CommandError(f"{reference.model}@{reference.revision}: no {missing} to serve")
+    parts = [str(PurePosixPath(first).with_name(part)) for part in parts_of(PurePosixPath(first).name)]
+    if absent := sorted({*parts} - {*names}):
+        raise CommandError(f"{reference.model}@{reference.revision}: {absent[0]} is missing beside {first}")
+    return parts
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

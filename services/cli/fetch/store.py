@@ -3,6 +3,7 @@
 DIR/NAME                     a link to the folder of a commit; workers open this
 DIR/owner--name@COMMIT/      the files of one commit; it appears by one rename, so it is always complete
 DIR/owner--name@COMMIT/.complete
+DIR/owner--name--Q4_K_M@COMMIT/   the same of a GGUF model that was chosen among several
 DIR/.lock-owner--name        held while the model is fetched
 DIR/.tmp-owner--name@COMMIT-UUID   a download that is running, or whose process was killed
 """
@@ -18,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from services.cli.errors import CommandError
@@ -39,6 +40,7 @@ class Complete:
     commit: str
     revisions: tuple[str, ...]  # requested revisions that resolved to this commit
     bytes: int
+    choice: str = ""  # among several GGUF models
 
     @classmethod
     def read(cls, folder: Path) -> Complete | None:
@@ -57,7 +59,8 @@ class Complete:
 
     def is_of(self, reference: ModelReference) -> bool:
         """Whether the folder holds the requested model and revision."""
-        return self.model == reference.model and reference.revision in (*self.revisions, self.commit)
+        same = (self.model, self.choice) == (reference.model, reference.choice)
+        return same and reference.revision in (*self.revisions, self.commit)
 
 
 class ModelStore:
@@ -82,7 +85,7 @@ class ModelStore:
     @contextmanager
     def locked(self, reference: ModelReference) -> Iterator[bool]:
         """Wait for the lock of the model; yield False if the file system has no locks."""
-        path = self.folder / f".lock-{_escape(reference.model)}"
+        path = self.folder / f".lock-{reference.place}"
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             yield self._take(handle, reference)
@@ -107,15 +110,15 @@ class ModelStore:
             else:
                 return True
 
-    def commit_folder(self, model: str, commit: str) -> Path:
+    def commit_folder(self, reference: ModelReference, commit: str) -> Path:
         """The folder of a commit's files once they are complete."""
-        return self.folder / f"{_escape(model)}@{commit[:_COMMIT_CHARACTERS]}"
+        return self.folder / f"{reference.place}@{commit[:_COMMIT_CHARACTERS]}"
 
-    def staging(self, model: str, commit: str, *, adopt: bool) -> Path:
+    def staging(self, reference: ModelReference, commit: str, *, adopt: bool) -> Path:
         """A folder to download into. `adopt` resumes the download of a killed process, which needs the lock."""
-        final = self.commit_folder(model, commit).name
+        final = self.commit_folder(reference, commit).name
         path = self.folder / f".tmp-{final}-{uuid.uuid4().hex}"
-        left = sorted(self.folder.glob(f".tmp-{_escape(model)}@*")) if adopt else []
+        left = sorted(self.folder.glob(f".tmp-{reference.place}@*")) if adopt else []
         for old in left:
             if old.name.startswith(f".tmp-{final}-") and not path.exists():
                 old.rename(path)
@@ -124,10 +127,10 @@ class ModelStore:
         path.mkdir(exist_ok=True)
         return path
 
-    def publish(self, staging: Path, complete: Complete) -> Path:
-        """Rename the folder of downloaded files to its final name."""
-        final = self.commit_folder(complete.model, complete.commit)
-        complete.write(staging)
+    def publish(self, staging: Path, reference: ModelReference, commit: str, size: int) -> Path:
+        """Rename the folder of downloaded files, of `size` bytes, to its final name."""
+        final = self.commit_folder(reference, commit)
+        Complete(reference.model, commit, (reference.revision,), size, reference.choice).write(staging)
         _sync(staging)
         try:
             staging.rename(final)
@@ -145,15 +148,11 @@ class ModelStore:
         found = Complete.read(folder)
         assert found is not None
         if not found.is_of(reference):
-            Complete(found.model, found.commit, (*found.revisions, reference.revision), found.bytes).write(folder)
+            replace(found, revisions=(*found.revisions, reference.revision)).write(folder)
         link, temporary = self.folder / name, self.folder / f".link-{uuid.uuid4().hex}"
         temporary.symlink_to(folder.name)
         temporary.replace(link)
         _sync(self.folder)
-
-
-def _escape(model: str) -> str:
-    return model.replace("/", "--")
 
 
 def _sync(folder: Path) -> None:

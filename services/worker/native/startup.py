@@ -44,13 +44,16 @@ async def model_folder(model: str, revision: str, begins: Callable[[Download], N
 
 def model_revision(asked: str, folder: Path) -> str:
     """The commit of a folder, or of a file's, that `ryzanstein fetch` or the hub's library made; otherwise `asked`."""
-    folder = folder.parent if folder.is_file() else folder
-    try:
-        return str(json.loads((folder / ".complete").read_text())["commit"])
-    except FileNotFoundError:
-        return folder.name if folder.parent.name == "snapshots" else asked
-    except (OSError, ValueError, KeyError, TypeError):  # another program's file of that name
-        return asked
+    # A GGUF file may lie in a folder of its repository.
+    for place in (folder.parent, folder.parent.parent) if folder.is_file() else (folder,):
+        try:
+            return str(json.loads((place / ".complete").read_text())["commit"])
+        except FileNotFoundError:
+            if place.parent.name == "snapshots":
+                return place.name
+        except (OSError, ValueError, KeyError, TypeError):  # another program's file of that name
+            return asked
+    return asked
 
 
 def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> RankGroupConfig:

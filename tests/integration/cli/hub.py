@@ -43,7 +43,7 @@ class Hub:
     def _told(self, name: str, git: str, large: str) -> dict[str, Any]:
         content = self.files[name]
         told: dict[str, Any] = {"size": len(content), git: git_sha1(content)}
-        if name.endswith(".safetensors"):
+        if name.endswith((".safetensors", ".gguf")):
             told["lfs"] = {large: hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
         return told
 

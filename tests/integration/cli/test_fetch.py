@@ -40,15 +40,15 @@ def hub() -> Iterator[Hub]:
         yield hub
 
 
-def start(hub: Hub, to: Path, *options: str, **env: str) -> subprocess.Popen[str]:
+def start(hub: Hub, to: Path, *options: str, model: str = "org/tiny", **env: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_TELEMETRY": "1", "HOME": str(to), **env}
     environment.pop("HF_HUB_OFFLINE", None) if "HF_HUB_OFFLINE" not in env else None
-    command = [COMMAND, "fetch", "org/tiny", "--to", str(to), *options]
+    command = [COMMAND, "fetch", model, "--to", str(to), *options]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def fetch(hub: Hub, to: Path, *options: str, **env: str) -> tuple[int, str, str]:
-    process = start(hub, to, *options, **env)
+def fetch(hub: Hub, to: Path, *options: str, model: str = "org/tiny", **env: str) -> tuple[int, str, str]:
+    process = start(hub, to, *options, model=model, **env)
     out, err = process.communicate(timeout=60)
     return process.returncode, out, err
 
@@ -155,7 +155,7 @@ def test_errors_say_what_to_do(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     assert "taken is in the way" in fetch(hub, tmp_path, "--as", "taken")[2]
     del hub.files["model.safetensors"]
-    assert "no config.json with safetensors" in fetch(hub, tmp_path, HF_TOKEN="secret")[2]
+    assert "no config.json with safetensors and no GGUF file to serve" in fetch(hub, tmp_path, HF_TOKEN="secret")[2]
     assert not (tmp_path / "org--tiny").exists()
 
 
@@ -165,16 +165,38 @@ def test_errors_say_what_to_do(hub: Hub, tmp_path: Path) -> None:
         ("org/tiny", "", "org--tiny"),
         ("hf://org/tiny@v1", "", "org--tiny@v1"),
         ("org/tiny", "refs/pr/3", "org--tiny@refs--pr--3"),
+        ("hf://org/tiny-GGUF:Q4_K_M@v1", "", "org--tiny-GGUF--Q4_K_M@v1"),
     ],
 )
 def test_the_name_is_known_without_asking(text: str, revision: str, name: str) -> None:
     assert ModelReference.parse(text, revision).name == name
 
 
-@pytest.mark.parametrize("text", ["tiny", "/models/tiny", "a/b/c", "../b", "hf://org/tiny@v1@v2", "org/tiny@v2"])
+@pytest.mark.parametrize(
+    "text", ["tiny", "/models/tiny", "a/b/c", "../b", "hf://org/tiny@v1@v2", "org/tiny@v2", "org/tiny:"]
+)
 def test_what_is_no_model_of_the_hub_is_refused(text: str) -> None:
     with pytest.raises(CommandError, match="not a model of the hub like owner/name"):
         ModelReference.parse(text, "v1")
+
+
+def test_of_several_gguf_models_one_is_fetched_whole_and_served(hub: Hub, tmp_path: Path) -> None:
+    parts = [f"Q8_0/tiny-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
+    hub.files = {"tiny-Q4_K_M.gguf": WEIGHTS, "tiny-Q4_0.gguf": b"more", "README.md": b"words"}
+    hub.files |= {"config.json": b"{}", "mmproj-tiny.gguf": b"eyes"} | dict.fromkeys(parts, WEIGHTS[:99])
+    code, _, err = fetch(hub, tmp_path)
+    assert code == 1
+    assert "3 GGUF models fit ''; choose with MODEL:NAME, such as :Q4_K_M, among" in err
+    assert "no GGUF file fits 'Q6_K'" in fetch(hub, tmp_path, model="hf://org/tiny:Q6_K")[2]
+    for choice, names in (("Q4_K_M", ["tiny-Q4_K_M.gguf"]), ("q8_0", parts)):
+        code, out, err = fetch(hub, tmp_path, model=f"hf://org/tiny:{choice}")
+        assert (code, out) == (0, f"{tmp_path}/org--tiny--{choice}\n"), err
+        folder = tmp_path / f"org--tiny--{choice}"
+        assert contents(folder.resolve()) == {*names, ".complete"}
+        assert resolve_model(str(folder)) == folder.resolve() / names[0]
+        assert model_revision("", resolve_model(str(folder))) == COMMIT
+    assert set(hub.sent) == {"tiny-Q4_K_M.gguf", *parts}
+    assert fetch(hub, tmp_path, model="org/tiny:q8_0", HF_HUB_OFFLINE="1")[0] == 0
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
