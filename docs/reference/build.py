@@ -36,7 +36,7 @@ from services.common.settings import ServiceSettings
 from services.common.tls.credentials import export_end
 from services.gateway.api import schema
 from services.gateway.api.fields import advisory_fields, neutral_values
-from services.gateway.http import tokens
+from services.gateway.http import adapters, tokens
 from services.gateway.http.messages import schema as messages
 from services.gateway.http.responses import counting
 from services.gateway.http.responses import schema as responses
@@ -353,6 +353,8 @@ BODIES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("POST /v1/classify", schema.ClassifyBody),
     ("POST /tokenize", tokens.TokenizeBody),
     ("POST /detokenize", tokens.DetokenizeBody),
+    ("POST /v1/load_lora_adapter", adapters.LoadBody),
+    ("POST /v1/unload_lora_adapter", adapters.UnloadBody),
 )
 
 

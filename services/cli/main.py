@@ -21,7 +21,7 @@ from services.cli.errors import CommandError
 from services.cli.keys import keys
 from services.cli.kube.commands import kube
 from services.cli.stack.default_model import ChosenModel, default_model
-from services.cli.stack.options import HOST, StackOptions, read_engine_args
+from services.cli.stack.options import HOST, StackOptions, named_folder, read_engine_args
 from services.cli.stack.state import read_state
 
 _DOWN_S = 60.0
@@ -166,6 +166,13 @@ def up(
     kv_dtype: Annotated[
         KvDtype, typer.Option(help="Numbers of the KV cache; int8 and fp8 (on GPUs) take half the memory of bf16.")
     ] = KvDtype.AUTO,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIR", help="A LoRA adapter to serve under NAME; may be given several times."),
+    ] = None,
+    adapter_source: Annotated[
+        str, typer.Option(metavar="DIR", help="A folder whose LoRA adapters may be loaded while it runs.")
+    ] = "",
     host: Annotated[str, typer.Option(help="Address that the gateway listens on; 0.0.0.0: every one.")] = HOST,
     port: Port = 8000,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the public gRPC API; 0: off.")] = 0,
@@ -205,6 +212,8 @@ def up(
         redis_url=redis,
         policy=policy,
         fallback_model=fallback_model,
+        adapters=tuple(named_folder("--adapter", text) for text in adapter or ()),
+        adapter_source=adapter_source and str(Path(adapter_source).absolute()),
         generation_config=chosen.generation_config,
     )
     command.run(options, start_timeout)
@@ -379,6 +388,18 @@ def convert(
 
     arguments = [source, str(out), "--type", weights.value, "--shard-bytes", str(command.parse_size(shard_size))]
     command.CONVERTER.run([*arguments, *(["--force"] if force else [])], str(out))
+
+
+@app.command()
+def merge(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="A checkpoint folder or a hub id.")],
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The folder of a LoRA adapter.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; must not exist.")],
+) -> None:
+    """Merge a LoRA adapter into its base: also DoRA, biases, embeddings and modules that were trained whole."""
+    from services.cli import merge as command
+
+    command.MERGER.run([base, str(adapter), str(out)], str(out))
 
 
 @app.command(

@@ -18,6 +18,11 @@ def chain_root(hash_root: str, cache_salt: str = "") -> bytes:
     return sha256(f"{hash_root}\0{cache_salt}".encode()).digest()
 
 
+def adapted_root(hash_root: str, digest: str) -> str:
+    """The hash root of a model with an adapter, whose KV differs from the base's and from other adapters'."""
+    return f"{hash_root}:{digest}" if digest else hash_root
+
+
 def extend_chain(parent: bytes, token_ids: Sequence[int]) -> list[bytes]:
     """Digests of the full blocks of `token_ids`, whose first token follows the block `parent`."""
     tokens = memoryview(array("I", token_ids)).cast("B")

@@ -62,6 +62,11 @@ class RedisKeys:
         """Hash: ids of a tenant's stored responses -> bytes; `total` -> their sum."""
         return f"rz:{self.namespace}:kept-sizes:{tenant or '-'}"
 
+    @property
+    def adapters(self) -> str:
+        """Hash: name of each adapter that was loaded while the installation ran -> its description as JSON."""
+        return f"rz:{self.namespace}:adapters"
+
     def api_key(self, digest: str) -> str:
         """Hash of an API key -> its tenant as JSON."""
         return f"rz:{self.namespace}:key:{digest}"

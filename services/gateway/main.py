@@ -21,12 +21,14 @@ from services.common.tls.credentials import export_end
 from services.common.tracing import tracing
 from services.gateway.batches.parts import Batches
 from services.gateway.drain import LAST_WORDS_S, Drain, Phase
+from services.gateway.generation.adapters import AdapterRegistry
 from services.gateway.generation.attempt import Cause
 from services.gateway.generation.budget import ResumeBudget
 from services.gateway.generation.pipeline import Pipeline
 from services.gateway.generation.resume import Upstream
 from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.grpc.server import GrpcServer, serving_grpc
+from services.gateway.http.adapters import AdapterAdmin
 from services.gateway.http.admin import serving_admin
 from services.gateway.http.server import HttpServer, serving_http
 from services.gateway.settings import GatewaySettings
@@ -130,12 +132,14 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     gateway_id = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     pool = WorkerPool(gateway_id, settings.connect_timeout_s, settings.silence_timeout_s, tls)
     expected = settings.read_expected()
-    catalog = Catalog(router, pool, tls)
-    catalog.expect(expected)
     budget = ResumeBudget(settings.resume_tokens_per_s)
     upstream = Upstream(router, pool, budget, resume_policy(settings), metrics.count_resume, metrics.resumed)
     redis = open_redis(settings.redis, settings.redis_timeout_s, connects_beside=True)
     guard, keys = RedisGuard(redis, settings.redis, settings.redis_timeout_s, metrics), RedisKeys(settings.namespace)
+    registry = AdapterRegistry(guard, keys)
+    catalog = Catalog(router, pool, registry.read, tls)
+    catalog.expect(expected)
+    adapters = AdapterAdmin(catalog, router, registry, tls)
     peers = Peers(guard, keys, gateway_id)
     wrap = response_cache(settings, guard, keys, metrics)
     pipeline = Pipeline(catalog, upstream, metrics, wrap, log_prompts=settings.log_prompts)
@@ -144,7 +148,19 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     kept_redis = open_redis(settings.redis, STORE_S)
     store = new_store(settings, kept_redis, keys, metrics)
     batches = Batches(settings, keys, metrics) if settings.batch_storage_bytes else None
-    services = new_services(settings, router, pipeline, grammars, gate, store, metrics, tracer, drain, batches)
+    services = new_services(
+        settings,
+        router,
+        adapters,
+        pipeline,
+        grammars,
+        gate,
+        store,
+        metrics,
+        tracer,
+        drain,
+        batches,
+    )
     metrics.watch(
         workers=lambda: len(router.listed.views),
         routers_up=lambda: router.answered,

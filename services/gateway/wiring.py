@@ -28,6 +28,7 @@ from services.gateway.generation.pipeline import Pipeline, Wrapper
 from services.gateway.generation.resume import ResumePolicy
 from services.gateway.grammar.admission import GrammarCompiler
 from services.gateway.grpc.inference import InferenceService
+from services.gateway.http.adapters import AdapterAdmin
 from services.gateway.http.app import new_app
 from services.gateway.http.dispatcher import Dispatcher
 from services.gateway.http.endpoint import Endpoint
@@ -230,6 +231,7 @@ def new_store(settings: GatewaySettings, redis: Redis, keys: RedisKeys, metrics:
 def new_services(
     settings: GatewaySettings,
     router: RouterClient,
+    adapters: AdapterAdmin,
     pipeline: Pipeline,
     grammars: GrammarCompiler,
     gate: Gate,
@@ -252,7 +254,7 @@ def new_services(
         Models(catalog, settings.fallback_model, metrics),
         completions,
         chat,
-        hot_routes(settings, chat, completions, embedder, store),
+        hot_routes(settings, chat, completions, embedder, store, adapters),
         store,
         embedder,
         ReplayBuffers(settings.stream_resume_window_s),

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from services.common.gguf_files import model_name
-from services.common.lifecycle import run_service
+from services.common.lifecycle import StartupError, run_service
 from services.common.metrics import new_registry, serve_metrics
 from services.common.tls.credentials import Tls, export_end
 from services.common.tracing import tracing
@@ -51,6 +51,8 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
         opened = open_engine or ENGINES[settings.engine]
         engine = await opened(settings, folder, WorkerMetrics(registry), life, tls)
         name = settings.served_model_name or model_name(settings.model) or folder.name
+        if name in settings.adapters:
+            raise StartupError(f"RYZANSTEIN_ADAPTERS {name}: the model itself has this name")
         life.describe(name, model_revision(settings.revision, folder), engine.model, version("ryzanstein"))
         registry.register(EngineTotals(engine.counters, engine.state))
         registry.register(TransferMetrics(engine.transfers))

@@ -53,6 +53,16 @@ class WorkerSettings(ServiceSettings):
     override_generation_config: dict[str, float] = Field(
         {}, description='Of these, what outweighs the model\'s own: a JSON object such as {"temperature": 0.2}'
     )
+    adapters: dict[str, str] = Field(
+        {}, description='LoRA adapters that are served from the start: a JSON object such as {"sql": "/adapters/sql"}'
+    )
+    adapter_sources: list[str] = Field(
+        [], description="Folders whose adapters may be loaded while the worker runs: a JSON list; empty: none"
+    )
+    adapter_slots: int = Field(
+        8, ge=1, le=256, description="Adapters computed at a time, if adapters or adapter_sources name any"
+    )
+    adapter_max_rank: int = Field(64, ge=1, le=512, description="Largest rank of an adapter")
     max_running: int = Field(64, ge=1, le=4096, description="Requests computed in one step")
     max_waiting: int = Field(1024, ge=1, description="Requests beyond it are handed off instead of queued")
     max_batched_tokens: int = Field(2048, ge=1, description="Rows of one step: the chunk size of long prompts")

@@ -104,6 +104,10 @@ def _worker(options: StackOptions, index: int, port: int, shared: dict[str, str]
         "RYZANSTEIN_SERVED_MODEL_NAME": options.served_model_name,
         "RYZANSTEIN_OVERRIDE_GENERATION_CONFIG": options.generation_config,
     }
+    if options.adapters:
+        chosen["RYZANSTEIN_ADAPTERS"] = json.dumps(dict(options.adapters))
+    if options.adapter_source:
+        chosen["RYZANSTEIN_ADAPTER_SOURCES"] = json.dumps([options.adapter_source])
     env |= {name: str(value) for name, value in chosen.items() if value}
     name, address = f"worker-{index}", f"{HOST}:{port}"
     return _service(name, "services.worker.api", address, env, stop_s=15.0, python=options.engine_python)
@@ -118,7 +122,11 @@ def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> Proc
         "RYZANSTEIN_FALLBACK_MODEL": options.fallback_model,
     }
     if options.api_key:
-        caller = {"name": "up", "key_sha256": hashlib.sha256(options.api_key.encode()).hexdigest()}
+        caller: dict[str, object] = {
+            "name": "up",
+            "key_sha256": hashlib.sha256(options.api_key.encode()).hexdigest(),
+            "admin": bool(options.adapter_source),  # loading adapters is an administrator's
+        }
         env |= {"RYZANSTEIN_TENANCY": "true", "RYZANSTEIN_API_KEYS": json.dumps([caller])}
     url, command = options.url, (sys.executable, "-m", "services.gateway")
     return ProcessSpec("gateway", command, url, http_ready(f"{url}/health"), http_alive(f"{url}/livez"), env)

@@ -47,6 +47,8 @@ class StackOptions:
     redis_url: str = ""  # empty: embedded
     policy: str = "cost"
     fallback_model: str = ""
+    adapters: tuple[tuple[str, str], ...] = ()  # names and folders of LoRA adapters
+    adapter_source: str = ""  # folder whose adapters may be loaded while it runs; empty: none
     generation_config: str = ""  # JSON of sampling parameters that outweigh the model's own; empty: none
 
     @property
@@ -76,6 +78,14 @@ def read_engine_args(given: Iterable[str]) -> dict[str, Any]:
     return found
 
 
+def named_folder(option: str, text: str) -> tuple[str, str]:
+    """Return the name and the absolute folder of NAME=DIR. Raises :class:`CommandError`."""
+    name, separator, folder = text.partition("=")
+    if not (separator and name and folder):
+        raise CommandError(f"{option} {text}: expected NAME=DIR")
+    return name, str(Path(folder).absolute())
+
+
 def check(options: StackOptions) -> None:
     """Raise :class:`CommandError` for options that would fail, before any process starts."""
     try:
@@ -83,6 +93,11 @@ def check(options: StackOptions) -> None:
     except PermissionError as error:
         raise CommandError(f"--model {options.model}: {denied.reason(Path(error.filename))}") from error
     _check_engine(options)
+    for name, folder in options.adapters:
+        if not (Path(folder) / "adapter_config.json").is_file():
+            raise CommandError(f"--adapter {name}={folder}: no adapter_config.json there")
+    if options.adapter_source and not Path(options.adapter_source).is_dir():
+        raise CommandError(f"--adapter-source {options.adapter_source}: no such folder")
     _check_port(options.host, options.port)
     if options.grpc_port:
         _check_port(options.host, options.grpc_port)

@@ -30,6 +30,7 @@ CALLERS: Mapping[str, frozenset[str]] = MappingProxyType(
         "ryzanstein.v1.KvCoordinator/Stats": frozenset({ADMIN}),
         "ryzanstein.v1.Worker/Connect": frozenset({"gateway"}),
         "ryzanstein.v1.Worker/GetModelCard": frozenset({"gateway"}),
+        "ryzanstein.v1.Worker/InspectAdapter": frozenset({"gateway"}),
         "ryzanstein.v1.Worker/WatchState": frozenset({"router"}),
         "ryzanstein.v1.Worker/Drain": frozenset({"router"}),
         "ryzanstein.v1.Worker/KvSync": frozenset({"coordinator"}),

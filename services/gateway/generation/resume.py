@@ -183,6 +183,7 @@ class ResumableStream:
             weight=request.caller.weight,
             pull=assignment.pull,
             trial_tokens=trial_tokens,
+            adapter=request.model.adapter.to_proto() if request.model.adapter else None,
         )
         connection.submit(submit, attempt)
         self._resume_by = 0.0  # the search is over
@@ -197,7 +198,7 @@ class ResumableStream:
             hashes = wire_chain(request.model.card.hash_root, request.caller.tenant, ids)
         return routing_pb2.RouteRequest(
             request_id=request.request_id,
-            model=request.model.name,
+            model=request.model.pool,
             block_hashes=hashes,
             prompt_tokens=self._prefill_tokens(),
             max_tokens=max(1, request.options.max_tokens - len(self._generated)),

@@ -36,7 +36,8 @@ def add_models(app: FastAPI, catalog: Catalog) -> None:
 def _openai_model(name: str, model: ServedModel | None) -> dict[str, Any]:
     """A model in OpenAI's shape; `model` is None for an expected one that no worker has served yet."""
     facts = {"created": model.card.created, "max_model_len": model.max_len} if model else {"created": 0}
-    return {"id": name, "object": "model", "owned_by": "ryzanstein", **facts}
+    of = {"parent": model.adapter.base, "root": model.adapter.source} if model and model.adapter else {}
+    return {"id": name, "object": "model", "owned_by": "ryzanstein", **facts, **of}
 
 
 def _anthropic_model(name: str, model: ServedModel | None) -> dict[str, Any]:

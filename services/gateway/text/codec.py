@@ -12,6 +12,7 @@ from typing import TypeVar
 from ryzanstein.v1 import worker_pb2
 from tokenizers import Encoding, Tokenizer
 
+from services.common.blockhash import adapted_root
 from services.common.floats import as_written
 from services.gateway.errors import too_long
 from services.gateway.text.detokenizer import Detokenizer, Vocabulary
@@ -31,14 +32,29 @@ class ModelCardError(Exception):
     """A worker's model card is unusable; the message names the model and the reason."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """A LoRA adapter under the name that clients use."""
+
+    name: str
+    base: str  # name of its model
+    digest: str  # of its files: an adapter loaded again under its name is another one
+    source: str  # a folder that workers can read
+
+    def to_proto(self) -> worker_pb2.Adapter:
+        """The message for workers."""
+        return worker_pb2.Adapter(name=self.name, digest=self.digest, source=self.source)
+
+
 @dataclass(frozen=True)
 class ServedModel:
     """A served model: its card, tokenizer and template."""
 
-    card: worker_pb2.ModelCard
+    card: worker_pb2.ModelCard  # of an adapter: the base's, with the adapter's name and hash root
     tokenizer: Tokenizer
     vocabulary: Vocabulary
     template: ChatTemplate | None
+    adapter: ServedAdapter | None = None  # what the base runs with
     # Few threads, since they share the cores with the event loop.
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "text"))
 
@@ -54,6 +70,18 @@ class ServedModel:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return ServedModel(card, tokenizer, Vocabulary(tokenizer), template)
+
+    def adapted(self, adapter: ServedAdapter) -> ServedModel:
+        """This model with an adapter: a model with a name of its own, whose KV and answers are not the base's."""
+        card = worker_pb2.ModelCard()
+        card.CopyFrom(self.card)
+        card.model, card.hash_root = adapter.name, adapted_root(card.hash_root, adapter.digest)
+        return ServedModel(card, self.tokenizer, self.vocabulary, self.template, adapter, self._threads)
+
+    @cached_property
+    def pool(self) -> str:
+        """The name under which routers know the workers that serve the model."""
+        return self.adapter.base if self.adapter else self.name
 
     @cached_property
     def name(self) -> str:

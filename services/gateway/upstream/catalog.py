@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 
 import grpc.aio
 from ryzanstein.v1 import routing_pb2, worker_pb2, worker_pb2_grpc
@@ -13,7 +13,7 @@ from services.common.rpc import open_channel
 from services.common.tls.credentials import Tls
 from services.gateway.errors import unavailable, unknown_model
 from services.gateway.ids import new_id
-from services.gateway.text.codec import ModelCardError, ServedModel
+from services.gateway.text.codec import ModelCardError, ServedAdapter, ServedModel
 from services.gateway.upstream.connection import WorkerPool, WorkerRef
 from services.gateway.upstream.router import NoWorkerError, RouterClient
 from services.gateway.upstream.workers import WorkerList, ref_of
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 _CARD_TIMEOUT_S = 10.0
 _FIRST_REFRESH_S = 0.1
 
+ReadAdapters = Callable[[], Awaitable[dict[str, ServedAdapter] | None]]  # None: the list cannot be read now
+
 
 class Catalog:
     """Served models by name, refreshed in the background.
@@ -31,10 +33,15 @@ class Catalog:
     loaded. A gateway without workers is ready, too: a 503 with Retry-After is more useful than a refused connection.
     """
 
-    def __init__(self, router: RouterClient, pool: WorkerPool, tls: Tls | None = None) -> None:
+    def __init__(
+        self, router: RouterClient, pool: WorkerPool, registered: ReadAdapters, tls: Tls | None = None
+    ) -> None:
         self._tls = tls
         self._router = router
         self._pool = pool
+        self._read_registered = registered
+        self._registered: dict[str, ServedAdapter] = {}  # loaded while the installation runs
+        self._adapted: dict[str, ServedModel] = {}  # models of adapters, as last made
         self._expected: frozenset[str] = frozenset()
         self._dismissed: frozenset[str] = frozenset()  # no longer expected; kept while a worker serves them
         self._adopting = asyncio.Lock()
@@ -58,6 +65,8 @@ class Catalog:
             name = next(iter(self._expected))
         if name in self._expected and name not in self._models:
             await self._wait_for(name, tenant)
+        if name and not self.knows(name):
+            await self.read_adapters()  # another gateway may have loaded it a moment ago
         return self.get(name, allowed)
 
     def get(self, name: str, allowed: Collection[str] = ()) -> ServedModel:
@@ -66,7 +75,7 @@ class Catalog:
             raise unavailable("no model is being served yet")
         if not name and len(self._models) == 1:
             return next(iter(self._models.values()))
-        model = self._models.get(name)
+        model = self._models.get(name) or self._with_adapter(name)
         if model is None:
             raise unknown_model(name, list(self.listed(allowed)))
         return model
@@ -77,12 +86,43 @@ class Catalog:
 
     def knows(self, name: str) -> bool:
         """Whether a worker has ever served the model."""
-        return name in self._models
+        return name in self._models or name in self.adapters()
+
+    def adapters(self) -> dict[str, ServedAdapter]:
+        """All adapters by name: those of workers' settings, and those that were loaded later."""
+        fixed = {
+            adapter.name: ServedAdapter(adapter.name, base, adapter.digest, adapter.source)
+            for base, model in self._models.items()
+            for adapter in model.card.adapters
+        }
+        found = self._registered | fixed
+        return {name: adapter for name, adapter in found.items() if name not in self._models}
+
+    async def read_adapters(self) -> None:
+        """Read the registry again; the last known list stays while Redis is away."""
+        found = await self._read_registered()
+        if found is not None:
+            self._registered = found
+
+    def _with_adapter(self, name: str) -> ServedModel | None:
+        """The model of an adapter; None if there is no such adapter, or no worker has ever served its base."""
+        adapter = self.adapters().get(name)
+        base = self._models.get(adapter.base) if adapter else None
+        if adapter is None or base is None:
+            self._adapted.pop(name, None)
+            return None
+        made = self._adapted.get(name)
+        if made is None or made.adapter != adapter or made.tokenizer is not base.tokenizer:
+            made = self._adapted[name] = base.adapted(adapter)
+        return made
 
     def available(self) -> list[ServedModel]:
         """The models that have a worker now."""
         live = self._router.listed.models()
-        return [model for name, model in sorted(self._models.items()) if name in live]
+        models = [model for name, model in self._models.items() if name in live]
+        named = [adapter.name for adapter in self.adapters().values() if adapter.base in live]
+        models += [model for name in named if (model := self._with_adapter(name)) is not None]
+        return sorted(models, key=lambda model: model.name)
 
     def listed(self, allowed: Collection[str] = ()) -> dict[str, ServedModel | None]:
         """The available and the expected models; None for an expected model that no worker has served yet.
@@ -125,6 +165,7 @@ class Catalog:
         for name in sorted(workers.models()):
             if self._sources.get(name) not in live:
                 await self._load(name, workers)
+        await self.read_adapters()
         await self._pool.keep(live)
         self.ready = self.ready or bool(self._models) or not workers.anybody_serves
 
@@ -165,6 +206,7 @@ def _identity(card: worker_pb2.ModelCard) -> tuple[object, ...]:
         tuple(card.eos_token_ids),
         card.add_bos_token,
         card.sampling_defaults.SerializeToString(deterministic=True),
+        tuple(adapter.SerializeToString(deterministic=True) for adapter in card.adapters),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.worker.engine.state import EngineFacts, EngineModel
+from services.worker.engine.state import AdapterFacts, EngineFacts, EngineModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,13 @@ def model_card(identity: Identity, model: EngineModel, facts: EngineFacts) -> pb
         resume=model.resume,
         pulls=model.pulls,
         weight_formats=facts.weight_formats,
+        adapters=[adapter_message(adapter) for adapter in model.adapters],
     )
+
+
+def adapter_message(adapter: AdapterFacts) -> pb.Adapter:
+    """The message about an adapter."""
+    return pb.Adapter(name=adapter.name, digest=adapter.digest, source=adapter.source, rank=adapter.rank)
 
 
 def _defaults(model: EngineModel) -> pb.SamplingDefaults:

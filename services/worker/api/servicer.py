@@ -11,12 +11,12 @@ import grpc
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
 
-from services.worker.api.card import Identity, model_card
+from services.worker.api.card import Identity, adapter_message, model_card
 from services.worker.api.gateways import Gateways
 from services.worker.api.state import StateForRouters
 from services.worker.api.stream_buffer import StreamBuffer
 from services.worker.engine.base import Engine
-from services.worker.engine.errors import BlocksUnavailableError, Unavailable
+from services.worker.engine.errors import BlocksUnavailableError, InvalidRequestError, Unavailable, UnsupportedError
 
 STATE_THROTTLE_S = 0.020
 STATE_HEARTBEAT_S = 2.0  # for clients that request no other interval
@@ -151,6 +151,19 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         if self._engine.facts is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, self._engine.detail)
         return model_card(self._identity, self._engine.model, self._engine.facts)
+
+    async def InspectAdapter(  # noqa: N802
+        self,
+        request: pb.InspectAdapterRequest,
+        context: grpc.aio.ServicerContext[pb.InspectAdapterRequest, pb.Adapter],
+    ) -> pb.Adapter:
+        """Digest and rank of an adapter that fits."""
+        try:
+            return adapter_message(await self._engine.inspect_adapter(request.source))
+        except InvalidRequestError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except UnsupportedError as error:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, str(error))
 
     async def Drain(  # noqa: N802
         self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainResponse]

@@ -10,7 +10,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.grammar import MAX_GRAMMAR_BYTES
 from services.worker.engine.errors import InvalidRequestError
-from services.worker.engine.request import EngineRequest
+from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import EngineFacts, EngineModel
 
 MAX_LOGPROBS = 20
@@ -35,8 +35,13 @@ def unchecked(submit: pb.Submit) -> EngineRequest:
         embed=submit.embed,
         second_from=submit.second_from,
         trial_tokens=submit.trial_tokens,
+        adapter=_adapter(submit),
         pull=submit.pull if submit.HasField("pull") else None,
     )
+
+
+def _adapter(submit: pb.Submit) -> AdapterRef | None:
+    return AdapterRef(submit.adapter.digest, submit.adapter.source) if submit.HasField("adapter") else None
 
 
 def to_request(submit: pb.Submit, model: EngineModel, facts: EngineFacts) -> EngineRequest:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.worker.backends.batch import StepBatch
+from services.worker.backends.batch import AdapterRows, StepBatch
 from services.worker.backends.collectives import Communicator, GroupSeat, StepCommunicator
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.kv_format import KvFormat
@@ -45,6 +45,22 @@ class Linear(Protocol):
 
     def in_float32(self, x: Tensor) -> Tensor:
         """Return the product in float32, without rounding to the dtype first if the device supports it."""
+        ...
+
+
+class LowRank(Protocol):
+    """What adapters add to the outputs of one linear layer: B A x, with factors by slot (LoRA, arXiv:2106.09685)."""
+
+    def put(self, slot: int, a: Tensor, b: Tensor) -> None:
+        """Set the factors of `slot`: `a` [rank, n_in], `b` [n_out, rank]; the scale is part of `b`."""
+        ...
+
+    def clear(self, slot: int) -> None:
+        """Remove the factors of `slot`, if it has any; its rows then get nothing."""
+        ...
+
+    def add_(self, y: Tensor, x: Tensor, adapters: AdapterRows) -> None:
+        """Add the product with each row of `x` [n, n_in] and its slot's factors to `y` [n, n_out]."""
         ...
 
 
@@ -121,6 +137,10 @@ class Ops(Protocol):
 
     def per_head(self, weights: Tensor) -> PerHead:
         """Return the product of each head with its own matrix of `weights` [n_heads, n_out, n_in]."""
+        ...
+
+    def low_rank(self, n_out: int, n_in: int, slots: int, max_rank: int) -> LowRank:
+        """Return empty factors of `slots` adapters for a layer [n_out, n_in]."""
         ...
 
     def embedding(self, weight: Stacked) -> Lookup:
@@ -213,6 +233,7 @@ class Step:
     rotations: tuple[Rotation, ...]  # by rope
     plans: tuple[Any, ...]  # the attention's plans, by window
     reduce: Elementwise  # sums over the ranks, in place
+    adapters: AdapterRows | None = None  # of the rows that the layers compute, padding included
 
 
 # Maps a step's rows [n, hidden_size], which it may overwrite, to rows of the same number.
@@ -256,6 +277,7 @@ class Computations:
     cache: KvCache
     hidden_size: int
     max_blocks: int  # of a sequence
+    adapted: bool = False  # for steps in which rows have adapters
 
 
 @dataclass(frozen=True, slots=True)

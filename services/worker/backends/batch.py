@@ -10,6 +10,22 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """Rows of a step that adapters change; a row has at most one."""
+
+    slots: torch.Tensor  # [n_rows] int64, the slot of each row's adapter; -1: none
+    by_slot: tuple[tuple[int, torch.Tensor], ...]  # the slots in use, each with its rows [n] int64
+
+    @classmethod
+    def of(cls, slots: torch.Tensor) -> AdapterRows | None:
+        """Return the rows with these `slots` [n_rows]; None if no row has an adapter."""
+        used = [slot for slot in torch.unique(slots).tolist() if slot >= 0]
+        if not used:
+            return None
+        return cls(slots, tuple((slot, torch.nonzero(slots == slot).squeeze(1)) for slot in used))
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """Concatenated rows of several sequences; sequence i owns rows [query_starts[i], query_starts[i + 1]).
 
@@ -26,6 +42,7 @@ class StepBatch:
     block_tables: torch.Tensor  # [n_sequences, max_blocks] int64, 0 beyond a sequence's end
     n_decode: int  # the first n_decode sequences have exactly one row
     token_types: torch.Tensor | None = None  # [n_tokens] int64, 1 in the second of two texts; None: 0 everywhere
+    adapters: AdapterRows | None = None  # None: no row has one
 
     @property
     def n_sequences(self) -> int:
@@ -44,6 +61,7 @@ class StepBatch:
             context_lens=tuple(self.context_lens[i] for i in sequences),
             block_tables=self.block_tables[long_tensor(sequences).to(device)],
             n_decode=len(sequences),
+            adapters=None if self.adapters is None else AdapterRows.of(self.adapters.slots[rows]),
         )
         return rows, step
 

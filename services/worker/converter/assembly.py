@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from services.worker.backends.weights import Stacked
-from services.worker.model.families.naming import TensorRef
+from services.worker.model.families.naming import TensorRef, stored_size
 from services.worker.model.families.sizes import Shape, logical_shape
-from services.worker.model.loading.checkpoint import Checkpoint, stored_rows, stored_size
+from services.worker.model.loading.checkpoint import Checkpoint, stored_rows
 from services.worker.model.shard import Shard, Span
 
 _CPU = torch.device("cpu")

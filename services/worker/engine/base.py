@@ -9,10 +9,18 @@ from typing import Protocol
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.worker.engine.changes import Changes
+from services.worker.engine.errors import InvalidRequestError
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Finish, Output
 from services.worker.engine.request import EngineRequest
-from services.worker.engine.state import EngineCounters, EngineFacts, EngineModel, EngineState, TransferTotals
+from services.worker.engine.state import (
+    AdapterFacts,
+    EngineCounters,
+    EngineFacts,
+    EngineModel,
+    EngineState,
+    TransferTotals,
+)
 
 __all__ = ["Engine", "EngineRequest", "EngineState", "Finish", "Output", "OutputSink", "StepReport", "phase_name"]
 
@@ -35,6 +43,10 @@ class OutputSink(Protocol):
 
     def hand_off(self, request: EngineRequest, handoff: pb.Handoff) -> None:
         """End the request here; another worker continues it."""
+        ...
+
+    def refuse(self, request: EngineRequest, error: InvalidRequestError) -> None:
+        """End a request that no worker can serve."""
         ...
 
     def flush(self, step: int) -> None:
@@ -113,6 +125,10 @@ class Engine(Protocol):
 
     def cancel(self, request: EngineRequest) -> None:
         """End a request that is alive; its sink gets no more outputs of it."""
+        ...
+
+    async def inspect_adapter(self, source: str) -> AdapterFacts:
+        """Check that an adapter fits the model. Raises InvalidRequestError, UnsupportedError without room for any."""
         ...
 
     async def drain(self, grace_s: float) -> tuple[int, int]:

@@ -8,6 +8,14 @@ from dataclasses import dataclass
 from ryzanstein.v1 import worker_pb2 as pb
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterRef:
+    """An adapter that a request runs with. The digest names it; it is never another one under the same name."""
+
+    digest: str  # SHA-256 of its configuration and tensors, hex
+    source: str  # a folder that this worker can read
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineRequest:
     """One attempt at a request. Outputs and `cancel` identify the attempt by this object."""
@@ -24,4 +32,5 @@ class EngineRequest:
     second_from: int = 0  # position of the second of two texts; 0: one text
     embed: bool = False  # return the pooled hidden state instead of tokens
     trial_tokens: int = 0  # > 0: a suspect; it runs beside no other suspect until it generated this many tokens here
+    adapter: AdapterRef | None = None
     pull: pb.PullHint | None = None  # another worker holds more of the prompt's KV

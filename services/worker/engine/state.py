@@ -56,6 +56,16 @@ class TransferTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterFacts:
+    """An adapter that fits the engine's model."""
+
+    name: str  # that clients use; empty if nobody has named it
+    digest: str
+    source: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineModel:
     """Facts about the served model, known before the engine has started."""
 
@@ -78,6 +88,7 @@ class EngineModel:
     engine: str = "native"
     resume: str = "exact"  # or approximate: a resumed text may differ from the uninterrupted one
     pulls: bool = True  # KV blocks can be copied to and from other workers
+    adapters: tuple[AdapterFacts, ...] = ()  # those of the worker's settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,25 @@ class Bfloat16Kernels:
             spare.data_ptr(),
         )
 
+    def low_rank_(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        ranks: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        """y[i] += b[s]^T (a[s] x[i]) for s = slots[i], unless it is -1.
+
+        `x` [n, n_in], `y` [n, n_out], `a` [slots, max_rank, n_in], `b` [slots, max_rank, n_out]; the factors of slot s
+        have ranks[s] rows. `ranks` and `slots` [n] are int64.
+        """
+        self._library.rz_low_rank(
+            *(x.data_ptr(), x.stride(0), x.shape[0], x.shape[1], a.data_ptr(), b.data_ptr(), a.shape[1], y.shape[1]),
+            *(ranks.data_ptr(), slots.data_ptr(), y.data_ptr(), y.stride(0)),
+        )
+
     def pack_codes(
         self, blocks: Iterable[torch.Tensor], n_out: int, k: int, bits: Bits, input_bits: InputBits
     ) -> torch.Tensor:

@@ -25,6 +25,7 @@ from services.worker.model.formats.grids import GridReader
 from services.worker.model.formats.microscaled import MicroscaledReader
 from services.worker.model.formats.safetensors import TensorFiles
 from services.worker.model.formats.stored import StoredModules, StoredTensors
+from services.worker.model.layers.adapters import AdapterLayers
 from services.worker.model.layers.attention import StepPlaces, load_attention
 from services.worker.model.layers.embedding import divide_vocabulary, load_embedding, load_vocabulary
 from services.worker.model.layers.head import load_classifier
@@ -49,18 +50,21 @@ def load_model(
     backend: ModelBackend,
     max_positions: int | None = None,
     quantization: Quantization = "none",
+    adapters: AdapterLayers | None = None,
 ) -> Decoder:
     """Load this rank's share of the checkpoint folder or GGUF file `path`.
 
     `max_positions` is the length of the longest sequence; None: the model's largest. It sizes position tables and
-    decides between LongRoPE's short and long factors. `quantization` rounds weights that are stored unquantized. Raises
-    ModelError naming the file and the key.
+    decides between LongRoPE's short and long factors. `quantization` rounds weights that are stored unquantized;
+    `adapters` is the room for adapters, None for none. Raises ModelError naming the file and the key.
     """
     with torch.inference_mode(), open_checkpoint(path, backend.dtype) as (spec, source):
         max_positions = max_positions or spec.max_positions
         if max_positions > spec.max_positions:
             raise ModelError(f"{path}: {max_positions} positions: the model was made for {spec.max_positions}")
-        return build_decoder(spec, LinearLoader(source, comm, backend, quantization=quantization), max_positions)
+        adapters = adapters or AdapterLayers()
+        load = LinearLoader(source, comm, backend, quantization=quantization, adapters=adapters)
+        return build_decoder(spec, load, max_positions)
 
 
 @contextmanager
@@ -142,6 +146,7 @@ def build_decoder(
         attention=attention,
         classifier=load_classifier(spec, load.source, backend.device),
         weight_formats=formats,
+        adapters=load.adapters,
     )
 
 

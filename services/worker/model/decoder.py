@@ -19,10 +19,11 @@ from services.worker.backends.base import (
     Step,
     StepGraphs,
 )
-from services.worker.backends.batch import StepBatch
+from services.worker.backends.batch import AdapterRows, StepBatch
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.kv_cache import KvCache, StepRows
 from services.worker.backends.shapes import KvShape
+from services.worker.model.layers.adapters import AdapterLayers, pad_adapters
 from services.worker.model.layers.attention import AttentionLayer, LastRows
 from services.worker.model.layers.chunks import split_at
 from services.worker.model.layers.embedding import VocabEmbedding, VocabHead, VocabShard, pad_rows
@@ -48,7 +49,7 @@ class DecoderLayer:
         self,
         spec: ModelSpec,
         attention: AttentionLayer | LatentAttention,
-        mlp: Callable[[torch.Tensor], torch.Tensor],
+        mlp: Callable[[torch.Tensor, AdapterRows | None], torch.Tensor],
         norms: LayerNorms,
         ops: Ops,
     ) -> None:
@@ -72,10 +73,10 @@ class DecoderLayer:
                 normed = normed if last is None else last.of(normed)
             else:
                 normed = norms.mlp(x) if norms.mlp else x
-            added = attended + self._mlp(normed)
+            added = attended + self._mlp(normed, step.adapters)
             return self._add(x, step.reduce(added), None)
         x = self._add(x, step.reduce(attended), norms.attn_post)
-        added = self._mlp(norms.mlp(x) if norms.mlp else x)
+        added = self._mlp(norms.mlp(x) if norms.mlp else x, step.adapters)
         return self._add(x, step.reduce(added), norms.mlp_post)
 
     def _add(self, x: torch.Tensor, added: torch.Tensor, norm: Norm | None) -> torch.Tensor:
@@ -112,6 +113,7 @@ class Decoder:
         tables: Tables,
         attention: Attention[Any],
         weight_formats: Mapping[str, str],
+        adapters: AdapterLayers,
         classifier: Head = (),
     ) -> None:
         """`weight_formats`: how the device keeps weights, in words, by their name in every layer.
@@ -123,7 +125,9 @@ class Decoder:
         self.logit_shard = backend.ops.logit_shard(vocabulary.start, vocabulary.local)
         self._embed, self._embed_norm, self._layers, self._norm, self._head = embed, embed_norm, layers, norm, head
         self._comm, self._backend, self._tables, self._attention = comm, backend, tables, attention
-        self._graphs: dict[KvCache, StepGraphs] = {}  # graphs for the last cache
+        self._graphs: dict[bool, StepGraphs] = {}  # for `_graphs_of`; True: steps in which rows have adapters
+        self._graphs_of: KvCache | None = None
+        self.adapters = adapters
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -190,7 +194,8 @@ class Decoder:
         n_rows = max(self._backend.ops.min_rows, *(self._attention.n_rows(plan) for plan in plans))
         positions = pad_rows(batch.positions, n_rows)
         rotations = tuple(rope(positions) for rope in self._tables.ropes)
-        return Step(batch, cache, rotations, plans, self._comm.all_reduce), n_rows
+        adapters = pad_adapters(batch.adapters, n_rows)
+        return Step(batch, cache, rotations, plans, self._comm.all_reduce, adapters), n_rows
 
     def _through_layers(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Compute all layers but the last, which may compute fewer rows."""
@@ -205,20 +210,23 @@ class Decoder:
         return self._finish(self._through_layers(x, step), step)
 
     def _graphs_in(self, cache: KvCache, batch: StepBatch) -> StepGraphs:
-        """Graphs that replay steps in this cache; graphs know windows, not chunks."""
-        longest = max(batch.context_lens)
+        """Graphs that replay steps in this cache, with adapters or without: steps without any pay nothing for them.
+
+        Graphs know windows, not chunks.
+        """
+        longest, adapted = max(batch.context_lens), batch.adapters is not None
         if any(reach.chunk is not None and longest > reach.chunk for reach in self._tables.reaches):
             return StepGraphs(NoGraph(), NoGraph())
-        graphs = self._graphs.get(cache)
-        if graphs is None:
+        if cache is not self._graphs_of:
+            self._graphs, self._graphs_of = {}, cache
+        if adapted not in self._graphs:
             if self.spec.bidirectional:
-                graphs = StepGraphs(NoGraph(), NoGraph())
+                self._graphs[adapted] = StepGraphs(NoGraph(), NoGraph())
             else:
-                graphs = self._backend.capture(self._computations(cache))
-            self._graphs = {cache: graphs}
-        return graphs
+                self._graphs[adapted] = self._backend.capture(self._computations(cache, adapted))
+        return self._graphs[adapted]
 
-    def _computations(self, cache: KvCache) -> Computations:
+    def _computations(self, cache: KvCache, adapted: bool) -> Computations:
         return Computations(
             decode=self._decode,
             layers=self._through_layers,
@@ -228,6 +236,7 @@ class Decoder:
             windows=tuple(reach.window for reach in self._tables.reaches),
             cache=cache,
             hidden_size=self.spec.hidden_size,
+            adapted=adapted,
             max_blocks=min(cache.n_blocks, -(-self._tables.max_positions // cache.block_tokens)),
         )
 

@@ -12,12 +12,21 @@ from typing import Any
 from services.common import denied
 from services.worker.model.spec import ModelError
 
+FLOATS = ("F64", "F32", "F16", "BF16")  # names of the dtypes of unquantized weights
 _POINTER = b"version https://git-lfs.github.com/spec/"
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SAMPLE_BYTES = 64 * 1024
 _HEADER_LENGTH = 8  # bytes at the start of a safetensors file that hold the length of its header
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """A tensor of a safetensors file."""
+
+    dtype: str  # by safetensors' name
+    shape: tuple[int, ...]
 
 
 def refuse_pointer(file: Path) -> None:
@@ -57,6 +66,11 @@ def token_ids(value: Any) -> tuple[int, ...]:
 
 def check_safetensors(file: Path) -> None:
     """Raise ModelError if a file is a Git LFS pointer, is no safetensors file, or is truncated."""
+    read_header(file)
+
+
+def read_header(file: Path) -> dict[str, StoredEntry]:
+    """Return what a safetensors file says of its tensors, by name; raises ModelError as `check_safetensors` does."""
     refuse_pointer(file)
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -65,12 +79,15 @@ def check_safetensors(file: Path) -> None:
             raise ModelError(f"{file}: not a safetensors file, or cut off: {size} bytes, a header of {length}")
         try:
             header = json.loads(stream.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            header.pop("__metadata__", None)
+            found = {name: StoredEntry(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+            ends = [entry["data_offsets"][1] for entry in header.values()]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ModelError(f"{file}: its safetensors header is broken: {error}") from error
     wanted = _HEADER_LENGTH + length + max(ends, default=0)
     if size < wanted:
         raise ModelError(f"{file}: cut off: {size} bytes of {wanted}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,21 +10,29 @@ from dataclasses import dataclass, replace
 
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.common.blockhash import chain_root
+from services.common.blockhash import adapted_root, chain_root
 from services.common.lifecycle import StartupError
 from services.common.recovery import Recovery
 from services.common.tls.credentials import Tls
 from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport, phase_name
 from services.worker.engine.changes import Changes
-from services.worker.engine.errors import NotServingError, UnsupportedError
+from services.worker.engine.errors import InvalidRequestError, NotServingError, UnsupportedError
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Output
 from services.worker.engine.refusals import DRAINING, REFUSALS
-from services.worker.engine.request import EngineRequest
-from services.worker.engine.state import EngineCounters, EngineFacts, EngineModel, EngineState, TransferTotals
+from services.worker.engine.request import AdapterRef, EngineRequest
+from services.worker.engine.state import (
+    AdapterFacts,
+    EngineCounters,
+    EngineFacts,
+    EngineModel,
+    EngineState,
+    TransferTotals,
+)
 from services.worker.kv_transfer.puller import Puller
 from services.worker.kv_transfer.source import BlockSource
 from services.worker.kv_transfer.store import KvStore, kv_layout
+from services.worker.native.adapters import AdapterSlots, AdapterSources, inspect
 from services.worker.native.probe import probe_request
 from services.worker.native.pump import StepPump
 from services.worker.native.ranks import Ranks
@@ -54,6 +62,7 @@ class EngineConfig:
     pull_bytes_per_s: float = 0.0  # assumed before the first measurement; 0: never pull
     recovery_limit_s: float = 0.0  # longest time of repeated attempts to restart lost ranks; 0: no limit
     tls: Tls | None = None  # of pulls from other workers
+    adapters: AdapterSources | None = None  # None: no room for adapters
 
     def facts(self, started: GroupStarted) -> EngineFacts:
         """Facts for observers after the ranks have started."""
@@ -83,10 +92,12 @@ class LiveRequest(Request):
 
     asked: EngineRequest
     sink: OutputSink
+    held: AdapterSlots | None = None  # where its adapter is in use
 
     @classmethod
     def of(cls, asked: EngineRequest, sink: OutputSink, hash_root: str) -> LiveRequest:
         """The scheduler's request for an engine request."""
+        root = adapted_root(hash_root, asked.adapter.digest if asked.adapter else "")
         return cls(
             asked=asked,
             sink=sink,
@@ -97,7 +108,7 @@ class LiveRequest(Request):
             tenant=asked.tenant,
             weight=asked.weight,
             priority=asked.priority,
-            chain_root=chain_root(hash_root, asked.cache_salt),
+            chain_root=chain_root(root, asked.cache_salt),
             embed=asked.embed,
             second_from=asked.second_from,
             trial_tokens=asked.trial_tokens,
@@ -124,6 +135,8 @@ class NativeEngine:
         self._step_timer = StepTimer()
         self._pump: StepPump | None = None  # pump of the serving ranks
         self._store: KvStore | None = None  # KV cache of the serving ranks
+        self._adapters: AdapterSlots | None = None  # adapters of the serving ranks
+        self._equipping: set[asyncio.Task[None]] = set()
         self._live: dict[EngineRequest, LiveRequest] = {}
 
     def state(self) -> EngineState:
@@ -195,6 +208,7 @@ class NativeEngine:
             self.changes.announce,
         )
         self._store = KvStore(pump, self._ranks, kv_layout(self.model.hash_root, self._config.ranks, started))
+        self._adapters = AdapterSlots(self._config.adapters, self._config.ranks.adapter_slots, self._ranks.load_adapter)
         self.facts, self._ranks.on_result = self._config.facts(started), pump.on_result
         self._life.on_started(self.facts)
         self._enter(pb.PHASE_SERVING, "")
@@ -214,7 +228,7 @@ class NativeEngine:
             reason = pump.broken.result() if internal else lost.result()
         finally:
             lost.cancel()
-        self._ranks.on_result = self._pump = self._store = None
+        self._ranks.on_result = self._pump = self._store = self._adapters = None
         pump.stop(reason)
         alive, self._live = self._live, {}
         for request in alive.values():
@@ -285,11 +299,45 @@ class NativeEngine:
             raise NotServingError(self.detail)
         live = LiveRequest.of(request, sink, self.model.hash_root)
         hint = request.pull if live.reads_cache else None
-        self._pump.scheduler.submit(live, deferred=hint is not None)
+        self._pump.scheduler.submit(live, deferred=hint is not None or request.adapter is not None)
         self._live[request] = live
         self._pump.kick()
-        if hint is not None:
+        if request.adapter is not None:
+            task = asyncio.create_task(self._equip(live, request.adapter))
+            self._equipping.add(task)
+            task.add_done_callback(self._equipping.discard)
+        elif hint is not None:
             self._puller.start(self._store, live, hint, self._step_timer.prefill_tokens_per_s)
+
+    async def _equip(self, live: LiveRequest, ref: AdapterRef) -> None:
+        """Bring a deferred request's adapter into a slot, then let the request go on. No other request waits for it."""
+        slots, pump, store, request = self._adapters, self._pump, self._store, live.asked
+        assert slots is not None
+        assert pump is not None
+        assert store is not None
+        try:
+            slot = await slots.take(ref)
+        except InvalidRequestError as error:
+            if self._live.get(request) is live:
+                self._forget(request)
+                live.sink.refuse(request, error)
+                live.sink.flush(0)
+                self.changes.announce()
+            return
+        except RanksFailedError:
+            return  # with the ranks' other requests it is handed off
+        if self._live.get(request) is not live:
+            slots.give_back(ref.digest)
+            return
+        live.adapter, live.held = slot, slots
+        if request.pull is not None and live.reads_cache:
+            self._puller.start(store, live, request.pull, self._step_timer.prefill_tokens_per_s)
+        else:
+            pump.requeue([live])
+
+    async def inspect_adapter(self, source: str) -> AdapterFacts:
+        """Check that an adapter fits the model. Raises InvalidRequestError, UnsupportedError."""
+        return await inspect(self._config.adapters, source)
 
     def cancel(self, request: EngineRequest) -> None:
         """End a request that is alive; its sink gets no more outputs of it."""
@@ -310,6 +358,7 @@ class NativeEngine:
         assert self._pump is not None
         live = self._live.pop(request)
         self._pump.scheduler.cancel(live)
+        _give_back(live)
         self._pump.kick()
         return live
 
@@ -334,9 +383,16 @@ class NativeEngine:
             sinks.add(request.sink)
             if output.finish is not None:
                 del self._live[request.asked]
+                _give_back(request)
         for sink in sinks:
             sink.flush(result.step)
         self._steps.on_step(StepReport(cost.seconds, cost.n_rows, result.times.parts()))
+
+
+def _give_back(request: LiveRequest) -> None:
+    """End the use of the request's adapter."""
+    if request.held is not None and request.asked.adapter is not None:
+        request.held.give_back(request.asked.adapter.digest)
 
 
 def _hand_off(request: LiveRequest, handoff: pb.Handoff) -> None:

@@ -13,9 +13,12 @@ from services.common.lifecycle import StartupError
 from services.common.tls.credentials import Tls
 from services.worker.backends.sizing import host_room
 from services.worker.engine.base import LifeObserver, StepObserver
-from services.worker.engine.state import EngineModel
+from services.worker.engine.errors import InvalidRequestError
+from services.worker.engine.state import AdapterFacts, EngineModel
 from services.worker.model.loading.sampling import named, override_sampling
+from services.worker.model.registry import describe
 from services.worker.model.spec import Classifier, LabelFunction, ModelError
+from services.worker.native.adapters import AdapterSources
 from services.worker.native.engine import EngineConfig, NativeEngine
 from services.worker.native.model_files import ModelFiles, read_model_files
 from services.worker.native.ranks import Ranks
@@ -51,9 +54,32 @@ async def open_native(
         settings.pull_mb_per_s * 1e6,
         settings.recovery_limit_s,
         tls,
+        adapters=await _adapter_sources(settings, folder) if ranks.adapter_slots else None,
     )
-    model = replace(served_model(files, ranks), sampling_defaults=_sampling_defaults(files, settings))
+    model = replace(
+        served_model(files, ranks),
+        sampling_defaults=_sampling_defaults(files, settings),
+        adapters=await _named_adapters(settings, config.adapters),
+    )
     return NativeEngine(config, model, make_ranks(ranks), steps, life)
+
+
+async def _adapter_sources(settings: WorkerSettings, folder: Path) -> AdapterSources:
+    model = await asyncio.to_thread(describe, folder)
+    named, within = tuple(settings.adapters.values()), tuple(settings.adapter_sources)
+    return AdapterSources(model, settings.adapter_max_rank, named, within)
+
+
+async def _named_adapters(settings: WorkerSettings, sources: AdapterSources | None) -> tuple[AdapterFacts, ...]:
+    """The adapters of the settings. Raises StartupError."""
+    found = []
+    for name, source in settings.adapters.items():
+        assert sources is not None, "settings with adapters have slots"
+        try:
+            found.append(await sources.inspect(source, name))
+        except InvalidRequestError as error:
+            raise StartupError(f"RYZANSTEIN_ADAPTERS {name}: {error}") from error
+    return tuple(found)
 
 
 def _sampling_defaults(files: ModelFiles, settings: WorkerSettings) -> dict[str, float]:

@@ -24,6 +24,10 @@ class Ranks(BlockRanks, Protocol):
         """Send a plan; raises RanksFailedError."""
         ...
 
+    async def load_adapter(self, slot: int, folder: str) -> str:
+        """Load an adapter into a slot; returns an error, or an empty text. Raises RanksFailedError."""
+        ...
+
     async def wait_lost(self) -> str:
         """Wait for the first sign of a loss; returns the reason known so far."""
         ...

@@ -85,6 +85,8 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             max_running=settings.max_running,
             max_batched_tokens=max(settings.max_batched_tokens, longest if spec.bidirectional else 0),
             max_model_len=longest,
+            adapter_slots=settings.adapter_slots if settings.adapters or settings.adapter_sources else 0,
+            adapter_max_rank=settings.adapter_max_rank,
             pooling=files.pooling.kind,
             normalise_embeddings=files.pooling.normalise,
             eos_token_ids=files.eos_token_ids,

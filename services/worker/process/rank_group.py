@@ -91,6 +91,13 @@ class RankGroup:
         """Write contents that `read_blocks` of an equal group returned. Raises RanksFailedError without ranks."""
         await self._living().copies.write(blocks, contents)
 
+    async def load_adapter(self, slot: int, folder: str) -> str:
+        """Load the adapter in `folder` into a slot of all ranks; returns a rank's error, or an empty text.
+
+        Plans submitted later find it there. Raises RanksFailedError when the ranks are gone.
+        """
+        return await self._living().adapters.load(slot, folder)
+
     async def results(self) -> AsyncGenerator[StepResult, None]:
         """Yield results in step order until the group fails or is stopped. Yields none when `on_result` is set."""
         queue = self._queue

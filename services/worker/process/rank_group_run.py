@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 
+from services.worker.process.adapter_loads import AdapterLoads
 from services.worker.process.block_copies import BlockCopies
 from services.worker.process.death_watch import DeathWatch
 from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
@@ -18,6 +19,7 @@ from services.worker.process.link import GroupLink
 from services.worker.process.memory_kills import MemoryKills
 from services.worker.process.process_info import describe_exit, describe_status, reap_adopted
 from services.worker.process.stall import StallDetector, StallLimits, is_stopped
+from services.worker.protocol.adapter_codec import decode_adapted
 from services.worker.protocol.event_codec import RankError, RankStarted, decode_event, encode_stop
 from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.protocol.plan_codec import encode_plan
@@ -45,6 +47,7 @@ class RankGroupRun:
         self._loop = asyncio.get_running_loop()
         self._link = GroupLink(config)
         self.copies = BlockCopies(self._link.staging, self._link.send)
+        self.adapters = AdapterLoads(config.ranks, self._link.send)
         self._launcher: Launcher | None = None
         self._started: dict[int, RankStarted] = {}
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -103,7 +106,7 @@ class RankGroupRun:
         grace = self._config.stop_grace_s
         if not self._ending:
             self._ending = True
-            self.copies.fail(RanksFailedError(RankFailure(None, FailureKind.EXITED, "the ranks are being stopped")))
+            self._fail_orders(RanksFailedError(RankFailure(None, FailureKind.EXITED, "the ranks are being stopped")))
             self._link.send(encode_stop())
             if self._pidfds and not await self._gone_within(grace) and self._launcher:
                 self._launcher.terminate()
@@ -150,6 +153,8 @@ class RankGroupRun:
                 self._deliver(decode_result(words))
             elif words[0] == Kind.COPIED:
                 self.copies.answered(rank, int(words[1]))
+            elif words[0] == Kind.ADAPTED:
+                self.adapters.answered(rank, *decode_adapted(words))
             else:
                 self._on_event(rank, decode_event(words))
 
@@ -211,11 +216,15 @@ class RankGroupRun:
         self._ending = True
         logger.error("%s", failure, extra={"traceback": failure.traceback} if failure.traceback else None)
         self._kill()
-        self.copies.fail(RanksFailedError(failure))
+        self._fail_orders(RanksFailedError(failure))
         if not self.lost.done():
             self.lost.set_result(str(failure))
         self.failed.set_result(failure)
         self._on_end()
+
+    def _fail_orders(self, error: RanksFailedError) -> None:
+        self.copies.fail(error)
+        self.adapters.fail(error)
 
     def _kill(self) -> None:
         """Send SIGKILL, which also ends stopped processes. The launcher gets _REAPING_S to reap its children and exit,

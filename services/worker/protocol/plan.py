@@ -24,6 +24,7 @@ class Admission:
     n_prompt: int  # tokens from this position on count as generated
     embed: bool = False  # return the pooled hidden state instead of a token
     second_from: int = 0  # position of the second of two texts; 0: one text
+    adapter: int = -1  # slot of the adapter of all its rows; -1: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 header    kind, step (2 words), counts of released, chunks, new blocks, admissions
 columns   released | slot | start | n_tokens | n_draws | count of new blocks | new blocks
-then      one record per admission: slot, n_prompt, embed, second_from, n_tokens, tokens, sampling
+then      one record per admission: slot, n_prompt, embed, second_from, adapter, n_tokens, tokens, sampling
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from services.worker.protocol.words import (
 )
 
 _HEADER = 7
-_ADMISSION = 5
+_ADMISSION = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class AdmissionView:
     n_prompt: int
     embed: bool
     second_from: int
+    adapter: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +98,17 @@ def view_plan(plan: StepPlan) -> PlanView:
 
 def _encode_admission(admission: Admission, words: array[int]) -> None:
     words.extend((admission.slot, admission.n_prompt, admission.embed, admission.second_from))
+    words.append(admission.adapter)
     words.append(len(admission.token_ids))
     words.extend(admission.token_ids)
     words.extend(data_words(admission.sampling.SerializeToString()))
 
 
 def _decode_admission(cursor: WordCursor) -> AdmissionView:
-    slot, n_prompt, embed, second_from, n_tokens = cursor.take(_ADMISSION).tolist()
+    slot, n_prompt, embed, second_from, adapter, n_tokens = cursor.take(_ADMISSION).tolist()
     token_ids = cursor.take(n_tokens)
     try:
         sampling = Sampling.FromString(cursor.take_data())
     except DecodeError as error:
         raise MalformedMessageError(f"slot {slot}: {error}") from error
-    return AdmissionView(slot, sampling, token_ids, n_prompt, bool(embed), second_from)
+    return AdmissionView(slot, sampling, token_ids, n_prompt, bool(embed), second_from, adapter)

@@ -39,6 +39,8 @@ class RankGroupConfig:
     max_running: int = 64
     max_batched_tokens: int = 2048  # rows of a step
     max_model_len: int = 4096
+    adapter_slots: int = 0  # adapters that can be computed at a time; 0: none
+    adapter_max_rank: int = 64
     pooling: PoolingKind = "mean"
     normalise_embeddings: bool = True
     eos_token_ids: tuple[int, ...] = ()  # tokens that end a text where its grammar allows the end

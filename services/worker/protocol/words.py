@@ -25,6 +25,8 @@ class Kind(IntEnum):
     COPY_OUT = 6
     COPY_IN = 7
     COPIED = 8
+    ADAPTER = 9
+    ADAPTED = 10
 
 
 class MalformedMessageError(ValueError):

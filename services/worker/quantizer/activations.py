@@ -65,7 +65,7 @@ class RecordingLoader(LinearLoader):
 
     recorder: Recorder
 
-    def build(self, shards: Sequence[Shard], *, bias: bool = True) -> Linear:
+    def linear(self, shards: Sequence[Shard], *, bias: bool) -> Linear:
         """Merge `shards` by rows."""
-        linear = LinearLoader.build(self, shards, bias=bias)
+        linear = LinearLoader.linear(self, shards, bias=bias)
         return RecordedLinear(linear, tuple(shard.key for shard in shards), self.recorder)

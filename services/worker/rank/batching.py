@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.worker.backends.batch import StepBatch
+from services.worker.backends.batch import AdapterRows, StepBatch
 from services.worker.protocol.plan_codec import PlanView
 from services.worker.rank.slot_table import SlotTable
 
@@ -74,8 +74,13 @@ def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple
         block_tables=_tensor(tables, device),
         n_decode=n_decode,
         token_types=None if types is None else _tensor(types, device),
+        adapters=_adapters(table.adapters[row_slots], device) if table.adapters[slots].max() >= 0 else None,
     )
     return batch, BatchLayout(slots, starts, ends, row_ends, n_draws)
+
+
+def _adapters(slots: Ints, device: torch.device) -> AdapterRows | None:
+    return AdapterRows.of(_tensor(slots, device))
 
 
 def _tensor(values: Ints, device: torch.device) -> torch.Tensor:

@@ -13,6 +13,7 @@ from services.worker.ipc.futex import Patience
 from services.worker.ipc.life_lock import LifeLock
 from services.worker.ipc.ring import RingReader, RingWriter
 from services.worker.ipc.segment import Segment
+from services.worker.protocol.adapter_codec import AdapterOrder, decode_adapter
 from services.worker.protocol.copy_codec import CopyOrder, decode_order
 from services.worker.protocol.plan_codec import PlanView, decode_plan
 from services.worker.protocol.rank_config import GroupLayout, RankSettings
@@ -29,9 +30,9 @@ class ServerGoneError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message (a plan, an order to copy blocks, or None to stop) and how long the rank waited for it."""
+    """A message (a plan, an order, or None to stop) and how long the rank waited for it."""
 
-    plan: PlanView | CopyOrder | None
+    plan: PlanView | CopyOrder | AdapterOrder | None
     wait_us: int
 
 
@@ -72,6 +73,8 @@ class ServerLink:
             return Received(None, wait_us)
         if words[0] in (Kind.COPY_OUT, Kind.COPY_IN):
             return Received(decode_order(words), wait_us)
+        if words[0] == Kind.ADAPTER:
+            return Received(decode_adapter(words), wait_us)
         if words[0] != Kind.PLAN:
             raise MalformedMessageError(f"a message of kind {words[0]} where a plan must be")
         plan = decode_plan(words)

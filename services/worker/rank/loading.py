@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from services.worker.backends.base import ModelBackend
 from services.worker.backends.collectives import Communicator
+from services.worker.model.adapters.served import read_adapter
 from services.worker.model.build import load_model
 from services.worker.model.footprint import footprint
+from services.worker.model.layers.adapters import AdapterLayers
 from services.worker.model.layers.head import load_dense
 from services.worker.model.loading.pooling import read_pooling
 from services.worker.model.loading.vocabulary import read_vocabulary
+from services.worker.model.registry import describe
 from services.worker.protocol.event_codec import ModelFacts
 from services.worker.protocol.rank_config import RankGroupConfig
-from services.worker.rank.process import LoadedModel
+from services.worker.rank.process import LoadedModel, refuse_adapter
 
 
 def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> LoadedModel:
     """Read this rank's share of the checkpoint at `config.model_path`. Raises ModelError."""
-    decoder = load_model(Path(config.model_path), comm, backend, config.max_model_len, config.quantization)
-    spec, path = decoder.spec, Path(config.model_path)
+    path, layers = Path(config.model_path), AdapterLayers(config.adapter_slots, config.adapter_max_rank)
+    decoder = load_model(path, comm, backend, config.max_model_len, config.quantization, layers)
+    spec = decoder.spec
+    described = cache(partial(describe, path))
+
+    def load_adapter(slot: int, folder: Path) -> None:
+        layers.load(slot, read_adapter(folder, described(), config.adapter_max_rank))
+
     head = decoder.classifier
     if not head and path.is_dir():
         head = load_dense(path, read_pooling(path).dense, spec.hidden_size, backend.device)
@@ -34,5 +43,6 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
         footprint=footprint(spec, config),
         head=head,
         embeds=not spec.generates,
+        load_adapter=load_adapter if config.adapter_slots else refuse_adapter,
         vocabulary=partial(read_vocabulary, Path(config.model_path), spec.vocab_size, config.eos_token_ids),
     )

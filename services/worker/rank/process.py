@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,8 @@ from services.worker.backends.opening import open_backend
 from services.worker.model.footprint import Footprint
 from services.worker.model.layers.head import Head
 from services.worker.model.loading.pooling import Pooling
+from services.worker.model.spec import ModelError
+from services.worker.protocol.adapter_codec import AdapterOrder, encode_adapted
 from services.worker.protocol.copy_codec import CopyOrder, encode_copied
 from services.worker.protocol.event_codec import ModelFacts, RankStarted, encode_event
 from services.worker.protocol.rank_config import RankGroupConfig
@@ -33,6 +36,11 @@ from services.worker.sampling.grammar import Vocabulary, no_vocabulary
 _WARM_UP_TOKENS = 64
 
 
+def refuse_adapter(slot: int, folder: Path) -> None:
+    """Raise ModelError: this model has no room for adapters."""
+    raise ModelError(f"{folder}: no slots for adapters")
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A decoder that is ready, and the factory of its KV cache."""
@@ -45,6 +53,7 @@ class LoadedModel:
     vocabulary: Vocabulary = no_vocabulary  # for grammars
     head: Head = ()  # layers over pooled states
     embeds: bool = False  # there are no logits
+    load_adapter: Callable[[int, Path], None] = refuse_adapter  # into a slot; raises ModelError
 
 
 class Loader(Protocol):
@@ -110,10 +119,12 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
     started = RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
     freeze_started()  # otherwise a full garbage collection delays the streams by 0.1 s
     link.send(encode_event(started))
-    _execute_plans(link, runner, BlockCopier(cache.layers, link.staging))
+    _execute_plans(link, runner, BlockCopier(cache.layers, link.staging), model.load_adapter)
 
 
-def _execute_plans(link: ServerLink, runner: Runner[Any], copier: BlockCopier) -> None:
+def _execute_plans(
+    link: ServerLink, runner: Runner[Any], copier: BlockCopier, load_adapter: Callable[[int, Path], None]
+) -> None:
     while True:
         received = link.receive()
         if received.plan is None:
@@ -122,6 +133,18 @@ def _execute_plans(link: ServerLink, runner: Runner[Any], copier: BlockCopier) -
             copier.copy(received.plan)
             link.send(encode_copied(received.plan.number))
             continue
+        if isinstance(received.plan, AdapterOrder):
+            link.send(encode_adapted(received.plan.number, _try_adapter(received.plan, load_adapter)))
+            continue
         result = runner.step(received.plan, received.wait_us)
         if result is not None:
             link.send(encode_result(result))
+
+
+def _try_adapter(order: AdapterOrder, load: Callable[[int, Path], None]) -> str:
+    """Load an adapter between two steps; returns why that failed, or an empty text."""
+    try:
+        load(order.slot, Path(order.folder))
+    except ModelError as error:
+        return str(error)
+    return ""

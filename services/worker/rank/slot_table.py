@@ -27,6 +27,7 @@ class SlotTable:
         self.n_known = np.zeros(max_running, np.int64)
         self.n_prompt = np.zeros(max_running, np.int64)
         self.block_tables = np.zeros((max_running, max_blocks), np.int64)  # 0 is the null block
+        self.adapters = np.full(max_running, -1, np.int64)  # slots of adapters
         self.n_held = np.zeros(max_running, np.int64)  # blocks in the table
         self.second_from = np.full(max_running, max_model_len + 1)  # position of the second text; beyond all: none
 
@@ -47,6 +48,7 @@ class SlotTable:
         self.token_ids[slot, :n_known] = admission.token_ids
         self.n_known[slot] = n_known
         self.n_prompt[slot] = admission.n_prompt
+        self.adapters[slot] = admission.adapter
         self.n_held[slot] = 0
         self.second_from[slot] = admission.second_from or len(self.token_ids[slot])
 

@@ -284,7 +284,15 @@ class Scheduler:
         self._prefixes.promise(request, len(hits))
         tokens = tuple(request.token_ids)
         builder.admissions.append(
-            Admission(request.slot, request.sampling, tokens, request.n_prompt, request.embed, request.second_from)
+            Admission(
+                request.slot,
+                request.sampling,
+                tokens,
+                request.n_prompt,
+                request.embed,
+                request.second_from,
+                request.adapter,
+            )
         )
         self._plan_chunk(builder, request, tuple(request.blocks))
 

@@ -56,6 +56,9 @@ class Answer:
         assert self.handoff is None, "output after a handoff"
         self.outputs.append(output)
 
+    def refuse(self, request: EngineRequest, error: InvalidRequestError) -> None:
+        raise error
+
     def announce_trial(self, request: EngineRequest) -> None:
         raise AssertionError("no request is a suspect")
 

@@ -14,7 +14,7 @@ from services.worker.model.registry import FAMILIES
 GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text()
 ROW = re.compile(r"^\| (?P<options>`--.+?) \| (?P<default>[^|]+) \| [^|]+ \|$", re.MULTILINE)
 # What the guide says in words.
-WORDS = {
+WORDS: dict[str, object] = {
     "SmolLM2": "",
     "chosen by the worker": 0,
     "the model's": 0,
@@ -23,6 +23,7 @@ WORDS = {
     "none": "",
     "this one": "",
     "no arguments": None,
+    "no adapters": None,
     "its own": "",
     "cost": "cost",
     "auto": "auto",

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from services.worker.backends.base import Computations, Compute, Step
-from services.worker.backends.batch import StepBatch, long_tensor
+from services.worker.backends.batch import AdapterRows, StepBatch, long_tensor
 from services.worker.backends.cpu.attention import KernelPlan
 from services.worker.backends.cpu.collectives import ReplayedCollectives
 from services.worker.kernels.bfloat16 import Bfloat16Kernels, Sizes
@@ -39,6 +39,7 @@ class KernelGraph:
         # The inputs that change from step to step, always at the same addresses. A sequence has at least one row.
         self._x = torch.empty(max_rows, computations.hidden_size, dtype=torch.bfloat16)
         self._positions, self._kv_slots, self._lengths = torch.zeros(3, max_rows, dtype=torch.int64)
+        self._adapters = torch.full((max_rows,), -1, dtype=torch.int64)  # slots
         self._starts = torch.zeros(max_rows + 1, dtype=torch.int64)
         # Takes no memory until it is written.
         self._blocks = torch.zeros(max_rows, computations.max_blocks, dtype=torch.int64)
@@ -54,6 +55,8 @@ class KernelGraph:
         """Compute the rows `x` [n, hidden_size]."""
         n, (n_sequences, width) = len(x), batch.block_tables.shape
         self._x[:n], self._positions[:n], self._kv_slots[:n] = x, batch.positions, batch.kv_slots
+        if batch.adapters is not None:
+            self._adapters[:n] = batch.adapters.slots
         self._starts[: n_sequences + 1] = long_tensor(batch.query_starts)
         self._lengths[:n_sequences] = long_tensor(batch.context_lens)
         self._blocks[:n_sequences, :width] = batch.block_tables  # later entries are never used
@@ -73,6 +76,7 @@ class KernelGraph:
             rotations=tuple(rope(positions) for rope in self._computations.ropes),
             plans=tuple(KernelPlan(n, window or 0, sequences) for window in self._computations.windows),
             reduce=capture.reduce,
+            adapters=AdapterRows(self._adapters[:n], ()) if batch.adapters is not None else None,
         )
         with capture.noting():
             hidden = self._compute(self._x[:n], step)

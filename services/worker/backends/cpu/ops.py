@@ -18,6 +18,7 @@ from services.worker.backends.base import (
     Linear,
     LogitShard,
     Lookup,
+    LowRank,
     PerHead,
     RmsNorm,
     Rope,
@@ -25,6 +26,7 @@ from services.worker.backends.base import (
 from services.worker.backends.cpu.codes import holds_integers
 from services.worker.backends.cpu.linear import KernelLinear, PackedLinear
 from services.worker.backends.cpu.logit_shard import KernelLogitShard
+from services.worker.backends.cpu.low_rank import KernelLowRank
 from services.worker.backends.cpu.quantized import QuantizedLinear, stays_integer
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import ExpertsShape, KvShape
@@ -134,6 +136,10 @@ class KernelOps(OneDnnOps):
         """Return the product with `weight`, whose integers stay integers."""
         kind = QuantizedLinear if stays_integer(weight) else KernelLinear
         return kind(self._kernels, weight, bias)
+
+    def low_rank(self, n_out: int, n_in: int, slots: int, max_rank: int) -> LowRank:
+        """Return empty factors, which our kernel multiplies with."""
+        return KernelLowRank(self._kernels, n_out, n_in, slots, max_rank)
 
     def embedding(self, weight: Stacked) -> Lookup:
         """Return the lookup of rows of `weight`, whose integers stay integers."""

@@ -60,9 +60,9 @@ class CudaBackend(TorchBackend):
         return choose_attention(choices, shape, self.dtype, self.device, self.kv_format)
 
     def capture(self, computations: Computations) -> StepGraphs:
-        """Return graphs that replay decodes without collectives."""
+        """Return graphs that replay decodes without collectives and adapters."""
         attention = computations.attention
-        if computations.comm.size > 1 or not isinstance(attention, PagedVarlen | PagedSdpa):
+        if computations.adapted or computations.comm.size > 1 or not isinstance(attention, PagedVarlen | PagedSdpa):
             return super().capture(computations)
         return StepGraphs(CudaDecodes(computations, attention, self.dtype, self.device), NoGraph())
 

@@ -17,6 +17,7 @@ from services.worker.backends.base import (
     Linear,
     LogitShard,
     Lookup,
+    LowRank,
     Norm,
     PerHead,
     RmsNorm,
@@ -28,6 +29,7 @@ from services.worker.backends.names import Activation
 from services.worker.backends.shapes import ExpertsShape, KvShape
 from services.worker.backends.torch.experts import ExpertStack, Router, TorchExperts, sigmoid
 from services.worker.backends.torch.logit_shard import TorchLogitShard
+from services.worker.backends.torch.low_rank import LinearPairs
 from services.worker.backends.weights import Dense, Stacked, Weight
 
 _ACTIVATIONS: dict[Activation, Elementwise] = {
@@ -105,6 +107,10 @@ class TorchOps:
         """Return the product of each head with its own matrix of `weights`."""
         transposed = weights.to(self._device, self._dtype).mT.contiguous()  # [n_heads, n_in, n_out]
         return lambda x: torch.bmm(x.transpose(0, 1), transposed).transpose(0, 1)
+
+    def low_rank(self, n_out: int, n_in: int, slots: int, max_rank: int) -> LowRank:
+        """Return empty factors, each of which becomes a linear layer of this device."""
+        return LinearPairs(self.linear)
 
     def embedding(self, weight: Stacked) -> Lookup:
         """Return the lookup of rows of `weight`."""

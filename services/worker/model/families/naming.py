@@ -38,6 +38,11 @@ class TensorRef:
 Refs = dict[str, TensorRef]
 
 
+def stored_size(ref: TensorRef, size: int) -> int:
+    """Return the stored output size of a tensor whose logical part has `size` rows."""
+    return size * ref.n_parts // ref.n_units if ref.n_stored is None else ref.n_stored
+
+
 # Patterns of stored tensors that are not needed here: tables that are computed, the value head of reinforcement
 # learning, scales of another program's KV cache, layers that only draft tokens.
 UNUSED = (

@@ -10,8 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from services.worker.model.files import INDEX, WeightFiles, refuse_pointer, weight_files
-from services.worker.model.formats.stored import FLOATS
+from services.worker.model.files import FLOATS, INDEX, WeightFiles, refuse_pointer, weight_files
 from services.worker.model.spec import ModelError
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from services.worker.backends.weights import Weight
+from services.worker.model.files import FLOATS
 from services.worker.model.shard import Shard
-
-FLOATS = ("F64", "F32", "F16", "BF16")  # names of the dtypes of unquantized weights
 
 
 class StoredTensors(Protocol):

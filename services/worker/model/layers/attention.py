@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from services.worker.backends.base import Attention, Linear, Norm, RmsNorm, Step
+from services.worker.backends.base import Attention, Norm, RmsNorm, Step
 from services.worker.backends.collectives import Communicator
+from services.worker.model.layers.adapters import AdaptedLinear
 from services.worker.model.layers.embedding import pad_rows
 from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.layers.norm import load_divided_norm
@@ -108,8 +109,8 @@ class AttentionLayer:
         self,
         index: int,
         heads: Heads,
-        qkv: Linear,
-        o: Linear,
+        qkv: AdaptedLinear,
+        o: AdaptedLinear,
         qk_norm: QkNorm | None,
         norm_last: bool,
         sub_norm: Norm | None,
@@ -127,7 +128,7 @@ class AttentionLayer:
 
     def project(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Write the rows' keys and values to the cache; return their queries, [n_rows, n_q * head_dim]."""
-        qkv = self._qkv(x)  # [n_rows, (n_q + 2 n_kv) * head_dim]
+        qkv = self._qkv(x, step.adapters)  # [n_rows, (n_q + 2 n_kv) * head_dim]
         if self._qk_norm is not None or self._rotation is not None or self._scaling is not None:
             # The view comes before the slice, because otherwise a single row would get another stride.
             qk = qkv.view(len(qkv), -1, self._head_dim)[:, : self._n_rotated]
@@ -146,7 +147,7 @@ class AttentionLayer:
     def attend(self, q: torch.Tensor, step: Step) -> torch.Tensor:
         """Attend with the rows' queries; returns [n_rows, hidden_size], to be summed over the ranks."""
         attended = self._attention.attend(q, step.cache, self._index, step.plans[self._plan])
-        return self._o(attended if self._sub_norm is None else self._sub_norm(attended))
+        return self._o(attended if self._sub_norm is None else self._sub_norm(attended), step.adapters)
 
 
 def load_attention(

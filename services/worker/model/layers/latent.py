@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from services.worker.backends.base import Attention, Linear, Norm, PerHead, Step
+from services.worker.backends.batch import AdapterRows
+from services.worker.model.layers.adapters import AdaptedLinear
 from services.worker.model.layers.attention import StepPlaces
 from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.shard import Shard, Span
@@ -31,7 +33,7 @@ class LatentAttention:
         latent_norm: Norm,
         absorb: PerHead,
         expand: PerHead,
-        o: Linear,
+        o: AdaptedLinear,
         attention: Attention[Any],
         places: StepPlaces,
     ) -> None:
@@ -43,7 +45,7 @@ class LatentAttention:
     def project(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Write the rows' latents to the cache; return their queries, [n_rows, n_heads * head_dim]."""
         sizes = self._sizes
-        queries = self._query(x).view(len(x), -1, sizes.query_dim)
+        queries = self._query(x, step.adapters).view(len(x), -1, sizes.query_dim)
         stored = self._latent(x)  # [n_rows, rank + rope_dim]
         heads = x.new_empty(len(x), queries.shape[1] + 1, sizes.rope_dim + sizes.rank)
         heads[:, :-1, : sizes.rope_dim] = queries[..., sizes.nope_dim :]
@@ -62,20 +64,20 @@ class LatentAttention:
         sizes = self._sizes
         found = self._attention.attend(q, step.cache, self._index, step.plans[self._places.plan])
         latents = found.view(len(found), -1, sizes.rope_dim + sizes.rank)[..., sizes.rope_dim :].contiguous()
-        return self._o(self._expand(latents).flatten(1))
+        return self._o(self._expand(latents).flatten(1), step.adapters)
 
 
 class Query:
     """The queries of this rank's heads, products of the row or of its latent."""
 
-    def __init__(self, latent: Linear | None, norm: Norm | None, heads: Linear) -> None:
+    def __init__(self, latent: Linear | None, norm: Norm | None, heads: AdaptedLinear) -> None:
         self._latent, self._norm, self._heads = latent, norm, heads
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None) -> torch.Tensor:
         """Return [n, n_heads * query_dim] of [n, hidden_size]."""
         if self._latent is None or self._norm is None:
-            return self._heads(x)
-        return self._heads(self._norm(self._latent(x)))
+            return self._heads(x, adapters)
+        return self._heads(self._norm(self._latent(x)), adapters)
 
 
 def load_latent_attention(

@@ -11,6 +11,7 @@ import torch
 from services.worker.backends.base import Linear, ModelBackend
 from services.worker.backends.collectives import Communicator
 from services.worker.backends.weights import Dense, Rounded, Stacked, Weight
+from services.worker.model.layers.adapters import AdaptedLinear, AdapterLayers
 from services.worker.model.loading.checkpoint import Checkpoint
 from services.worker.model.quantization import rounding_of
 from services.worker.model.shard import Shard, Span
@@ -30,6 +31,7 @@ class LinearLoader:
     comm: Communicator
     backend: ModelBackend
     quantization: Quantization = field(default="none", kw_only=True)  # of weights that are stored unquantized
+    adapters: AdapterLayers = field(default_factory=AdapterLayers, kw_only=True)  # of the layers built so far
     kept: Mapping[str, Counter[str]] = field(  # the forms in which the device keeps weights, by `kind_of`
         default_factory=lambda: defaultdict(Counter), kw_only=True
     )
@@ -39,21 +41,25 @@ class LinearLoader:
         step = size // self.comm.size
         return Span(self.comm.rank * step, (self.comm.rank + 1) * step)
 
-    def column_parallel(self, keys: Sequence[str], n_out: int, n_in: int) -> Linear:
+    def column_parallel(self, keys: Sequence[str], n_out: int, n_in: int) -> AdaptedLinear:
         """Merge projections of `n_out` rows each; the ranks divide the outputs, so no collective follows."""
         rows, cols = self.share(n_out), Span(0, n_in)
         return self.build([Shard(key, (n_out, n_in), rows, cols) for key in keys])
 
-    def row_parallel(self, key: str, n_out: int, n_in: int) -> Linear:
+    def row_parallel(self, key: str, n_out: int, n_in: int) -> AdaptedLinear:
         """Load a projection whose inputs the ranks divide; its outputs need an all-reduce. Rank 0 adds the bias."""
         return self.build([Shard(key, (n_out, n_in), Span(0, n_out), self.share(n_in))], bias=self.comm.rank == 0)
 
-    def replicated(self, key: str, n_out: int, n_in: int) -> Linear:
+    def replicated(self, key: str, n_out: int, n_in: int) -> AdaptedLinear:
         """Load a projection that every rank computes in full."""
         return self.build([Shard.whole(key, (n_out, n_in))])
 
-    def build(self, shards: Sequence[Shard], *, bias: bool = True) -> Linear:
+    def build(self, shards: Sequence[Shard], *, bias: bool = True) -> AdaptedLinear:
         """Merge `shards` by rows."""
+        return AdaptedLinear(self.linear(shards, bias=bias), self.adapters.of(shards, self.backend.ops))
+
+    def linear(self, shards: Sequence[Shard], *, bias: bool) -> Linear:
+        """Merge `shards` by rows, without what adapters add."""
         return self.backend.ops.linear(self.weight(shards), self.bias(shards) if bias else None)
 
     def weight(self, shards: Sequence[Shard], *, n_padding: int = 0) -> Stacked:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from services.worker.backends.base import Elementwise, Linear, Norm
+from services.worker.backends.base import Elementwise, Norm
+from services.worker.backends.batch import AdapterRows
+from services.worker.model.layers.adapters import AdaptedLinear
 from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.layers.norm import load_divided_norm
 from services.worker.model.spec import ModelSpec
@@ -15,13 +17,13 @@ XIELU = ("alpha_p", "alpha_n", "beta")  # the stored numbers of a layer's xIELU
 class Mlp:
     """down(norm(act(up(x)))), where `act` may be a gate over two halves of `up`. The result is this rank's summand."""
 
-    def __init__(self, up: Linear, act: Elementwise, norm: Norm | None, down: Linear) -> None:
+    def __init__(self, up: AdaptedLinear, act: Elementwise, norm: Norm | None, down: AdaptedLinear) -> None:
         self._up, self._act, self._norm, self._down = up, act, norm, down
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         """Return [n, hidden_size], to be summed over the ranks."""
-        inner = self._act(self._up(x))
-        return self._down(inner if self._norm is None else self._norm(inner))
+        inner = self._act(self._up(x, adapters))
+        return self._down(inner if self._norm is None else self._norm(inner), adapters)
 
 
 def load_mlp(spec: ModelSpec, load: LinearLoader, prefix: str, ffn_size: int) -> Mlp:

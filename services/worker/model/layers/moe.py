@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from services.worker.backends.base import Expert, Experts, Linear, Ops
+from services.worker.backends.base import Expert, Experts, Ops
+from services.worker.backends.batch import AdapterRows
 from services.worker.backends.shapes import ExpertsShape
+from services.worker.model.layers.adapters import AdaptedLinear
 from services.worker.model.layers.linear import LinearLoader
 from services.worker.model.layers.mlp import Mlp, load_mlp
 from services.worker.model.shard import Shard
@@ -16,18 +18,18 @@ class MoeMlp:
     """Sends each row to its best experts and sums their results. The result is this rank's summand."""
 
     def __init__(
-        self, ops: Ops, router: Linear, experts: Experts, shared: Mlp | None, shared_gate: Linear | None
+        self, ops: Ops, router: AdaptedLinear, experts: Experts, shared: Mlp | None, shared_gate: AdaptedLinear | None
     ) -> None:
         """`shared` computes all rows; its results are multiplied by the sigmoid of `shared_gate`, if there is one."""
         self._ops, self._router, self._experts = ops, router, experts
         self._shared, self._shared_gate = shared, shared_gate
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         """Return [n, hidden_size], to be summed over the ranks."""
         chosen = self._experts(x, self._router(x))
         if self._shared is None:
             return chosen
-        shared = self._shared(x)
+        shared = self._shared(x, adapters)
         return chosen + (shared if self._shared_gate is None else shared * self._ops.sigmoid(self._shared_gate(x)))
 
 

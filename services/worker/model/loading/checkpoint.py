@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from services.worker.backends.weights import Dense, Weight
-from services.worker.model.families.naming import TensorRef
+from services.worker.model.families.naming import TensorRef, stored_size
 from services.worker.model.formats.stored import StoredModules, StoredTensors
 from services.worker.model.shard import Shard, Span
 from services.worker.model.spec import ModelError
@@ -218,11 +218,6 @@ def _within_stack(ref: TensorRef, stored: Shard) -> Shard:
     first = ref.place * n_out
     rows = Span(first + stored.rows.start, first + stored.rows.stop)
     return Shard(stored.key, (ref.n_stacked * n_out, n_in), rows, stored.cols)
-
-
-def stored_size(ref: TensorRef, size: int) -> int:
-    """Return the stored output size of a tensor whose logical part has `size` rows."""
-    return size * ref.n_parts // ref.n_units if ref.n_stored is None else ref.n_stored
 
 
 def stored_rows(ref: TensorRef, rows: Span) -> tuple[Span, torch.Tensor | None]:

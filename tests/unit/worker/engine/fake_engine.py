@@ -23,7 +23,14 @@ from services.worker.engine.errors import (
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Finish, Output, Prefill, TokenLogprobs
 from services.worker.engine.request import EngineRequest
-from services.worker.engine.state import EngineCounters, EngineFacts, EngineModel, EngineState, TransferTotals
+from services.worker.engine.state import (
+    AdapterFacts,
+    EngineCounters,
+    EngineFacts,
+    EngineModel,
+    EngineState,
+    TransferTotals,
+)
 
 MODEL = EngineModel(
     architecture="FakeForCausalLM",
@@ -103,6 +110,9 @@ class FakeEngine:
 
     def cancel(self, request: EngineRequest) -> None:
         self._live.pop(request, None)
+
+    async def inspect_adapter(self, source: str) -> AdapterFacts:
+        raise UnsupportedError("no adapters here")
 
     async def drain(self, grace_s: float) -> tuple[int, int]:
         self._enter(pb.PHASE_DRAINING, "draining")

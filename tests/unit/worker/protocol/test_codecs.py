@@ -50,7 +50,13 @@ sampling = st.builds(
     ignore_eos=st.booleans(),
 )
 admissions = st.builds(
-    Admission, slot=ids, sampling=sampling, token_ids=tuples(ids, 20), n_prompt=ids, embed=st.booleans()
+    Admission,
+    slot=ids,
+    sampling=sampling,
+    token_ids=tuples(ids, 20),
+    n_prompt=ids,
+    embed=st.booleans(),
+    adapter=st.integers(-1, 300),
 )
 chunks = st.builds(Chunk, slot=ids, start=ids, n_tokens=ids, n_draws=ids, new_blocks=tuples(ids))
 plans = st.builds(
@@ -93,7 +99,8 @@ def as_written(view: PlanView) -> StepPlan:
     blocks = [tuple(part.tolist()) for part in np.split(view.new_blocks, ends[:-1])] if len(ends) else []
     columns = (view.slots.tolist(), view.starts.tolist(), view.n_tokens.tolist(), view.n_draws.tolist())
     admissions = [
-        Admission(a.slot, a.sampling, tuple(a.token_ids.tolist()), a.n_prompt, a.embed) for a in view.admissions
+        Admission(a.slot, a.sampling, tuple(a.token_ids.tolist()), a.n_prompt, a.embed, a.adapter)
+        for a in view.admissions
     ]
     chunks = tuple(Chunk(*row) for row in zip(*columns, blocks, strict=True))
     return StepPlan(view.step, tuple(view.released.tolist()), tuple(admissions), chunks)

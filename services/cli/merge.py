@@ -1,0 +1,14 @@
+"""`ryzanstein merge`: the worker's merger."""
+
+from __future__ import annotations
+
+from services.cli.worker_program import WorkerProgram
+
+MERGER = WorkerProgram(
+    command="merge",
+    module="services.worker.merger",
+    extras="worker",
+    needed=("safetensors", "torch"),
+    phases={"merge": "merging files"},
+    interrupted="nothing was written",
+)

@@ -1,0 +1,138 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, with the bodies of vLLM's, for administrators' keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from services.common.tls.credentials import Tls
+from services.gateway.api.decode import BodyDecoder
+from services.gateway.errors import ApiError, invalid, storage_away, unavailable
+from services.gateway.generation.adapters import AdapterRegistry
+from services.gateway.generation.admitted import AdmittedRequest
+from services.gateway.http.documentation import Documentation
+from services.gateway.http.exchange import Exchange
+from services.gateway.tenants.redis_guard import RedisAwayError
+from services.gateway.tenants.tenant import Tenant
+from services.gateway.upstream.adapters import inspect
+from services.gateway.upstream.catalog import Catalog
+from services.gateway.upstream.router import RouterClient
+
+
+class LoadBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of a load."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool | None = None
+    base_model_name: str | None = None
+
+
+class UnloadBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of an unload."""
+
+    lora_name: str
+
+
+LOAD = Documentation(
+    summary="Load a LoRA adapter: it becomes a model name on all workers of its base",
+    tag="administration",
+    body=LoadBody,
+    example={"lora_name": "sql", "lora_path": "/adapters/sql", "load_inplace": False},
+    answer={"message": "The adapter `sql` is served.", "id": "sql", "parent": "my-model", "digest": "0d6f8f2c9b1e4a57"},
+)
+UNLOAD = Documentation(
+    summary="Unload a LoRA adapter; running requests end with it",
+    tag="administration",
+    body=UnloadBody,
+    example={"lora_name": "sql"},
+    answer={"message": "The adapter `sql` is no longer served.", "id": "sql"},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterAdmin:
+    """Loads and unloads adapters."""
+
+    catalog: Catalog
+    router: RouterClient
+    registry: AdapterRegistry
+    tls: Tls | None = None
+
+    async def load(self, body: LoadBody) -> dict[str, str]:
+        """Check an adapter on its base's workers, then list it; raises :class:`ApiError`."""
+        if not body.lora_name or not body.lora_path:
+            field = "lora_path" if body.lora_name else "lora_name"
+            raise invalid(f"`{field}` must not be empty.", field)
+        base = self._base(body.base_model_name or "")
+        await self.catalog.read_adapters()
+        known = self.catalog.adapters().get(body.lora_name)
+        if self.catalog.knows(body.lora_name) and (known is None or not body.load_inplace):
+            hint = "; `load_inplace` replaces it" if known else ""
+            raise invalid(f"`{body.lora_name}` is the name of a model that is served already{hint}.", "lora_name")
+        adapter = await inspect(self.router.listed.views, body.lora_name, base, body.lora_path, self.tls)
+        if not await self.registry.write(adapter, replace=bool(body.load_inplace)):
+            raise invalid(f"`{body.lora_name}` was loaded at the same time.", "lora_name")
+        await self.catalog.read_adapters()
+        message = f"The adapter `{adapter.name}` is served."
+        return {"message": message, "id": adapter.name, "parent": base, "digest": adapter.digest}
+
+    async def unload(self, name: str) -> dict[str, str]:
+        """Take an adapter from the list; raises :class:`ApiError`."""
+        removed = await self.registry.remove(name)
+        await self.catalog.read_adapters()
+        if name in self.catalog.adapters():
+            raise invalid(f"`{name}` is part of the workers' settings, which decide about it.", "lora_name")
+        if not removed:
+            message = f"The adapter `{name}` does not exist."
+            raise ApiError(404, message, "invalid_request_error", "lora_name", "model_not_found")
+        return {"message": f"The adapter `{name}` is no longer served.", "id": name}
+
+    def _base(self, name: str) -> str:
+        """The model that the adapter is for: `name`, or the only one. Raises :class:`ApiError`."""
+        models = sorted(self.router.listed.models())
+        if not models:
+            raise unavailable("no model is being served yet")
+        if not name and len(models) > 1:
+            raise invalid(f"`base_model_name` must name one of {', '.join(models)}.", "base_model_name")
+        if name and name not in models:
+            raise invalid(f"`base_model_name`: expected one of {', '.join(models)}.", "base_model_name")
+        return name or models[0]
+
+
+class LoadHandler:
+    """Loads an adapter."""
+
+    def __init__(self, admin: AdapterAdmin) -> None:
+        self._admin = admin
+        self.decode = BodyDecoder(LoadBody).decode
+
+    async def answer(self, exchange: Exchange, body: LoadBody, request: AdmittedRequest) -> None:
+        """See :class:`Handler`."""
+        _require_admin(request.tenant)
+        try:
+            await exchange.send_json(200, await self._admin.load(body))
+        except RedisAwayError as error:
+            raise storage_away() from error
+
+
+class UnloadHandler:
+    """Unloads an adapter."""
+
+    def __init__(self, admin: AdapterAdmin) -> None:
+        self._admin = admin
+        self.decode = BodyDecoder(UnloadBody).decode
+
+    async def answer(self, exchange: Exchange, body: UnloadBody, request: AdmittedRequest) -> None:
+        """See :class:`Handler`."""
+        _require_admin(request.tenant)
+        try:
+            await exchange.send_json(200, await self._admin.unload(body.lora_name))
+        except RedisAwayError as error:
+            raise storage_away() from error
+
+
+def _require_admin(tenant: Tenant) -> None:
+    if not tenant.admin:
+        raise ApiError(403, "This needs an administrator's key.", "permission_error", code="forbidden")

@@ -1,0 +1,134 @@
+"""LoRA adapters through the API of a whole installation: what goes wrong with them elsewhere does not here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.cli.stack.default_model import TINY_MODEL
+from tests.adapters import write_adapter
+from tests.stack import RunningStack, running_stack
+
+BASE = TINY_MODEL.name
+PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return " * 3  # several blocks of KV
+MODULES = {"q_proj": 4, "v_proj": 4, "o_proj": 4, "up_proj": 4}
+OK = httpx.codes.OK
+
+
+class Installation:
+    """Two workers with the adapter `fixed`, and a folder of others."""
+
+    def __init__(self, stack: RunningStack, folder: Path) -> None:
+        self.stack, self.folder = stack, folder
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return httpx.post(f"{self.stack.url}/v1/{path}", json=body, timeout=60)
+
+    def ask(self, model: str, n: int = 24, **more: Any) -> httpx.Response:
+        return self.post("completions", model=model, prompt=PROMPT, max_tokens=n, temperature=0, **more)
+
+    def text(self, model: str, **more: Any) -> str:
+        answer = self.ask(model, **more)
+        assert answer.status_code == OK, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    def load(self, name: str, folder: str, **more: Any) -> httpx.Response:
+        return self.post("load_lora_adapter", lora_name=name, lora_path=str(self.folder / folder), **more)
+
+    def listed(self) -> dict[str, dict[str, Any]]:
+        return {model["id"]: model for model in httpx.get(f"{self.stack.url}/v1/models").json()["data"]}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    folder = tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate(("fixed", "one", "two")):
+        write_adapter(TINY_MODEL, folder / name, MODULES, seed=seed)
+    options = ("--workers", "2", "--adapter", f"fixed={folder / 'fixed'}", "--adapter-source", str(folder))
+    with running_stack(tmp_path_factory.mktemp("run"), *options) as stack:
+        yield Installation(stack, folder)
+
+
+def test_an_adapter_is_a_model_with_answers_of_its_own(served: Installation) -> None:
+    assert served.load("one", "one").status_code == OK
+    texts = {name: served.text(name) for name in (BASE, "fixed", "one")}
+    assert len(set(texts.values())) == 3, texts
+    assert texts == {name: served.text(name) for name in texts}
+    listed = served.listed()
+    assert {name: listed[name].get("parent") for name in texts} == {BASE: None, "fixed": BASE, "one": BASE}
+    assert listed["one"]["root"] == str(served.folder / "one")
+    assert served.load("one", "two").status_code == httpx.codes.BAD_REQUEST  # the name is taken
+    assert served.load(BASE, "two", load_inplace=True).status_code == httpx.codes.BAD_REQUEST
+
+
+def test_an_adapter_loaded_again_under_its_name_shares_no_kv_with_the_one_before(served: Installation) -> None:
+    assert served.load("again", "one").status_code == OK
+    before, _ = served.text("again"), served.text("again")  # the prompt is cached
+    expected = served.text("two") if served.load("two", "two").status_code == OK else ""
+    assert served.load("again", "two", load_inplace=True).status_code == OK
+    assert served.text("again") == expected != before
+
+
+def test_what_cannot_be_applied_as_a_whole_is_refused_and_no_base_answers_for_it(served: Installation) -> None:
+    assert served.ask("nobody").status_code == httpx.codes.NOT_FOUND
+    write_adapter(TINY_MODEL, served.folder / "other", {"embed_tokens": 4})
+    refused = served.load("other", "other")
+    assert refused.status_code == httpx.codes.BAD_REQUEST
+    assert "embed_tokens" in refused.json()["error"]["message"]
+    assert refused.json()["error"]["param"] == "lora_path"
+    outside = served.post("load_lora_adapter", lora_name="other", lora_path=str(served.folder / ".." / "elsewhere"))
+    assert "adapters are loaded from these folders only" in outside.json()["error"]["message"]
+    assert served.ask("other").status_code == httpx.codes.NOT_FOUND
+
+
+def test_an_adapter_holds_on_every_worker_and_a_stream_survives_the_death_of_its_worker(served: Installation) -> None:
+    """The worker that starts again has never heard of the adapter."""
+    assert served.load("everywhere", "one").status_code == OK
+    whole = served.text("everywhere", n=200)
+    texts = {served.text("everywhere", n=200, user=f"session-{index}") for index in range(4)}
+    assert texts == {whole}
+    url = f"{served.stack.url}/v1/completions"
+    body = {"model": "everywhere", "prompt": PROMPT, "max_tokens": 200, "temperature": 0, "stream": True}
+    text, killed = "", 0
+    with httpx.stream("POST", url, json=body, timeout=60) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                text += httpx.Response(200, text=line[6:]).json()["choices"][0]["text"]
+                busy = [view for view in served.stack.workers() if view.state.running] if not killed else []
+                if busy:
+                    killed += 1
+                    os.kill(served.stack.rank_pids(busy[0].worker_id)[0], signal.SIGKILL)
+    assert text == whole
+    assert killed
+    assert served.text("everywhere", n=200, user="after") == whole
+
+
+def test_grammars_and_batches_of_choices_keep_the_adapter(served: Installation) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["a", "bb", "ccc"]}}}
+    asked = {"messages": [{"role": "user", "content": "choose"}], "max_tokens": 20, "response_format": schema}
+    answer = served.post("chat/completions", model="fixed", n=2, **asked)
+    assert answer.status_code == OK, answer.text
+    assert answer.json()["model"] == "fixed"
+    assert {choice["message"]["content"] for choice in answer.json()["choices"]} <= {'"a"', '"bb"', '"ccc"'}
+
+
+def test_a_changed_file_or_an_unloaded_name_is_an_error_not_another_answer(served: Installation) -> None:
+    shutil.copytree(served.folder / "two", served.folder / "gone")
+    write_adapter(TINY_MODEL, served.folder / "gone", MODULES, seed=9)
+    assert served.load("gone", "gone").status_code == OK
+    write_adapter(TINY_MODEL, served.folder / "gone", MODULES, seed=10)  # before the first request with it
+    changed = served.ask("gone")
+    assert changed.status_code == httpx.codes.BAD_REQUEST
+    assert "holds another adapter" in changed.json()["error"]["message"]
+    assert served.post("unload_lora_adapter", lora_name="gone").status_code == OK
+    assert served.ask("gone").status_code == httpx.codes.NOT_FOUND
+    assert served.post("unload_lora_adapter", lora_name="gone").status_code == httpx.codes.NOT_FOUND
+    assert served.post("unload_lora_adapter", lora_name="fixed").status_code == httpx.codes.BAD_REQUEST
+    assert "gone" not in served.listed()
