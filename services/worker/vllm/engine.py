@@ -20,12 +20,20 @@ from services.worker.engine.errors import (
     InvalidRequestError,
     NotServingError,
     Unavailable,
+    UnsupportedError,
 )
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Finish, Output
 from services.worker.engine.refusals import DRAINING, REFUSALS
 from services.worker.engine.request import EngineRequest
-from services.worker.engine.state import EngineCounters, EngineFacts, EngineModel, EngineState, TransferTotals
+from services.worker.engine.state import (
+    AdapterFacts,
+    EngineCounters,
+    EngineFacts,
+    EngineModel,
+    EngineState,
+    TransferTotals,
+)
 from services.worker.vllm.core import Core, CoreError, CoreRequest, CoreStarted, CoreStep, RequestFailedError
 from services.worker.vllm.kv_mirror import KvMirror
 from services.worker.vllm.live import LiveRequest, ReplayError, prompt_of
@@ -180,6 +188,10 @@ class VllmEngine:
         log.info("phase %s", phase_name(phase), extra={"detail": detail})
         self.changes.announce()
 
+    async def inspect_adapter(self, source: str) -> AdapterFacts:
+        """Raises UnsupportedError."""
+        raise UnsupportedError("adapters are served by the native engine alone")
+
     async def drain(self, grace_s: float) -> tuple[int, int]:
         """Refuse new requests, run the others for `grace_s`; returns the numbers handed off and completed."""
         self._enter(pb.PHASE_DRAINING, "draining")
@@ -221,6 +233,8 @@ class VllmEngine:
 
         The KV of other workers, `request.pull`, is not fetched: vLLM computes it.
         """
+        if request.adapter is not None:
+            raise InvalidRequestError("adapter", "adapters are served by the native engine alone")
         if self.phase != pb.PHASE_SERVING or self._started is None:
             raise NotServingError(self.detail)
         if request.embed == self.model.generates:

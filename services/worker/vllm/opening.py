@@ -32,6 +32,9 @@ async def open_vllm(
     """
     if find_spec("vllm") is None:
         raise StartupError(f"RYZANSTEIN_ENGINE vllm: vLLM is not installed; get it by: {INSTALL}")
+    if settings.adapters or settings.adapter_sources:
+        name = "ADAPTERS" if settings.adapters else "ADAPTER_SOURCES"
+        raise StartupError(f"RYZANSTEIN_{name}: adapters are served by the native engine alone")
     if folder.suffix == SUFFIX:
         raise StartupError(f"RYZANSTEIN_MODEL {folder}: the vllm engine serves folders of safetensors, no GGUF files")
     arguments = engine_arguments(settings, str(folder))

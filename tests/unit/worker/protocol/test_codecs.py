@@ -99,7 +99,7 @@ def as_written(view: PlanView) -> StepPlan:
     blocks = [tuple(part.tolist()) for part in np.split(view.new_blocks, ends[:-1])] if len(ends) else []
     columns = (view.slots.tolist(), view.starts.tolist(), view.n_tokens.tolist(), view.n_draws.tolist())
     admissions = [
-        Admission(a.slot, a.sampling, tuple(a.token_ids.tolist()), a.n_prompt, a.embed, a.adapter)
+        Admission(a.slot, a.sampling, tuple(a.token_ids.tolist()), a.n_prompt, a.embed, a.second_from, a.adapter)
         for a in view.admissions
     ]
     chunks = tuple(Chunk(*row) for row in zip(*columns, blocks, strict=True))
