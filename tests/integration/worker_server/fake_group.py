@@ -65,6 +65,9 @@ class FakeGroup:
             self._ranks.kv[block] = array("Q", content).tolist()
         await asyncio.sleep(self.step_s)
 
+    async def load_adapter(self, slot: int, folder: str) -> str:
+        return ""
+
     async def wait_lost(self) -> str:
         return await asyncio.shield(self._lost)
 
