@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from services.worker.backends.base import Attention, Linear, Norm, PerHead, Step
+from services.worker.backends.base import Attention, Norm, PerHead, Step
 from services.worker.backends.batch import AdapterRows
 from services.worker.model.layers.adapters import AdaptedLinear
 from services.worker.model.layers.attention import StepPlaces
@@ -29,7 +29,7 @@ class LatentAttention:
         index: int,
         sizes: LatentSpec,
         query: Query,
-        latent: Linear,
+        latent: AdaptedLinear,
         latent_norm: Norm,
         absorb: PerHead,
         expand: PerHead,
@@ -70,7 +70,7 @@ class LatentAttention:
 class Query:
     """The queries of this rank's heads, products of the row or of its latent."""
 
-    def __init__(self, latent: Linear | None, norm: Norm | None, heads: AdaptedLinear) -> None:
+    def __init__(self, latent: AdaptedLinear | None, norm: Norm | None, heads: AdaptedLinear) -> None:
         self._latent, self._norm, self._heads = latent, norm, heads
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None) -> torch.Tensor:
