@@ -133,7 +133,10 @@ _LATENT: list[tuple[str, str, Any]] = [
     ("deepseek_v3", "value_dim", 8),
 ]
 # Not part of the computation; how weights are stored has its own tests (tests/unit/worker/model/formats).
-_DESCRIPTIVE = {"family", "left_out", "dtype", "eos_token_ids", "layers", "generates", "quantization"}
+_DESCRIPTIVE = {
+    *("family", "left_out", "dtype", "eos_token_ids", "layers", "generates", "quantization"),
+    *("in_layers", "in_tables"),  # what a file stores, for the prediction of memory
+}
 # Of encoders and classifiers, which tests/unit/worker/model/test_encoders.py compares.
 _OF_ENCODERS = {"bidirectional", "sum_norm", "final_norm", "n_token_types", "classifier"}
 
