@@ -41,10 +41,10 @@ kernels: $(STAMPS)/dev ## Compile the worker's kernels
 	$(BIN)/python services/worker/kernels/build.py
 
 test: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## Set up and run the whole test suite; its slowest twenty are named
-	$(TEST_ENV) $(BIN)/pytest -n 3 --dist worksteal $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/pytest -n 3 $(PYTEST_ARGS)
 
 coverage: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## The same, and how much of services/ it runs; takes twice as long
-	$(TEST_ENV) $(BIN)/pytest --cov -n 3 --dist worksteal $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/pytest --cov -n 3 $(PYTEST_ARGS)
 
 test-vllm: $(STAMPS)/vllm ## vLLM's engine, for CPUs: conformance, and a killed engine under load (makes build/vllm, 5 GB)
 	PYTHONDONTWRITEBYTECODE= RYZANSTEIN_TEST_ENGINE=vllm build/vllm/bin/python -m pytest $(PYTEST_ARGS) \
