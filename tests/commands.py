@@ -58,6 +58,7 @@ NOT_TYPED = {
     for reason, group in {
         "a name in the text, not a whole command": (
             *("helm install", "helm upgrade", "helm upgrade --install --atomic", "helm test", "kubectl scale"),
+            "ryzanstein keys",
             *("kubectl edit", "kubectl port-forward", "kubectl logs", "docker compose logs", "pip install", "curl -v"),
             *("cp -rL", "rsync -L", "ryzanstein up", "ryzanstein fetch", "ryzanstein fetch --endpoint"),
             *(
@@ -76,7 +77,13 @@ NOT_TYPED = {
             *("make kernels", "make wheelhouse"),
         ),
         "it takes minutes, and make or the gate run it": (
-            *("make bench", "make soak", "make soak MINUTES=30 FAULT_EVERY=20s SEED=0", "make test-cluster"),
+            *(
+                "make bench",
+                "make test-vllm",
+                "make soak",
+                "make soak MINUTES=30 FAULT_EVERY=20s SEED=0",
+                "make test-cluster",
+            ),
             "python -m bench.soak --minutes 30 --fault-every 20s --seed 0",
             "python -m bench.collectives",
             "python -m bench.serve --url http://127.0.0.1:8000 --concurrency 16 --prompt-tokens 512 "
@@ -97,7 +104,7 @@ NOT_TYPED = {
             "curl -si localhost:8000/v1/models | grep -i www-authenticate",
         ),
         "it needs an administrator's token; tests/integration/gateway/test_issued_keys.py has one": (
-            *("ryzanstein keys list", "ryzanstein keys limit ID --hours HH:MM-HH:MM"),
+            *("ryzanstein keys rotate", "ryzanstein keys list", "ryzanstein keys limit ID --hours HH:MM-HH:MM"),
         ),
         "it needs an issuer; tests/integration/gateway/test_jwt_tokens.py has one": (
             "curl -s https://ISSUER/.well-known/openid-configuration",
