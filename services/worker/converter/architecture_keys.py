@@ -19,7 +19,8 @@ from services.worker.model.spec import ModelError, ModelSpec, RopeSpec
 
 Scalar = bool | int | float | str
 _BY_HUB = {architecture.hub: name for name, architecture in ARCHITECTURES.items()}
-_EXACT = ("quantization", "dtype", "eos_token_ids", "layers")  # of a spec, which a file says in another way or not
+# Of a spec, which a file says in another way or not, or which say how a file stores its weights.
+_EXACT = ("quantization", "dtype", "eos_token_ids", "layers", "in_layers", "in_tables")
 _TOLERANCE = 1e-6  # of 32-bit numbers
 
 
