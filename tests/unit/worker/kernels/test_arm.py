@@ -29,7 +29,10 @@ from tests.unit.worker.kernels import test_rows as rows
 from tests.unit.worker.kernels.arm import EmulatedLibrary, compile_driver, need_tools
 from tests.unit.worker.kernels.test_attention import Case, Kind
 
-pytestmark = pytest.mark.skipif(platform.machine() == "aarch64", reason="the other files run these kernels here")
+pytestmark = [
+    pytest.mark.skipif(platform.machine() == "aarch64", reason="the other files run these kernels here"),
+    pytest.mark.timeout(600),  # the first test compiles all kernels, beside others' tests
+]
 FEW = settings(max_examples=5)
 SEED = st.integers(0, 99)
 

@@ -19,7 +19,7 @@ TORCH = TorchOps(torch.float32, CPU)
 
 
 def admission(slot: int, params: Sampling, tokens: list[int], n_prompt: int) -> AdmissionView:
-    return AdmissionView(slot, params, np.array(tokens, np.int32), n_prompt, False)
+    return AdmissionView(slot, params, np.array(tokens, np.int32), n_prompt, False, second_from=0, adapter=-1)
 
 
 def part_of(logits: torch.Tensor, comm: Communicator) -> torch.Tensor:
