@@ -24,20 +24,12 @@ from tests.integration.router.processes import RedisServer, coordinator_process,
 from tests.programs import CHART, missing, program
 from tests.stack import ryzanstein
 from tests.unit.monitoring.exported import rules
-from tests.unit.monitoring.panels import panels, shows
+from tests.unit.monitoring.panels import EVENTS, panels, shows
 
 pytestmark = pytest.mark.timeout(240)
 MODEL = str(Path(__file__).parents[2] / "models" / "ryzanstein-tiny")
 COMPONENTS = ("gateway", "router", "coordinator", "worker")
 OF_OTHERS = {"rz-k8s"}
-# Panels of what does not happen here: a stream that loses its worker, a queue, a second worker, limits, TLS.
-EVENTS = {
-    "rz-overview: Pauses that clients saw",
-    "rz-gateway: Time at Redis",
-    "rz-router: Wait in the queue",
-    "rz-kv: Speed of a pull",
-    "rz-pods: Certificate ends in",
-}
 IN_FLIGHT = 'ryzanstein_gateway_in_flight_requests{api="rest",route="/v1/completions"} 1.0'
 
 

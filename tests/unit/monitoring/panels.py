@@ -9,6 +9,16 @@ from typing import Any
 from tests.unit.monitoring.exported import dashboards
 
 Query = Callable[[str], list[dict[str, Any]]]
+# Those of what the tests' loads do not do: lose streams, wait, have limits, pull blocks from another worker, use TLS.
+EVENTS = frozenset(
+    {
+        "rz-overview: Pauses that clients saw",
+        "rz-gateway: Time at Redis",
+        "rz-router: Wait in the queue",
+        "rz-kv: Speed of a pull",
+        "rz-pods: Certificate ends in",
+    }
+)
 
 
 def panels(without: Set[str] = frozenset()) -> Iterator[tuple[str, dict[str, Any]]]:
