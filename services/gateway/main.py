@@ -133,7 +133,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     pool = WorkerPool(gateway_id, settings.connect_timeout_s, settings.silence_timeout_s, tls)
     expected = settings.read_expected()
     budget = ResumeBudget(settings.resume_tokens_per_s)
-    upstream = Upstream(router, pool, budget, resume_policy(settings), metrics.count_resume, metrics.resumed)
+    upstream = Upstream(router, pool, budget, resume_policy(settings), metrics.count_resume, metrics.count_resumed)
     redis = open_redis(settings.redis, settings.redis_timeout_s, connects_beside=True)
     guard, keys = RedisGuard(redis, settings.redis, settings.redis_timeout_s, metrics), RedisKeys(settings.namespace)
     registry = AdapterRegistry(guard, keys)

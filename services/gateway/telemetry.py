@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -60,6 +61,16 @@ class ModelHistograms(Collector):
             buckets = list(zip(labels, map(float, accumulate(histogram.counts)), strict=True))
             family.add_metric([model], buckets, histogram.sum)
         yield family
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A stream went on with another worker."""
+
+    model: str
+    resume: str  # exact or approximate, as the model's card says
+    pause_s: float  # from the last token before to the first one after
+    tokens: int  # that the stream had
 
 
 class GatewayMetrics:
@@ -142,6 +153,12 @@ class GatewayMetrics:
             buckets=_RESUME_S,
             registry=registry,
         )
+        self.resumed_streams = Counter(
+            f"{prefix}resumed_streams",
+            "Times a stream went on with another worker; approximate: its text may differ from the uninterrupted one",
+            ["model", "resume"],
+            registry=registry,
+        )
         self.resumed_tokens = Counter(
             f"{prefix}resumed_tokens", "Tokens that resumed streams had when they went on", registry=registry
         )
@@ -209,10 +226,11 @@ class GatewayMetrics:
         """Count an interrupted attempt."""
         self.resumes.labels(cause).inc()
 
-    def resumed(self, pause_s: float, tokens: int) -> None:
-        """Count a stream that resumed after `tokens` tokens."""
-        self.resume_seconds.observe(pause_s)
-        self.resumed_tokens.inc(tokens)
+    def count_resumed(self, resumed: Resumed) -> None:
+        """Count a stream that went on."""
+        self.resumed_streams.labels(resumed.model, resumed.resume).inc()
+        self.resume_seconds.observe(resumed.pause_s)
+        self.resumed_tokens.inc(resumed.tokens)
 
     def count_close(self, code: int) -> None:
         """Count a closed WebSocket; codes that clients choose share a label, so that series stay few."""

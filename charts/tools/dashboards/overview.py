@@ -100,8 +100,9 @@ DASHBOARD = Dashboard(
                     "Interruptions survived",
                     "ops",
                     (f"{rate('ryzanstein_gateway_resumes_total', 'cause')} or vector(0)", "{{cause}}"),
-                    about="Streams moved to another worker; drain, overload and loading are ordinary. "
-                    + runbook("worker-down"),
+                    (rate("ryzanstein_gateway_resumed_streams_total", "resume"), "went on, {{resume}}"),
+                    about="Streams moved to another worker; drain, overload and loading are ordinary. Those that went on "
+                    "approximate may have another text. " + runbook("worker-down"),
                 ),
                 graph(
                     "Streams broken",

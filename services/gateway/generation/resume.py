@@ -29,6 +29,7 @@ from services.gateway.generation.poison import PoisonDetector
 from services.gateway.generation.request import GenerationRequest
 from services.gateway.generation.tokens import FinishReason, Takeover, TokenBatch
 from services.gateway.spans import name_generation, note
+from services.gateway.telemetry import Resumed
 from services.gateway.upstream.connection import WorkerConnection, WorkerPool, WorkerUnreachableError
 from services.gateway.upstream.router import Assignment, NoWorkerError, RouterClient
 
@@ -61,7 +62,7 @@ class Upstream:
     budget: ResumeBudget
     policy: ResumePolicy
     on_resume: Callable[[Cause], None] = field(default=lambda cause: None)
-    on_resumed: Callable[[float, int], None] = field(default=lambda pause_s, tokens: None)
+    on_resumed: Callable[[Resumed], None] = field(default=lambda resumed: None)
 
 
 @dataclass(slots=True)
@@ -224,14 +225,17 @@ class ResumableStream:
 
     def _accept(self, running: _Running, batch: TokenBatch) -> None:
         now: float = asyncio.get_running_loop().time()
+        resume = ""
         if self._generated and not running.first_token_at:
-            self._upstream.on_resumed(now - self._last_token_at, len(self._generated))
+            model = self._request.model
+            resume = model.resume
+            self._upstream.on_resumed(Resumed(model.name, resume, now - self._last_token_at, len(self._generated)))
         self._last_token_at = now
         self._generated += batch.ids
         self._poison.progressed(len(self._generated))
         if not running.first_token_at:
             running.first_token_at = now
-            batch.takeover = Takeover(running.connection.ref.worker_id, running.attempt.number, self._lost_by)
+            batch.takeover = Takeover(running.connection.ref.worker_id, running.attempt.number, self._lost_by, resume)
             self._faults = 0  # tokens are flowing again: the budget is for one outage, not for a whole stream
             if running.attempt.number == 1:
                 self.cached_tokens = running.attempt.cached_tokens

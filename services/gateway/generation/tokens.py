@@ -26,10 +26,16 @@ class Takeover:
     worker: str
     attempt: int
     after: str  # why the worker before is none any more; empty at the first one
+    resume: str  # exact or approximate (the card's word) where it goes on with a text; empty where it begins one
 
     def json(self) -> dict[str, object]:
         """As clients see it."""
-        return {"id": self.worker, "attempt": self.attempt, "after": self.after or None}
+        return {
+            "id": self.worker,
+            "attempt": self.attempt,
+            "after": self.after or None,
+            "resume": self.resume or None,
+        }
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from services.gateway.api.schema import ChatBody, CompletionBody
 from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.output import OutputChunk
 from services.gateway.generation.tokens import FinishReason
+from services.gateway.text.codec import ServedModel
 from services.gateway.tools.calls import CallDelta
 from services.gateway.usage import Usage
 
@@ -62,13 +63,21 @@ class ResponseWriter:
             response.tool_calls.extend(map(_call_delta, chunk.calls))
         if chunk.takeover is not None and self._prepared.include_workers:
             response.worker.id, response.worker.attempt = chunk.takeover.worker, chunk.takeover.attempt
-            response.worker.after = chunk.takeover.after
+            response.worker.after, response.worker.resume = chunk.takeover.after, chunk.takeover.resume
 
 
 def _call_delta(call: CallDelta) -> inference_pb2.ToolCallDelta:
     return inference_pb2.ToolCallDelta(
         index=call.index, id=call.id or "", name=call.name or "", arguments=call.arguments
     )
+
+
+def model_message(name: str, model: ServedModel | None) -> inference_pb2.Model:
+    """A model; `model` is None for an expected one that no worker has served yet."""
+    if model is None:
+        return inference_pb2.Model(id=name)
+    resume = "" if model.card.only_embeds else model.resume
+    return inference_pb2.Model(id=name, created=model.card.created, max_model_len=model.max_len, resume=resume)
 
 
 def usage_message(usage: Usage) -> inference_pb2.Usage:

@@ -24,7 +24,7 @@ from services.gateway.generation.embedding import Embedder
 from services.gateway.generation.entrance import Entrance
 from services.gateway.generation.pipeline import check_prompt
 from services.gateway.generation.prepared import Preparer
-from services.gateway.grpc.answers import ResponseWriter, usage_message
+from services.gateway.grpc.answers import ResponseWriter, model_message, usage_message
 from services.gateway.grpc.bodies import chat_body, check_known, completion_body
 from services.gateway.observation import CLIENT_GONE, Observer, request_id_of
 from services.gateway.tenants.tenant import Tenant
@@ -163,8 +163,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             check_known(request)
             tenant = await self._tenant(context)
             models = [
-                inference_pb2.Model(id=name, **({"created": m.card.created, "max_model_len": m.max_len} if m else {}))
-                for name, m in self.catalog.listed().items()
+                model_message(name, model)
+                for name, model in self.catalog.listed().items()
                 if not tenant.models or name in tenant.models
             ]
             return inference_pb2.ListModelsResponse(models=models)

@@ -35,7 +35,9 @@ def add_models(app: FastAPI, catalog: Catalog) -> None:
 
 def _openai_model(name: str, model: ServedModel | None) -> dict[str, Any]:
     """A model in OpenAI's shape; `model` is None for an expected one that no worker has served yet."""
-    facts = {"created": model.card.created, "max_model_len": model.max_len} if model else {"created": 0}
+    facts: dict[str, Any] = {"created": model.card.created, "max_model_len": model.max_len} if model else {"created": 0}
+    if model and not model.card.only_embeds:
+        facts["resume"] = model.resume
     of = {"parent": model.adapter.base, "root": model.adapter.source} if model and model.adapter else {}
     return {"id": name, "object": "model", "owned_by": "ryzanstein", **facts, **of}
 

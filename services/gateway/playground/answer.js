@@ -68,10 +68,11 @@ export class Answer {
   }
 
   // Another worker has the request: the first one, or one that goes on after `tokens`.
-  #takeOver({ id, after }, tokens) {
+  #takeOver({ id, after, resume }, tokens) {
     if (this.#worker !== null) {
       this.words.seam(`${id} goes on from here`);
-      const note = `${this.#worker} ${LOST[after] ?? after} after ${tokens} tokens. ${id} goes on, token for token.`;
+      const how = resume === "approximate" ? "; words from here on may differ" : ", token for token";
+      const note = `${this.#worker} ${LOST[after] ?? after} after ${tokens} tokens. ${id} goes on${how}.`;
       const line = element("p", "takeover", note);
       line.dataset.cause = after;
       this.notes.append(line);

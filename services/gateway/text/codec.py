@@ -94,6 +94,11 @@ class ServedModel:
         return self.card.max_model_len
 
     @property
+    def resume(self) -> str:
+        """Whether an interrupted text goes on as it would have: exact or approximate."""
+        return self.card.resume or "exact"
+
+    @property
     def classifies(self) -> bool:
         """Whether it gives numbers for labels instead of embeddings."""
         return self.card.HasField("classes")

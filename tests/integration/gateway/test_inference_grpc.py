@@ -227,7 +227,7 @@ async def test_a_response_says_which_worker_answers_when_asked() -> None:
         told = [r.worker async for r in stub.Generate(asked) if r.HasField("worker")]
         assert len({worker.id for worker in told}) == len(told) >= 1
         assert not told[0].after
-        assert all(worker.after for worker in told[1:])
+        assert all((worker.after, worker.resume) == ("connection_lost", "exact") for worker in told[1:])
         asked.options.include_workers = False
         assert not any([r.HasField("worker") async for r in stub.Generate(asked)])
 
@@ -253,7 +253,7 @@ async def test_the_unary_calls() -> None:
         assert ids == byte_level().encode(PROMPT).ids
         assert (await stub.Detokenize(pb.DetokenizeRequest(ids=ids))).text == PROMPT
         models = (await stub.ListModels(pb.ListModelsRequest())).models
-        assert [(m.id, m.max_model_len) for m in models] == [(MODEL, 256)]
+        assert [(m.id, m.max_model_len, m.resume) for m in models] == [(MODEL, 256, "exact")]
         embedded = await stub.Embed(pb.EmbedRequest(input=["a", "bc"]))
         assert [len(e.values) for e in embedded.data] == [4, 4]
 

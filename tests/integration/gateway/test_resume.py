@@ -7,7 +7,7 @@ import json
 
 import openai
 import pytest
-from ryzanstein.v1 import routing_pb2
+from ryzanstein.v1 import routing_pb2, worker_pb2
 
 from tests.integration.gateway.fleet import MODEL, Fault, Worker, scripted_token
 from tests.integration.gateway.gateways import Stack, eventually, running_stack
@@ -67,9 +67,10 @@ async def test_every_fault_at_every_token_leaves_the_text_as_it_was(kind: str) -
             assert finish == "length"
 
 
-@pytest.mark.parametrize("path", ["completions", "chat/completions"])
-async def test_who_answers_is_told_where_it_is_asked_for(path: str) -> None:
-    workers = [Worker("w0", faults=[Fault("break", 4)]), Worker("w1")]
+@pytest.mark.parametrize(("path", "resume"), [("completions", "exact"), ("chat/completions", "approximate")])
+async def test_who_answers_and_how_it_resumes_is_told_where_it_is_asked_for(path: str, resume: str) -> None:
+    card = worker_pb2.ModelCard(resume=resume if resume == "approximate" else "")
+    workers = [Worker("w0", faults=[Fault("break", 4)], abilities=card), Worker("w1", abilities=card)]
     ask = {"max_tokens": COUNT, "stream": True, "temperature": 0}
     ask |= {"prompt": PROMPT} if path == "completions" else {"messages": [{"role": "user", "content": PROMPT}]}
     told: list[dict[str, object]] = []
@@ -80,10 +81,13 @@ async def test_who_answers_is_told_where_it_is_asked_for(path: str) -> None:
             events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
             told = [event["choices"][0]["worker"] for event in events if "worker" in event["choices"][0]]
         first, second = (
-            {"id": "w0", "attempt": 1, "after": None},
-            {"id": "w1", "attempt": 2, "after": "connection_lost"},
+            {"id": "w0", "attempt": 1, "after": None, "resume": None},
+            {"id": "w1", "attempt": 2, "after": "connection_lost", "resume": resume},
         )
         assert told == [first, second]
+        assert (await stack.http.get("/v1/models")).json()["data"][0]["resume"] == resume
+        sample = f'ryzanstein_gateway_resumed_streams_total{{model="{MODEL}",resume="{resume}"}} 1.0'
+        assert sample in (await stack.http.get("/metrics")).text
         assert '"worker"' not in (await stack.http.post(f"/v1/{path}", json=ask)).text
 
 

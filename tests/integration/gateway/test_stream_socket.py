@@ -250,4 +250,4 @@ async def test_a_token_message_names_the_worker_where_it_is_asked_for() -> None:
         while (message := await client.receive())["type"] != "done":
             told += [message["worker"]] if "worker" in message else []
         assert client.ids["a"] == expected_ids(0, 10)
-        assert (told[-1]["attempt"], told[-1]["after"]) == (3, "connection_lost")
+        assert (told[-1]["attempt"], told[-1]["after"], told[-1]["resume"]) == (3, "connection_lost", "exact")
