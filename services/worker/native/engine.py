@@ -16,6 +16,7 @@ from services.common.recovery import Recovery
 from services.common.tls.credentials import Tls
 from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport, phase_name
 from services.worker.engine.changes import Changes
+from services.worker.engine.draining import drain_requests
 from services.worker.engine.errors import InvalidRequestError, NotServingError, UnsupportedError
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Output
@@ -258,18 +259,12 @@ class NativeEngine:
         """Refuse new requests, run the others for `grace_s`; returns the numbers handed off and completed."""
         self._enter(pb.PHASE_DRAINING, "draining")
         self._life.on_drain()
-        handed_off = self._release(waiting_only=grace_s > 0)
-        running = len(self._live)
-        with self.changes.watch() as changed:
-            try:
-                async with asyncio.timeout(grace_s):
-                    while self._live:
-                        await changed.wait()
-                        changed.clear()
-            except TimeoutError:
-                log.info("the grace period is over")
-        left = self._release()
-        return handed_off + left, running - left
+        return await drain_requests(self, grace_s)
+
+    @property
+    def n_live(self) -> int:
+        """Number of requests that have not ended."""
+        return len(self._live)
 
     async def sleep(self) -> None:
         """Raises UnsupportedError."""
@@ -348,7 +343,8 @@ class NativeEngine:
         """The requested KV blocks, up to the first block that is not cached. Raises BlocksUnavailableError."""
         return self._source.read(request)
 
-    def _release(self, *, waiting_only: bool = False) -> int:
+    def release(self, *, waiting_only: bool) -> int:
+        """Hand requests off, all or those that have not begun; returns their number."""
         chosen = [request for request, live in self._live.items() if not (waiting_only and live.slot >= 0)]
         for request in chosen:
             _hand_off(self._forget(request), DRAINING)

@@ -10,6 +10,9 @@ import signal
 import time
 from collections.abc import Callable
 
+from services.worker.engine.process_info import describe_exit, describe_status, reap_adopted
+from services.worker.engine.stall import StallDetector, StallLimits, find_stopped
+from services.worker.ipc.control import RankLine, RankState
 from services.worker.process.adapter_loads import AdapterLoads
 from services.worker.process.block_copies import BlockCopies
 from services.worker.process.death_watch import DeathWatch
@@ -17,8 +20,6 @@ from services.worker.process.failure import FailureKind, RankFailure, RanksFaile
 from services.worker.process.launcher import Launcher
 from services.worker.process.link import GroupLink
 from services.worker.process.memory_kills import MemoryKills
-from services.worker.process.process_info import describe_exit, describe_status, reap_adopted
-from services.worker.process.stall import StallDetector, StallLimits, is_stopped
 from services.worker.protocol.adapter_codec import decode_adapted
 from services.worker.protocol.event_codec import RankError, RankStarted, decode_event, encode_stop
 from services.worker.protocol.plan import StepPlan, StepResult
@@ -254,7 +255,7 @@ class RankGroupRun:
     async def _watch_progress(self) -> None:
         """While plans are in flight, look for stalled ranks every _LOOK_S; otherwise for stopped ranks."""
         limits = StallLimits(self._config.stall_timeout_s, self._config.busy_timeout_s)
-        detectors = [StallDetector(line, limits) for line in self._link.lines]
+        detectors = [_detector(line, limits) for line in self._link.lines]
         while True:
             if self.in_flight == 0:
                 self._busy.clear()
@@ -278,7 +279,14 @@ class RankGroupRun:
                     await self._busy.wait()
                     return False
             for rank, line in enumerate(self._link.lines):
-                if is_stopped(line):
+                if find_stopped([line.pid]):
                     reason = f"process {line.pid} is stopped by a signal, without work"
                     self._fail(RankFailure(rank, FailureKind.STALLED, reason))
                     return True
+
+
+def _detector(line: RankLine, limits: StallLimits) -> StallDetector:
+    def where() -> str:
+        return f"at step {line.step} ({RankState(line.state).name.lower().replace('_', ' ')})"
+
+    return StallDetector([line.pid], lambda: line.beats, where, limits)

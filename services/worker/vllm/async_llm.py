@@ -9,12 +9,13 @@ import multiprocessing
 import signal
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import zmq
 import zmq.asyncio
 from vllm import SamplingParams
@@ -31,9 +32,10 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from services.common.tasks import end_tasks
 from services.worker.engine.errors import InvalidRequestError, UnsupportedError
 from services.worker.vllm.arguments import DEFAULT_CPU_KV_TOKENS
-from services.worker.vllm.core import CoreError, CoreRequest, CoreStarted, CoreStep, RequestFailedError
+from services.worker.vllm.core import CoreError, CoreLoss, CoreRequest, CoreStarted, CoreStep, RequestFailedError
 from services.worker.vllm.kv_mirror import KvMirror
 from services.worker.vllm.progress import StartClock
+from services.worker.vllm.stall import wait_stalled
 from services.worker.vllm.undertaker import Undertaker
 
 _LOOK_S = 0.2  # how often a start looks for new processes
@@ -69,7 +71,9 @@ class AsyncCore:
         self._arguments, self._kv_tokens, self._clock = arguments, kv_tokens, clock
         self._llm: AsyncLLM | None = None
         self._events: asyncio.Task[None] | None = None
-        self._processes: list[BaseProcess] = []
+        self._processes: list[BaseProcess] = []  # our children: the process that schedules
+        self._family: list[psutil.Process] = []  # they and theirs: its ranks
+        self._n_steps = self._n_open = 0  # steps done, requests that vLLM has
         self._undertaker: Undertaker | None = None
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -97,6 +101,8 @@ class AsyncCore:
             except Exception as error:  # vLLM raises any kind
                 await self.stop()
                 raise CoreError(f"{error}" or type(error).__name__) from error
+            self._family = _families(self._processes)
+            self._undertaker.watch(process.pid for process in self._family)
             await llm.get_supported_tasks()  # also begins to read outputs
         config = llm.vllm_config
         return CoreStarted(
@@ -116,34 +122,51 @@ class AsyncCore:
         return AsyncLLM.from_vllm_config(config, stat_loggers=[self._observer], disable_log_stats=True)
 
     def _observer(self, config: Any, index: int) -> StatLoggerBase:
-        return _StepObserver(config, self.on_step)
+        return _StepObserver(config, self._stepped)
 
-    async def wait_lost(self) -> str:
-        """Wait until a process has ended; returns which and how."""
+    def _stepped(self, step: CoreStep) -> None:
+        self._n_steps += 1
+        self.on_step(step)
+
+    async def wait_lost(self) -> CoreLoss:
+        """Wait until a process has ended, or hangs."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         for process in self._processes:
             loop.add_reader(process.sentinel, ended.set)
+        ending = asyncio.create_task(ended.wait())
+        pids = [process.pid for process in self._family]
+        stalling = asyncio.create_task(wait_stalled(pids, lambda: self._n_steps, lambda: self._n_open > 0))
         try:
-            await ended.wait()
+            await asyncio.wait([ending, stalling], return_when=asyncio.FIRST_COMPLETED)
         finally:
             for process in self._processes:
                 loop.remove_reader(process.sentinel)
-        return await _ends(self._processes)
+            await end_tasks([ending, stalling])
+        if ended.is_set():
+            return CoreLoss("exited", await _ends(self._processes))
+        self._kill()  # what is stopped does not end by itself
+        return CoreLoss("stalled", stalling.result())
 
     async def stop(self) -> None:
         """End all processes."""
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, _STOP_S)
-        for process in self._processes:
-            process.kill()
-        self._processes = []
+        self._kill()
+        self._processes, self._family = [], []
         if self._undertaker is not None:
             self._undertaker.close()
             self._undertaker = None
         if self._events is not None:
             await end_tasks([self._events])
             self._events = None
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for member in self._family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
 
     async def sleep(self) -> None:
         """Free the device's memory. Raises UnsupportedError."""
@@ -164,10 +187,23 @@ class AsyncCore:
         """Check a request and return its outputs. Raises InvalidRequestError."""
         assert self._llm is not None, "an engine that takes requests has started"
         if request.embed:
-            return _outputs(self._llm.encode(_prompt(request), PoolingParams(task="embed"), request.request_id))
+            return self._outputs(self._llm.encode(_prompt(request), PoolingParams(task="embed"), request.request_id))
         params = self._params(self._llm, request.arguments)
         stream = self._llm.generate(_prompt(request), params, request.request_id, priority=request.priority)
-        return _outputs(stream)
+        return self._outputs(stream)
+
+    async def _outputs(self, stream: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        """vLLM's outputs with our errors."""
+        self._n_open += 1
+        try:
+            async for output in stream:
+                yield output
+        except EngineDeadError as error:
+            raise CoreError(str(error)) from error
+        except VLLMError as error:
+            raise RequestFailedError(str(error) or type(error).__name__) from error
+        finally:
+            self._n_open -= 1
 
     def _params(self, llm: AsyncLLM, arguments: Mapping[str, Any]) -> SamplingParams:
         structured = arguments["structured_outputs"]
@@ -206,15 +242,14 @@ def _prompt(request: CoreRequest) -> Any:
     return tokens_input(list(request.token_ids), cache_salt=request.cache_salt or None)
 
 
-async def _outputs(stream: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """vLLM's outputs with our errors."""
-    try:
-        async for output in stream:
-            yield output
-    except EngineDeadError as error:
-        raise CoreError(str(error)) from error
-    except VLLMError as error:
-        raise RequestFailedError(str(error) or type(error).__name__) from error
+def _families(processes: Iterable[BaseProcess]) -> list[psutil.Process]:
+    """The processes and their descendants, parents first."""
+    found: list[psutil.Process] = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # `wait_lost` will say that it has ended
+            parent = psutil.Process(process.pid)
+            found += [parent, *parent.children(recursive=True)]
+    return found
 
 
 async def _follow_events(endpoint: str, mirror: KvMirror, folder: tempfile.TemporaryDirectory[str]) -> None:

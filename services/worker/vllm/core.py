@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from services.worker.vllm.kv_mirror import KvMirror
 
@@ -15,6 +15,14 @@ class CoreError(Exception):
 
 class RequestFailedError(Exception):
     """vLLM could not compute one request, and goes on with the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreLoss:
+    """vLLM's processes cannot go on."""
+
+    cause: Literal["exited", "stalled"]  # as for ranks of our own
+    detail: str  # for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +77,8 @@ class Core(Protocol):
         """
         ...
 
-    async def wait_lost(self) -> str:
-        """Wait until a process has ended; returns which and how."""
+    async def wait_lost(self) -> CoreLoss:
+        """Wait until a process has ended, or hangs."""
         ...
 
     async def sleep(self) -> None:

@@ -15,6 +15,7 @@ from services.common.lifecycle import StartupError
 from services.common.recovery import Recovery
 from services.worker.engine.base import LifeObserver, OutputSink, StepObserver, StepReport, phase_name
 from services.worker.engine.changes import Changes
+from services.worker.engine.draining import drain_requests
 from services.worker.engine.errors import (
     BlocksUnavailableError,
     InvalidRequestError,
@@ -40,8 +41,6 @@ from services.worker.vllm.live import LiveRequest, ReplayError, prompt_of
 from services.worker.vllm.sampling import check_length, replays, sampling_arguments
 from services.worker.vllm.speeds import Speeds
 from services.worker.vllm.suspects import Suspects
-
-LOST = "exited"  # cause of a loss, as for ranks of our own
 
 log = logging.getLogger(__name__)
 
@@ -157,8 +156,8 @@ class VllmEngine:
         self._enter(pb.PHASE_SERVING, "")
 
     async def _until_lost(self) -> None:
-        """Hand all requests off when a process of vLLM has ended."""
-        reason = await self._core.wait_lost()
+        """Hand all requests off when a process of vLLM has ended or hangs."""
+        loss = await self._core.wait_lost()
         alive, self._live, self._started = self._live, {}, None
         self._suspects.reset()
         self._mirror.clear()
@@ -168,10 +167,10 @@ class VllmEngine:
             in_flight = live.task is not None
             if live.task is not None:
                 live.task.cancel()
-            _hand_off(live, pb.Handoff(reason=pb.Handoff.REASON_RANKS_LOST, detail=reason, in_flight=in_flight))
-        log.error("vLLM is lost: %s", reason)
-        self._life.on_lost(LOST, None)
-        self._enter(pb.PHASE_RECOVERING, reason)
+            _hand_off(live, pb.Handoff(reason=pb.Handoff.REASON_RANKS_LOST, detail=loss.detail, in_flight=in_flight))
+        log.error("vLLM is lost: %s", loss.detail)
+        self._life.on_lost(loss.cause, None)
+        self._enter(pb.PHASE_RECOVERING, loss.detail)
         await self._core.stop()
 
     def _restart_failed(self, error: Exception) -> None:
@@ -196,18 +195,12 @@ class VllmEngine:
         """Refuse new requests, run the others for `grace_s`; returns the numbers handed off and completed."""
         self._enter(pb.PHASE_DRAINING, "draining")
         self._life.on_drain()
-        handed_off = self._release(waiting_only=grace_s > 0)
-        running = len(self._live)
-        with self.changes.watch() as changed:
-            try:
-                async with asyncio.timeout(grace_s):
-                    while self._live:
-                        await changed.wait()
-                        changed.clear()
-            except TimeoutError:
-                log.info("the grace period is over")
-        left = self._release()
-        return handed_off + left, running - left
+        return await drain_requests(self, grace_s)
+
+    @property
+    def n_live(self) -> int:
+        """Number of requests that have not ended."""
+        return len(self._live)
 
     async def sleep(self) -> None:
         """Free the device's memory, by vLLM's level 1. Raises UnsupportedError."""
@@ -334,7 +327,8 @@ class VllmEngine:
             live.sink.flush(self._step)
             self.changes.announce()
 
-    def _release(self, *, waiting_only: bool = False) -> int:
+    def release(self, *, waiting_only: bool) -> int:
+        """Hand requests off, all or those that have not begun; returns their number."""
         chosen = [request for request, live in self._live.items() if not (waiting_only and live.begun)]
         for request in chosen:
             _hand_off(self._forget(request), DRAINING)

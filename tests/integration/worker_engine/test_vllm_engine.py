@@ -13,10 +13,11 @@ from services.common.lifecycle import GaveUpError, StartupError
 from services.worker.engine.errors import InvalidRequestError, TooLongError
 from services.worker.engine.output import Finish
 from services.worker.engine.request import EngineRequest
+from services.worker.vllm.core import CoreLoss
 from services.worker.vllm.engine import VllmEngine, VllmLimits
 from tests.integration.worker_engine.engines import NoObserver
 from tests.integration.worker_engine.test_conformance import Answer
-from tests.integration.worker_engine.vllm_fake_core import FakeCore
+from tests.integration.worker_engine.vllm_fake_core import KILLED, FakeCore
 from tests.unit.worker.engine.fake_engine import MODEL
 
 PROMPT = tuple(range(40))
@@ -36,13 +37,21 @@ class Sink(Answer):
         self.on_trial = True
 
 
-def made(core: FakeCore, limit_s: float = 0.0) -> VllmEngine:
-    return VllmEngine(VllmLimits(4, limit_s), MODEL, core, NoObserver(), NoObserver())
+class Losses(NoObserver):
+    def __init__(self) -> None:
+        self.causes: list[str] = []
+
+    def on_lost(self, cause: str, rank: int | None) -> None:
+        self.causes.append(cause)
+
+
+def made(core: FakeCore, limit_s: float = 0.0, losses: Losses | None = None) -> VllmEngine:
+    return VllmEngine(VllmLimits(4, limit_s), MODEL, core, NoObserver(), losses or NoObserver())
 
 
 @asynccontextmanager
-async def serving(core: FakeCore) -> AsyncGenerator[VllmEngine, None]:
-    engine = made(core)
+async def serving(core: FakeCore, losses: Losses | None = None) -> AsyncGenerator[VllmEngine, None]:
+    engine = made(core, losses=losses)
     running = asyncio.create_task(engine.run())
     await until_phase(engine, pb.PHASE_SERVING)
     yield engine
@@ -119,21 +128,23 @@ async def test_what_vllm_cannot_compute_is_refused_by_its_field() -> None:
         assert engine.state().waiting == 0
 
 
-async def test_a_loss_hands_everything_off_and_serves_again() -> None:
-    core = FakeCore()
-    async with serving(core) as engine:
+@pytest.mark.parametrize("loss", [KILLED, CoreLoss("stalled", "process 7 is stopped by a signal after step 1")])
+async def test_a_loss_hands_everything_off_and_serves_again(loss: CoreLoss) -> None:
+    core, losses = FakeCore(), Losses()
+    async with serving(core, losses) as engine:
         running, suspect, behind = (
             submitted(engine, request) for request in (ask(), ask("s", trial_tokens=2), ask("t", trial_tokens=2))
         )
         await core.step()
         engine.kv_events.stored([1])
         core.failures = ["no memory"]
-        core.lose()
+        core.lose(loss)
         await until_phase(engine, pb.PHASE_RECOVERING)
+        assert losses.causes == [loss.cause]
         for sink, in_flight in ((running, True), (suspect, True), (behind, False)):
             assert sink.handoff is not None
             assert (sink.handoff.reason, sink.handoff.in_flight) == (pb.Handoff.REASON_RANKS_LOST, in_flight)
-            assert "SIGKILL" in sink.handoff.detail
+            assert sink.handoff.detail == loss.detail
         refusal = engine.refusal()
         assert refusal is not None
         assert refusal.reason == pb.Handoff.REASON_LOADING

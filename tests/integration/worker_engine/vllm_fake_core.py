@@ -8,12 +8,13 @@ from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
 
 from services.worker.engine.errors import UnsupportedError
-from services.worker.vllm.core import CoreError, CoreRequest, CoreStarted, CoreStep, RequestFailedError
+from services.worker.vllm.core import CoreError, CoreLoss, CoreRequest, CoreStarted, CoreStep, RequestFailedError
 from services.worker.vllm.kv_mirror import KvMirror
 
 STARTED = CoreStarted(
     vocab_size=1000, hidden_size=8, max_model_len=64, block_tokens=32, n_blocks=16, phases={"loading weights": 0.5}
 )
+KILLED = CoreLoss("exited", "EngineCore ended by SIGKILL")
 
 
 class FakeCore:
@@ -72,14 +73,15 @@ class FakeCore:
         self.on_step(CoreStep(time.monotonic(), running, 0, 0.5, 0))
         await asyncio.sleep(0.001)
 
-    def lose(self) -> None:
+    def lose(self, loss: CoreLoss = KILLED) -> None:
+        self._loss = loss
         self._lost.set()
         for queue in self._queues.values():
             queue.put_nowait(None)
 
-    async def wait_lost(self) -> str:
+    async def wait_lost(self) -> CoreLoss:
         await self._lost.wait()
-        return "EngineCore ended by SIGKILL"
+        return self._loss
 
     async def sleep(self) -> None:
         raise UnsupportedError("no")

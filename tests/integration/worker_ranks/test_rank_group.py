@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ryzanstein.v1.worker_pb2 import Sampling
 
-from services.worker.process.process_info import ProcessInfo
+from services.worker.engine.process_info import ProcessInfo
 from services.worker.process.rank_group import RanksFailedError
 from services.worker.protocol.plan import StepPlan
 from services.worker.protocol.rank_config import SETTINGS_VARIABLE
