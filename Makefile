@@ -23,7 +23,7 @@ INSTALL = options="$$($(BIN)/python deploy/torch_wheel.py $(TORCH))" && \
   $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $$options
 
 .DEFAULT_GOAL := help
-.PHONY: help run install proto kernels test coverage test-vllm test-charts test-cluster lint format reference bench eval loadtest soak wheelhouse images images-archive release constraints clean
+.PHONY: help run install proto kernels test coverage test-vllm test-triton test-charts test-cluster lint format reference bench eval loadtest soak wheelhouse images images-archive release constraints clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -50,6 +50,10 @@ test-vllm: $(STAMPS)/vllm ## vLLM's engine, for CPUs: conformance, and a killed 
 	PYTHONDONTWRITEBYTECODE= RYZANSTEIN_TEST_ENGINE=vllm build/vllm/bin/python -m pytest $(PYTEST_ARGS) \
 	  tests/integration/worker_engine/test_conformance.py
 	RYZANSTEIN_TEST_VLLM=$(CURDIR)/build/vllm/bin/python $(BIN)/pytest $(PYTEST_ARGS) tests/vllm
+
+test-triton: $(STAMPS)/triton ## The kernels for GPUs on a CPU: interpreted against the definition, compiled with registers and spills
+	TRITON_INTERPRET=1 PYTHONPATH=build/triton $(BIN)/pytest $(PYTEST_ARGS) tests/triton
+	PYTHONPATH=build/triton $(BIN)/python -m bench.gpu_kernels $(ARGS)
 
 test-charts: $(STAMPS)/dev ## Render the chart with Helm 3 and 4 and hold it to its rules; `make test` does where Helm is
 	$(BIN)/pytest tests/charts $(PYTEST_ARGS)
@@ -133,6 +137,12 @@ $(STAMPS)/vllm: deploy/docker/vllm-packages.txt tests/vllm/packages.txt $(STAMPS
 	build/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	build/vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	@mkdir -p $(STAMPS) && touch $@
+
+# In a folder of its own (200 MB, 1 GB installed): with Triton at hand, libraries may choose other ways on a CPU.
+$(STAMPS)/triton: tests/triton/packages.txt $(STAMPS)/dev
+	rm -rf build/triton
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/triton -r $<
+	@touch $@
 
 # Without a registry it stays away, is tried again the next time, and `ryzanstein up` serves the tiny model.
 $(STAMPS)/model: deploy/default-model.txt | $(BIN)/pip

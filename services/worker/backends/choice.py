@@ -40,7 +40,7 @@ def choose_attention(
         try:
             attention: Attention[Any] = make()
             problem = check_attention(attention, shape, dtype, device, kv_format)
-        except ImportError as error:  # a torch release without the kernel
+        except ImportError as error:  # the kernels' library is not installed
             logger.warning("an attention is not used: %s", error)
             continue
         except (RuntimeError, ValueError, NotImplementedError) as error:  # kernels refuse shapes and devices

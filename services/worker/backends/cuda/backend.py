@@ -1,4 +1,4 @@
-"""CUDA devices: torch's kernels, its variable-length flash attention if it agrees with the reference, and NCCL."""
+"""CUDA devices: torch's kernels, paged attention in Triton where it agrees with the reference, and NCCL."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from services.worker.backends.base import Attention, Computations, Memory, NoGraph, StepGraphs
 from services.worker.backends.choice import Candidate, choose_attention
 from services.worker.backends.collectives import GroupSeat, LoneRank, StepCommunicator
-from services.worker.backends.cuda.attention import PagedVarlen
 from services.worker.backends.cuda.graph import CudaDecodes
 from services.worker.backends.cuda.nccl import NcclCommunicator
 from services.worker.backends.cuda.ops import CudaOps
+from services.worker.backends.cuda.paged import PagedTriton
 from services.worker.backends.kv_format import KvFormat
 from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.torch.backend import TorchBackend
@@ -54,15 +54,14 @@ class CudaBackend(TorchBackend):
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the fastest attention that agrees with the reference."""
         choices: list[Candidate] = [lambda: PagedSdpa(shape, self.dtype, self.device)]
-        plain = self.kv_format.numbers is self.dtype and not (shape.slopes or shape.sinks)
-        if plain and shape.softcap is None and self.dtype is not torch.float32:
-            choices.insert(0, lambda: PagedVarlen(shape))
+        if self.kv_format.numbers is self.dtype:
+            choices.insert(0, lambda: PagedTriton(shape, self.dtype, self.device))
         return choose_attention(choices, shape, self.dtype, self.device, self.kv_format)
 
     def capture(self, computations: Computations) -> StepGraphs:
         """Return graphs that replay decodes without collectives and adapters."""
         attention = computations.attention
-        if computations.adapted or computations.comm.size > 1 or not isinstance(attention, PagedVarlen | PagedSdpa):
+        if computations.adapted or computations.comm.size > 1 or not isinstance(attention, PagedTriton | PagedSdpa):
             return super().capture(computations)
         return StepGraphs(CudaDecodes(computations, attention, self.dtype, self.device), NoGraph())
 

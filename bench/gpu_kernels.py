@@ -1,0 +1,149 @@
+"""Compiles the Triton kernels of the CUDA backend without a GPU; prints registers, spills and shared memory of each.
+
+``python -m bench.gpu_kernels [--target 80 --target 90] [--dtype bfloat16] [--heads 32/8x128 ...]``. The kernels are
+compiled as the backend launches them: its launches are recorded, not made. It ends with 1 if a kernel spills registers
+or needs more shared memory than a block has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from services.worker.backends.batch import StepBatch
+from services.worker.backends.cuda.kernels import attention
+from services.worker.backends.cuda.paged import PagedTriton
+from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.kv_format import plain_format
+from services.worker.backends.shapes import AttentionShape, KvShape
+from services.worker.backends.torch.ops import TorchOps
+
+CPU = torch.device("cpu")
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}  # that a block may have, by architecture
+_TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64", torch.int32: "i32"}
+_WARP_OPTIONS = ("num_warps", "num_stages")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch that was not made."""
+
+    kernel: Any
+    arguments: dict[str, Any]
+    options: dict[str, int]
+
+    @classmethod
+    def of(cls, kernel: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Launch:
+        """The launch of `kernel` with these arguments."""
+        options = {name: named.pop(name) for name in _WARP_OPTIONS if name in named}
+        return cls(kernel, inspect.signature(kernel.fn).bind(*given, **named).arguments, options)
+
+    def source(self) -> ASTSource:
+        """What the compiler takes: the types of the arguments, and the values of those that are constants."""
+        signature: dict[str, str] = {}
+        constants: dict[tuple[int], Any] = {}
+        attributes: dict[tuple[int], Any] = {}
+        for number, parameter in enumerate(self.kernel.params):
+            value = self.arguments[parameter.name]
+            if parameter.is_constexpr:
+                signature[parameter.name], constants[(number,)] = "constexpr", value
+            elif isinstance(value, torch.Tensor):
+                signature[parameter.name] = f"*{_TYPES[value.dtype]}"
+                attributes[(number,)] = [["tt.divisibility", 16]]  # as torch allocates
+            else:
+                signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+        return ASTSource(self.kernel, signature, constants, attributes)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a kernel takes of a GPU."""
+
+    registers: int  # of a thread
+    spilled: int  # bytes of a thread: its stack, since the kernels keep nothing else there
+    shared: int  # bytes of a block
+
+
+def recorder(module: Any, launches: list[Launch]) -> SimpleNamespace:
+    """The kernels of `module`; a launch is put down instead of made."""
+
+    def record(kernel: Any) -> Any:
+        class Launcher:
+            def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+                return lambda *given, **named: launches.append(Launch.of(kernel, given, named))
+
+        return Launcher()
+
+    names = [name for name, value in vars(module).items() if isinstance(value, triton.JITFunction)]
+    return SimpleNamespace(TritonError=module.TritonError, **{name: record(getattr(module, name)) for name in names})
+
+
+def attention_launches(shape: AttentionShape, dtype: torch.dtype, block_tokens: int = 16) -> Iterator[Launch]:
+    """What one mixed step launches: a short decode, a long one, and a prompt."""
+    launches: list[Launch] = []
+    paged = PagedTriton(shape, dtype, CPU)
+    paged._kernels = recorder(attention, launches)
+    kv_shape, ops = KvShape(block_tokens, shape.n_kv_heads, shape.head_dim), TorchOps(dtype, CPU)
+    cache = KvCache(plain_format(dtype), 1, 1, kv_shape, dtype, CPU, ops)
+    for n_rows, n_keys in ((1, 9), (1, 900), (40, 40)):
+        table = torch.zeros(1, 64, dtype=torch.int64)
+        numbers = torch.zeros(n_rows, dtype=torch.int64)
+        batch = StepBatch(numbers, numbers, numbers, (0, n_rows), (n_keys,), table, n_decode=int(n_rows == 1))
+        q = torch.zeros(n_rows, shape.n_heads * shape.head_dim, dtype=dtype)
+        paged.attend(q, cache, 0, paged.plan(batch, block_tokens, None))
+    yield from launches
+
+
+def compiled(launch: Launch, target: int) -> Usage:
+    """Compile for an architecture, and read what the machine code uses."""
+    found = triton.compile(launch.source(), target=GPUTarget("cuda", target, 32), options=launch.options)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(found.asm["cubin"])
+        said = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
+    used = dict(re.findall(r"(REG|STACK):(\d+)", said.stdout))
+    return Usage(int(used["REG"]), int(used["STACK"]), found.metadata.shared)
+
+
+def _shape(text: str) -> AttentionShape:
+    n_heads, n_kv_heads, head_dim = map(int, re.split("[/x]", text))
+    return AttentionShape(n_heads, n_kv_heads, head_dim, head_dim**-0.5, None)
+
+
+def main() -> int:
+    """Print the table; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", type=int, action="append", help="compute capability: 80, 90; default: both")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--heads", nargs="*", type=_shape, help="query heads/KV heads x size, as 32/8x128")
+    given = parser.parse_args()
+    n_wrong = 0
+    for shape in given.heads or [_shape("32/8x128")]:
+        heads = f"{shape.n_heads}/{shape.n_kv_heads}x{shape.head_dim}"
+        for launch in attention_launches(shape, getattr(torch, given.dtype)):
+            for target in given.target or (80, 90):
+                usage = compiled(launch, target)
+                wrong = usage.spilled > 0 or usage.shared > SHARED_BYTES.get(target, 99 << 10)
+                n_wrong += wrong
+                uses = f"{usage.registers:3} registers, {usage.spilled} bytes spilled, {usage.shared:,} bytes shared"
+                name = f"{launch.kernel.fn.__name__:8}"
+                print(f"sm_{target} {given.dtype} {heads:>9} {name} {uses}{'  <-' if wrong else ''}", flush=True)
+    return int(n_wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""Paged attention on CUDA by our Triton kernels: any block size, cost by the sequences' real lengths."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from services.worker.backends.batch import StepBatch, long_tensor
+from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.shapes import AttentionShape
+
+SPLIT_KEYS = 256  # of a decode's program: enough programs for a lone row, few parts to merge for many
+_MERGED = 16  # splits that are added up at a time
+_MIN_LANES = 16  # rows of the smallest product on tensor cores
+_EVERYTHING = 1 << 30  # a window that no sequence fills
+_LARGEST_HEAD = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """What one program computes; the kernels are compiled for it."""
+
+    n_dims: int  # of a head, padded to a power of two
+    n_members: int  # heads of a group, padded to a power of two
+    decode_members: int  # the same for `decode`, which has no other rows to fill a product with
+    tile_rows: int  # of a prefill's tile
+    n_keys: int  # read at a time
+    warps: int  # of a prefill's program
+
+    @classmethod
+    def of(cls, shape: AttentionShape, dtype: torch.dtype) -> Blocking:
+        """Return the blocking for heads of `shape` in `dtype`: what fits the shared memory of a GPU of 2020."""
+        n_dims, n_members = max(16, _power_of_two(shape.head_dim)), _power_of_two(shape.group)
+        large = n_dims > 128 or dtype is torch.float32
+        lanes = max(n_members, 32 if dtype is torch.float32 else 64 if large else 128)
+        n_keys = 16 if dtype is torch.float32 and n_dims > 128 else 32 if large else 64
+        return cls(n_dims, n_members, max(_MIN_LANES, n_members), lanes // n_members, n_keys, 4 if lanes < 128 else 8)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedLayout:
+    """One step's work for one window. The first `len(lengths)` sequences have one row each."""
+
+    n_rows: int
+    lengths: Tensor  # [n_decode] int64
+    tables: Tensor  # [n_sequences, max_blocks] int64
+    n_splits: int  # of the longest decode
+    window: int
+    tiles: Tensor | None  # [n_tiles, 4] int32: sequence, first row, number of rows, position; None: all are decodes
+
+
+class PagedTriton:
+    """Two kernels: for sequences with one row, whose keys are divided among programs, and for tiles of rows.
+
+    A row's bits depend on its own sequence, and on whether it is alone in its chunk.
+    """
+
+    def __init__(self, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> None:
+        """Raises ValueError for heads that the kernels do not support, ImportError without Triton."""
+        # Imported here, because CPUs do not have it.
+        from services.worker.backends.cuda.kernels import attention
+
+        if shape.head_dim > _LARGEST_HEAD:
+            raise ValueError(f"heads of {shape.head_dim} numbers are larger than {_LARGEST_HEAD}")
+        self._kernels, self._shape, self._blocking = attention, shape, Blocking.of(shape, dtype)
+        self._slopes = torch.tensor(shape.slopes, dtype=torch.float32, device=device)  # [n_heads] or [0]
+        sinks = torch.tensor(shape.sinks, dtype=torch.float32, device=device)
+        # [n_layers, n_heads or a few more] or [0]: all layers begin at multiples of 16 bytes, as one kernel takes them.
+        self._sinks = F.pad(sinks, (0, -shape.n_heads % 4)) if shape.sinks else sinks
+
+    def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> PagedLayout:
+        """Lay out the step's work for layers with `window`."""
+        device = batch.block_tables.device
+        lengths = batch.context_lens[: batch.n_decode]
+        tiles = self._tiles(batch)
+        return PagedLayout(
+            n_rows=batch.query_starts[-1],
+            lengths=long_tensor(lengths).to(device, non_blocking=True),
+            tables=batch.block_tables,
+            n_splits=_n_splits(max(lengths, default=0), window),
+            window=window or _EVERYTHING,
+            tiles=None if tiles is None else torch.from_numpy(tiles).to(device, non_blocking=True),
+        )
+
+    def decode_plan(
+        self, lengths: Tensor, block_tables: Tensor, n_keys: int, block_tokens: int, window: int | None
+    ) -> PagedLayout:
+        """Lay out a step with one row per sequence from tensors on the device, so that it can be captured and replayed.
+
+        `lengths` [n] are at most `n_keys`; `block_tables` [n, max_blocks].
+        """
+        return PagedLayout(
+            len(lengths), lengths, block_tables, _n_splits(n_keys, window), window or _EVERYTHING, tiles=None
+        )
+
+    def n_rows(self, plan: PagedLayout) -> int:
+        """Rows of `q` that `attend` reads."""
+        return plan.n_rows
+
+    def attend(self, q: Tensor, cache: KvCache, layer: int, plan: PagedLayout) -> Tensor:
+        """Attend with `q` [n_rows or more, n_heads * head_dim]; returns the same shape.
+
+        Raises RuntimeError if a kernel cannot be compiled, or Triton's launcher, for which it calls a C compiler.
+        """
+        out = q.new_empty(q.shape)
+        out[plan.n_rows :].zero_()
+        sinks = self._sinks[layer] if self._shape.sinks else self._sinks
+        try:
+            if len(plan.lengths):
+                self._decode(q, out, cache, layer, plan, sinks)
+            if plan.tiles is not None:
+                self._prefill(q, out, cache, layer, plan, plan.tiles, sinks)
+        except (self._kernels.TritonError, subprocess.CalledProcessError, OSError) as error:
+            raise RuntimeError(f"Triton: {error}") from error
+        return out
+
+    def _decode(self, q: Tensor, out: Tensor, cache: KvCache, layer: int, plan: PagedLayout, sinks: Tensor) -> None:
+        shape, blocking, n = self._shape, self._blocking, len(plan.lengths)
+        direct = plan.n_splits == 1
+        n_parts = 0 if direct else n * shape.n_heads * plan.n_splits
+        parts = torch.empty((n_parts, shape.head_dim), dtype=torch.float32, device=q.device)
+        weights = torch.empty((n_parts, 2), dtype=torch.float32, device=q.device)
+        self._kernels.decode[(n, shape.n_kv_heads, plan.n_splits)](
+            q,
+            out,
+            parts,
+            weights,
+            cache.layers[layer],
+            plan.tables,
+            plan.lengths,
+            self._slopes,
+            sinks,
+            q.stride(0),
+            plan.tables.stride(0),
+            plan.window,
+            plan.n_splits,
+            **self._common(cache.block_tokens),
+            n_members=blocking.decode_members,
+            split_keys=SPLIT_KEYS,
+            direct=direct,
+            num_warps=4,
+        )
+        if not direct:
+            self._kernels.merge[(n, shape.n_heads)](
+                out,
+                parts,
+                weights,
+                plan.lengths,
+                sinks,
+                plan.window,
+                plan.n_splits,
+                n_heads=shape.n_heads,
+                head_dim=shape.head_dim,
+                n_dims=blocking.n_dims,
+                n_merged=_MERGED,
+                split_keys=SPLIT_KEYS,
+                has_sinks=bool(shape.sinks),
+                num_warps=4,
+            )
+
+    def _prefill(
+        self, q: Tensor, out: Tensor, cache: KvCache, layer: int, plan: PagedLayout, tiles: Tensor, sinks: Tensor
+    ) -> None:
+        self._kernels.prefill[(len(tiles), self._shape.n_kv_heads)](
+            q,
+            out,
+            cache.layers[layer],
+            plan.tables,
+            tiles,
+            self._slopes,
+            sinks,
+            q.stride(0),
+            plan.tables.stride(0),
+            plan.window,
+            **self._common(cache.block_tokens),
+            n_members=self._blocking.n_members,
+            tile_rows=self._blocking.tile_rows,
+            num_warps=self._blocking.warps,
+        )
+
+    def _common(self, block_tokens: int) -> dict[str, float]:
+        """Return the arguments that both kernels have."""
+        shape, blocking = self._shape, self._blocking
+        return {
+            "scale": shape.scale,
+            "softcap": shape.softcap or 1.0,
+            "block_tokens": block_tokens,
+            "n_kv_heads": shape.n_kv_heads,
+            "group": shape.group,
+            "head_dim": shape.head_dim,
+            "n_dims": blocking.n_dims,
+            "n_keys": blocking.n_keys,
+            "has_softcap": shape.softcap is not None,
+            "has_slopes": bool(shape.slopes),
+            "has_sinks": bool(shape.sinks),
+        }
+
+    def _tiles(self, batch: StepBatch) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]] | None:
+        """Return the tiles of the sequences with several rows, those with the most keys first."""
+        step = self._blocking.tile_rows
+        found = []
+        for sequence in range(batch.n_decode, batch.n_sequences):
+            first, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
+            position = batch.context_lens[sequence] - (end - first)  # of the first row
+            found += [(sequence, row, min(step, end - row), position + row - first) for row in range(first, end, step)]
+        if not found:
+            return None
+        return np.array(sorted(found, key=lambda tile: -tile[3]), np.int32)
+
+
+def _n_splits(n_keys: int, window: int | None) -> int:
+    """Return the number of splits that a row with `n_keys` keys may need."""
+    every = -(-n_keys // SPLIT_KEYS)
+    return every if window is None else min(every, -(-(window - 1) // SPLIT_KEYS) + 1)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
