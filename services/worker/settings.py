@@ -65,11 +65,14 @@ class WorkerSettings(ServiceSettings):
     adapter_max_rank: int = Field(64, ge=1, le=512, description="Largest rank of an adapter")
     max_running: int = Field(64, ge=1, le=4096, description="Requests computed in one step")
     max_waiting: int = Field(1024, ge=1, description="Requests beyond it are handed off instead of queued")
-    max_batched_tokens: int = Field(2048, ge=1, description="Rows of one step: the chunk size of long prompts")
+    max_batched_tokens: int = Field(
+        0, ge=0, description="Rows of one step: the chunk size of long prompts; 0: 2,048 on CPUs, 4,096 on GPUs"
+    )
     prefill_step_ms: float = Field(
         200.0,
         gt=0,
-        description="By how much prompts may lengthen a step of decodes; at most by two such steps, less for long ones",
+        description="By how much prompts may lengthen a step of decodes; at most by two such steps, less for long "
+        "ones, on GPUs by 50 ms if these are shorter",
     )
     pull_timeout_s: float = Field(
         10.0, gt=0, description="How long KV blocks of another worker are waited for at most, before they are computed"

@@ -38,7 +38,7 @@ from services.worker.native.probe import probe_request
 from services.worker.native.pump import StepPump
 from services.worker.native.ranks import Ranks
 from services.worker.native.startup import scheduler_config
-from services.worker.native.step_cost import StepCost, StepTimer
+from services.worker.native.step_cost import LEAST_PROMPT_S, StepCost, StepTimer
 from services.worker.process.failure import RanksFailedError
 from services.worker.process.rank_group import GroupStarted, RankGroupConfig
 from services.worker.protocol.plan import StepPlan, StepResult
@@ -133,7 +133,7 @@ class NativeEngine:
         self._config, self._ranks, self._steps, self._life = config, ranks, steps, life
         self._puller = Puller(config.pull_timeout_s, config.pull_bytes_per_s, self.transfers, config.tls)
         self._source = BlockSource(lambda: self._store, self.transfers)
-        self._step_timer = StepTimer()
+        self._step_timer = StepTimer(LEAST_PROMPT_S[config.ranks.device])
         self._pump: StepPump | None = None  # pump of the serving ranks
         self._store: KvStore | None = None  # KV cache of the serving ranks
         self._adapters: AdapterSlots | None = None  # adapters of the serving ranks

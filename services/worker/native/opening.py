@@ -48,7 +48,7 @@ async def open_native(
     config = EngineConfig(
         ranks,
         settings.max_waiting,
-        settings.max_batched_tokens,
+        ranks.max_batched_tokens,
         settings.prefill_step_ms / 1e3,
         settings.pull_timeout_s,
         settings.pull_mb_per_s * 1e6,

@@ -21,6 +21,7 @@ from services.worker.scheduling.config import SchedulerConfig
 from services.worker.settings import WorkerSettings
 
 DEFAULT_KV_TOKENS = 32_768
+DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 4096}
 _NVIDIA_CONTROL = Path("/dev/nvidiactl")
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,9 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             kv_fits=not settings.kv_tokens,
             kv_format=_kv_format(settings.kv_dtype, dtype, device),
             max_running=settings.max_running,
-            max_batched_tokens=max(settings.max_batched_tokens, longest if spec.bidirectional else 0),
+            max_batched_tokens=max(
+                settings.max_batched_tokens or DEFAULT_BATCHED_TOKENS[device], longest if spec.bidirectional else 0
+            ),
             max_model_len=longest,
             adapter_slots=settings.adapter_slots if settings.adapters or settings.adapter_sources else 0,
             adapter_max_rank=settings.adapter_max_rank,

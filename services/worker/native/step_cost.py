@@ -18,6 +18,9 @@ _MIN_STEP_S = 0.016  # the plan after a shorter step is sent at once, because ti
 # machine is slow for a moment. Short steps may grow more: many small pieces would pay a step's fixed cost many times.
 _SHORT_STRETCH, _STRETCH = 2.0, 1.5
 _BEYOND_S = 0.008  # seconds by which long steps may be lengthened in addition
+# Seconds by which prompts may lengthen any step, by device. A GPU's steps are so short that several of them are no
+# pause to a reader, and one with prompts costs 10 ms whatever it holds: paced by two steps, 64 prompts waited 7.5 s.
+LEAST_PROMPT_S = {"cpu": 0.0, "cuda": 0.05}
 _PROMPT_STEPS = 30.0  # number of recent steps from which the cost of prompts is learnt
 _ENOUGH_STEPS, _ENOUGH_SPREAD = 10.0, 0.25  # steps, and their relative spread, needed to learn the fixed part
 _LEAST_SLOPE = 1 / 64  # smaller slopes, relative to the mean cost of a row, are noise
@@ -37,7 +40,9 @@ class StepCost:
 class StepTimer:
     """Times the steps of one pipeline. A step lasts from its start on the ranks to its result."""
 
-    def __init__(self) -> None:
+    def __init__(self, least_prompt_s: float = 0.0) -> None:
+        """`least_prompt_s`: by how much prompts may lengthen every step, however short."""
+        self._least_prompt_s = least_prompt_s
         self.decode_step_ms = 0.0
         self.computed_tokens = 0  # of prompts and of answers
         self._prefill_rows = 0.0  # average number of prefill rows of steps with prompts
@@ -116,14 +121,15 @@ class StepTimer:
         """Budget of prompts in a step with `n_decodes` decodes; None while their cost is unknown.
 
         Prompts lengthen a step by at most `most_s` and by at most two decode steps, to keep a steady pace of the
-        streams. If the fixed cost of prompts alone exceeds that, their rows may cost as much again, because smaller
-        pieces would pay the fixed cost in more steps.
+        streams, or by `least_prompt_s`. If the fixed cost of prompts alone exceeds that, their rows may cost as much
+        again, because smaller pieces would pay the fixed cost in more steps.
         """
         fixed_s, row_s = self._prompt_s()
         if not row_s:
             return None
         step_s = self._step_s(n_decodes)
-        extra_s = min(most_s, _SHORT_STRETCH * step_s, _STRETCH * step_s + _BEYOND_S) if self._decode_s else most_s
+        paced_s = min(_SHORT_STRETCH * step_s, _STRETCH * step_s + _BEYOND_S) if self._decode_s else most_s
+        extra_s = min(most_s, max(paced_s, self._least_prompt_s))
         rows_s = max(extra_s - fixed_s, fixed_s)
         return PrefillBudget(max(_MIN_PREFILL_ROWS, int(rows_s / row_s)), self._key_s / row_s)
 

@@ -22,6 +22,7 @@ _OURS = {
     "data_parallel_size": "",
     "stream_interval": "",
 }
+_BATCHED_TOKENS = 2048
 _KV_DTYPES = {"auto": "auto", "bf16": "bfloat16", "fp8": "fp8", "int8": "int8"}
 
 
@@ -41,7 +42,7 @@ def engine_arguments(settings: WorkerSettings, folder: str) -> dict[str, Any]:
         "dtype": settings.dtype,
         "max_model_len": settings.max_model_len or None,
         "max_num_seqs": settings.max_running,
-        "max_num_batched_tokens": max(settings.max_batched_tokens, settings.max_running),
+        "max_num_batched_tokens": max(settings.max_batched_tokens or _BATCHED_TOKENS, settings.max_running),
         "kv_cache_dtype": _KV_DTYPES[settings.kv_dtype],
         "scheduling_policy": "priority",
         "generation_config": "vllm",  # gateways apply the publisher's recommendations
