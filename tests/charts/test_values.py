@@ -134,6 +134,7 @@ podDefaults: {affinity: {podAntiAffinity: {}}, tolerations: [{key: a, operator: 
 workers:
   pools:
     fetched: {model: 'hf://org/name@0123abc', servedName: name}
+    main: {model: 'hf://org/name@main'}
     claim: {model: 'pvc://claim/path'}
     chosen: {model: 'hf://org/name-GGUF:Q4_K_M@v1'}
     image: {model: 'oci://registry.example/model:1'}
@@ -177,8 +178,14 @@ def test_what_is_allowed_renders() -> None:
     pods = {pod.labels.get("ryzanstein.dev/pool"): pod for pod in render(inline=ACCEPTED).pods_of("worker")}
     assert pods.keys() >= {"fetched", "chosen", "claim", "image", "file", "gpus"}
     chosen = environment(pods["chosen"].containers[0])
-    name = ModelReference.parse("org/name-GGUF:Q4_K_M@v1").name
-    assert (chosen["RYZANSTEIN_MODEL"], chosen["RYZANSTEIN_SERVED_MODEL_NAME"]) == (f"/models/{name}", "name-GGUF")
+    assert chosen["RYZANSTEIN_SERVED_MODEL_NAME"] == "name-GGUF"
+    for pool, model in (
+        ("fetched", "org/name@0123abc"),
+        ("main", "org/name@main"),
+        ("chosen", "org/name-GGUF:Q4_K_M@v1"),
+    ):
+        found = environment(pods[pool].containers[0])["RYZANSTEIN_MODEL"]
+        assert found == f"/models/{ModelReference.parse(model).name}", "the init container puts it elsewhere"
 
 
 def test_a_pool_is_dropped_by_null() -> None:

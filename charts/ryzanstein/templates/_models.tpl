@@ -4,7 +4,7 @@
 {{- regexFind "^[a-z]*" (ternary "bundled" .model (empty .model)) -}}
 {{- end }}
 
-{{/* Without scheme and revision. */}}
+{{/* Without scheme. */}}
 {{- define "ryzanstein.model.place" -}}
 {{- regexReplaceAll "^[a-z]+://" .model "" -}}
 {{- end }}
@@ -16,7 +16,8 @@
 {{- if eq $scheme "bundled" -}}
 /app/models/smollm2-135m-instruct
 {{- else if eq $scheme "hf" -}}
-/models/{{ $place | replace "/" "--" | replace ":" "--" }}
+{{- /* as `ryzanstein fetch` calls it */ -}}
+/models/{{ $place | trimSuffix "@main" | replace "/" "--" | replace ":" "--" }}
 {{- else if eq $scheme "pvc" -}}
 {{- regexReplaceAll "^[^/]+" $place "/models" -}}
 {{- else if eq $scheme "oci" -}}
