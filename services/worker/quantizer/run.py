@@ -53,6 +53,7 @@ from services.worker.quantizer.stream import Stream
 from services.worker.quantizer.units import Unit, units
 
 _BYTES = Scheme(8, 0, symmetric=True)  # of the head, and of layers that get more bits
+_INSTEAD = "`ryzanstein up MODEL --quantization int8` (or int4) rounds its weights while they load"
 _CONFIG = "config.json"
 _HEAD = "lm_head"  # the module of a tied head in transformers
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -80,7 +81,10 @@ class Request:
 def quantize(request: Request, device: torch.device, progress: Progress) -> None:
     """Write the quantized checkpoint. Raises ModelError."""
     if not request.model.is_dir():
-        raise ModelError(f"{request.model}: GGUF is not quantized again; allowed: a folder of safetensors, or a hub id")
+        raise ModelError(
+            f"{request.model}: GGUF is not quantized; allowed: a folder of safetensors, such as the one that "
+            f"`ryzanstein convert {request.model} DIR` writes, or a hub id"
+        )
     with torch.inference_mode(), open_checkpoint(request.model, torch.float32) as (spec, source):
         work = _Work.prepare(request, spec, source, open_backend(torch.float32, device))
         folder = PartialFolder(request.out, spec.n_layers + 1)
@@ -112,9 +116,9 @@ class _Work:
     def prepare(cls, request: Request, spec: ModelSpec, source: Checkpoint, backend: ModelBackend) -> _Work:
         """Check the request and read the calibration. Raises ModelError."""
         if any(layer.moe is not None for layer in spec.layers):
-            raise ModelError(f"{request.model}: mixtures of experts are not quantized; allowed: dense models")
+            raise ModelError(f"{request.model}: mixtures of experts are not quantized; {_INSTEAD}")
         if spec.latent is not None or spec.sub_norm or spec.activation == "xielu":
-            raise ModelError(f"{request.model}: the family {spec.family} is not quantized; allowed: those like Llama's")
+            raise ModelError(f"{request.model}: the family {spec.family} is not quantized; {_INSTEAD}")
         config = Config.load(request.model)
         family, _ = interpret(config)
         sizes = read_shapes(config, family, spec)
@@ -124,7 +128,10 @@ class _Work:
 
         for unit in (unit for index in range(spec.n_layers) for unit in units(spec, index, frozenset(source))):
             for key in unit.keys:
-                source.place(key, shapes(key)[0])
+                try:
+                    source.place(key, shapes(key)[0])
+                except ModelError as error:
+                    raise ModelError(f"{error}; {_INSTEAD}") from error
         if request.length > spec.max_positions:
             raise ModelError(f"--length {request.length}: the model was made for {spec.max_positions} positions")
         texts = read_texts(request.calibration)
