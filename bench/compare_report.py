@@ -14,6 +14,7 @@ import typer
 from bench.stats import median
 
 OURS = "ryzanstein"
+_BF16 = "bf16"
 
 
 def rates(results: dict, scenario: str) -> dict[str, float]:
@@ -28,11 +29,17 @@ def ratio(found: dict[str, float]) -> float | None:
     return found[OURS] / max(others) if others and OURS in found else None
 
 
+def heading(results: dict) -> str:
+    """The model's shape, and the format of its weights where it is not bfloat16."""
+    weights = results.get("format", _BF16)
+    return results["shape"] if weights == _BF16 else f"{results['shape']} {weights}"
+
+
 def markdown(results: dict) -> str:
     """The table of one model: a row per load, a column per server, the ratio last."""
     peers = list(results["start_s"])
     lines = [
-        f"| {results['shape']} | {' | '.join(peers)} | ratio to the best other |",
+        f"| {heading(results)} | {' | '.join(peers)} | ratio to the best other |",
         "|---|" + "---:|" * (len(peers) + 1),
     ]
     for scenario, by_peer in results["scenarios"].items():
@@ -60,13 +67,15 @@ def summary(files: list[dict]) -> str:
     peers = [OURS, *sorted({peer for results in files for peer in results["start_s"]} - {OURS})]
     scenarios = list(dict.fromkeys(scenario for results in files for scenario in results["scenarios"]))
     rows = [[scenario, *(_rates_cell(results, scenario, peers) for results in files)] for scenario in scenarios]
+    if any(over := [_over_bf16(results, files) for results in files]):
+        rows.append(["ours over ours in bf16", *over])
     rows += [
         ["largest gap over the usual", *(_each(_largest_gaps(results), peers, ".1f") for results in files)],
         ["start, s", *(_each(results["start_s"], peers, ".1f") for results in files)],
         ["memory, MiB", *(_each(results["memory_mib"], peers, ",.0f") for results in files)],
     ]
-    title = [" / ".join(peers), *(results["shape"] for results in files)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (title, ["---", *["---:"] * len(files)], *rows))
+    head = [" / ".join(peers), *(heading(results) for results in files)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---", *["---:"] * len(files)], *rows))
 
 
 def _parameters(shape: str) -> float:
@@ -79,6 +88,15 @@ def _rates_cell(results: dict, scenario: str, peers: list[str]) -> str:
     failed = sum(run["errors"] for runs in results["scenarios"][scenario].values() for run in runs)
     cell = _each(found, peers, ",.0f") + ("" if over is None else f" (**{over:.2f}**)")
     return cell + (f", {failed} failed" if failed else "")
+
+
+def _over_bf16(results: dict, files: list[dict]) -> str:
+    """By load: our rate over ours in bfloat16 at the same shape; empty for bfloat16, or if either is missing."""
+    base = next((other for other in files if heading(other) == results["shape"]), None)
+    if base is None or base is results:
+        return ""
+    pairs = [(rates(results, name).get(OURS), rates(base, name).get(OURS)) for name in results["scenarios"]]
+    return " / ".join(f"{mine / before:.2f}" for mine, before in pairs if mine and before)
 
 
 def _largest_gaps(results: dict) -> dict[str, float]:
@@ -95,8 +113,9 @@ def _each(values: dict[str, float], peers: list[str], form: str) -> str:
 
 
 def read_results(file: Path) -> list[dict]:
-    """The results of one machine, smallest model first."""
-    return sorted(json.loads(file.read_text()).values(), key=lambda results: _parameters(results["shape"]))
+    """The results of one machine, smallest model first, and bfloat16 before formats of fewer bits."""
+    found = json.loads(file.read_text()).values()
+    return sorted(found, key=lambda results: (_parameters(results["shape"]), heading(results) != results["shape"]))
 
 
 def main(

@@ -194,7 +194,8 @@ class Scoring:
             kept: list[ScoredDocument] = pickle.loads(file.read_bytes())
             return kept
         lengths = {"max_model_len": self.window + 16, "kv_tokens": _KV_TOKENS}
-        settings = WorkerSettings(model=str(row.model), dtype=row.dtype, kv_dtype=row.kv_format, **lengths)
+        formats = {"dtype": row.dtype, "kv_dtype": row.kv_format, "quantization": row.quantization}
+        settings = WorkerSettings(model=str(row.model), **formats, **lengths)
         began = time.monotonic()
         scores = asyncio.run(score_offline(settings, self.prompts))
         print(f"{row.name}: {time.monotonic() - began:.0f} s", file=sys.stderr)

@@ -1,21 +1,26 @@
 """Greedy texts of a GGUF file, by this worker and by llama.cpp; prints the margin where two texts part.
 
     python -m bench.gguf_parity FILE.gguf --prompts 20 --tokens 200
+    python -m bench.gguf_parity FILE.gguf --exact
 
 llama.cpp rounds activations to 8 bits before it multiplies with quantized weights, so texts part where two tokens are
-nearly equally likely. A margin is the difference of the log probabilities that llama.cpp gives both tokens there.
-Needs the package `xllamacpp`.
+nearly equally likely. With `--exact` nothing is rounded: this worker computes the file in float32, and llama.cpp, with
+keys and values in float32, a copy of it whose numbers the package `gguf` has dequantized. A margin is the difference of
+the log probabilities that llama.cpp gives both tokens where two texts part. Needs the package `xllamacpp`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import xllamacpp
 from ryzanstein.v1.worker_pb2 import Sampling
 from tokenizers import Tokenizer
@@ -63,13 +68,16 @@ class Parting:
 
 
 class LlamaCpp:
-    """llama.cpp over one file, in this process."""
+    """llama.cpp over one file, in this process. `exact`: keys and values in float32, products of attention, too."""
 
-    def __init__(self, file: Path, n_threads: int) -> None:
+    def __init__(self, file: Path, n_threads: int, *, exact: bool = False) -> None:
         params = xllamacpp.CommonParams()
         params.model.path = str(file)
         params.n_ctx, params.n_parallel, params.cpuparams.n_threads = _CONTEXT, 1, n_threads
         params.warmup, params.fit_params, params.verbosity = False, False, -1
+        if exact:
+            params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+            params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._server = xllamacpp.Server(params)
 
     def greedy(self, ids: Sequence[int], n_tokens: int) -> list[dict[str, Any]]:
@@ -78,6 +86,26 @@ class LlamaCpp:
         answer = self._server.handle_completions(asked)
         found: list[dict[str, Any]] = answer["choices"][0]["logprobs"]["content"]
         return found
+
+
+def write_dequantized(file: Path, out: Path) -> Path:
+    """Write a copy of `file` whose numbers are float32, by the package `gguf` alone; returns `out`."""
+    reader = gguf.GGUFReader(file)
+    writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":  # the writer adds these
+            kind = field.types[0]
+            writer.add_key_value(name, field.contents(), kind, field.types[-1] if len(field.types) > 1 else None)
+    for tensor in reader.tensors:
+        shape = tensor.shape[::-1].tolist()
+        writer.add_tensor_info(tensor.name, shape, np.dtype(np.float32), int(tensor.n_elements) * 4)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in reader.tensors:
+        writer.write_tensor_data(gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+    writer.close()
+    return out
 
 
 async def ours(file: Path, prompts: Sequence[Sequence[int]], n_tokens: int, dtype: str) -> list[list[int]]:
@@ -89,15 +117,17 @@ async def ours(file: Path, prompts: Sequence[Sequence[int]], n_tokens: int, dtyp
 
 
 def partings(
-    file: Path, prompts: Sequence[str], n_tokens: int, dtype: str = "auto", n_threads: int = 1
+    file: Path, prompts: Sequence[str], n_tokens: int, *, exact: bool = False, n_threads: int = 1
 ) -> Iterator[Parting]:
     """Compare the texts of each prompt."""
     tokenizer = Tokenizer.from_buffer(read_model_files(file).tokenizer_json)
     ids = [tokenizer.encode(prompt).ids for prompt in prompts]
-    answers = asyncio.run(ours(file, ids, n_tokens, dtype))
-    peer = LlamaCpp(file, n_threads)
-    for prompt, asked, mine in zip(prompts, ids, answers, strict=True):
-        yield _parting(prompt, mine, peer.greedy(asked, n_tokens))
+    answers = asyncio.run(ours(file, ids, n_tokens, "float32" if exact else "auto"))
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = write_dequantized(file, Path(folder) / file.name) if exact else file
+        peer = LlamaCpp(theirs, n_threads, exact=exact)
+        for prompt, asked, mine in zip(prompts, ids, answers, strict=True):
+            yield _parting(prompt, mine, peer.greedy(asked, n_tokens))
 
 
 def _parting(prompt: str, mine: Sequence[int], theirs: Sequence[dict[str, Any]]) -> Parting:
@@ -116,12 +146,12 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--exact", action="store_true", help="compare numbers in float32")
     parser.add_argument("--threads", type=int, default=1, help="llama.cpp's; several wait for each other on busy cores")
     asked = parser.parse_args()
     tokenizer = Tokenizer.from_buffer(read_model_files(asked.file).tokenizer_json)
     found = []
-    for one in partings(asked.file, PROMPTS[: asked.prompts], asked.tokens, asked.dtype, asked.threads):
+    for one in partings(asked.file, PROMPTS[: asked.prompts], asked.tokens, exact=asked.exact, n_threads=asked.threads):
         found.append(one)
         said = f"equal for {one.n_equal} of {one.n_tokens} tokens"
         if one.ours is not None:

@@ -38,6 +38,7 @@ class Shape:
 SHAPES = {
     "15m": Shape(384, 8, 6, 2, 1024, 8_192, False, 64),
     "100m": Shape(768, 12, 12, 4, 2048, 32_000, False, 64),
+    "135m": Shape(576, 30, 9, 3, 1536, 49_152, True, 64),  # SmolLM2
     "0.5b": Shape(896, 24, 14, 2, 4864, 151_936, True, 64),
     "1b": Shape(2048, 16, 32, 8, 8192, 128_256, True, 64),
 }
@@ -103,9 +104,10 @@ def random_tensors(shape: Shape, seed: int = 0) -> dict[str, torch.Tensor]:
 def byte_level_tokenizer(vocab_size: int) -> Tokenizer:
     """A tokenizer with every byte and enough unused words to fill the vocabulary."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = ["<s>", "</s>", *alphabet]
+    merge = (alphabet[-2], alphabet[-1])  # GGUF has no byte-level BPE without merges; texts have no such control bytes
+    tokens = ["<s>", "</s>", *alphabet, "".join(merge)]
     tokens += [f"unused{index}" for index in range(vocab_size - len(tokens))]
-    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[merge]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<s>", "</s>"])

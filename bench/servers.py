@@ -11,7 +11,7 @@ import time
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import httpx
@@ -29,7 +29,8 @@ class Peer:
     name: str
     command: str
     ready: str
-    format: str = "safetensors"
+    form: str = "safetensors"  # of the checkpoint
+    weights: tuple[str, ...] = ("bf16",)  # number formats that it computes
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -75,21 +76,30 @@ class Server:
         return [root, *root.children(recursive=True)]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a peer is to serve. All but the model are Ryzanstein's options."""
+
+    model: str
+    ranks: int = 1
+    quantization: str = "auto"
+
+
 @asynccontextmanager
-async def started(peer: Peer, home: str, model: str, ranks: int, log: Path) -> AsyncIterator[Server]:
+async def started(peer: Peer, home: str, asked: Asked, log: Path) -> AsyncIterator[Server]:
     """Run a peer while the block runs; raises RuntimeError or OSError if it does not start."""
-    server = await start(peer, home, model, ranks, log)
+    server = await start(peer, home, asked, log)
     try:
         yield server
     finally:
         await server.stop()
 
 
-async def start(peer: Peer, home: str, model: str, ranks: int, log: Path, timeout_s: float = 300) -> Server:
+async def start(peer: Peer, home: str, asked: Asked, log: Path, timeout_s: float = 300) -> Server:
     """Start a peer and wait until it is ready; raises RuntimeError if it ends or is not ready in time."""
     port = free_port()
     cores = len(os.sched_getaffinity(0))
-    words = {"home": home, "model": model, "port": port, "threads": cores, "ranks": ranks}
+    words = {"home": home, "port": port, "threads": cores, **asdict(asked)}
     command = [word.format(**words) for word in shlex.split(peer.command)]
     environment = {name: value.format(**words) for name, value in peer.env.items()}
     began = time.perf_counter()

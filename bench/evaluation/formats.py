@@ -20,7 +20,8 @@ QUANTIZED: dict[str, tuple[str, ...]] = {
     "int4-gptq-mixed": ("--method", "gptq", "--bits", "4", "--extra", "0.1"),
 }
 DENSE = {"bf16": "bfloat16", "f32": "float32"}
-FORMATS = (*DENSE, *QUANTIZED, "stored")
+AT_LOAD = {"load-int8": "int8", "load-int4": "int4"}  # values of --quantization
+FORMATS = (*DENSE, *AT_LOAD, *QUANTIZED, "stored")
 REFERENCE = "f32"
 _CALIBRATION = ("--samples", "16", "--length", "256")
 
@@ -33,6 +34,7 @@ class Row:
     model: Path
     dtype: str = "bfloat16"
     kv_format: str = "auto"
+    quantization: str = "auto"
 
 
 def find_rows(
@@ -50,6 +52,8 @@ def find_rows(
             raise ValueError(f"--format {name}: allowed: {', '.join(FORMATS)}")
         if name in DENSE:
             rows.append(Row(name, model, DENSE[name]))
+        elif name in AT_LOAD:
+            rows.append(Row(f"bf16, --quantization {AT_LOAD[name]}", model, quantization=AT_LOAD[name]))
         elif name == "stored":
             if stored is None:
                 raise ValueError("--format stored: give --stored, the checkpoint as it is stored")

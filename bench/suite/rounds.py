@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.make_checkpoint import SHAPES, write_checkpoint
 from bench.reading import Reading, read_readings
-from bench.servers import read_peers, start
+from bench.servers import Asked, read_peers, start
 from bench.suite.machine import PROJECT
 from bench.suite.steps import RANDOM_100M, SHAPE, Step, turned
 from services.cli.benchmarks.results import Metric
@@ -39,7 +39,7 @@ async def run_round(steps: tuple[Step, ...], number: int, folder: Path) -> list[
 
 async def _serving(step: Step, folder: Path) -> list[Reading]:
     """Run a step against an installation of the bundled model that runs for this step alone."""
-    server = await start(read_peers()["ryzanstein"], sys.prefix, str(TINY_MODEL), 2, folder / "serve.log")
+    server = await start(read_peers()["ryzanstein"], sys.prefix, Asked(str(TINY_MODEL), 2), folder / "serve.log")
     try:
         return await _run(step, ("--url", server.url), folder)
     finally:

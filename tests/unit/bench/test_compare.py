@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.compare import Scenario, compare, show
+from bench.compare import Entry, Scenario, compare, show
 from bench.compare_report import markdown
 from bench.serve import Load
-from bench.servers import Peer
+from bench.servers import Asked, Peer
 from bench.standstill import watch
 
 SERVER = """
@@ -52,9 +52,8 @@ async def test_a_server_that_does_not_start_costs_nobody_elses_results(tmp_path:
     } | {"missing": Peer("missing", "{home}/nothing", "/health")}
     loads = (Scenario("two requests", Load(2, 1, 8, 4)),)
     with watch(sorted(os.sched_getaffinity(0))[:1]) as machine:
-        results = await compare(
-            peers, dict.fromkeys(peers, str(tmp_path)), {"safetensors": "m"}, loads, 1, 1, tmp_path, machine, 0
-        )
+        entries = [Entry(peer, str(tmp_path), Asked("m")) for peer in peers.values()]
+        results = (await compare(entries, loads, 1, tmp_path, machine, 0))["bf16"] | {"format": "bf16"}
     assert set(results["start_s"]) == set(results["scenarios"]["two requests"]) == {"ryzanstein", "other"}
     assert results["scenarios"]["two requests"]["other"][0]["errors"] == 0
     assert set(results["failed"]) == {"broken", "empty", "missing"}

@@ -43,12 +43,15 @@ def test_failed_requests_are_not_hidden() -> None:
 def test_a_machine_has_one_table_of_all_its_models_smallest_first(tmp_path: Path) -> None:
     larger = {**results(), "shape": "0.5b", "start_s": {"ryzanstein": 2.0}, "memory_mib": {"ryzanstein": 2.0}}
     larger["scenarios"] = {"one request": {"ryzanstein": results()["scenarios"]["one request"]["ryzanstein"]}}
-    (tmp_path / "machine.json").write_text(json.dumps({"0.5b": larger, "15m": results()}))
+    rounded = {**larger, "shape": "15m", "format": "int8"}
+    kept = {"0.5b": larger, "15m int8": rounded, "15m": results()}
+    (tmp_path / "machine.json").write_text(json.dumps(kept))
     assert summary(read_results(tmp_path / "machine.json")).splitlines() == [
-        "| ryzanstein / fast / slow | 15m | 0.5b |",
-        "| --- | ---: | ---: |",
-        "| one request | 20 / 50 / 5 (**0.40**) | 20 / – / – |",
-        "| largest gap over the usual | 3.0 / 3.0 / 3.0 | 3.0 / – / – |",
-        "| start, s | 1.0 / 1.0 / 1.0 | 2.0 / – / – |",
-        "| memory, MiB | 1 / 1 / 1 | 2 / – / – |",
+        "| ryzanstein / fast / slow | 15m | 15m int8 | 0.5b |",
+        "| --- | ---: | ---: | ---: |",
+        "| one request | 20 / 50 / 5 (**0.40**) | 20 / – / – | 20 / – / – |",
+        "| ours over ours in bf16 |  | 1.00 |  |",
+        "| largest gap over the usual | 3.0 / 3.0 / 3.0 | 3.0 / – / – | 3.0 / – / – |",
+        "| start, s | 1.0 / 1.0 / 1.0 | 2.0 / – / – | 2.0 / – / – |",
+        "| memory, MiB | 1 / 1 / 1 | 2 / – / – | 2 / – / – |",
     ]
