@@ -137,15 +137,26 @@ def _kinds_by_format(card: worker_pb2.ModelCard) -> dict[str, list[str]]:
 
 
 def _how_to_call(card: worker_pb2.ModelCard, options: StackOptions, elapsed_s: float) -> str:
-    asked: dict[str, object] = {"prompt": "def fibonacci(n):"}
-    path = "completions"
-    if card.chat_template:
-        asked = {"messages": [{"role": "user", "content": "Name the capital of France."}]}
-        path = "chat/completions"
-    body = shlex.quote(json.dumps({"model": card.model, **asked, "max_tokens": 64}))
+    path, asked = _example(card)
+    body = shlex.quote(json.dumps({"model": card.model, **asked}))
     key = ' -H "Authorization: Bearer $RYZANSTEIN_API_KEY"' if options.api_key else ""
     return (
         f"\nReady in {elapsed_s:.1f} s at {options.url} (a page, and OpenAI's API: /docs). Try it:\n\n"
         f"curl {options.url}/v1/{path} -H 'Content-Type: application/json'{key} -d {body}\n\n"
         "Ctrl-C stops everything.\n"
     )
+
+
+def _example(card: worker_pb2.ModelCard) -> tuple[str, dict[str, object]]:
+    """Return the path and the body, without the model, of a call that the model can answer."""
+    text = "How long may I keep a book?"
+    if len(card.classes.labels) == 1:  # a cross-encoder
+        return "rerank", {"query": text, "documents": ["Books are lent for three weeks.", "We open at nine."]}
+    if card.HasField("classes"):
+        return "classify", {"input": text}
+    if card.only_embeds:
+        return "embeddings", {"input": text}
+    if card.chat_template:
+        question = [{"role": "user", "content": "Name the capital of France."}]
+        return "chat/completions", {"messages": question, "max_tokens": 64}
+    return "completions", {"prompt": "def fibonacci(n):", "max_tokens": 64}

@@ -12,7 +12,7 @@ from ryzanstein.v1 import routing_pb2, worker_pb2
 from services.cli.stack.layout import ProcessSpec
 from services.cli.stack.process import ManagedProcess
 from services.cli.status import _COLUMNS, _print_workers
-from services.cli.up import _processes_table
+from services.cli.up import _example, _processes_table
 
 VIEW = routing_pb2.WorkerView(
     worker_id="ryzanstein-workers-default-0",
@@ -50,3 +50,18 @@ def test_up_shows_every_heading_and_every_process() -> None:
     text = stream.getvalue()
     assert "…" not in text
     assert all(word in text for word in ("kv-coordinator", "service", "address", "ready after", "12.3 s"))
+
+
+@pytest.mark.parametrize(
+    ("card", "path", "field"),
+    [
+        (worker_pb2.ModelCard(), "completions", "prompt"),
+        (worker_pb2.ModelCard(chat_template="{{ messages }}"), "chat/completions", "messages"),
+        (worker_pb2.ModelCard(only_embeds=True), "embeddings", "input"),
+        (worker_pb2.ModelCard(only_embeds=True, classes={"labels": ["LABEL_0"]}), "rerank", "documents"),
+        (worker_pb2.ModelCard(only_embeds=True, classes={"labels": ["good", "bad"]}), "classify", "input"),
+    ],
+)
+def test_up_prints_a_call_that_the_model_can_answer(card: worker_pb2.ModelCard, path: str, field: str) -> None:
+    called, body = _example(card)
+    assert (called, field in body) == (path, True)
