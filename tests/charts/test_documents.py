@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.charts.rendering import render, run_helm
+from tests.charts.rendering import environment, expected_models, render, run_helm
 from tests.programs import CHART
 
 ROOT = CHART.parents[1]
@@ -96,3 +96,18 @@ def test_the_notes_say_what_a_memory_limit_leaves_for_a_model() -> None:
     assert f"limit of 4Gi leaves {4096 - taken} MiB for weights and KV cache" in said
     assert f"the workspace of a step take {taken} MiB" in said
     assert "for weights and KV cache" not in run_helm(*install, major=4)
+
+
+def test_the_pool_that_values_yaml_shows_stands_beside_the_default_one() -> None:
+    """Its lines without their comment signs are the profile for retrieval."""
+    text = (CHART / "values.yaml").read_text()
+    lines = text[text.index("    # embedder:") :].partition("\n\n")[0].splitlines()
+    shown = yaml.safe_load("\n".join(line.replace("# ", "", 1) for line in lines))
+    profile = yaml.safe_load((CHART / "profiles" / "rag.yaml").read_text())
+    assert profile["workers"]["pools"] == {"default": {}} | shown
+    rendered = render(inline=yaml.safe_dump({"workers": {"pools": shown}}))
+    (embedder,) = (pod for pod in rendered.pods_of("worker") if "embedder" in str(pod))
+    assert environment(embedder.containers[0])["RYZANSTEIN_SERVED_MODEL_NAME"] == "minilm"
+    assert len(rendered.pods_of("worker")) == 2
+    assert "minilm" in expected_models(rendered, "router")
+    assert not [pod for pod in render().pods_of("worker") if "embedder" in str(pod)]
