@@ -33,6 +33,7 @@ _SURROGATES = re.compile(
 )
 _NO_MEMBER = ("Invalid enum value ", "Invalid value ")
 _MEDIA = ("image_url", "input_image", "input_audio", "video_url", "file", "input_file")  # types of parts
+TEXT_ONLY = "models here read text only, and the vision of multimodal ones is not loaded"
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")
 
 
@@ -114,7 +115,7 @@ def described(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:
     if text.startswith(_NO_MEMBER):
         allowed = ", ".join(f"`{value}`" for value in allowed_values(kind, path))
         value = next(text.removeprefix(start) for start in _NO_MEMBER if text.startswith(start))
-        reason = "; models here read text only" if value.strip("'") in _MEDIA else ""
+        reason = f": {TEXT_ONLY}" if value.strip("'") in _MEDIA else ""
         text = f"{value} is none of {allowed}{reason}" if allowed else text
     return text, path
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.api.chat import Call, ChatRequest, FieldNames, OfferedTools, Turn
+from services.gateway.api.decode import TEXT_ONLY
 from services.gateway.api.options import FunctionDefinition, JsonSchemaFormat, ResponseFormat, TextOptions
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.messages import schema
@@ -190,7 +191,7 @@ def _texts(content: str | Sequence[schema.Block], where: str) -> list[str]:
 def _misplaced(block: schema.Block, where: str) -> ApiError:
     kind = block.__struct_config__.tag
     if isinstance(block, schema.ImageBlock | schema.DocumentBlock | schema.SearchResultBlock):
-        message = f"`{where}` is of the type `{kind}`, which is not supported: models here read text only."
+        message = f"`{where}` is of the type `{kind}`, which is not supported: {TEXT_ONLY}."
         return invalid(message, where, "unsupported_field")
     message = f"`{where}` may not be of the type `{kind}` in this message."
     return invalid(message, where, "invalid_value")
