@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _STATE = (
-    "its {layers} keep a state of the whole sequence, not keys and values of each token; the cache holds blocks of "
+    "its {layers} keep a state that every token changes, not keys and values of each token; the cache holds blocks of "
     "tokens, which requests share, lose and get back, and a state cannot be cut into those"
 )
-_LAYERS = {
-    "delta": "gated delta rules",
-    "space": "state-space layers",
-    "conv": "short convolutions",
-    "rnn": "recurrences",
+_REASONS = {
+    "delta": _STATE.format(layers="gated delta rules"),
+    "space": _STATE.format(layers="state-space layers"),
+    "rnn": _STATE.format(layers="recurrences"),
+    "conv": "its short convolutions need their inputs of the last tokens, which are of another size than the keys and "
+    "values of the layers between; the cache has entries of one size for all layers, so its blocks cannot bring those "
+    "inputs to a request that shares them or goes on elsewhere",
 }
-# By architecture: its layers, and a model of about that size that is served.
+# By architecture: why, and a model of about that size that is served.
 _REFUSED = {
     "Qwen3NextForCausalLM": ("delta", "Qwen3-30B-A3B (qwen3_moe)"),
     "KimiLinearForCausalLM": ("delta", "Moonlight-16B-A3B (deepseek_v3)"),
@@ -33,6 +35,5 @@ _REFUSED = {
     "RwkvForCausalLM": ("rnn", "Pythia (gpt_neox)"),
 }
 RECURRENT: Mapping[str, str] = {
-    name: f"{_STATE.format(layers=_LAYERS[kind])}. Served instead: {instead}"
-    for name, (kind, instead) in _REFUSED.items()
+    name: f"{_REASONS[kind]}. Served instead: {instead}" for name, (kind, instead) in _REFUSED.items()
 }

@@ -122,7 +122,12 @@ def test_windows_alternate_by_default(sample: Callable[[str], Sample], tmp_path:
             {"architectures": ["XlnetForCausalLM"]},
             "architectures: 'XlnetForCausalLM' is not implemented; known",
         ),
-        ("llama", {"architectures": ["Qwen3NextForCausalLM"]}, "gated delta rules keep a state of the whole sequence"),
+        (
+            "llama",
+            {"architectures": ["Qwen3NextForCausalLM"]},
+            "gated delta rules keep a state that every token changes",
+        ),
+        ("llama", {"architectures": ["Lfm2ForCausalLM"]}, "the cache has entries of one size for all layers"),
         ("llama", {"architectures": None, "model_type": "mamba"}, "architectures: expected a list"),
         ("llama", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "rope_type 'spiral'"),
         ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}}, "needs a factor"),
