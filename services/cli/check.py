@@ -12,6 +12,7 @@ from services.cli.errors import CommandError
 
 _MODULE = "services.worker.checker"
 _NEEDED = ("safetensors", "tokenizers", "torch")
+WRONG = 2  # the exit status of a command that says nothing about the model
 _COUNTS = re.compile(r"[1-9]\d{0,2}(,[1-9]\d{0,2})*")
 
 
@@ -19,7 +20,7 @@ def parse_counts(text: str) -> str:
     """Return the numbers of ranks in `--ranks`; raises CommandError."""
     counts = text.replace(" ", "")
     if not _COUNTS.fullmatch(counts):
-        raise CommandError(f"--ranks {text}: expected numbers from 1 to 999, such as 1,2,4")
+        raise CommandError(f"--ranks {text}: expected numbers from 1 to 999, such as 1,2,4", status=WRONG)
     return counts
 
 
@@ -27,5 +28,6 @@ def run(arguments: Sequence[str]) -> int:
     """Run the checker, which prints its answer; returns its exit status. Raises CommandError."""
     if missing := [name for name in _NEEDED if not find_spec(name)]:
         install = f"{sys.executable} -m pip install 'ryzanstein[worker]'"
-        raise CommandError(f"{arguments[0]} needs the extra worker ({', '.join(missing)} missing): {install}")
+        message = f"{arguments[0]} needs the extra worker ({', '.join(missing)} missing): {install}"
+        raise CommandError(message, status=WRONG)
     return subprocess.call([sys.executable, "-m", _MODULE, *arguments])

@@ -104,15 +104,15 @@ class Commands(typer.core.TyperGroup):
             return super().invoke(ctx)
         except CommandError as error:
             said: Exception = error
-            message = str(error)
+            message, status = str(error), error.status
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package in ("services", "ryzanstein"):
                 raise
-            said = error
+            said, status = error, 1
             message = f"this needs the Python package {package}: {sys.executable} -m pip install {package}"
         Console(stderr=True).print(f"ryzanstein: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(1) from said
+        raise typer.Exit(status) from said
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

@@ -1,0 +1,59 @@
+"""`ryzanstein models` and `check`: the options that reach the checker, its answer, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli import check
+from services.cli.errors import CommandError
+from services.cli.main import app
+from services.cli.stack.default_model import TINY_MODEL
+
+
+@pytest.mark.parametrize(("text", "counts"), [("1", "1"), ("1,2,4", "1,2,4"), (" 1, 8 ", "1,8"), ("999", "999")])
+def test_numbers_of_ranks(text: str, counts: str) -> None:
+    assert check.parse_counts(text) == counts
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,,2", "-1", "1;2", "1000", "two", "1,2,"])
+def test_wrong_numbers_of_ranks_are_named(text: str) -> None:
+    with pytest.raises(CommandError, match=r"^--ranks .*: expected numbers from 1 to 999, such as 1,2,4$"):
+        check.parse_counts(text)
+
+
+def test_the_program_answers_with_the_checkers_json_and_status() -> None:
+    """Of three numbers of ranks one does not work, on a CPU: 3."""
+    program = str(Path(sys.executable).with_name("ryzanstein"))
+    asked = [program, "check", str(TINY_MODEL), "--ranks", "1,2,7", "--device", "cpu", "--json"]
+    answered = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=False)
+    report = json.loads(answered.stdout)
+    assert (answered.returncode, report["servable"]) == (3, False), answered.stderr
+    assert [(found["ranks"], bool(found["problem"])) for found in report["ranks"]] == [
+        (1, False),
+        (2, False),
+        (7, True),
+    ]
+    assert report["nearest"] == ["--tensor-parallel 4"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--device", "tpu"], "'tpu' is not one of"), (["--ranks", "none"], "expected numbers from 1 to 999")],
+)
+def test_a_wrong_option_is_no_answer_about_the_model(options: list[str], said: str) -> None:
+    answered = CliRunner().invoke(app, ["check", str(TINY_MODEL), *options])
+    assert answered.exit_code == 2, answered.output
+    assert said in " ".join(answered.output.split())
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "find_spec", lambda name: None if name == "torch" else object())
+    with pytest.raises(CommandError, match=r"models needs the extra worker \(torch missing\): .* install") as raised:
+        check.run(["models"])
+    assert raised.value.status == 2
