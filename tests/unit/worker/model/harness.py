@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -13,9 +15,18 @@ import torch
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import Communicator, SingleRank
 from services.worker.backends.cpu.collectives import ReplayedLoneRank
+from services.worker.backends.torch.backend import TorchBackend
 from services.worker.ipc.control import RankLine
 from services.worker.ipc.segment import Segment
+from services.worker.model.build import build_decoder
 from services.worker.model.decoder import Decoder
+from services.worker.model.families.config import Config
+from services.worker.model.families.naming import classifier_refs
+from services.worker.model.formats.safetensors import TensorFiles
+from services.worker.model.layers.linear import LinearLoader
+from services.worker.model.loading.checkpoint import Checkpoint
+from services.worker.model.registry import interpret
+from services.worker.model.spec import ModelSpec
 
 CPU = torch.device("cpu")
 
@@ -23,6 +34,19 @@ CPU = torch.device("cpu")
 def lone_rank() -> ReplayedLoneRank:
     """The group of one, with a line of its own to show that it lives."""
     return ReplayedLoneRank(RankLine(Segment.create("test", 4096), 0, 0))
+
+
+def load_changed(folder: Path, change: Callable[[ModelSpec], ModelSpec]) -> Decoder:
+    """Load a checkpoint in float32 as if its spec were another one. Raises ModelError if the tensors do not fit it."""
+    family, spec = interpret(Config.load(folder))
+    changed = change(spec)
+    refs = family.refs(changed)
+    if changed.classifier is not None:
+        refs |= classifier_refs(changed, changed.classifier)
+    with torch.inference_mode(), closing(TensorFiles(folder)) as files:
+        source = Checkpoint(files, refs, family.ignored, family.optional_prefix)
+        load = LinearLoader(source, SingleRank(), TorchBackend(torch.float32, CPU))
+        return build_decoder(changed, load, changed.max_positions)
 
 
 T = TypeVar("T")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
 from services.worker.model.loading.pooling import Pooling
 from services.worker.model.registry import read_spec
+from services.worker.model.spec import HeadLayer, ModelError, ModelSpec
+from services.worker.protocol.rank_config import PoolingKind
 from services.worker.rank.pooling import PooledSlots
-from tests.unit.worker.model.harness import CPU, Engine, run_ranks
+from tests.unit.worker.model.harness import CPU, Engine, load_changed, run_ranks
 from tests.unit.worker.model.zoo import randomise
 
 _SHAPE: dict[str, Any] = {
@@ -48,6 +51,25 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 LENGTHS = (40, 1, 17, 33)  # of sequences; windows are shorter than two of them
 ENCODERS = ("Bert", "Roberta", "XLMRoberta", "ModernBert")
 DECODERS = ("Llama", "Mistral", "Qwen3")
+# (model, switch, wrong value); other switches are those of decoders, too: test_switches.py
+SWITCHES: list[tuple[str, str, Any]] = [
+    ("Bert", "bidirectional", False),
+    ("Gemma3Text", "bidirectional", False),
+    ("Bert", "sum_norm", False),
+    ("Bert", "final_norm", True),
+    ("ModernBert", "final_norm", False),
+    ("Bert", "n_token_types", 0),
+    ("Roberta", "n_token_types", 2),
+    ("Bert", "classifier", None),
+]
+_HEAD: list[tuple[str, Callable[[HeadLayer], HeadLayer]]] = [
+    ("Bert", lambda layer: replace(layer, module="bert.encoder.layer.0.attention.output.dense")),
+    ("Bert", lambda layer: replace(layer, n_out=47)),
+    ("Bert", lambda layer: replace(layer, activation="identity")),
+    ("Bert", lambda layer: replace(layer, bias=False)),
+    ("ModernBert", lambda layer: replace(layer, bias=True)),
+    ("ModernBert", lambda layer: replace(layer, norm="")),
+]
 
 
 def prompts() -> list[list[int]]:
@@ -137,3 +159,62 @@ def test_labels_equal_transformers(name: str, tmp_path: Path) -> None:
         else:
             hidden = Engine(model).run(ids, [30])
         assert (pooled(model, hidden) - expected).abs().max() <= 1e-4
+
+
+def _agree(
+    name: str,
+    kind: str,
+    folder: Path,
+    reference: transformers.PreTrainedModel,
+    change: Callable[[ModelSpec], ModelSpec],
+) -> bool:
+    """Whether a model with a changed spec computes what transformers' model does; two texts for BERT."""
+    try:
+        model = load_changed(folder, change)
+    except ModelError:  # a tensor is missing, left over or of another shape
+        return False
+    ids, second_from = prompts()[0], 25 if name == "Bert" else None
+    types = {} if second_from is None else {"token_type_ids": (torch.arange(len(ids)) >= second_from).long()[None]}
+    with torch.no_grad():
+        expected = reference(torch.tensor([ids]), **types)
+    found = step(model, [ids], second_from)[0] if model.spec.bidirectional else Engine(model).run(ids, [30])
+    if kind == "Model":
+        return bool((found - expected.last_hidden_state[0]).abs().max() <= 1e-4)
+    return model.spec.classifier is not None and bool((pooled(model, found) - expected.logits[0]).abs().max() <= 1e-4)
+
+
+@pytest.mark.parametrize(("name", "switch", "wrong"), SWITCHES)
+def test_every_switch_of_encoders_matters(name: str, switch: str, wrong: Any, tmp_path: Path) -> None:
+    kind = "ForSequenceClassification" if switch == "classifier" else "Model"
+    reference = write(name, kind, tmp_path)
+    assert _agree(name, kind, tmp_path, reference, lambda spec: spec)
+    assert not _agree(name, kind, tmp_path, reference, lambda spec: replace(spec, **{switch: wrong}))
+
+
+@pytest.mark.parametrize(("name", "change"), _HEAD)
+def test_every_switch_of_a_head_for_labels_matters(
+    name: str, change: Callable[[HeadLayer], HeadLayer], tmp_path: Path
+) -> None:
+    """Of its first layer; the function and the labels are compared above."""
+    kind = "ForSequenceClassification"
+    reference = write(name, kind, tmp_path)
+
+    def changed(spec: ModelSpec) -> ModelSpec:
+        assert spec.classifier is not None
+        first, *others = spec.classifier.layers
+        return replace(spec, classifier=replace(spec.classifier, layers=(change(first), *others)))
+
+    assert not _agree(name, kind, tmp_path, reference, changed)
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("Bert", "mean"), ("ModernBert", "cls"), ("Qwen3", "mean")])
+def test_what_a_head_for_labels_pools_matters(name: str, wrong: PoolingKind, tmp_path: Path) -> None:
+    kind = "ForSequenceClassification"
+    reference = write(name, kind, tmp_path)
+
+    def changed(spec: ModelSpec) -> ModelSpec:
+        assert spec.classifier is not None
+        return replace(spec, classifier=replace(spec.classifier, pooling=wrong))
+
+    assert _agree(name, kind, tmp_path, reference, lambda spec: spec)
+    assert not _agree(name, kind, tmp_path, reference, changed)

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-import torch
 
-from services.worker.backends.collectives import SingleRank
 from services.worker.backends.shapes import Routing
-from services.worker.backends.torch.backend import TorchBackend
-from services.worker.model.build import build_decoder
-from services.worker.model.families.config import Config
-from services.worker.model.formats.safetensors import TensorFiles
-from services.worker.model.layers.linear import LinearLoader
-from services.worker.model.loading.checkpoint import Checkpoint
-from services.worker.model.registry import find_family
 from services.worker.model.spec import LatentSpec, LayerSpec, ModelError, ModelSpec, MoeSpec, QueryScale, RopeSpec
 from tests.unit.worker.model.conftest import Sample
-from tests.unit.worker.model.harness import CPU, Engine
+from tests.unit.worker.model.harness import Engine, load_changed
+from tests.unit.worker.model.test_encoders import SWITCHES as _OF_ENCODERS
 
 # (variant, switch, wrong value)
 _MODEL: list[tuple[str, str, Any]] = [
@@ -137,18 +128,10 @@ _DESCRIPTIVE = {
     *("family", "left_out", "dtype", "eos_token_ids", "layers", "generates", "quantization"),
     *("in_layers", "in_tables"),  # what a file stores, for the prediction of memory
 }
-# Of encoders and classifiers, which tests/unit/worker/model/test_encoders.py compares.
-_OF_ENCODERS = {"bidirectional", "sum_norm", "final_norm", "n_token_types", "classifier"}
 
 
 def _agrees(sample: Sample, mutate: Callable[[ModelSpec], ModelSpec]) -> bool:
-    config = Config.load(sample.folder)
-    family = find_family(config)
-    spec = mutate(family.read_spec(config))
-    with torch.inference_mode(), closing(TensorFiles(sample.folder)) as files:
-        source = Checkpoint(files, family.refs(spec), family.ignored)
-        load = LinearLoader(source, SingleRank(), TorchBackend(torch.float32, CPU))
-        model = build_decoder(spec, load, spec.max_positions)
+    model = load_changed(sample.folder, mutate)
     logits = model.logits(Engine(model).run(sample.ids, [30]))[:, : sample.logits.shape[1]]
     return bool((logits - sample.logits).abs().max() <= 1e-4)
 
@@ -227,9 +210,15 @@ def test_layers_of_one_model_may_differ(variant: str, sample: Callable[[str], Sa
 
 def test_no_switch_is_left_out() -> None:
     tables = (
-        *((ModelSpec, _MODEL), (RopeSpec, _ROPE), (MoeSpec, _MOE), (Routing, _ROUTING), (LayerSpec, _LAYER)),
+        *(
+            (ModelSpec, [*_MODEL, *_OF_ENCODERS]),
+            (RopeSpec, _ROPE),
+            (MoeSpec, _MOE),
+            (Routing, _ROUTING),
+            (LayerSpec, _LAYER),
+        ),
         *((QueryScale, _SCALE), (LatentSpec, _LATENT)),
     )
     for kind, table in tables:
         mutated = {switch for _, switch, _ in table}
-        assert {field.name for field in fields(kind)} - _DESCRIPTIVE - _OF_ENCODERS == mutated
+        assert {field.name for field in fields(kind)} - _DESCRIPTIVE == mutated
