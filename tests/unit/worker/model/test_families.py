@@ -10,6 +10,7 @@ import torch
 from services.worker.backends.base import ModelBackend
 from services.worker.backends.collectives import SingleRank
 from services.worker.model.build import load_model
+from services.worker.model.decoder import Decoder
 from services.worker.model.registry import read_spec
 from tests.unit.worker.model.conftest import Sample
 from tests.unit.worker.model.harness import Engine
@@ -35,6 +36,20 @@ def test_logits_equal_transformers(variant: str, backend: ModelBackend, sample: 
         assert torch.isneginf(logits[:, vocab:]).all()
         assert (logits[:, :vocab] - expected.logits).abs().max() <= 1e-4
         assert torch.equal(logits.argmax(-1), expected.logits.argmax(-1))
+    for hidden, rows in zip(continued(model, expected.ids), (expected.logits[:-1], expected.logits[1:]), strict=True):
+        assert (model.logits(hidden).cpu()[:, :vocab] - rows).abs().max() <= 1e-4
+
+
+def continued(model: Decoder, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take the sequence over at every index, as another worker does: compute all tokens up to it, then decode the next.
+
+    Returns the states of each sequence's last row after both steps, [len(ids) - 1, hidden_size].
+    """
+    engine, indices = Engine(model), range(1, len(ids))
+    sequences = [engine.admit(ids) for _ in indices]
+    known = engine.step(list(zip(sequences, indices, strict=True)))
+    added = engine.step([(sequence, 1) for sequence in sequences])
+    return torch.stack([rows[-1] for rows in known]), torch.stack([rows[-1] for rows in added])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -230,7 +230,7 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "gptj": _make("GPTJConfig", rotary_dim=8),
     "gpt_bigcode": _make("GPTBigCodeConfig", n_inner=64),
     "gpt_bigcode_heads": _make("GPTBigCodeConfig", multi_query=False),
-    "bloom": _make("BloomConfig", n_head=6),
+    "bloom": _make("BloomConfig", n_head=12),
     "mpt": _make("MptConfig", n_heads=12, attn_config={"softmax_scale": 0.4}),
     "falcon": _make("FalconConfig"),
     "falcon_grouped": _make("FalconConfig", new_decoder_architecture=True, num_kv_heads=2, bias=True),
