@@ -77,6 +77,7 @@ format: $(STAMPS)/dev ## Format the code
 	$(BIN)/ruff format .
 
 reference: $(STAMPS)/dev ## Write what is generated anew: docs/reference, the chart's schema, table, dashboards and rules
+	$(BIN)/python -m tests.unit.worker.model.tested
 	$(BIN)/python docs/reference/build.py
 	$(BIN)/python -m charts.tools.build
 

@@ -1,9 +1,9 @@
 """Write the reference pages that are made from the code: `python docs/reference/build.py` (or `make reference`).
 
-configuration.md from the settings classes, families.md from the files of families, policies.md from the parts of the
-router's policies, quantization.md from the worker's methods, metrics.md from what the services register, grpc.md from
-the contracts in proto/, openapi.json from the gateway, fields.md from its schema, clients.md from a table and the pins
-of the tests with clients.
+configuration.md from the settings classes, families.md from the list of `ryzanstein models`, policies.md from the
+parts of the router's policies, quantization.md from the worker's methods, metrics.md from what the services register,
+grpc.md from the contracts in proto/, openapi.json from the gateway, fields.md from its schema, clients.md from a
+table and the pins of the tests with clients.
 """
 
 from __future__ import annotations
@@ -53,16 +53,15 @@ from services.router.settings import RouterSettings
 from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import EngineTotals, WorkerMetrics
 from services.worker.api.transfer_metrics import TransferMetrics
+from services.worker.checker.families import ListedFamily, list_models
 from services.worker.engine.state import EngineCounters, EngineState, TransferTotals
 from services.worker.model.families.recurrent import RECURRENT
 from services.worker.model.formats.compressed_tensors import MIXED
 from services.worker.model.formats.registry import FORMATS
-from services.worker.model.registry import FAMILIES
 from services.worker.settings import WorkerSettings
 
 HERE = Path(__file__).resolve().parent
 PROTO = HERE.parents[1] / "proto"
-CONFIGS = HERE.parents[1] / "tests" / "unit" / "worker" / "model" / "published"
 CLIENTS = HERE.parents[1] / "tests" / "e2e" / "clients"
 _SERVICE, _METHOD, _MESSAGE, _FIELD = 6, 2, 4, 2  # field numbers in descriptor.proto: the path of a comment
 
@@ -192,25 +191,36 @@ def families() -> str:
         "A checkpoint of the body alone (`Qwen3Model`) embeds and does not generate. One with a head for labels",
         "(`Qwen3ForSequenceClassification`) classifies and scores.",
         "",
-        "Each family is tested with tiny random checkpoints that have the published names: logits in float32 equal",
-        "those of `transformers` within 1e-4, for whole prompts, in chunks and token by token. The last column counts",
-        "the published configurations that tests read, too.",
+        "Each family is tested with random checkpoints that have the published names: logits in float32 equal those",
+        "of `transformers` within 1e-4, for whole prompts, in chunks, token by token and continued at every index, on",
+        "1 and 4 ranks, and on 2 where tensors are stored in a way of their own. The last column names these",
+        "checkpoints as the tests do, and counts the published `config.json` that tests read; tests serve the weights",
+        "of a few models. `ryzanstein models --json` says the same.",
         "",
-        "| architecture | `model_type` | what it is | `config.json` |",
-        "|---|---|---|---|",
+        "The number of ranks divides the attention heads, and the KV heads unless it is a multiple of their number.",
+        "It divides the MLP's columns; in a mixture the experts and the columns of a shared one. Every family is read",
+        "from safetensors, [quantized](quantization.md) or not; some from GGUF, too.",
+        "",
+        "| architecture | `model_type` | what it is | features | tested checkpoints |",
+        "|---|---|---|---|---|",
     ]
-    for family in FAMILIES.values():
-        module = sys.modules[family.read_spec.__module__]
-        said = (module.__doc__ or "").strip().splitlines()[0].rstrip(".")
-        lines.append(f"| `{family.architecture}` | `{family.model_type}` | {said} | {_published(family.model_type)} |")
-    lines += ["", _COSTS, "## Refused", "", "These have a recurrent state. The worker refuses them by name:", ""]
+    lines += [
+        f"| `{known.architecture}` | `{known.model_type}` | {known.about} | {', '.join(known.features) or '–'} | "
+        f"{_tested(known)} |"
+        for known in list_models().families
+    ]
+    lines += ["", _COSTS, "## Refused", "", "The worker refuses these by name, and says what to serve instead:", ""]
     lines += [f"- `{name}`: {reason}." for name, reason in RECURRENT.items()]
     return "\n".join(lines) + "\n"
 
 
-def _published(model_type: str) -> int:
-    rows = (json.loads(line) for file in sorted(CONFIGS.glob("*.jsonl")) for line in file.read_text().splitlines())
-    return sum(row["config"].get("model_type") == model_type for row in rows)
+def _tested(family: ListedFamily) -> str:
+    parts = [f"random: {_listed(list(family.random))}"]
+    if family.published:
+        parts.append(f"{len(family.published)} published `config.json`")
+    if "GGUF" in family.formats:
+        parts.append("GGUF")
+    return "; ".join([*parts, *(f"weights of {name}" for name in family.served)])
 
 
 def process_registry() -> CollectorRegistry:

@@ -262,17 +262,21 @@ class ModelSpec:
         """The numbers of ranks that can divide the model."""
         return tuple(size for size in range(1, self.n_heads + 1) if not self._indivisible(size))
 
+    @property
+    def divided(self) -> tuple[tuple[str, int], ...]:
+        """What ranks divide among them, and how many there are of it."""
+        parts = [("attention heads", self.n_heads), ("KV heads", self.n_kv_heads)]
+        for layer in self.layers:
+            if layer.moe is None:
+                parts.append(("MLP columns", self.ffn_size))
+            else:
+                parts += [("experts", layer.moe.n_experts), ("columns of the shared expert", layer.moe.shared_size)]
+        return tuple((what, count) for what, count in dict.fromkeys(parts) if count)
+
     def _indivisible(self, size: int) -> str:
         """What `size` ranks cannot divide; "" for nothing."""
-        if self.n_heads % size:
-            return f"{self.n_heads} attention heads"
-        if self.n_kv_heads % size and size % self.n_kv_heads:
-            return f"{self.n_kv_heads} KV heads"
-        for layer in self.layers:
-            if layer.moe is None and self.ffn_size % size:
-                return f"{self.ffn_size} MLP columns"
-            if layer.moe is not None and layer.moe.n_experts % size:
-                return f"{layer.moe.n_experts} experts"
-            if layer.moe is not None and layer.moe.shared_size % size:
-                return f"{layer.moe.shared_size} columns of the shared expert"
+        for what, count in self.divided:
+            shared = what == "KV heads" and size % count == 0  # several ranks hold one head
+            if count % size and not shared:
+                return f"{count} {what}"
         return ""

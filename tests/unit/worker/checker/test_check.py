@@ -14,8 +14,10 @@ import pytest
 from services.cli.stack.default_model import TINY_MODEL
 from services.common.lifecycle import StartupError
 from services.worker.checker.__main__ import PARTLY, REFUSED, SERVED, main
+from services.worker.checker.families import TESTED
 from services.worker.model.registry import FAMILIES
 from services.worker.native.model_files import read_model_files
+from tests.unit.worker.model.tested import as_text
 
 
 @pytest.fixture
@@ -87,3 +89,17 @@ def test_everything_that_can_be_served_is_listed(run: Any) -> None:
     _, text = run("models")
     assert "GPTQ" in text
     assert "each needs: config.json" in text
+    described = text[text.index("GptOssForCausalLM (gpt_oss)") :].splitlines()[1]
+    assert "ranks divide attention heads, KV heads, experts" in described
+    assert "attention sinks" in described
+
+
+def test_the_list_says_what_is_tested(run: Any) -> None:
+    """`make reference` writes it."""
+    assert TESTED.read_text() == as_text()
+    _, text = run("models", "--json")
+    families = json.loads(text)["families"]
+    assert all(family["random"] and family["divided"] for family in families)
+    (llama,) = (family for family in families if family["model_type"] == "llama")
+    assert (llama["formats"], "longrope rope" in llama["features"]) == (["safetensors", "GGUF"], False)
+    assert {"llama3 rope", "yarn rope"} <= set(llama["features"])
