@@ -23,7 +23,7 @@ _TWINS = {"internlm2": "llama", "internlm3": "llama", "minicpm": "llama"}
 # Families with no published config.json at hand: their keys are those that transformers writes.
 UNPUBLISHED = {
     *("arcee", "cohere2", "dots1", "ernie4_5", "exaone4", "glm", "glm4", "glm4_moe", "granitemoe", "helium"),
-    *("hunyuan_v1_dense", "internlm3", "nemotron", "olmo3", "olmoe", "seed_oss"),
+    *("hunyuan_v1_dense", "internlm3", "jais2", "nemotron", "olmo3", "olmoe", "seed_oss"),
     *("ministral3", "qwen2_5_vl", "qwen3_vl"),
     *("apertus", "bitnet", "llama4", "llama4_text", "phimoe"),
 }

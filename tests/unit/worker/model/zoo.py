@@ -226,6 +226,7 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "exaone4_global": _make("Exaone4Config", sliding_window=None, layer_types=["full_attention"] * 2),
     "arcee": _make("ArceeConfig", mlp_bias=True),
     "nemotron": _make("NemotronConfig"),
+    "jais2": _make("Jais2Config"),
     "phi": _make("PhiConfig"),
     "gptj": _make("GPTJConfig", rotary_dim=8),
     "gpt_bigcode": _make("GPTBigCodeConfig", n_inner=64),
