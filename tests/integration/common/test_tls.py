@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import grpc
@@ -24,19 +21,22 @@ from services.common.ports import free_port
 from services.common.rpc import Health, bind, new_server, open_channel
 from services.common.settings import ServiceSettings
 from services.common.tls.access import CALLERS, COMPONENTS
-from services.common.tls.certificate import Identity
 from services.common.tls.credentials import Phase, Tls
 from services.common.tls.issuing import Authority
 from tests.certificates import DAY, DOMAIN, write
 from tests.integration.gateway.process import GatewayProcess, gateway_process
 from tests.integration.router.processes import RedisServer, coordinator_process, router_process, running, until
 from tests.integration.worker_server.conftest import running_worker
+from tests.trust import (
+    HEALTH,
+    SILENT_S,
+    Trusting,
+    assert_callers_are_kept_to_their_methods,
+    assert_strangers_are_refused,
+    outcome,
+)
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
-
-SILENT_S = 60.0
-DENIED = grpc.StatusCode.PERMISSION_DENIED
-HEALTH = "grpc.health.v1.Health/Check"
 
 
 @dataclass
@@ -73,34 +73,6 @@ async def it(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Installa
         gateway = await stack.enter_async_context(gateway_process(router.address, folder / "log", **of_gateway))
         addresses = {"router": router.address, "coordinator": coordinator.address, "worker": worker.address}
         yield Installation(folder, authority, gateway, addresses)
-
-
-async def outcome(channel: grpc.aio.Channel, method: str) -> grpc.aio.AioRpcError | None:
-    """How a call with one empty message ends, or None at its first answer."""
-    call = channel.unary_stream(f"/{method}")(b"")  # on the wire as a stream of one message
-    try:
-        async with asyncio.timeout(SILENT_S):
-            async for _ in call:
-                break
-    except grpc.aio.AioRpcError as error:
-        return error
-    finally:
-        call.cancel()
-    return None
-
-
-def at(method: str) -> str:
-    """The component that serves a method."""
-    service = method.partition("/")[0].rpartition(".")[2]
-    return {"Router": "router", "KvCoordinator": "coordinator"}.get(service, "worker")
-
-
-def allowed(method: str) -> str:
-    return ", ".join(sorted(CALLERS[method])) or "nobody"
-
-
-def code(error: grpc.aio.AioRpcError | None) -> grpc.StatusCode:
-    return grpc.StatusCode.OK if error is None else error.code()
 
 
 async def test_certificates_change_under_load(it: Installation) -> None:
@@ -149,72 +121,12 @@ async def refused(accepted: object) -> bool:
 
 
 async def test_every_caller_and_method(it: Installation) -> None:
-    async with AsyncExitStack() as stack:
-        # Draining the worker comes last: nothing is served then.
-        methods = sorted(CALLERS, key=lambda method: (method.endswith("/Drain"), method))
-        assert {method.rpartition("/")[0] for method in CALLERS} >= {
-            f"ryzanstein.v1.{name}" for name in ("Router", "KvCoordinator", "Worker")
-        }
-        for caller in COMPONENTS:
-            tls = Tls(it.folder / caller)
-            channels = {
-                to: await stack.enter_async_context(open_channel(address, to=to, tls=tls))
-                for to, address in it.addresses.items()
-            }
-            for method in methods:
-                error = await outcome(channels[at(method)], method)
-                refused = error is not None and error.code() is DENIED
-                assert refused is (caller not in CALLERS[method]), (caller, method, error)
-                if error is not None and refused:
-                    assert error.details() == f"{caller} may not call {method}, which {allowed(method)} may"
-        await strangers(it, it.folder / "strangers")
-
-
-async def strangers(it: Installation, folder: Path) -> None:
-    """No port lets in who has no certificate, one of another CA or installation, or one that has ended."""
-    authorities = it.authority.own.certificate
-    shown = {
-        "without": (None, None),
-        "other CA": pem(write(folder / "other", "gateway", Authority.new(DAY))),
-        "expired": pem(write(folder / "expired", "gateway", it.authority, life=timedelta(seconds=-1))),
-        "elsewhere": pem(write(folder / "elsewhere", "gateway", it.authority, domain="rz.other")),
+    assert {method.rpartition("/")[0] for method in CALLERS} >= {
+        f"ryzanstein.v1.{name}" for name in ("Router", "KvCoordinator", "Worker")
     }
-    for to, address in it.addresses.items():
-        name = ("grpc.ssl_target_name_override", Identity(DOMAIN, to).host)
-        for who, (key, chain) in shown.items():
-            credentials = grpc.ssl_channel_credentials(authorities, key, chain)
-            async with grpc.aio.secure_channel(address, credentials, options=[name]) as channel:
-                error = await outcome(channel, HEALTH)
-            expected = DENIED if who == "elsewhere" else grpc.StatusCode.UNAVAILABLE
-            assert code(error) is expected, (to, who, error)
-        async with open_channel(address) as channel:
-            error = await outcome(channel, HEALTH)
-            assert code(error) is grpc.StatusCode.UNAVAILABLE, (to, error)
-    # A component that answers in another one's place is not believed.
-    async with open_channel(it.addresses["worker"], to="router", tls=Tls(it.folder / "gateway")) as channel:
-        error = await outcome(channel, HEALTH)
-        assert code(error) is grpc.StatusCode.UNAVAILABLE
-    with pytest.raises(ssl.SSLError):
-        await asyncio.to_thread(handshake, it, ssl.TLSVersion.TLSv1_2)
-    assert await asyncio.to_thread(handshake, it, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
-
-
-def pem(folder: Path) -> tuple[bytes, bytes]:
-    return (folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes()
-
-
-def handshake(it: Installation, newest: ssl.TLSVersion) -> str | None:
-    """The version that the router agrees on with a client that speaks nothing newer."""
-    folder, (host, _, port) = it.folder / "gateway", it.addresses["router"].rpartition(":")
-    context = ssl.create_default_context(cafile=folder / "ca.crt")
-    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-    context.maximum_version = newest
-    context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection((host, int(port))) as plain,
-        context.wrap_socket(plain, server_hostname=Identity(DOMAIN, "router").host) as wrapped,
-    ):
-        return wrapped.version()
+    servers = Trusting(it.folder, it.authority, DOMAIN, it.addresses)
+    await assert_callers_are_kept_to_their_methods(servers)
+    await assert_strangers_are_refused(servers, it.folder / "strangers")
 
 
 @pytest.mark.parametrize("theirs", [None, *Phase])
