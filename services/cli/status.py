@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -18,6 +21,7 @@ from services.common.rpc import open_channel
 from services.common.tls.credentials import Tls
 
 _TIMEOUT_S = 2.0
+_DAY_S = 86_400.0
 _WIDEST = 10_000  # wider than any table
 _COLUMNS = (
     "worker",
@@ -34,12 +38,23 @@ _COLUMNS = (
 )
 
 
-def show(router: str, coordinator: str, *, as_json: bool, tls: Tls | None = None) -> None:
-    """Print the state of an installation; raises :class:`CommandError` if its router does not answer."""
+def show(
+    router: str,
+    coordinator: str,
+    *,
+    as_json: bool,
+    tls: Tls | None = None,
+    certificates: Mapping[str, float] = MappingProxyType({}),
+) -> None:
+    """Print the state of an installation; raises :class:`CommandError` if its router does not answer.
+
+    `certificates`: when each one of the services ends, seconds since the epoch.
+    """
     workers = asyncio.run(_list_workers(router, tls))
     index = asyncio.run(_index(coordinator, tls)) if coordinator else None
     if as_json:
-        print(json.dumps(_as_json(workers, index), indent=2))  # noqa: T201
+        state = _as_json(workers, index) | {"certificates": dict(certificates)}
+        print(json.dumps(state, indent=2))  # noqa: T201
         return
     console = Console()
     _print_workers(console, workers)
@@ -50,6 +65,10 @@ def show(router: str, coordinator: str, *, as_json: bool, tls: Tls | None = None
         )
     elif coordinator:
         console.print("KV coordinator: [red]does not answer[/]; placement goes on without prefix credit")
+    if certificates:
+        first = min(certificates, key=lambda name: certificates[name])
+        days = (certificates[first] - time.time()) / _DAY_S
+        console.print(f"mutual TLS: the first certificate to end is {first}, in {days:.0f} days", highlight=False)
 
 
 async def _list_workers(router: str, tls: Tls | None) -> routing_pb2.ListWorkersResponse:

@@ -17,12 +17,15 @@ from services.cli.kube.diagnosis.snapshot import (
     ClusterSnapshot,
     Object,
     is_ready,
+    labels,
     name,
     releases,
 )
 
 _TIMEOUT_S = 15
 _DEFAULT_RELEASE = "ryzanstein"  # the name in the documents; assumed if nothing is installed
+_TLS_VOLUME = "tls"  # of every service of a release with mutual TLS
+_NOT_FOUND = 404
 _UNREADABLE = (401, 403, 404, 405)  # no permission, or the cluster has no such kind
 # Custom resources as (group, version): of the namespace, and of the whole cluster.
 _OF_OTHERS = {
@@ -62,7 +65,30 @@ def read(namespace: str, release: str) -> ClusterSnapshot:
         raise CommandError(f"pods of namespace {namespace} can't be listed: does it exist, and may you read it?")
     made = [each for kind in ("pods", "deployments", "statefulsets") for each in objects[kind]]
     chosen = release or _only(releases(made), namespace)
+    of_release = [pod for pod in objects["pods"] if labels(pod).get(INSTANCE) == chosen]
+    objects["certificates"] = _certificates(namespace, of_release, unread)
     return ClusterSnapshot(namespace, chosen, objects, frozenset(unread), time.time())
+
+
+def certificates(namespace: str, release: str) -> list[Object]:
+    """The secrets with the certificates that a release's pods have mounted, without keys; none that can't be read."""
+    return _certificates(namespace, _pods(namespace, f"{INSTANCE}={release}"), set())
+
+
+def _certificates(namespace: str, pods: list[Object], unread: set[str]) -> list[Object]:
+    volumes = [volume for pod in pods for volume in pod["spec"].get("volumes") or () if volume["name"] == _TLS_VOLUME]
+    found = []
+    for secret in sorted({volume["secret"]["secretName"] for volume in volumes if "secret" in volume}):
+        try:
+            read = client.CoreV1Api().read_namespaced_secret(secret, namespace, _request_timeout=_TIMEOUT_S)
+        except client.ApiException as error:
+            if error.status not in _UNREADABLE:
+                raise CommandError(f"secret {namespace}/{secret}: {error.reason} ({error.status})") from error
+            unread |= {"secrets"} if error.status != _NOT_FOUND else set()
+            continue
+        data = {key: value for key, value in (read.data or {}).items() if key.endswith(".crt")}
+        found.append({"metadata": {"name": secret}, "data": data})
+    return found
 
 
 def only_release(namespace: str) -> str:
@@ -119,6 +145,7 @@ def _listings(namespace: str) -> dict[str, Callable[[], Any]]:
         "replicasets": here(apps.list_namespaced_replica_set),
         "statefulsets": here(apps.list_namespaced_stateful_set),
         "jobs": here(batch.list_namespaced_job),
+        "cronjobs": here(batch.list_namespaced_cron_job),
         "networkpolicies": here(network.list_namespaced_network_policy),
         "ingresses": here(network.list_namespaced_ingress),
         "horizontalpodautoscalers": here(scaling.list_namespaced_horizontal_pod_autoscaler),

@@ -20,7 +20,7 @@ def describe() -> None:
 @kube.command("ensure-secrets")
 def ensure_secrets(
     name: Annotated[list[str], typer.Option(help="A secret that must exist; repeat for more.")],
-    key: Annotated[str, typer.Option(help="The key in it that holds the password.")] = "password",
+    key: Annotated[list[str] | None, typer.Option(help="A key in it for a password; default: password.")] = None,
     namespace: Annotated[str, typer.Option(help="Default: the one that this pod runs in.")] = "",
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Labels of a secret made here.")] = None,
 ) -> None:
@@ -31,7 +31,7 @@ def ensure_secrets(
     where = namespace or secrets.own_namespace()
     api = secrets.connect()
     for secret in name:
-        made = secrets.ensure_password(api, where, secret, key, labels)
+        made = secrets.ensure_passwords(api, where, secret, key or ["password"], labels)
         Console().print(f"secret {where}/{secret} {'made' if made else 'is there already'}", highlight=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 from kubernetes import client, config
@@ -37,21 +38,23 @@ def own_namespace() -> str:
         return "default"
 
 
-def ensure_password(api: client.CoreV1Api, namespace: str, name: str, key: str, labels: dict[str, str]) -> bool:
-    """Create the secret `name` with a random URL-safe password under `key`; never change an existing one.
+def ensure_passwords(
+    api: client.CoreV1Api, namespace: str, name: str, keys: Sequence[str], labels: dict[str, str]
+) -> bool:
+    """Create the secret `name` with a random URL-safe password under each key; never change an existing one.
 
     Return whether it was created now.
 
     Raises:
-        CommandError: it exists without `key`, or the API server refuses.
+        CommandError: it exists without one of `keys`, or the API server refuses.
     """
     secret = client.V1Secret(
         metadata=client.V1ObjectMeta(name=name, labels=labels),
         type="Opaque",
-        data={key: base64.b64encode(secrets.token_urlsafe(_PASSWORD_BYTES).encode()).decode()},
+        data={key: base64.b64encode(secrets.token_urlsafe(_PASSWORD_BYTES).encode()).decode() for key in keys},
     )
     try:
-        if _has_key(api, namespace, name, key):
+        if _has_keys(api, namespace, name, keys):
             return False
         api.create_namespaced_secret(namespace, secret)
     except client.ApiException as error:
@@ -61,15 +64,15 @@ def ensure_password(api: client.CoreV1Api, namespace: str, name: str, key: str, 
     return True
 
 
-def _has_key(api: client.CoreV1Api, namespace: str, name: str, key: str) -> bool:
+def _has_keys(api: client.CoreV1Api, namespace: str, name: str, keys: Sequence[str]) -> bool:
     try:
         data = api.read_namespaced_secret(name, namespace).data or {}
     except client.ApiException as error:
         if error.status == _NOT_FOUND:
             return False
         raise
-    if key not in data:
+    if missing := [key for key in keys if key not in data]:
         raise CommandError(
-            f"secret {namespace}/{name} has no key {key!r}, only {sorted(data)}; add it or delete the secret"
+            f"secret {namespace}/{name} has no key {missing[0]!r}, only {sorted(data)}; add it or delete the secret"
         )
     return True

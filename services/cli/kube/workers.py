@@ -15,7 +15,8 @@ from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 from services.cli import status
 from services.cli.errors import CommandError
 from services.cli.kube.admin import admin_tls
-from services.cli.kube.cluster import ready_pods
+from services.cli.kube.cluster import certificates, ready_pods
+from services.cli.kube.diagnosis.certificates import ends_of
 from services.cli.kube.forward import forwarded
 from services.common.rpc import open_channel
 from services.common.tls.credentials import Tls
@@ -32,7 +33,8 @@ def show_status(namespace: str, release: str, *, as_json: bool) -> None:
         coordinators = ready_pods(namespace, release, "coordinator")
         coordinator = stack.enter_context(forwarded(namespace, coordinators[0], _COORDINATOR)) if coordinators else ""
         tls = stack.enter_context(admin_tls(namespace, release))
-        status.show(router, coordinator, as_json=as_json, tls=tls)
+        ends = ends_of(certificates(namespace, release)) if tls else {}
+        status.show(router, coordinator, as_json=as_json, tls=tls, certificates=ends)
 
 
 def drain(namespace: str, release: str, pod: str, grace_s: float, *, keep: bool) -> None:

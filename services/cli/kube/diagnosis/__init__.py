@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from services.cli.kube.diagnosis import exposure, pods, scraping, workloads
+from services.cli.kube.diagnosis import certificates, exposure, pods, scraping, workloads
 from services.cli.kube.diagnosis.finding import Finding
 from services.cli.kube.diagnosis.snapshot import ClusterSnapshot
 
@@ -13,6 +13,7 @@ _CHECKS: tuple[Callable[[ClusterSnapshot], Iterator[Finding]], ...] = (
     pods.findings,
     exposure.findings,
     scraping.findings,
+    certificates.findings,
 )
 
 

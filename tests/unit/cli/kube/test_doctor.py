@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from base64 import b64encode
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from services.cli.kube.diagnosis import diagnose
 from services.cli.kube.diagnosis.finding import Finding
 from services.cli.kube.doctor import report
 from services.common.lifecycle import StartupError
+from services.common.tls.certificate import Identity
+from services.common.tls.issuing import Authority
 from services.worker.backends.sizing import HostRoom
 from services.worker.model.footprint import footprint
 from services.worker.native.model_files import read_model_files
@@ -368,6 +371,27 @@ def test_what_ends_or_is_done_is_not_ill() -> None:
     job["status"] = {"phase": "Succeeded"}
     broken.objects["pods"].append(job)
     assert diagnose(broken.snapshot) == []
+
+
+@pytest.mark.parametrize(("days", "what"), [(-1, "a certificate that has ended"), (3, "a certificate that ends soon")])
+def test_certificates_are_renewed_in_time(days: float, what: str) -> None:
+    broken = Broken()
+    now = broken.snapshot.now
+    authority = Authority.new(timedelta(days=100), now)
+    lives = {"ryzanstein-tls-router": timedelta(days=days), "ryzanstein-tls-gateway": timedelta(days=60)}
+    broken.objects["certificates"] = [
+        {
+            "metadata": {"name": secret},
+            "data": {"tls.crt": b64encode(authority.issue(Identity("rz.llm", "router"), life, now).certificate)},
+        }
+        for secret, life in lives.items()
+    ]
+    renewal = {"metadata": {"name": "ryzanstein-secrets-renewal", "labels": labels("secrets")}}
+    for renewals, do in (([renewal], "--from=cronjob/ryzanstein-secrets-renewal"), ([], "by whatever has made it")):
+        broken.objects["cronjobs"] = renewals
+        found = one(broken)
+        assert (found.where, found.what) == ("secret/ryzanstein-tls-router", what)
+        assert do in found.do[-1]
 
 
 def test_what_may_not_be_read_is_told_and_not_guessed(capsys: pytest.CaptureFixture[str]) -> None:
