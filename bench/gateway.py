@@ -39,10 +39,14 @@ from bench.gateway_mocks import ANSWER_TOKENS, MODEL, answer_text
 from bench.reading import Reading, higher, lower, write_readings
 from bench.stats import median, percentile
 from services.common.ports import free_port
+from services.common.tls.access import COMPONENTS
+from services.common.tls.issuing import Authority
+from tests.certificates import DAY, write
 
 AT_ONCE, UNPACED = 0, 1
 WIRE_PACE_US = 8_000  # slow enough that every token is a message of its own
 DIRECT, OURS, BACKEND = "worker, no gateway", "ryzanstein gateway", "mock backend, no proxy"
+OURS_TLS = "ryzanstein gateway, mutual TLS behind it"
 
 
 @dataclass(frozen=True)
@@ -215,26 +219,54 @@ def peer_command(name: str, home: Path, port: int, backend: int, folder: Path) -
     raise ValueError(f"unknown peer {name!r}; known: litellm, vllm-router")
 
 
+@dataclass(frozen=True)
+class Ports:
+    """Where a gateway listens."""
+
+    rest: int
+    grpc: int
+
+
+def start_gateway(
+    folder: Path,
+    processes: contextlib.ExitStack,
+    cores: set[int],
+    mocks_cores: set[int],
+    certificates: Path | None = None,
+) -> tuple[dict[str, Any], Ports]:
+    """Start mocks and a gateway before them; under mutual TLS if there are `certificates`. Logs go to `folder`."""
+    command = [sys.executable, "-m", "bench.gateway_mocks"]
+    command += ["--certificates", str(certificates)] if certificates else []
+    mocks = processes.enter_context(running(command, folder / "mocks.log", mocks_cores))
+    assert mocks.stdout is not None
+    addresses: dict[str, Any] = json.loads(mocks.stdout.readline())
+    ports = Ports(free_port(), free_port())
+    env = {
+        "RYZANSTEIN_GATEWAY_PORT": str(ports.rest),
+        "RYZANSTEIN_GRPC_PORT": str(ports.grpc),
+        "RYZANSTEIN_HOST": "127.0.0.1",
+        "RYZANSTEIN_ROUTER_ADDRESSES": addresses["router"],
+        **({"RYZANSTEIN_TLS_FOLDER": str(certificates / "gateway")} if certificates else {}),
+    }
+    log = folder / "gateway.log"
+    gateway = processes.enter_context(running([sys.executable, "-m", "services.gateway"], log, cores, env))
+    wait_ready(f"http://127.0.0.1:{ports.rest}/readyz", gateway, log)
+    return addresses, ports
+
+
+def write_certificates(folder: Path) -> None:
+    """One of each component, by its name."""
+    authority = Authority.new(DAY)
+    for component in COMPONENTS:
+        write(folder / component, component, authority)
+
+
 async def measure(options: argparse.Namespace, folder: Path, processes: contextlib.ExitStack) -> dict[str, Any]:
     """Start all processes, then run every part once."""
     every = os.sched_getaffinity(0)
     proxy_cores = {min(every)}
     os.sched_setaffinity(0, every - proxy_cores or every)
-    mocks = processes.enter_context(
-        running([sys.executable, "-m", "bench.gateway_mocks"], folder / "mocks.log", every - proxy_cores or every)
-    )
-    assert mocks.stdout is not None
-    addresses = json.loads(mocks.stdout.readline())
-    rest, grpc_port = free_port(), free_port()
-    env = {
-        "RYZANSTEIN_GATEWAY_PORT": str(rest),
-        "RYZANSTEIN_GRPC_PORT": str(grpc_port),
-        "RYZANSTEIN_HOST": "127.0.0.1",
-        "RYZANSTEIN_ROUTER_ADDRESSES": addresses["router"],
-    }
-    log = folder / "gateway.log"
-    gateway = processes.enter_context(running([sys.executable, "-m", "services.gateway"], log, proxy_cores, env))
-    wait_ready(f"http://127.0.0.1:{rest}/readyz", gateway, log)
+    addresses, ports = start_gateway(folder, processes, proxy_cores, every - proxy_cores or every)
     peers: list[Target] = []
     for name, home in options.peer:
         port, log = free_port(), folder / f"{name}.log"
@@ -242,17 +274,23 @@ async def measure(options: argparse.Namespace, folder: Path, processes: contextl
         peer = processes.enter_context(running(command, log, proxy_cores))
         wait_ready(f"http://127.0.0.1:{port}{ready}", peer, log)
         peers.append(HttpTarget(name, port))
+    secured = None
+    if options.tls:
+        certificates = folder / "tls"
+        write_certificates(certificates)
+        _, secured = start_gateway(certificates, processes, proxy_cores, every - proxy_cores or every, certificates)
     targets: list[Target] = [  # after the last fork, since gRPC starts threads
         ConnectTarget(DIRECT, addresses["worker"]),
-        HttpTarget(OURS, rest),
+        HttpTarget(OURS, ports.rest),
         HttpTarget(BACKEND, addresses["backend"]),
         *peers,
+        *([HttpTarget(OURS_TLS, secured.rest)] if secured else []),
     ]
     rows = await overhead(targets, options.rounds)
     results: dict[str, Any] = {
         "overhead": {name: asdict(row) for name, row in rows.items()},
-        "held": await hold_streams(rest, options.streams, options.pace_ms),
-        "protocols": await grpc_against_rest(rest, grpc_port, options.rounds),
+        "held": await hold_streams(ports.rest, options.streams, options.pace_ms),
+        "protocols": await grpc_against_rest(ports.rest, ports.grpc, options.rounds),
     }
     for target in targets:
         await target.close()
@@ -294,7 +332,10 @@ def readings(results: dict[str, Any]) -> list[Reading]:
     held, row, found = results["held"], results["overhead"][OURS], []
     if held["errors"]:
         raise RuntimeError(f"{held['errors']} of {held['streams']} held streams were not whole")
-    for protocol, ran in (("REST", row), ("gRPC", results["protocols"]["gRPC"])):
+    rows = [("REST", row), ("gRPC", results["protocols"]["gRPC"])]
+    if OURS_TLS in results["overhead"]:
+        rows.append(("REST, TLS", results["overhead"][OURS_TLS]))
+    for protocol, ran in rows:
         for clients, load in (("1 client", ran["alone"]), ("32 clients", ran["busy"])):
             name = f"gateway/{protocol}, {clients}"
             found += [lower(f"{name}/answer {cut}", load[cut], "ms") for cut in ("p50", "p99")]
@@ -321,6 +362,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=_peer, action="append", default=[], metavar="NAME=HOME")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tls", action="store_true", help="a second gateway, under mutual TLS, in the same turns")
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--pace-ms", type=int, default=100, help="between the tokens of a held stream")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the readings there")

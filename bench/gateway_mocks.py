@@ -6,6 +6,7 @@ answer: 0 is all tokens at once, n is one token every n microseconds (1: as fast
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import uuid
@@ -19,6 +20,7 @@ from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
 from tokenizers import Tokenizer
 
 from services.common.rpc import bind, new_server
+from services.common.tls.credentials import Tls
 from tests.integration.gateway.placing import Router
 
 MODEL = "mock"
@@ -206,15 +208,16 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-async def serve() -> None:
-    """Serve until killed."""
+async def serve(certificates: Path | None) -> None:
+    """Serve until killed; worker and router under mutual TLS with the folders of these names, if there are some."""
     worker = MockWorker("worker-0")
-    server = new_server()
+    of_worker, of_router = (Tls(certificates / name) if certificates else None for name in ("worker", "router"))
+    server = new_server(tls=of_worker)
     worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
-    worker.address = f"127.0.0.1:{bind(server, '127.0.0.1', 0)}"
+    worker.address = f"127.0.0.1:{bind(server, '127.0.0.1', 0, of_worker)}"
     await server.start()
     router = Router([worker])  # type: ignore[list-item]  # it needs only what the mock has
-    await router.start()
+    await router.start(of_router)
     tokenizer = Tokenizer.from_file(str(TOKENIZER_FOLDER / "tokenizer.json"))
     texts = [tokenizer.decode([token]) for token in answer_ids(tokenizer)]
     backend = await asyncio.get_running_loop().create_server(lambda: MockBackend(texts), "127.0.0.1", 0)
@@ -224,4 +227,6 @@ async def serve() -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--certificates", type=Path)
+    uvloop.run(serve(parser.parse_args().certificates))

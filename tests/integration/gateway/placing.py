@@ -15,6 +15,7 @@ from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2
 from services.common.batches import batches
 from services.common.ports import free_port
 from services.common.rpc import bind, new_server
+from services.common.tls.credentials import Tls
 from tests.integration.gateway.fleet import Worker
 
 
@@ -46,10 +47,10 @@ class Router(routing_pb2_grpc.RouterServicer):
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    async def start(self) -> None:
-        self._server = new_server()
+    async def start(self, tls: Tls | None = None) -> None:
+        self._server = new_server(tls=tls)
         routing_pb2_grpc.add_RouterServicer_to_server(self, self._server)
-        bind(self._server, "127.0.0.1", self.port)
+        bind(self._server, "127.0.0.1", self.port, tls)
         await self._server.start()
 
     async def stop(self) -> None:
