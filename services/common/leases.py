@@ -85,16 +85,17 @@ redis.call('PUBLISH', ARGV[2], ARGV[1])
 """
 
 # Returns the state, and the leases unless the reader has seen that state. The leases are one string instead of a
-# thousand replies, which the client would parse slowly.
+# thousand replies, which the client would parse slowly. The keys are ARGV[3] to ARGV[5]: who declares a key as one needs
+# the right to write it, which readers do not have.
 _READ = """
 local clock = redis.call('TIME')
 local alive = string.format('(%.6f', clock[1] + clock[2] / 1e6 - ARGV[1])
-local state = (redis.call('GET', KEYS[3]) or '') .. ':' .. redis.call('ZCOUNT', KEYS[1], alive, '+inf')
+local state = (redis.call('GET', ARGV[5]) or '') .. ':' .. redis.call('ZCOUNT', ARGV[3], alive, '+inf')
 if state == ARGV[2] then return {state} end
-local ids, found = redis.call('ZRANGEBYSCORE', KEYS[1], alive, '+inf'), {}
+local ids, found = redis.call('ZRANGEBYSCORE', ARGV[3], alive, '+inf'), {}
 for first = 1, #ids, 1000 do
   local last = math.min(first + 999, #ids)
-  for _, lease in ipairs(redis.call('HMGET', KEYS[2], unpack(ids, first, last))) do
+  for _, lease in ipairs(redis.call('HMGET', ARGV[4], unpack(ids, first, last))) do
     if lease then found[#found + 1] = lease end
   end
 end
@@ -125,7 +126,7 @@ class LeaseTable:
     async def read(self, seen: bytes) -> tuple[bytes, list[bytes] | None]:
         """The state of the table, and the live leases as JSON; None instead of leases if the state is `seen`."""
         async with asyncio.timeout(READ_TIMEOUT_S):
-            state, *leases = await self._read(keys=self._keys, args=[LEASE_TTL_S, seen])
+            state, *leases = await self._read(args=[LEASE_TTL_S, seen, *self._keys])
         if not leases:
             return state, None
         return state, leases[0].split(b"\n") if leases[0] else []

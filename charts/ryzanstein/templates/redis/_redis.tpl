@@ -28,6 +28,28 @@ redis://{{ include "ryzanstein.host" (list . "redis") }}:6379/0
 {{- toJson (dict "secretName" (include "ryzanstein.redis.secret" .) "items" (list (dict "key" $key "path" "password"))) -}}
 {{- end }}
 
+{{/* Whether each component is a user of its own. Empty or "true". */}}
+{{- define "ryzanstein.redis.users" -}}
+{{- if and .Values.redis.auth.enabled (eq .Values.redis.auth.users "components") }}true{{ end -}}
+{{- end }}
+
+{{/* A generation of the components' passwords that the chart's Job makes: (list $ generation). */}}
+{{- define "ryzanstein.redis.users.generated" -}}
+{{- printf "%s-redis-users-%d" (include "ryzanstein.fullname" (index . 0)) (int64 (index . 1)) -}}
+{{- end }}
+
+{{/* The secret that holds the components' passwords, each under its name. */}}
+{{- define "ryzanstein.redis.users.secret" -}}
+{{- default (include "ryzanstein.redis.users.generated" (list . .Values.redis.auth.generation)) .Values.redis.auth.existingSecret.name -}}
+{{- end }}
+
+{{/* The user of a service, as variables: (list $ component [pool]). */}}
+{{- define "ryzanstein.redis.user" -}}
+{{- if include "ryzanstein.redis.users" (index . 0) }}
+RYZANSTEIN_REDIS_USERNAME: {{ index . 1 }}
+{{- end }}
+{{- end }}
+
 {{- define "ryzanstein.redis.env" -}}
 RYZANSTEIN_REDIS_URL: {{ include "ryzanstein.redis.url" . }}
 {{- with .Values.redis.auth }}
@@ -53,11 +75,16 @@ RYZANSTEIN_REDIS_CA_FILE: /etc/ryzanstein/redis-ca/ca.crt
 {{- end }}
 {{- end }}
 
+{{/* (list $ component [pool]) */}}
 {{- define "ryzanstein.redis.volumes" -}}
-{{- if .Values.redis.auth.enabled }}
-- {name: redis-auth, secret: {{ include "ryzanstein.redis.passwordFile" . }}}
+{{- $root := index . 0 -}}
+{{- if include "ryzanstein.redis.users" $root }}
+- name: redis-auth
+  secret: {secretName: {{ include "ryzanstein.redis.users.secret" $root }}, items: [{key: {{ index . 1 }}, path: password}]}
+{{- else if $root.Values.redis.auth.enabled }}
+- {name: redis-auth, secret: {{ include "ryzanstein.redis.passwordFile" $root }}}
 {{- end }}
-{{- with .Values.redis.external.caSecret }}
+{{- with $root.Values.redis.external.caSecret }}
 {{- if .name }}
 - {name: redis-ca, secret: {secretName: {{ .name }}, items: [{key: {{ .key }}, path: ca.crt}]}}
 {{- end }}
@@ -83,17 +110,23 @@ start.sh: |
   # well, while its clients change over.
   set -eu
   umask 077
-  {
-    printf 'user default on sanitize-payload ~* &* +@all'
-    {{- if not .Values.redis.auth.enabled }}
-    printf ' nopass'
-    {{- end }}
-    for file in /etc/ryzanstein/redis/*/password; do
+  user() { # NAME RULES FILE...
+    printf 'user %s on sanitize-payload %s' "$1" "$2"
+    shift 2
+    for file in "$@"; do
       [ -f "$file" ] || continue
       hash=$(printf %s "$(cat "$file")" | sha256sum)
       printf ' #%s' "${hash%% *}"
     done
     printf '\n'
+  }
+  {
+    user default '~* &* +@all{{ ternary "" " nopass" .Values.redis.auth.enabled }}' /etc/ryzanstein/redis/*/password
+    {{- if include "ryzanstein.redis.users" . }}
+    {{- range $name, $rules := .Files.Get "files/redis-users.yaml" | replace "NAMESPACE" (include "ryzanstein.redis.namespace" .) | fromYaml }}
+    user {{ $name }} '{{ $rules }}' /etc/ryzanstein/redis-users/*/{{ $name }}
+    {{- end }}
+    {{- end }}
   } > /tmp/users.acl
   exec "$(command -v valkey-server || command -v redis-server)" /etc/redis/redis.conf
 ping.sh: |
@@ -103,6 +136,11 @@ ping.sh: |
   export REDISCLI_AUTH
   {{- end }}
   [ "$("$(command -v valkey-cli || command -v redis-cli)" ping)" = PONG ]
+{{- end }}
+
+{{/* What the names of all keys begin with, after "rz:". */}}
+{{- define "ryzanstein.redis.namespace" -}}
+{{- default (printf "%s-%s" .Release.Namespace (include "ryzanstein.fullname" .)) .Values.redis.keyPrefix -}}
 {{- end }}
 
 {{/* 200Mi → 209715200 */}}

@@ -26,17 +26,26 @@ template:
       {{- include "ryzanstein.tls.container" . | nindent 6 }}
       {{- end }}
       {{- if include "ryzanstein.secrets.generated" . }}
-      - name: secrets
-        image: {{ include "ryzanstein.image" (list . "cli") }}
-        imagePullPolicy: {{ .Values.image.pullPolicy }}
+      {{- $passwords := list (list "secrets" (include "ryzanstein.redis.secret" .) (list "password")) }}
+      {{- if include "ryzanstein.redis.users" . }}
+      {{- $passwords = append $passwords (list "users" (include "ryzanstein.redis.users.secret" .) (list "gateway" "router" "coordinator" "worker")) }}
+      {{- end }}
+      {{- range $passwords }}
+      - name: {{ index . 0 }}
+        image: {{ include "ryzanstein.image" (list $ "cli") }}
+        imagePullPolicy: {{ $.Values.image.pullPolicy }}
         command: [ryzanstein, kube, ensure-secrets]
         args:
-          - --namespace={{ .Release.Namespace }}
-          - --name={{ include "ryzanstein.redis.secret" . }}
-          - --label=app.kubernetes.io/instance={{ .Release.Name }}
+          - --namespace={{ $.Release.Namespace }}
+          - --name={{ index . 1 }}
+          {{- range index . 2 }}
+          - --key={{ . }}
+          {{- end }}
+          - --label=app.kubernetes.io/instance={{ $.Release.Name }}
         {{- include "ryzanstein.container" $config | nindent 8 }}
         volumeMounts:
           - {name: tmp, mountPath: /tmp}
+      {{- end }}
       {{- end }}
     volumes:
       - {name: tmp, emptyDir: {}}

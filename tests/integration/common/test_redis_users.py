@@ -1,0 +1,138 @@
+"""Components as users of Redis: each does its own work, and is refused what is another's."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from services.common.keys import RedisKeys
+from services.common.leases import Lease, LeaseTable, LeaseWatcher
+from services.common.redis_client import RedisAccess, open_redis
+from services.router.sessions import Binding, Sessions
+from tests.integration.router.processes import until
+from tests.redis_users import COMPONENTS, modern_server, rules
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+KEYS = RedisKeys("llm")
+ADMIN = "admin"
+REFUSED = "no permissions|can't access at least one of the keys"
+LEASE = Lease("w", "incarnation", "host:1", "tiny", "serving")
+# By component, what others write. Reading a lease's address or a session is nobody else's work, either.
+OTHERS: dict[str, tuple[tuple[object, ...], ...]] = {
+    "gateway": (
+        ("HSET", KEYS.leases, "w", "{}"),
+        ("ZADD", KEYS.workers, 1, "w"),
+        ("INCR", KEYS.leases_version),
+        ("PUBLISH", KEYS.worker_events, "w"),
+        ("SET", KEYS.session("t", "s"), "w"),
+        ("GET", KEYS.session("t", "s")),
+        ("EVAL", "return redis.call('HSET', ARGV[1], 'w', '{}')", 0, KEYS.leases),
+    ),
+    "router": (
+        ("SET", KEYS.leases, "w"),
+        ("DEL", KEYS.leases_version),
+        ("PUBLISH", KEYS.worker_events, "w"),
+        ("HSET", KEYS.issued_keys, "id", "{}"),
+        ("GET", KEYS.kept_response("t", "r")),
+        ("EVAL", "return redis.call('SET', ARGV[1], 'w')", 0, KEYS.leases_version),
+    ),
+    "coordinator": (
+        ("SET", KEYS.leases_version, 1),
+        ("PUBLISH", KEYS.worker_events, "w"),
+        ("SET", KEYS.session("t", "s"), "w"),
+        ("GET", KEYS.api_key("digest")),
+    ),
+    "worker": (
+        ("SET", KEYS.session("t", "s"), "w"),
+        ("SET", KEYS.api_key("digest"), "{}"),
+        ("SET", KEYS.quota("t", "202601"), 0),
+        ("HSET", KEYS.batch("t:b"), "status", "done"),
+        ("HGET", KEYS.issued_keys, "id"),
+    ),
+}
+NOBODYS = (
+    ("FLUSHALL",),
+    ("KEYS", "*"),
+    ("SCAN", 0),
+    ("CONFIG", "GET", "*"),
+    ("ACL", "LIST"),
+    ("SCRIPT", "FLUSH"),
+    ("FUNCTION", "FLUSH"),
+    ("MONITOR",),
+    ("SET", RedisKeys("other").leases_version, 1),
+    ("SET", RedisKeys("other").quota("t", "202601"), 1),
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def users(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Redis]]:
+    """A client of each component, and of `admin`, who may do everything."""
+    server = modern_server()
+    if not server:
+        pytest.skip("no redis-server of version 7 or newer is installed")
+    socket = tmp_path_factory.mktemp("redis") / "r.sock"
+    command = [server, "--port", "0", "--unixsocket", str(socket), "--save", ""]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: ASYNC220  # starting takes no time
+    async with AsyncExitStack() as stack:
+        admin = await stack.enter_async_context(open_redis(RedisAccess(f"unix://{socket}"), 5))
+
+        async def up() -> bool:
+            with suppress(RedisError, OSError):
+                return bool(await admin.ping())
+            return False
+
+        await until(up)
+        clients = {ADMIN: admin}
+        for component in COMPONENTS:
+            await admin.execute_command("ACL", "SETUSER", component, "on", ">pw", *rules(component, KEYS.namespace))
+            access = access_of(component, socket)
+            clients[component] = await stack.enter_async_context(open_redis(access, 5))
+        yield clients
+    process.kill()
+    process.wait()
+
+
+def access_of(component: str, socket: Path) -> RedisAccess:
+    return RedisAccess(f"unix://{socket}", component, "pw")
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+async def test_what_is_anothers_is_refused(users: dict[str, Redis], component: str) -> None:
+    for command in (*OTHERS[component], *NOBODYS):
+        with pytest.raises(RedisError, match=REFUSED):
+            await users[component].execute_command(*command)
+    if component != "worker":
+        with pytest.raises(RedisError, match=REFUSED):
+            await LeaseTable(users[component], KEYS).write(LEASE)
+
+
+async def test_each_does_its_own_work(users: dict[str, Redis]) -> None:
+    await users[ADMIN].execute_command("ACL", "LOG", "RESET")
+    access = RedisAccess("redis://unused")
+    table = LeaseTable(users["worker"], KEYS)
+    watching = {name: LeaseWatcher(users[name], KEYS, access).watch() for name in ("router", "coordinator")}
+    for leases in watching.values():
+        assert await anext(leases) == {}
+    await table.write(LEASE)
+    for leases in watching.values():
+        async for seen in leases:
+            if seen:
+                break
+        assert seen == {"w": LEASE}
+        await leases.aclose()
+    await table.remove("w")
+    sessions = Sessions(users["router"], KEYS, access, 5, lambda _: None)
+    bound = Binding("w", "incarnation")
+    assert (await sessions.bind("t", "s", None, bound)).binding == bound
+    held = await sessions.read("t", "s", touch=True)
+    assert held is not None
+    assert held.binding == bound
+    assert await users[ADMIN].execute_command("ACL", "LOG") == []
