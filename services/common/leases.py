@@ -85,8 +85,8 @@ redis.call('PUBLISH', ARGV[2], ARGV[1])
 """
 
 # Returns the state, and the leases unless the reader has seen that state. The leases are one string instead of a
-# thousand replies, which the client would parse slowly. The keys are ARGV[3] to ARGV[5]: who declares a key as one needs
-# the right to write it, which readers do not have.
+# thousand replies, which the client would parse slowly. The keys are ARGV[3] to ARGV[5]: a script's declared keys need
+# the right to write them, which readers do not have.
 _READ = """
 local clock = redis.call('TIME')
 local alive = string.format('(%.6f', clock[1] + clock[2] / 1e6 - ARGV[1])

@@ -93,12 +93,17 @@ def bind(server: grpc.aio.Server, host: str, port: int, tls: Tls | None = None) 
     """
     if tls is not None and tls.phase is not Phase.REQUIRE:
         return _bind_both(server, host, port, tls)
+    return bind_with(server, host, port, tls.server_credentials() if tls is not None else None)
+
+
+def bind_with(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
+    """The same with one kind of credentials; None: plain text."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        if tls is None:
+        if credentials is None:
             bound = server.add_insecure_port(address)
         else:
-            bound = server.add_secure_port(address, tls.server_credentials())
+            bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error}") from error
     if bound == 0:

@@ -126,7 +126,7 @@ async def _tasks(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
 @asynccontextmanager
 async def running_gateway(settings: GatewaySettings, *, traced: bool = False) -> AsyncIterator[Gateway]:
     """Serve while the block runs."""
-    tls = settings.open_tls()
+    tls, public = settings.open_tls(), settings.open_public_tls()
     metrics, router = GatewayMetrics(Cause), new_router(settings, tls)
     export_end(metrics.registry, tls)
     gateway_id = f"{socket.gethostname()}-{secrets.token_hex(4)}"
@@ -175,14 +175,15 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
                 follow_expected(settings.expected_models_file, expected, catalog.expect),
                 catalog.run(settings.refresh_s),
                 pool.watch(),
+                *([public.watch()] if public else []),
                 *([peers.run()] if settings.tenancy and not settings.gateway_replicas else []),
                 *([batches.run(services.batch_routes(), gate, gateway_id, drain)] if batches else []),
             ),
             aclosing(grammars),
             aclosing(services.buffers),
-            serving_http(services.routes(), settings, drain, (settings.host, settings.gateway_port)) as http,
+            serving_http(services.routes(), settings, drain, (settings.host, settings.gateway_port), public) as http,
             serving_admin(settings, KeyRegistry(guard, keys), gate) as admin,
-            serving_grpc(services.inference(), settings) as grpc,
+            serving_grpc(services.inference(), settings, public) as grpc,
         ):
             gateway = Gateway(http, grpc, admin, catalog, metrics, drain, services.buffers, settings)
             try:

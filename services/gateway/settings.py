@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
-from services.common.settings import peer_address
+from services.common.settings import PREFIX, peer_address
 from services.gateway.origins import origin
+from services.gateway.public_tls import CertificateFiles, PublicTls
 from services.gateway.tenants.settings import AccessSettings
 from services.gateway.tools.formats import PARSERS
 from services.gateway.upstream.addresses import DNS
@@ -34,6 +36,12 @@ class GatewaySettings(AccessSettings):
         description="A gRPC connection this old (10 % more or less) is given up gently, so that clients come to know "
         "new gateways; its calls go on to their end; 0: never",
     )
+    gateway_tls_certificate: str = Field(
+        default="",
+        description="PEM file with the certificate and its chain for clients: the public ports (REST, gRPC) speak TLS "
+        "then, and nothing else; read again when it changes. Default: plain text, as behind an ingress",
+    )
+    gateway_tls_key: str = Field(default="", description="PEM file with its key, not encrypted")
     router_addresses: Annotated[tuple[RouterAddress, ...], NoDecode] = Field(
         default=("127.0.0.1:50052",),
         min_length=1,
@@ -52,6 +60,10 @@ class GatewaySettings(AccessSettings):
     playground: bool = Field(default=True, description="Serve a page at / that talks to the models")
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, description="Largest request body")
     header_timeout_s: float = Field(default=10.0, gt=0, description="A request's head must arrive within this time")
+    max_header_fields: int = Field(default=128, ge=16, description="Most fields that a request's head may have")
+    max_header_bytes: int = Field(
+        default=64 * 1024, ge=4096, description="Largest head of a request: its path and its fields"
+    )
     body_timeout_s: float = Field(default=30.0, gt=0, description="A request's body must arrive within this time")
     send_timeout_s: float = Field(
         default=60.0, gt=0, description="A client that lets an answer wait this long without reading is dropped"
@@ -204,3 +216,20 @@ class GatewaySettings(AccessSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _certificate_and_key(self) -> Self:
+        names = f"{PREFIX}GATEWAY_TLS_CERTIFICATE", f"{PREFIX}GATEWAY_TLS_KEY"
+        if bool(self.gateway_tls_certificate) != bool(self.gateway_tls_key):
+            raise ValueError(f"{' and '.join(names)}: set both, or none")
+        try:
+            self.open_public_tls()
+        except OSError as error:  # ssl.SSLError is one
+            raise ValueError(f"{' and '.join(names)} hold no certificate with its key: {error}") from error
+        return self
+
+    def open_public_tls(self) -> PublicTls | None:
+        """TLS of the public ports; None: plain text. Raises OSError for unusable files."""
+        if not self.gateway_tls_certificate:
+            return None
+        return PublicTls(CertificateFiles(Path(self.gateway_tls_certificate), Path(self.gateway_tls_key)))

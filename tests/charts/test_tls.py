@@ -84,3 +84,23 @@ def test_off_is_plain() -> None:
 def test_what_makes_no_sense_is_refused(values: str, said: str) -> None:
     with pytest.raises(RenderError, match=said):
         render(inline=values)
+
+
+def test_the_gateway_itself_speaks_tls_to_clients() -> None:
+    rendered = render(inline="gateway: {tls: {secretName: of-clients}, service: {port: 443}}")
+    (pod,) = rendered.pods_of("gateway")
+    (container,) = pod.containers
+    variables = environment(container)
+    folders = {variables[f"RYZANSTEIN_GATEWAY_TLS_{part}"].rpartition("/")[0] for part in ("CERTIFICATE", "KEY")}
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] in folders]
+    (volume,) = [volume for volume in pod.spec["volumes"] if volume["name"] == mount["name"]]
+    assert volume["secret"]["secretName"] == "of-clients"
+    assert container["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    services = {each["metadata"]["name"]: each["spec"]["ports"][0] for each in rendered.of("Service")}
+    for name in (f"{RELEASE}-gateway", f"{RELEASE}-gateway-grpc"):
+        assert services[name]["appProtocol"] == "https"
+    (test,) = rendered.pods_of("test")
+    assert environment(test.containers[0])["BASE_URL"].startswith("https://")
+    for route in ("ingress: {enabled: true}", "httpRoute: {enabled: true, parents: {public: {}}}"):
+        with pytest.raises(RenderError, match=r"gateway.tls.secretName: behind \w+ TLS ends there"):
+            render(inline=f"{{gateway: {{tls: {{secretName: a}}}}, {route}}}")

@@ -69,6 +69,11 @@ connections:
 {{- toJson $watchers -}}
 {{- end }}
 
+{{/* How clients speak to the gateway: https where it ends TLS itself. */}}
+{{- define "ryzanstein.gateway.scheme" -}}
+{{- ternary "https" "http" (ne .Values.gateway.tls.secretName "") -}}
+{{- end }}
+
 {{/* The port of a URL: given, or that of its scheme. */}}
 {{- define "ryzanstein.port" -}}
 {{- $ports := dict "redis" "6379" "rediss" "6379" "http" "80" "https" "443" -}}

@@ -141,6 +141,11 @@ redis.auth.username: the bundled Redis has only its default user
 {{- if and .Values.grpcRoute.enabled (not .Values.gateway.grpc.enabled) }}
 grpcRoute.enabled: needs gateway.grpc.enabled
 {{- end -}}
+{{- range $kind := list "ingress" "httpRoute" "grpcRoute" -}}
+{{- if and $.Values.gateway.tls.secretName (get $.Values $kind).enabled }}
+gateway.tls.secretName: behind {{ $kind }} TLS ends there; take one of both
+{{- end -}}
+{{- end -}}
 {{- if and .Values.gateway.tenancy.keysSecret.name (not .Values.gateway.tenancy.enabled) }}
 gateway.tenancy.keysSecret.name: has no effect without gateway.tenancy.enabled
 {{- end -}}

@@ -12,8 +12,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from ryzanstein.v1 import inference_pb2_grpc
 
-from services.common.rpc import RECEIVE_LIMIT, Health, bind, new_server
+from services.common.rpc import RECEIVE_LIMIT, Health, bind_with, new_server
 from services.gateway.grpc.inference import SERVICE, InferenceService, Undecodable
+from services.gateway.public_tls import PublicTls
 from services.gateway.settings import GatewaySettings
 
 
@@ -67,7 +68,9 @@ def _age_limit(settings: GatewaySettings) -> list[tuple[str, int]]:
 
 
 @asynccontextmanager
-async def serving_grpc(service: InferenceService, settings: GatewaySettings) -> AsyncIterator[GrpcServer]:
+async def serving_grpc(
+    service: InferenceService, settings: GatewaySettings, tls: PublicTls | None
+) -> AsyncIterator[GrpcServer]:
     """Serve while the block runs."""
     if not settings.grpc_port:
         yield GrpcServer()
@@ -76,7 +79,8 @@ async def serving_grpc(service: InferenceService, settings: GatewaySettings) -> 
     server = new_server(options, [KeepUndecodable()])
     inference_pb2_grpc.add_InferenceServicer_to_server(service, server)
     health = Health(server, [SERVICE])
-    port = bind(server, settings.host, settings.grpc_port)
+    credentials = tls.grpc_credentials() if tls else None
+    port = bind_with(server, settings.host, settings.grpc_port, credentials)
     await server.start()
     await health.set_serving(True)
     try:

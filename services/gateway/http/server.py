@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn without its signal handlers, with limits on slow request heads and slow readers."""
+"""The HTTP server: uvicorn without its signal handlers, with limits on request heads and slow readers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import select
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -17,64 +18,18 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from services.common.lifecycle import StartupError
 from services.gateway.asgi import ASGIApp
 from services.gateway.drain import LAST_WORDS_S, Drain
-from services.gateway.errors import invalid
-from services.gateway.http.upgrade import UpgradeProtocol
+from services.gateway.errors import ApiError, invalid
+from services.gateway.http.heads import HeadProtocol
 from services.gateway.observation import request_id_of
+from services.gateway.public_tls import PublicTls
 from services.gateway.settings import GatewaySettings
 
 _BACKLOG = 4096
 _OLD = "1.0"
-_NO_HANDSHAKE = "A WebSocket is opened by a GET request without a body."
+_INVALID = "invalid_http_request"
+_NO_REQUEST = invalid("The HTTP request cannot be read: it breaks the protocol.", code=_INVALID)
+_NO_HANDSHAKE = invalid("A WebSocket is opened by a GET request without a body.", code=_INVALID)
 _FIRST_WATCH_S, _LONGEST_WATCH_S = 0.02, 1.0  # pauses between looks at a half-closed connection
-
-
-class HeadTimeoutProtocol(UpgradeProtocol):
-    """HTTP that closes connections whose request head does not arrive in time (slow loris).
-
-    A connection without any data counts as idle, since proxies open connections in advance.
-    """
-
-    head_timeout_s = 10.0
-    _head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected."""
-        super().connection_made(transport)
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-
-    def data_received(self, data: bytes) -> None:
-        """A part of a request has arrived."""
-        if self.cycle is None or self.cycle.response_complete:
-            self._arm()
-        super().data_received(data)
-
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        super().on_message_begin()
-        self._arm()
-
-    def on_headers_complete(self) -> None:
-        """The head is complete."""
-        self._disarm()
-        super().on_headers_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed."""
-        self._disarm()
-        super().connection_lost(exc)
-
-    def _arm(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.head_timeout_s, self._expire)
-
-    def _disarm(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _expire(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
 
 
 class SendTimeout(asyncio.Protocol):
@@ -109,7 +64,7 @@ class SendTimeout(asyncio.Protocol):
             self._send_timer = None
 
 
-class HalfClosed(HeadTimeoutProtocol):
+class HalfClosed(HeadProtocol):
     """Answers a client that closes its sending side after its request.
 
     A client that has closed the connection looks the same until the server sends something, which is answered with a
@@ -161,10 +116,11 @@ def _end_with_connection(cycle: RequestResponseCycle) -> None:
     cycle.send = send  # type: ignore[method-assign]  # uvicorn would send chunks
 
 
-def _bad_request(message: str) -> bytes:
-    """The answer to bytes that are no HTTP request."""
-    body = msgspec.json.encode(invalid(message, code="invalid_http_request").body())
-    head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+def _refusal(error: ApiError) -> bytes:
+    """The answer to what is no request for the routes, over a connection that is closed then."""
+    body = msgspec.json.encode(error.body())
+    status = HTTPStatus(error.status)
+    head = f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
     return f"{head}x-request-id: {request_id_of('')}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -186,11 +142,11 @@ class HttpProtocol(SendTimeout, HalfClosed):
             self.announce_close()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP with an error in the common shape, unless another answer has begun."""
+        """Answer what is refused before routing with an error in the common shape, unless another answer has begun."""
         cycle = self.cycle
         within_body = cycle is not None and cycle.more_body and not (cycle.response_started or self.pipeline)
         if cycle is None or cycle.response_complete or within_body:
-            self.transport.write(_bad_request("The HTTP request cannot be read: it breaks the protocol."))
+            self.transport.write(_refusal(self.too_large or _NO_REQUEST))
         self.transport.close()
 
     def handle_websocket_upgrade(self) -> None:
@@ -198,7 +154,7 @@ class HttpProtocol(SendTimeout, HalfClosed):
         if self.scope["method"] == "GET":
             super().handle_websocket_upgrade()
         else:
-            self.transport.write(_bad_request(_NO_HANDSHAKE))
+            self.transport.write(_refusal(_NO_HANDSHAKE))
             self.transport.close()
 
     def announce_close(self) -> None:
@@ -214,7 +170,7 @@ class WebSocketProtocol(SendTimeout, WebSocketsSansIOProtocol):
         """A part of the handshake or of a frame has arrived."""
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            self.transport.write(_bad_request(_NO_HANDSHAKE))
+            self.transport.write(_refusal(_NO_HANDSHAKE))
             self.transport.close()
 
 
@@ -279,11 +235,16 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def new_http_server(app: ASGIApp, settings: GatewaySettings, drain: Drain) -> HttpServer:
+def new_http_server(app: ASGIApp, settings: GatewaySettings, drain: Drain, tls: PublicTls | None) -> HttpServer:
     """A server for the app; serve it with ``await server.serve([listen(host, port)])``."""
     reading = {"send_timeout_s": settings.send_timeout_s}
+    heads = {
+        "head_timeout_s": settings.header_timeout_s,
+        "max_head_fields": settings.max_header_fields,
+        "max_head_bytes": settings.max_header_bytes,
+    }
     options: dict[str, Any] = {
-        "http": type("Http", (HttpProtocol,), {"head_timeout_s": settings.header_timeout_s, "drain": drain} | reading),
+        "http": type("Http", (HttpProtocol,), {"drain": drain, **heads, **reading}),
         "ws": type("WebSocket", (WebSocketProtocol,), reading),
         "ws_max_size": settings.max_body_bytes,
         "lifespan": "off",
@@ -295,16 +256,18 @@ def new_http_server(app: ASGIApp, settings: GatewaySettings, drain: Drain) -> Ht
         "timeout_keep_alive": settings.keep_alive_s,
         "backlog": _BACKLOG,
     }
+    if tls is not None:
+        options["ssl_context_factory"] = lambda *_: tls.context
     return HttpServer(uvicorn.Config(app, **options))
 
 
 @asynccontextmanager
 async def serving_http(
-    routes: ASGIApp, settings: GatewaySettings, drain: Drain, address: tuple[str, int]
+    routes: ASGIApp, settings: GatewaySettings, drain: Drain, address: tuple[str, int], tls: PublicTls | None = None
 ) -> AsyncIterator[HttpServer]:
     """Serve at `address` (host and port) while the block runs."""
     listener = listen(*address)
-    server = new_http_server(routes, settings, drain)
+    server = new_http_server(routes, settings, drain, tls)
     serving = asyncio.create_task(server.serve([listener]))
     while not server.started:
         if serving.done():

@@ -173,6 +173,19 @@ async def test_nonsense_that_is_no_http_is_400(stack: Stack) -> None:
         assert (await rest_of(await raw(stack, handshake))).startswith(b"HTTP/1.1 400 ")
 
 
+async def test_a_head_that_is_too_large_is_431(stack: Stack) -> None:
+    begin, end = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n", b"\r\n"
+    for largest in (b"x: y\r\n" * 126, b"x: %b\r\n" % (b"y" * 65_000)):
+        received = await rest_of(await raw(stack, begin + largest + end))
+        assert received.startswith(b"HTTP/1.1 200 "), received
+    for larger in (b"x: y\r\n" * 127, b"x: %b\r\n" % (b"y" * 66_000)):
+        head, _, body = (await rest_of(await raw(stack, begin + larger + end))).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+        error = json.loads(body)["error"]
+        assert error["code"] == "request_header_fields_too_large"
+        assert "128 header fields and 65536 bytes" in error["message"]
+
+
 async def test_an_answer_that_is_under_way_gets_no_error_into_its_middle(stack: Stack) -> None:
     client = await raw(stack, post({**SMALL, "max_tokens": 150, "stream": True}))
     received = await asyncio.get_running_loop().sock_recv(client, 65_536)
