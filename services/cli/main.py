@@ -176,6 +176,10 @@ def up(
     host: Annotated[str, typer.Option(help="Address that the gateway listens on; 0.0.0.0: every one.")] = HOST,
     port: Port = 8000,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the public gRPC API; 0: off.")] = 0,
+    tls_cert: Annotated[
+        str, typer.Option(metavar="FILE", help="The gateway's certificate, PEM: it speaks TLS then, REST and gRPC.")
+    ] = "",
+    tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key, PEM.")] = "",
     api_key: Annotated[
         str, typer.Option(envvar="RYZANSTEIN_API_KEY", help="Key that callers must send; default: none is asked for.")
     ] = "",
@@ -208,6 +212,8 @@ def up(
         host=host,
         port=port,
         grpc_port=grpc_port,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
         api_key=api_key,
         redis_url=redis,
         policy=policy,

@@ -121,6 +121,9 @@ def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> Proc
         "RYZANSTEIN_ROUTER_ADDRESSES": router,
         "RYZANSTEIN_FALLBACK_MODEL": options.fallback_model,
     }
+    if options.tls_cert:
+        files = {"CERTIFICATE": options.tls_cert, "KEY": options.tls_key}
+        env |= {f"RYZANSTEIN_GATEWAY_TLS_{name}": str(Path(path).absolute()) for name, path in files.items()}
     if options.api_key:
         caller: dict[str, object] = {
             "name": "up",

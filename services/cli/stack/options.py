@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -43,6 +44,8 @@ class StackOptions:
     host: str = HOST  # the gateway's address; all others listen on 127.0.0.1
     port: int = 8000
     grpc_port: int = 0  # public gRPC; 0: off
+    tls_cert: str = ""  # PEM file with the public ports' certificate; empty: plain text
+    tls_key: str = ""
     api_key: str = ""  # empty: callers need no key
     redis_url: str = ""  # empty: embedded
     policy: str = "cost"
@@ -60,7 +63,8 @@ class StackOptions:
     def url(self) -> str:
         """The gateway's URL on this machine."""
         host = {"0.0.0.0": HOST, "::": "::1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        scheme = "https" if self.tls_cert else "http"
+        return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
 
 
 def read_engine_args(given: Iterable[str]) -> dict[str, Any]:
@@ -98,6 +102,7 @@ def check(options: StackOptions) -> None:
             raise CommandError(f"--adapter {name}={folder}: no adapter_config.json there")
     if options.adapter_source and not Path(options.adapter_source).is_dir():
         raise CommandError(f"--adapter-source {options.adapter_source}: no such folder")
+    _check_certificate(options)
     _check_port(options.host, options.port)
     if options.grpc_port:
         _check_port(options.host, options.grpc_port)
@@ -134,6 +139,17 @@ def _check_engine(options: StackOptions) -> None:
             f"--engine vllm: {python} has no vLLM. It needs an environment of its own, because its pins exclude the "
             "gateway's: python -m venv DIR; DIR/bin/pip install 'ryzanstein[vllm]'; then --engine-python DIR/bin/python"
         )
+
+
+def _check_certificate(options: StackOptions) -> None:
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise CommandError("--tls-cert and --tls-key: give both, or none")
+    if options.tls_cert:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key, password="")
+        except OSError as error:  # ssl.SSLError is one
+            files = f"--tls-cert {options.tls_cert}, --tls-key {options.tls_key}"
+            raise CommandError(f"{files}: no certificate with its key: {error}") from error
 
 
 def _check_gguf(model: str, folder: Path, choice: str) -> None:

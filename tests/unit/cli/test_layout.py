@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,12 @@ from hypothesis import strategies as st
 
 from services.cli.errors import CommandError
 from services.cli.stack.layout import ProcessSpec, lay_out
-from services.cli.stack.options import StackOptions, read_engine_args
+from services.cli.stack.options import StackOptions, check, read_engine_args
+from services.common.tls.certificate import Identity
+from services.common.tls.issuing import Authority
 from services.worker.settings import WorkerSettings
+
+TINY_MODEL = Path(__file__).resolve().parents[3] / "models" / "ryzanstein-tiny"
 
 
 def laid_out(first_port: int = 9001, **options: object) -> dict[str, ProcessSpec]:
@@ -89,6 +94,23 @@ def test_no_service_is_given_a_port_that_the_gateway_will_bind() -> None:
     assert specs["gateway"].address.endswith(":9001")
     picked = [spec.address for name, spec in specs.items() if name not in ("gateway", "redis")]
     assert sorted(picked) == [f"127.0.0.1:{port}" for port in (9002, 9004, 9005, 9006, 9007)]
+
+
+def test_the_gateway_speaks_tls_with_files_that_are_tried_first(tmp_path: Path) -> None:
+    issued = Authority.new(timedelta(days=1)).issue(Identity("rz.llm", "public"), timedelta(days=1))
+    for name, content in (("tls.crt", issued.certificate), ("tls.key", issued.key)):
+        (tmp_path / name).write_bytes(content)
+    files = {"tls_cert": str(tmp_path / "tls.crt"), "tls_key": str(tmp_path / "tls.key")}
+    gateway = laid_out(**files)["gateway"]
+    assert gateway.address.startswith("https://")
+    assert gateway.env["RYZANSTEIN_GATEWAY_TLS_CERTIFICATE"] == files["tls_cert"]
+    assert gateway.env["RYZANSTEIN_GATEWAY_TLS_KEY"] == files["tls_key"]
+    for wrong, said in (
+        ({"tls_cert": files["tls_cert"]}, "give both"),
+        ({**files, "tls_key": "/none"}, "no certificate"),
+    ):
+        with pytest.raises(CommandError, match=f"--tls-key.*{said}"):
+            check(StackOptions(model=str(TINY_MODEL), **wrong))
 
 
 @given(workers=st.integers(1, 8), ranks=st.integers(1, 8))
