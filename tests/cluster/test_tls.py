@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from tests.cluster.installation import Installation
 from tests.cluster.load import Load, Traffic
 from tests.trust import Trusting, assert_callers_are_kept_to_their_methods, assert_strangers_are_refused
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(1800)
 VALUES = {
     "workers.defaults.replicas": 2,
     "workers.defaults.resources.requests.cpu": "100m",
@@ -34,6 +35,7 @@ USE, OFFER = ({**REQUIRE, "tls.phase": phase} for phase in ("use", "offer"))
 OFF = {"tls.mode": "off"}
 SERVERS = {"router": ROUTER, "coordinator": COORDINATOR, "worker": WORKER}
 FOLDER = "/etc/ryzanstein/tls"
+ROLLOUT_S = 600
 # A router's call would leave the worker drained.
 HARMFUL = frozenset({("router", "ryzanstein.v1.Worker/Drain")})
 
@@ -128,6 +130,12 @@ def test_a_new_ca_and_new_certificates(secured: Installation, load: Callable[...
     assert after[CERTIFICATE] != before[CERTIFICATE]
 
 
+def change(installation: Installation, step: dict[str, str]) -> None:
+    """One upgrade, and every pod of its revision ready: the next step is for after that."""
+    installation.begin(*settings({**VALUES, **step}))
+    installation.wait_ready(ROLLOUT_S)
+
+
 def test_to_plain_text_and_back(secured: Installation, load: Callable[..., None]) -> None:
-    load(*(lambda step=step: secured.install(*settings({**VALUES, **step})) for step in (USE, OFFER, OFF)))
-    load(*(lambda step=step: secured.install(*settings({**VALUES, **step})) for step in (OFFER, USE, REQUIRE)))
+    load(*(partial(change, secured, step) for step in (USE, OFFER, OFF)))
+    load(*(partial(change, secured, step) for step in (OFFER, USE, REQUIRE)))
