@@ -16,6 +16,8 @@ NODES ?= 2
 TORCH ?= auto
 # Containers often forbid bytecode; the hundreds of processes that the tests start would compile all sources again.
 TEST_ENV := PYTHONDONTWRITEBYTECODE=
+# Kernels are compiled once for the installation, the images' wheels and the tests.
+export RYZANSTEIN_KERNEL_CACHE ?= $(CURDIR)/build/kernels
 ARCH ?= $(if $(filter aarch64 arm64,$(shell uname -m)),arm64,amd64)
 IMAGES ?=
 

@@ -2,10 +2,14 @@
 
 The build hook of every installation runs it; after a change of ``source/`` run ``python
 services/worker/kernels/build.py``. There are kernels for x86-64 and 64-bit ARM; other machines use torch's kernels.
+
+Compiling takes two minutes of a core. The folder ``RYZANSTEIN_KERNEL_CACHE``, which the Makefile names, keeps what was
+compiled by a hash of all that it was made from: the installation, the images' wheels and the tests compile once.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import platform
@@ -14,7 +18,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,15 +76,49 @@ def build_kernels() -> None:
     if target() not in TARGETS:
         return
     compiler = system_compiler() or packaged_compiler("gnu.2.17")
-    for name, kind in TARGETS[target()].items():
+
+    def build(name: str) -> None:
         library = FOLDER / f"librz_{name}.so"
         made = library.with_suffix(".so.new")
-        compile_kernels(compiler, kind, made, "-shared")
+        compile_kernels(compiler, TARGETS[target()][name], made, "-shared")
         made.replace(library)  # processes that use the old library keep its file
+
+    with ThreadPoolExecutor(os.cpu_count()) as compilers:
+        list(compilers.map(build, TARGETS[target()]))
 
 
 def compile_kernels(compiler: Compiler, kind: Target, made: Path, *more: str) -> None:
-    """Compile `source/` for a kind of CPU into `made`. Raises RuntimeError with the compiler's output on a failure."""
+    """Compile `source/` for a kind of CPU into `made`, or take it from the cache.
+
+    `more`: options, and paths of sources besides. Raises RuntimeError with the compiler's output on a failure.
+    """
+    cache = os.environ.get("RYZANSTEIN_KERNEL_CACHE")
+    if not cache:
+        _compile(compiler, kind, made, more)
+        return
+    kept = Path(cache) / _made_from([*compiler(kind), *_FLAGS], kind.folder, more)
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            fresh = Path(folder) / made.name
+            _compile(compiler, kind, fresh, more)
+            fresh.replace(kept)  # two builds at once store the same
+    shutil.copyfile(kept, made)
+
+
+def _made_from(command: Sequence[str], folder: str, more: Sequence[str]) -> str:
+    """Hash of everything that decides what a compiler makes: itself, its options, every source."""
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
+    sources = sorted((FOLDER / "source").rglob("*.[ch]"))
+    besides = [Path(word) for word in more if Path(word).is_file()]
+    words = [version, *command, folder, *(word for word in more if Path(word) not in besides)]
+    digest = hashlib.sha256("\0".join(words).encode())
+    for path in (*sources, *besides, Path(__file__), Path(__file__).with_name("signatures.py")):
+        digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _compile(compiler: Compiler, kind: Target, made: Path, more: Sequence[str]) -> None:
     source = FOLDER / "source"
     sources = [str(path) for path in (*sorted((source / kind.folder).glob("*.c")), *sorted(source.glob("*.c")))]
     with tempfile.TemporaryDirectory() as generated:

@@ -28,6 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the kernels' folder, without a library."""
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.delenv("RYZANSTEIN_KERNEL_CACHE", raising=False)
     shutil.copytree(build.FOLDER / "source", tmp_path / "source")
     monkeypatch.setattr(build, "FOLDER", tmp_path)
     return tmp_path
@@ -91,6 +92,26 @@ def test_a_broken_source_is_an_error_in_the_compilers_words(smallest: Path, line
     with pytest.raises(RuntimeError, match=rf"failed on the kernels:(.|\n)*pick\.c(.|\n)*{words}"):
         build.build_kernels()
     assert (smallest / _LIBRARY.name).read_bytes() == b"old"
+
+
+@needs_compiler
+def test_what_is_in_the_cache_is_compiled_again_only_after_a_change(
+    smallest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RYZANSTEIN_KERNEL_CACHE", str(tmp_path / "cache"))
+    build.build_kernels()
+    compiled = (smallest / _LIBRARY.name).read_bytes()
+    (smallest / _LIBRARY.name).unlink()
+    with monkeypatch.context() as without:
+        without.setattr(build, "_compile", None)
+        build.build_kernels()
+    assert (smallest / _LIBRARY.name).read_bytes() == compiled
+    with (smallest / "source" / "pick.c").open("a") as source:
+        source.write("int wrong(void) { return missing; }")
+    with pytest.raises(RuntimeError, match="missing"):
+        build.build_kernels()
+    assert (smallest / _LIBRARY.name).read_bytes() == compiled
+    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 @pytest.mark.parametrize(("system", "machine"), [("Linux", "riscv64"), ("Darwin", "x86_64")])
