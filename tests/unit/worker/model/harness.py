@@ -72,7 +72,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.cache = self.model.make_cache(self.n_blocks, self.block_tokens)
-        self._device = self.cache.layers[0].device
+        self._device = self.cache.layers[0].device if self.cache.layers else CPU  # bidirectional models cache nothing
         order = torch.randperm(self.n_blocks, generator=torch.Generator().manual_seed(1)) + 1
         self._free = order.tolist()
 

@@ -60,7 +60,8 @@ def _compute(folder: Path, backend: ModelBackend) -> torch.Tensor:
     """What a prompt, no longer than the model allows, comes to."""
     n = min(20, read_spec(folder).max_positions)  # the server's part, before any rank starts
     model = load_model(folder, SingleRank(), backend, max_positions=n)
-    return model.logits(Engine(model, n_blocks=8).run([index % model.spec.vocab_size for index in range(n)], []))
+    hidden = Engine(model, n_blocks=8).run([index % model.spec.vocab_size for index in range(n)], [])
+    return hidden if model.spec.bidirectional else model.logits(hidden)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
