@@ -21,7 +21,7 @@ QUANTIZED: dict[str, tuple[str, ...]] = {
 }
 DENSE = {"bf16": "bfloat16", "f32": "float32"}
 AT_LOAD = {"load-int8": "int8", "load-int4": "int4"}  # values of --quantization
-FORMATS = (*DENSE, *AT_LOAD, *QUANTIZED, "stored")
+FORMATS = (*DENSE, *QUANTIZED, *AT_LOAD, "stored")
 REFERENCE = "f32"
 _CALIBRATION = ("--samples", "16", "--length", "256")
 
