@@ -24,6 +24,8 @@ from services.worker.engine.base import Engine, LifeObserver, StepObserver
 from services.worker.native.opening import open_native
 from services.worker.native.startup import model_folder, model_revision
 from services.worker.settings import WorkerSettings
+from services.worker.vllm.follower import follow
+from services.worker.vllm.nodes import node_of
 from services.worker.vllm.opening import open_vllm
 
 OpenEngine = Callable[[WorkerSettings, Path, StepObserver, LifeObserver, Tls | None], Awaitable[Engine]]
@@ -46,6 +48,10 @@ async def serve(settings: WorkerSettings, stop: asyncio.Event, open_engine: Open
             settings.model, lambda begins: model_folder(settings.model, settings.revision, begins), stop
         )
         if folder is None:
+            return
+        node = node_of(settings)
+        if node is not None and node.rank:
+            await follow(node, settings.model_copy(update={"model": str(folder)}), readiness, stop)
             return
         life = LifeMetrics(registry)
         opened = open_engine or ENGINES[settings.engine]

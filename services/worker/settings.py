@@ -26,6 +26,13 @@ class WorkerSettings(ServiceSettings):
     engine_args: dict[str, Any] = Field(
         {}, description='Arguments of vLLM\'s EngineArgs: a JSON object such as {"gpu_memory_utilization": 0.8}'
     )
+    nodes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Machines that compute one worker, by vLLM's multi-node mode; their ids end with -0, -1, ...",
+    )
+    node_service: str = Field("", description="The domain of these machines' names, such as a headless Service's")
     served_model_name: str = Field(
         "", description="The name clients use; default: the folder's, file's or repository's"
     )

@@ -26,6 +26,28 @@ workers:
 """
 
 
+TWO_NODES = """
+workers:
+  pools:
+    default: null
+    huge:
+      engine: vllm
+      device: cuda
+      model: hf://org/huge
+      tensorParallel: 8
+      nodes: 2
+      replicas: 2
+      engineArgs: {pipeline_parallel_size: 2}
+"""
+
+
+def settings_of(env: dict[str, object], **of_pod: str) -> WorkerSettings:
+    """A worker's settings from its container's variables; `of_pod` are those that Kubernetes fills in."""
+    given = {field: env.get(f"RYZANSTEIN_{field.upper()}") for field in WorkerSettings.model_fields}
+    chosen = {field: value for field, value in given.items() if isinstance(value, str) and "redis" not in field}
+    return WorkerSettings(**chosen | {"engine_args": json.loads(chosen["engine_args"])} | of_pod)
+
+
 def test_a_pool_of_four_gpus_gives_vllm_its_arguments() -> None:
     (pod,) = render(inline=FOUR_GPUS).pods_of("worker")
     (container,) = pod.containers
@@ -35,9 +57,7 @@ def test_a_pool_of_four_gpus_gives_vllm_its_arguments() -> None:
     env = environment(container)
     caches = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
     assert all(env[name].startswith("/tmp/") for name in caches)  # the root is read-only
-    given = {field: env.get(f"RYZANSTEIN_{field.upper()}") for field in WorkerSettings.model_fields}
-    chosen = {field: value for field, value in given.items() if isinstance(value, str) and "redis" not in field}
-    settings = WorkerSettings(**chosen | {"engine_args": json.loads(chosen["engine_args"])})
+    settings = settings_of(env)
     # vllm serve /models/org--large --tensor-parallel-size 4 --max-model-len 32768 --kv-cache-dtype fp8 ...
     assert engine_arguments(settings, settings.model) == {
         "model": "/models/org--large",
@@ -56,6 +76,36 @@ def test_a_pool_of_four_gpus_gives_vllm_its_arguments() -> None:
     }
 
 
+def test_two_nodes_of_eight_gpus_are_a_worker() -> None:
+    rendered = render(inline=TWO_NODES)
+    (pod,) = rendered.pods_of("worker")
+    (container,) = pod.containers
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+    (pods,) = (found for found in rendered.of("StatefulSet") if "huge" in found["metadata"]["name"])
+    name, spec = pods["metadata"]["name"], pods["spec"]
+    assert (spec["replicas"], spec["podManagementPolicy"], spec["serviceName"]) == (4, "Parallel", name)
+    (service,) = (found for found in rendered.of("Service") if found["metadata"]["name"] == name)
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    env = environment(container)
+    assert env["VLLM_HOST_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    # vllm serve /models/org--huge --tensor-parallel-size 8 --pipeline-parallel-size 2 --nnodes 2 --node-rank 1 ...
+    for ordinal, (rank, leader) in enumerate(((0, 0), (1, 0), (0, 2), (1, 2))):
+        arguments = engine_arguments(settings_of(env, worker_id=f"{name}-{ordinal}"), "/models/org--huge")
+        multi_node = ("nnodes", "node_rank", "master_addr", "master_port", "distributed_executor_backend")
+        host = f"{name}-{leader}.{name}.{pods['metadata']['namespace']}.svc.cluster.local"
+        assert [arguments[key] for key in multi_node] == [2, rank, host, 29501, "mp"]
+        assert (arguments["tensor_parallel_size"], arguments["pipeline_parallel_size"]) == (8, 2)
+    # Ranks choose their ports: all are open between the pods of the pool, and to nobody else.
+    (policy,) = (found for found in rendered.of("NetworkPolicy") if found["metadata"]["name"] == f"{name}.nodes")
+    peers = {"podSelector": {"matchLabels": spec["selector"]["matchLabels"]}}
+    assert policy["spec"] == {
+        **peers,
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": [peers]}],
+        "egress": [{"to": [peers]}],
+    }
+
+
 @pytest.mark.parametrize(
     ("pool", "named"),
     [
@@ -68,3 +118,22 @@ def test_a_pool_of_four_gpus_gives_vllm_its_arguments() -> None:
 def test_what_cannot_work_is_refused_by_its_value(pool: str, named: str) -> None:
     with pytest.raises(RenderError, match=named):
         render(inline=f"workers: {{pools: {{default: {pool}}}}}")
+
+
+def test_nodes_that_cannot_work_are_refused_by_their_value() -> None:
+    gpus = "engine: vllm, device: cuda, model: 'hf://a/b', nodes: 2"
+    pools = {
+        "ours": "nodes: 2",
+        "odd": f"{gpus}, tensorParallel: 3",
+        "few": f"{gpus}, tensorParallel: 16, gpu: {{count: 4}}",
+        "scaled": f"{gpus}, tensorParallel: 2, autoscaling: {{mode: keda}}",
+    }
+    with pytest.raises(RenderError) as refused:
+        render(inline="workers:\n  pools:\n" + "".join(f"    {name}: {{{pool}}}\n" for name, pool in pools.items()))
+    for line in (
+        "workers.pools.ours.nodes: our own engine's ranks are in one pod",
+        "workers.pools.odd.nodes: 3 ranks (tensorParallel times pipeline_parallel_size) can't be shared evenly by 2",
+        "workers.pools.few.gpu.count: 4 is less than the 8 ranks of a pod",
+        "workers.pools.scaled.autoscaling.mode: scales pods, and a worker of this pool is 2 pods",
+    ):
+        assert line in str(refused.value)

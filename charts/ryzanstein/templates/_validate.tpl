@@ -71,7 +71,7 @@ workers.pools: at least one pool is needed
 {{- range $name, $pool := $pools -}}
 {{- $where := printf "workers.pools.%s" $name -}}
 {{- $storage := $pool.storage -}}
-{{- $most := ternary $pool.replicas $pool.autoscaling.max (eq $pool.autoscaling.mode "none") | int64 -}}
+{{- $most := mul $pool.nodes (ternary $pool.replicas $pool.autoscaling.max (eq $pool.autoscaling.mode "none")) | int64 -}}
 {{- $fetched := eq (include "ryzanstein.model.scheme" $pool) "hf" -}}
 {{- if and $fetched (eq $storage.type "pvc") (not (has "ReadWriteMany" $storage.accessModes)) (gt $most 1) }}
 {{ $where }}.storage.accessModes: {{ $most }} pods can't share a claim of {{ join ", " $storage.accessModes }}; take [ReadWriteMany], or type perPod or ephemeral
@@ -93,8 +93,21 @@ workers.pools: at least one pool is needed
 {{ $where }}.engineArgs: are vLLM's; set engine: vllm, too
 {{- end -}}
 {{- $gpus := include "ryzanstein.worker.gpus" $pool | int64 -}}
-{{- if and $gpus (lt $gpus (int64 $pool.tensorParallel)) }}
-{{ $where }}.gpu.count: {{ $gpus }} is less than tensorParallel {{ $pool.tensorParallel }}; each rank needs a GPU of its own
+{{- $ranks := include "ryzanstein.worker.ranks" $pool | int64 -}}
+{{- if and $gpus (lt $gpus $ranks) }}
+{{ $where }}.gpu.count: {{ $gpus }} is less than {{ ternary (printf "tensorParallel %d" $ranks) (printf "the %d ranks of a pod" $ranks) (eq $ranks (int64 $pool.tensorParallel)) }}; each rank needs a GPU of its own
+{{- end -}}
+{{- if gt (int64 $pool.nodes) 1 -}}
+{{- $world := mul (int64 $pool.tensorParallel) (int64 (default 1 $pool.engineArgs.pipeline_parallel_size)) -}}
+{{- if ne $pool.engine "vllm" }}
+{{ $where }}.nodes: our own engine's ranks are in one pod; set engine: vllm
+{{- end -}}
+{{- if mod $world (int64 $pool.nodes) }}
+{{ $where }}.nodes: {{ $world }} ranks (tensorParallel times pipeline_parallel_size) can't be shared evenly by {{ $pool.nodes }} pods
+{{- end -}}
+{{- if ne $pool.autoscaling.mode "none" }}
+{{ $where }}.autoscaling.mode: scales pods, and a worker of this pool is {{ $pool.nodes }} pods; take none
+{{- end -}}
 {{- end -}}
 {{- if and (eq $pool.device "cpu") (gt (int64 $pool.gpu.count) 0) }}
 {{ $where }}.gpu.count: device cpu uses no GPU; take device cuda

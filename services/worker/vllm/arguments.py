@@ -7,6 +7,7 @@ from typing import Any
 
 from services.common.lifecycle import StartupError
 from services.worker.settings import WorkerSettings
+from services.worker.vllm.nodes import node_of
 
 DEFAULT_CPU_KV_TOKENS = 32_768  # vLLM would take most of the machine's memory
 # Arguments that have a setting of ours, or on which our engine depends.
@@ -21,6 +22,10 @@ _OURS = {
     "kv_events_config": "",
     "data_parallel_size": "",
     "stream_interval": "",
+    "nnodes": "RYZANSTEIN_NODES",
+    "node_rank": "RYZANSTEIN_NODES",
+    "master_addr": "RYZANSTEIN_NODES",
+    "master_port": "RYZANSTEIN_NODES",
 }
 _BATCHED_TOKENS = 2048
 _KV_DTYPES = {"auto": "auto", "bf16": "bfloat16", "fp8": "fp8", "int8": "int8"}
@@ -36,6 +41,7 @@ def engine_arguments(settings: WorkerSettings, folder: str) -> dict[str, Any]:
             f"RYZANSTEIN_QUANTIZATION {settings.quantization}: rounds weights for the native engine; for vLLM name a "
             "method of its own in RYZANSTEIN_ENGINE_ARGS (quantization)"
         )
+    node = node_of(settings)
     return {
         "model": folder,
         "tensor_parallel_size": settings.tensor_parallel,
@@ -47,6 +53,7 @@ def engine_arguments(settings: WorkerSettings, folder: str) -> dict[str, Any]:
         "scheduling_policy": "priority",
         "generation_config": "vllm",  # gateways apply the publisher's recommendations
         "structured_outputs_config": {"backend": "guidance"},  # the library that gateways compile grammars with
+        **(node.arguments() if node else {}),
         **settings.engine_args,
     }
 

@@ -27,6 +27,7 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from services.common.tasks import end_tasks
@@ -34,6 +35,7 @@ from services.worker.engine.errors import InvalidRequestError, UnsupportedError
 from services.worker.vllm.arguments import DEFAULT_CPU_KV_TOKENS
 from services.worker.vllm.core import CoreError, CoreLoss, CoreRequest, CoreStarted, CoreStep, RequestFailedError
 from services.worker.vllm.kv_mirror import KvMirror
+from services.worker.vllm.nodes import Meeting
 from services.worker.vllm.progress import StartClock
 from services.worker.vllm.stall import wait_stalled
 from services.worker.vllm.undertaker import Undertaker
@@ -47,9 +49,9 @@ _STOP_S = 2.0  # seconds for vLLM's processes to end by themselves
 log = logging.getLogger(__name__)
 
 
-def configure(arguments: Mapping[str, Any], kv_tokens: int) -> Any:
+def configure(arguments: Mapping[str, Any], kv_tokens: int, *, headless: bool = False) -> Any:
     """vLLM's configuration. Raises ValueError or TypeError in vLLM's own words."""
-    config = AsyncEngineArgs(**arguments).create_engine_config()
+    config = AsyncEngineArgs(**arguments).create_engine_config(headless=headless)
     on_cpu = config.device_config.device_type == "cpu"
     if on_cpu and not kv_tokens and not _CACHE_SIZES & arguments.keys():
         kv_tokens = DEFAULT_CPU_KV_TOKENS
@@ -62,13 +64,23 @@ def configure(arguments: Mapping[str, Any], kv_tokens: int) -> Any:
     return config
 
 
+def run_follower(arguments: Mapping[str, Any], kv_tokens: int) -> None:
+    """Run the ranks of a machine that follows a leader, as `vllm serve --headless` does, until one of them ends."""
+    executor = MultiprocExecutor(configure(arguments, kv_tokens, headless=True), monitor_workers=False)
+    executor.start_worker_monitor(inline=True)
+
+
 class AsyncCore:
     """Implements Core."""
 
-    def __init__(self, arguments: Mapping[str, Any], kv_tokens: int, clock: StartClock) -> None:
+    def __init__(
+        self, arguments: Mapping[str, Any], kv_tokens: int, clock: StartClock, meeting: Meeting | None = None
+    ) -> None:
+        """`meeting`: of the machines that follow this one."""
         self.on_step: Callable[[CoreStep], None] = lambda _: None
         self.on_phase: Callable[[str], None] = lambda _: None
         self._arguments, self._kv_tokens, self._clock = arguments, kv_tokens, clock
+        self._meeting = meeting
         self._llm: AsyncLLM | None = None
         self._events: asyncio.Task[None] | None = None
         self._processes: list[BaseProcess] = []  # our children: the process that schedules
@@ -80,6 +92,8 @@ class AsyncCore:
 
     async def start(self, mirror: KvMirror) -> CoreStarted:
         """Start the processes, whose cache `mirror` follows. Raises CoreError."""
+        if self._meeting is not None:
+            await self._meeting.gather(self.on_phase)
         self._undertaker = Undertaker()
         folder = tempfile.TemporaryDirectory(prefix="vllm-")
         endpoint = f"ipc://{Path(folder.name) / 'kv-events'}"
@@ -136,16 +150,19 @@ class AsyncCore:
         ending = asyncio.create_task(ended.wait())
         pids = [process.pid for process in self._family]
         stalling = asyncio.create_task(wait_stalled(pids, lambda: self._n_steps, lambda: self._n_open > 0))
+        parting = [asyncio.create_task(self._meeting.wait_lost())] if self._meeting else []
         try:
-            await asyncio.wait([ending, stalling], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ending, stalling, *parting], return_when=asyncio.FIRST_COMPLETED)
+            if ended.is_set():
+                return CoreLoss("exited", await _ends(self._processes))
+            self._kill()  # what is stopped, or waits for another machine, does not end by itself
+            return (
+                CoreLoss("stalled", stalling.result()) if stalling.done() else CoreLoss("exited", parting[0].result())
+            )
         finally:
             for process in self._processes:
                 loop.remove_reader(process.sentinel)
-            await end_tasks([ending, stalling])
-        if ended.is_set():
-            return CoreLoss("exited", await _ends(self._processes))
-        self._kill()  # what is stopped does not end by itself
-        return CoreLoss("stalled", stalling.result())
+            await end_tasks([ending, stalling, *parting])
 
     async def stop(self) -> None:
         """End all processes."""
@@ -154,6 +171,8 @@ class AsyncCore:
             await asyncio.to_thread(llm.shutdown, _STOP_S)
         self._kill()
         self._processes, self._family = [], []
+        if self._meeting is not None:
+            self._meeting.dismiss()
         if self._undertaker is not None:
             self._undertaker.close()
             self._undertaker = None

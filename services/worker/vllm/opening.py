@@ -18,6 +18,7 @@ from services.worker.settings import WorkerSettings
 from services.worker.vllm.arguments import describe_error, engine_arguments
 from services.worker.vllm.engine import VllmEngine, VllmLimits
 from services.worker.vllm.model_files import read_served_files
+from services.worker.vllm.nodes import Meeting
 from services.worker.vllm.progress import StartClock
 
 INSTALL = "pip install 'ryzanstein[vllm]'"
@@ -48,7 +49,8 @@ async def open_vllm(
     except ModelError as error:
         raise StartupError(f"RYZANSTEIN_MODEL {error}") from error
     limits = VllmLimits(settings.max_waiting, settings.recovery_limit_s)
-    return VllmEngine(limits, model, AsyncCore(arguments, settings.kv_tokens, clock), steps, life)
+    meeting = Meeting(settings.nodes) if settings.nodes > 1 else None
+    return VllmEngine(limits, model, AsyncCore(arguments, settings.kv_tokens, clock, meeting), steps, life)
 
 
 def _configure(arguments: dict[str, Any], settings: WorkerSettings) -> Any:

@@ -1,7 +1,12 @@
+{{/* Ranks of a pool's pod: a worker's, over its pods. */}}
+{{- define "ryzanstein.worker.ranks" -}}
+{{- ceil (divf (mul (int64 .tensorParallel) (int64 (default 1 .engineArgs.pipeline_parallel_size))) (int64 .nodes)) | int64 -}}
+{{- end }}
+
 {{/* GPUs of a pool's pod; 0 on CPU, and where they are claimed. */}}
 {{- define "ryzanstein.worker.gpus" -}}
 {{- if eq (include "ryzanstein.worker.device" .) "cuda" -}}
-{{- ternary 0 (default .tensorParallel .gpu.count) (not (empty .gpu.resourceClaims)) | int64 -}}
+{{- ternary 0 (default (include "ryzanstein.worker.ranks" . | int64) .gpu.count) (not (empty .gpu.resourceClaims)) | int64 -}}
 {{- else -}}
 0
 {{- end -}}
@@ -47,6 +52,12 @@ RYZANSTEIN_DRAIN_S: {{ .drainSeconds }}
 RYZANSTEIN_ENGINE: {{ .engine }}
 {{- if eq .engine "vllm" }}
 RYZANSTEIN_ENGINE_ARGS: {{ toJson .engineArgs | quote }}
+{{- if gt (int64 .nodes) 1 }}
+RYZANSTEIN_NODES: {{ .nodes }}
+RYZANSTEIN_NODE_SERVICE: {{ .host }}
+# Where the ranks of this pod are reached by those of the others.
+VLLM_HOST_IP: {valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+{{- end }}
 # The root is read-only, and vLLM, Triton and torch keep what they compile.
 VLLM_CACHE_ROOT: /tmp/vllm
 TRITON_CACHE_DIR: /tmp/triton
