@@ -68,10 +68,10 @@ class StallDetector:
         return self._verdict()
 
     def _verdict(self) -> str | None:
-        silent = f"without a heartbeat for {self._without_beat_s:.1f} s {self._where()}"
         more = f" (and {len(self._pids) - 1} more)" if len(self._pids) > 1 else ""
+        who, silent_s, where = f"{self._pids[0]}{more}", self._without_beat_s, self._where()
         if self._without_sign_s >= self._limits.asleep_s:
-            return f"process {self._pids[0]}{more} sleeps {silent}"
-        if self._without_beat_s >= self._limits.busy_s:
-            return f"process {self._pids[0]}{more} is busy {silent}"
+            return f"process {who} sleeps without a heartbeat for {silent_s:.1f} s {where}"
+        if silent_s >= self._limits.busy_s:
+            return f"process {who} is busy without a heartbeat for {silent_s:.1f} s {where}"
         return None
