@@ -32,6 +32,7 @@ class Peer:
     form: str = "safetensors"  # of the checkpoint
     weights: tuple[str, ...] = ("bf16",)  # number formats that it computes
     env: dict[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 300.0
 
 
 def read_peers(path: Path = PEERS) -> dict[str, Peer]:
@@ -95,7 +96,7 @@ async def started(peer: Peer, home: str, asked: Asked, log: Path) -> AsyncIterat
         await server.stop()
 
 
-async def start(peer: Peer, home: str, asked: Asked, log: Path, timeout_s: float = 300) -> Server:
+async def start(peer: Peer, home: str, asked: Asked, log: Path) -> Server:
     """Start a peer and wait until it is ready; raises RuntimeError if it ends or is not ready in time."""
     port = free_port()
     cores = len(os.sched_getaffinity(0))
@@ -109,7 +110,7 @@ async def start(peer: Peer, home: str, asked: Asked, log: Path, timeout_s: float
         )
     server = Server(peer, f"http://127.0.0.1:{port}", process)
     async with httpx.AsyncClient(trust_env=False, timeout=2) as client:
-        while time.perf_counter() - began < timeout_s:
+        while time.perf_counter() - began < peer.start_timeout_s:
             if process.returncode is not None:
                 raise RuntimeError(f"{peer.name} ended with status {process.returncode}; see {log}")
             with contextlib.suppress(httpx.HTTPError):
@@ -118,4 +119,4 @@ async def start(peer: Peer, home: str, asked: Asked, log: Path, timeout_s: float
                     return server
             await asyncio.sleep(0.05)
     await server.stop()
-    raise RuntimeError(f"{peer.name} was not ready after {timeout_s:.0f} s; see {log}")
+    raise RuntimeError(f"{peer.name} was not ready after {peer.start_timeout_s:.0f} s; see {log}")
