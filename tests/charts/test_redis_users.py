@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
+from redis import Redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
+from services.common.ports import free_port
 from tests.charts.rendering import Rendered, RenderError, environment, render
-from tests.redis_users import COMPONENTS, rules
+from tests.redis_users import COMPONENTS, modern_server, rules
 
+PASSWORDS = ("current", "previous")
+PATIENCE = Retry(ConstantBackoff(0.1), 300)  # while it starts
 COMPONENT_USERS = "redis: {auth: {users: components}}"
 
 
@@ -41,6 +51,33 @@ def test_each_service_is_a_user_of_its_own() -> None:
     assert {f"--key={component}" for component in COMPONENTS} <= set(maker["args"])
     (role,) = [each for each in rendered.of("Role") if each["metadata"]["name"].endswith("-secrets")]
     assert secret in [name for rule in role["rules"] if rule["verbs"] == ["get"] for name in rule["resourceNames"]]
+
+
+def test_redis_starts_with_these_users(tmp_path: Path) -> None:
+    """The script and the configuration as they are, but for the folders of a pod."""
+    if not (server := modern_server()):
+        pytest.skip("no redis-server of version 7 or newer is installed")
+    (config,) = [each for each in render(inline=COMPONENT_USERS).of("ConfigMap") if "start.sh" in each["data"]]
+    for name in ("redis/current/password", *(f"redis-users/{when}/{who}" for when in PASSWORDS for who in COMPONENTS)):
+        file = tmp_path / "etc" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{file.name} {file.parent.name}\n")
+    port = free_port()
+    places = {"/etc/ryzanstein": tmp_path / "etc", "/etc/redis/": f"{tmp_path}/", "/tmp/users": tmp_path / "users"}
+    for name in ("redis.conf", "start.sh"):
+        text = config["data"][name].replace("6379", str(port)).replace("dir /data", f"dir {tmp_path}")
+        for place, instead in places.items():
+            text = text.replace(place, str(instead))
+        (tmp_path / name).write_text(text)
+    environment = {"PATH": f"{Path(server).parent}:{os.environ['PATH']}"}
+    with subprocess.Popen(["sh", tmp_path / "start.sh"], stdout=subprocess.DEVNULL, env=environment) as redis:
+        try:
+            for who in COMPONENTS:
+                for when in PASSWORDS:
+                    with Redis(port=port, username=who, password=f"{who} {when}", retry=PATIENCE) as client:
+                        assert client.ping()
+        finally:
+            redis.kill()
 
 
 def test_passwords_of_yours() -> None:
