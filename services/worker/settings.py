@@ -40,8 +40,8 @@ class WorkerSettings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     quantization: Literal["auto", "int8", "int4", "none"] = Field(
         "auto",
-        description="Rounds weights that are stored unquantized while they load: int8 (a scale per output), int4 (a "
-        "scale per 32 inputs; tables and head int8) or none; auto: as they are stored",
+        description="Rounds weights that are stored unquantized while they load: int8 or int4 (where tables "
+        "and head are int8), with a scale per 32 inputs; auto and none: as they are stored",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     kv_tokens: int = Field(0, ge=0, description="KV cache size in tokens; 0: 32,768, or what memory is left for")

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from services.worker.backends.mapped import MappedFile
+
 _BAND = 1024  # rows copied at a time, to bound the memory beside the result
 _FP8 = torch.float8_e4m3fn
 
@@ -49,7 +51,7 @@ class Dense:
 
     def ends(self) -> tuple[float, float]:
         """Return the smallest and the largest number; NaN if a number is NaN."""
-        return _ends(self.values)
+        return _ends(torch.tensor([_ends(self.values[rows]) for rows in read_rows(self, _BAND)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ class InBlocks:
 
     def ends(self) -> tuple[float, float]:
         """Return bounds of the numbers for all combinations of codes and scales; NaN if a number is NaN."""
-        return _ends(torch.tensor([self.split.ends(band) for band in torch.split(self.blocks, _BAND)]))
+        return _ends(torch.tensor([self.split.ends(self.blocks[rows]) for rows in read_rows(self, _BAND)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,7 @@ class Rounded:
     start: int  # the columns [start, stop) are the weight
     stop: int
     bits: Literal[4, 8]
-    group: int  # stored inputs of a group; 0: all
+    group: int  # stored inputs of a group
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -223,22 +225,20 @@ class Rounded:
     @property
     def form(self) -> str:
         """The form in words."""
-        return f"int{self.bits} in groups of {self.group}" if self.group else f"int{self.bits} per output"
+        return f"int{self.bits} in groups of {self.group}"
 
     @property
     def groups(self) -> Tensor:
         """The group of each input, from 0 on: [n_in] int64."""
-        if not self.group:
-            return torch.zeros(self.stop - self.start, dtype=torch.int64)
         return torch.arange(self.start, self.stop) // self.group - self.start // self.group
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the rounded numbers of rows [start, stop) in float32."""
         return self.band(start, stop).rows(0, stop - start)
 
-    def band(self, start: int, stop: int) -> Grouped | PerChannel:
+    def band(self, start: int, stop: int) -> Grouped:
         """Return the weight of the rows [start, stop)."""
-        size = self.group or self.values.shape[1]
+        size = self.group
         low, high = self.start // size, -(-self.stop // size)  # groups
         found = self.values[start:stop, low * size : high * size].float()
         missing = (high - low) * size - found.shape[1]
@@ -249,8 +249,6 @@ class Rounded:
         inverse = torch.where(scale != 0, 1 / scale.float(), 0.0).unsqueeze(-1)
         codes = (cells * inverse).round_().clamp_(-center, center - 1).view(len(found), -1)
         codes = codes[:, self.start - low * size : self.stop - low * size]
-        if not self.group:
-            return PerChannel(codes.to(torch.int8), scale)
         zero = torch.full(scale.shape, center, dtype=torch.uint8)
         return Grouped((codes + center).to(torch.uint8), scale, zero, self.groups)
 
@@ -282,8 +280,8 @@ class Stacked:
         """Return all numbers, each rounded once, as a new tensor."""
         weight, start = torch.empty(self.shape, dtype=dtype, device=device), 0
         for part in self.parts:
-            for low in range(0, part.shape[0], _BAND):
-                band = part.rows(low, low + _BAND)
+            for rows in read_rows(part, _BAND):
+                band = part.rows(rows.start, rows.stop)
                 weight[start : start + len(band)].copy_(band)
                 start += len(band)
         return weight
@@ -294,9 +292,11 @@ class Stacked:
         Each block is contiguous, and a view if possible, so that loading needs the memory of one block beside the
         packed weight, not of a second weight.
         """
-        n_out = self.shape[0]
+        n_out, files = self.shape[0], [MappedFile(_stored(part)) for part in self.parts]
         for start in range(0, n_out, height):
             yield self._rows(start, min(start + height, n_out)).to(dtype).contiguous()
+            for file in files:
+                file.give_back()
 
     def _rows(self, start: int, stop: int) -> Tensor:
         found, first = [], 0
@@ -307,6 +307,21 @@ class Stacked:
                 found.append(part.rows(low, high))
             first += n_out
         return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def read_rows(weight: Weight, height: int) -> Iterator[slice]:
+    """Yield bands of `height` rows to read; the memory that a mapped file takes for a band is given back behind it."""
+    file = MappedFile(_stored(weight))
+    for start in range(0, weight.shape[0], height):
+        yield slice(start, min(start + height, weight.shape[0]))
+        file.give_back()
+
+
+def _stored(weight: Weight) -> Tensor:
+    """Return the tensor that holds the numbers or codes: [n_out, ...]."""
+    if isinstance(weight, Dense | Rounded):
+        return weight.values
+    return weight.blocks if isinstance(weight, InBlocks) else weight.codes
 
 
 def _name(codes: Tensor) -> str:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from services.worker.protocol.rank_config import Quantization
 
-INT4_GROUP = 32  # inputs that share a scale
+_GROUP = 32  # inputs that share a scale
 _SCALE_BYTES = 2
 # A router chooses between experts, where a small error changes the choice; positions are added, not multiplied.
 _KEPT = ("router", "positions")
@@ -15,7 +15,7 @@ _KEPT = ("router", "positions")
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Integers of `bits` bits, with a scale for each `group` inputs of an output; 0: for all of them."""
+    """Integers of `bits` bits, with a scale for each `group` inputs of an output."""
 
     bits: Literal[4, 8]
     group: int
@@ -23,10 +23,10 @@ class Rounding:
     @property
     def element_bytes(self) -> float:
         """Bytes of an element in memory."""
-        return self.bits / 8 + (_SCALE_BYTES / self.group if self.group else 0)
+        return self.bits / 8 + _SCALE_BYTES / self.group
 
 
-EIGHT_BITS, FOUR_BITS = Rounding(8, 0), Rounding(4, INT4_GROUP)
+EIGHT_BITS, FOUR_BITS = Rounding(8, _GROUP), Rounding(4, _GROUP)
 
 
 def rounding_of(quantization: Quantization, key: str) -> Rounding | None:

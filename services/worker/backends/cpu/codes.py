@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from services.worker.backends.weights import Dense, Grouped, InBlocks, PerChannel, Rounded, Weight
+from services.worker.backends.weights import Dense, Grouped, InBlocks, PerChannel, Rounded, Weight, read_rows
 from services.worker.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.kernels.codes import LEAST_BLOCK, MOST_BLOCK, SCALE_ROWS, Bits, InputBits, PackedCodes
 
-_BAND = 1 << 20  # codes packed at a time, about
+_BAND = 1 << 18  # codes packed at a time, about
 
 _BITS: tuple[Bits, ...] = (2, 4, 8)
 
@@ -128,8 +128,8 @@ def pack(kernels: Bfloat16Kernels, parts: Sequence[Part], n_zeros: int) -> Packe
 
     def bands() -> Iterator[Tensor]:
         for part in parts:
-            for start in range(0, part.weight.shape[0], height):
-                band = part.weight.band(start, start + height)
+            for rows in read_rows(part.weight, height):
+                band = part.weight.band(rows.start, rows.stop)
                 assert not isinstance(band, Dense)
                 scales.append(_of_blocks(band.scale, blocks))
                 if part.offsets:

@@ -114,6 +114,32 @@ def test_weights_take_what_was_predicted_and_the_table_stands_once(folder: Path,
     assert held - rows == pytest.approx(predicted, rel=0.05)
 
 
+def resident(name: str) -> int:
+    """A line of this process's status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+@needs_kernels
+def test_loading_never_holds_the_weights_dense_nor_the_whole_file(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=203,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+    )
+    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path)
+    backend, before = open_backend(torch.bfloat16, CPU), resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
+    model = load_model(tmp_path, SingleRank(), backend, 16, "int4")
+    grown = resident("VmHWM") - before
+    bands = 24 << 20  # what is taken apart at a time, and libraries that are used for the first time
+    assert grown < 1.2 * sum(code.nbytes for code in packed(model)) + bands
+    assert (tmp_path / "model.safetensors").stat().st_size > 1.2 * grown
+
+
 @needs_kernels
 @pytest.mark.parametrize("quantization", ["none", "int8"])  # of what the file stores dense
 def test_a_gguf_file_takes_what_was_predicted_and_its_formats_are_named(
@@ -128,7 +154,7 @@ def test_a_gguf_file_takes_what_was_predicted_and_its_formats_are_named(
     config = RankGroupConfig(str(file), kv_tokens=16, max_model_len=16, quantization=quantization)
     assert held == pytest.approx(footprint(model.spec, config).weights, rel=0.03)
     four, eight = "uint4 in groups of 32", "int8 in groups of 32"
-    q = {"none": "bfloat16", "int8": "int8 per output"}[quantization]
+    q = {"none": "bfloat16", "int8": "int8 in groups of 32"}[quantization]
     wanted = {"q": f"1 x {q} and 1 x {four}", "k": four, "v": four, "o": four, "gate": four, "up": four}
     wanted |= {"down": f"1 x uint5 in groups of 32 and 1 x {four}", "head": eight}
     assert model.weight_formats == wanted

@@ -1,0 +1,40 @@
+"""Gives memory back that a mapped file takes while its numbers are read."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from pathlib import Path
+
+from torch import Tensor
+
+_LEAST = 1 << 18  # bytes of a tensor; what smaller ones leave, the next larger one gives back
+_MAPS = Path("/proc/self/maps")
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class MappedFile:
+    """The mapped file of a stored tensor, which is never written to; nothing if the tensor has memory of its own.
+
+    Its pages count as memory of the process from when they are read on. Given back they do not; the system's page cache
+    keeps them, for this process and others.
+    """
+
+    def __init__(self, stored: Tensor) -> None:
+        self._span = _mapped_span(stored.data_ptr()) if stored.nbytes >= _LEAST else None
+
+    def give_back(self) -> None:
+        """Give the memory of all pages back that were read. Raises OSError."""
+        if self._span and _libc.madvise(self._span.start, len(self._span), mmap.MADV_DONTNEED):
+            raise OSError(ctypes.get_errno(), "madvise")
+
+
+def _mapped_span(address: int) -> range | None:
+    """Return the addresses of the mapped file that holds an address; None if it is other memory."""
+    for line in _MAPS.read_text().splitlines():
+        span, _, _, _, inode = line.split(maxsplit=5)[:5]
+        start, stop = (int(end, 16) for end in span.split("-"))
+        if start <= address < stop:
+            return range(start, stop) if inode != "0" else None
+    return None
