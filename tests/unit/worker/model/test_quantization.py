@@ -15,8 +15,10 @@ from gguf import GGMLQuantizationType as T
 
 from services.worker.backends.base import ModelBackend
 from services.worker.backends.collectives import SingleRank
+from services.worker.backends.cuda.ops import CudaOps
 from services.worker.backends.opening import open_backend
 from services.worker.backends.torch.backend import TorchBackend
+from services.worker.backends.weights import Rounded, Stacked
 from services.worker.cpu import has_vectors
 from services.worker.kernels.codes import PackedCodes
 from services.worker.model import footprint as footprints
@@ -112,6 +114,15 @@ def test_weights_take_what_was_predicted_and_the_table_stands_once(folder: Path,
     held = sum(code.nbytes for code in codes)
     rows = 256 * 128 - 208 * 128  # the kernels' rows of padding of the table
     assert held - rows == pytest.approx(predicted, rel=0.05)
+
+
+def test_what_a_device_computes_dense_is_said(folder: Path) -> None:
+    model = load_model(folder, SingleRank(), TorchBackend(torch.float32, CPU), 16, "int4")
+    assert model.weight_formats["q"] == "int4 in groups of 32 as float32"
+    ops, weight = CudaOps(torch.bfloat16, CPU), Rounded(torch.randn(8, 64).bfloat16(), 0, 64, 8, 32)
+    assert ops.form(weight) == "int8 in groups of 32 as bfloat16"
+    x, numbers = torch.randn(3, 64).bfloat16(), weight.rows(0, 8).bfloat16()
+    assert torch.equal(ops.linear(Stacked((weight,)), None)(x), torch.nn.functional.linear(x, numbers))
 
 
 def resident(name: str) -> int:
