@@ -12,7 +12,17 @@ from tests.programs import CHART
 ROOT = CHART.parents[1]
 # For clients and contributors; what they show has tests of its own.
 OTHERS = (
-    *("adapters", "api-keys", "architecture", "benchmarks", "default-model", "dependencies", "evaluation", "images"),
+    *(
+        "adapters",
+        "api-keys",
+        "architecture",
+        "benchmarks",
+        "default-model",
+        "dependencies",
+        "evaluation",
+        "fine-tuning",
+        "images",
+    ),
     *("performance", "quantizing", "releasing", "serving", "structured-output", "tools"),
 )
 PAGES = sorted(

@@ -34,6 +34,7 @@ from services.common.loop_lag import LoopLag
 from services.common.metrics import new_registry
 from services.common.settings import ServiceSettings
 from services.common.tls.credentials import export_end
+from services.finetuner.settings import FinetunerSettings
 from services.gateway.api import schema
 from services.gateway.api.fields import advisory_fields, neutral_values
 from services.gateway.http import adapters, tokens
@@ -70,6 +71,7 @@ SERVICES: tuple[tuple[str, type[ServiceSettings]], ...] = (
     ("Router", RouterSettings),
     ("KV-cache coordinator", CoordinatorSettings),
     ("Worker", WorkerSettings),
+    ("Fine-tuner", FinetunerSettings),
 )
 
 
@@ -365,6 +367,7 @@ BODIES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("POST /v1/classify", schema.ClassifyBody),
     ("POST /tokenize", tokens.TokenizeBody),
     ("POST /detokenize", tokens.DetokenizeBody),
+    ("POST /v1/fine_tuning/jobs", schema.FineTuningBody),
     ("POST /v1/load_lora_adapter", adapters.LoadBody),
     ("POST /v1/unload_lora_adapter", adapters.UnloadBody),
 )

@@ -95,6 +95,13 @@ class Quantization(StrEnum):
     NONE = "none"
 
 
+class TrainedQuantization(StrEnum):
+    """Numbers of a base's weights while `finetune` trains."""
+
+    NONE = "none"
+    NF4 = "nf4"
+
+
 class Commands(typer.core.TyperGroup):
     """Prints a :class:`CommandError` or a missing package as one line on stderr."""
 
@@ -173,6 +180,10 @@ def up(
     adapter_source: Annotated[
         str, typer.Option(metavar="DIR", help="A folder whose LoRA adapters may be loaded while it runs.")
     ] = "",
+    fine_tuning: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="Train adapters of the model (/v1/fine_tuning/jobs), and keep them in DIR."),
+    ] = "",
     host: Annotated[str, typer.Option(help="Address that the gateway listens on; 0.0.0.0: every one.")] = HOST,
     port: Port = 8000,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the public gRPC API; 0: off.")] = 0,
@@ -220,6 +231,7 @@ def up(
         fallback_model=fallback_model,
         adapters=tuple(named_folder("--adapter", text) for text in adapter or ()),
         adapter_source=adapter_source and str(Path(adapter_source).absolute()),
+        fine_tuning=fine_tuning and str(Path(fine_tuning).absolute()),
         generation_config=chosen.generation_config,
     )
     command.run(options, start_timeout)
@@ -406,6 +418,35 @@ def merge(
     from services.cli import merge as command
 
     command.MERGER.run([base, str(adapter), str(out)], str(out))
+
+
+@app.command()
+def finetune(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Conversations, a JSON object per line.")],
+    model: Annotated[str, typer.Option(help="The served model to start from.")],
+    validation: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Conversations that are not trained on, to measure the loss.")
+    ] = None,
+    suffix: Annotated[str, typer.Option(help="A part of the result's name.")] = "",
+    epochs: Annotated[int, typer.Option(min=0, max=50, help="Passes over FILE; 0: by its size.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=0, max=256, help="Conversations per step; 0: by FILE's size.")] = 0,
+    learning_rate_multiplier: Annotated[float, typer.Option(min=0, help="Times 0.0002; 0: 1.")] = 0.0,
+    lora_rank: Annotated[int, typer.Option(min=1, max=64, help="Rank of the adapter.")] = 16,
+    quantization: Annotated[
+        TrainedQuantization, typer.Option(help="nf4: the base in 4 bits while it trains (QLoRA).")
+    ] = TrainedQuantization.NONE,
+    watch: Annotated[bool, typer.Option("--watch", help="Show progress and losses until the model is served.")] = False,
+    url: Annotated[str, typer.Option(help="Base URL of a gateway.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[str, typer.Option(envvar="RYZANSTEIN_API_KEY")] = "",
+) -> None:
+    """Train a LoRA adapter on FILE, and serve it; prints the job's id, with --watch the name of the new model."""
+    from services.cli import finetune as command
+
+    chosen = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate_multiplier": learning_rate_multiplier}
+    hyper = {name: value for name, value in chosen.items() if value}
+    hyper |= {"lora_rank": lora_rank, "quantization": quantization.value}
+    body = {"model": model, **({"suffix": suffix} if suffix else {})}
+    command.run(command.Gateway(url.rstrip("/"), api_key), file, validation, body, hyper, watch=watch)
 
 
 @app.command(

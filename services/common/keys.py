@@ -1,4 +1,7 @@
-"""Names of all keys in Redis. Redis owns files and batches; everything else there is a lease or can be lost."""
+"""Names of all keys in Redis.
+
+Redis owns files, batches and fine-tuning jobs; everything else there is a lease or can be lost.
+"""
 
 from __future__ import annotations
 
@@ -140,3 +143,33 @@ class RedisKeys:
     def batch_owners(self) -> str:
         """Hash: member -> the gateway that works on it."""
         return f"rz:{self.namespace}:batch-owners"
+
+    def tuning_jobs(self, tenant: str) -> str:
+        """Sorted set: ids of a tenant's fine-tuning jobs -> when they were created."""
+        return f"rz:{self.namespace}:tuning-jobs:{tenant or '-'}"
+
+    def tuning_job(self, member: str) -> str:
+        """Hash: one fine-tuning job."""
+        return f"rz:{self.namespace}:tuning-job:{member}"
+
+    def tuning_events(self, member: str) -> str:
+        """List: a fine-tuning job's events as JSON."""
+        return f"rz:{self.namespace}:tuning-events:{member}"
+
+    def tuning_checkpoints(self, member: str) -> str:
+        """List: a fine-tuning job's checkpoints as JSON."""
+        return f"rz:{self.namespace}:tuning-checkpoints:{member}"
+
+    @property
+    def tuning_queue(self) -> str:
+        """Sorted set: member of each open fine-tuning job -> when anyone may take it over, by Redis's clock."""
+        return f"rz:{self.namespace}:tuning-queue"
+
+    @property
+    def tuning_owners(self) -> str:
+        """Hash: member -> the gateway or fine-tuner that works on it."""
+        return f"rz:{self.namespace}:tuning-owners"
+
+    def tuner(self, owner: str) -> str:
+        """What a fine-tuner can train, as JSON, while it is there."""
+        return f"rz:{self.namespace}:tuner:{owner}"

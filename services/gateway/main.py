@@ -21,6 +21,7 @@ from services.common.tls.credentials import export_end
 from services.common.tracing import tracing
 from services.gateway.batches.parts import Batches
 from services.gateway.drain import LAST_WORDS_S, Drain, Phase
+from services.gateway.fine_tuning.parts import FineTuning
 from services.gateway.generation.adapters import AdapterRegistry
 from services.gateway.generation.attempt import Cause
 from services.gateway.generation.budget import ResumeBudget
@@ -148,6 +149,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     kept_redis = open_redis(settings.redis, STORE_S)
     store = new_store(settings, kept_redis, keys, metrics)
     batches = Batches(settings, keys, metrics) if settings.batch_storage_bytes else None
+    fine_tuning = FineTuning(batches.files, adapters) if batches else None
     services = new_services(
         settings,
         router,
@@ -160,6 +162,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         tracer,
         drain,
         batches,
+        fine_tuning,
     )
     metrics.watch(
         workers=lambda: len(router.listed.views),
@@ -178,6 +181,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
                 *([public.watch()] if public else []),
                 *([peers.run()] if settings.tenancy and not settings.gateway_replicas else []),
                 *([batches.run(services.batch_routes(), gate, gateway_id, drain)] if batches else []),
+                *([fine_tuning.run(services.batch_routes(), gateway_id)] if fine_tuning else []),
             ),
             aclosing(grammars),
             aclosing(services.buffers),

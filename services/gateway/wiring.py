@@ -16,6 +16,7 @@ from services.gateway.asgi import ASGIApp
 from services.gateway.batches.gate import BatchGate
 from services.gateway.batches.parts import Batches
 from services.gateway.drain import Drain
+from services.gateway.fine_tuning.parts import FineTuning
 from services.gateway.generation.cache import ResponseCache
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.chat_body import ChatBodyPreparer
@@ -91,6 +92,7 @@ class SharedServices:
     tracer: RequestTracer
     drain: Drain
     batches: Batches | None
+    fine_tuning: FineTuning | None
 
     def _origins(self) -> OriginPolicy:
         settings = self.settings
@@ -118,12 +120,13 @@ class SharedServices:
 
     def routes(self) -> ASGIApp:
         """REST and WebSocket."""
-        catalog, gate, origins, batches = self.catalog, self.gate, self._origins(), self.batches
+        catalog, gate, origins = self.catalog, self.gate, self._origins()
+        parts = [part for part in (self.batches, self.fine_tuning) if part]
         entrance, endpoints = self._entrance(gate), self._endpoints(gate)
         documented = {route.path: route.documented for route in self.hot}
-        if batches:
-            endpoints |= batches.endpoints(entrance, self._limits())
-            documented |= batches.documented
+        for part in parts:
+            endpoints |= part.endpoints(entrance, self._limits())
+            documented |= part.documented
         socket = StreamSocket(
             entrance,
             {
@@ -144,7 +147,7 @@ class SharedServices:
             self.metrics,
             lambda: catalog.ready and not self.drain.draining,
             documented,
-            [*([add_playground] if self.settings.playground else []), *([batches.add_routes] if batches else [])],
+            [*([add_playground] if self.settings.playground else []), *(part.add_routes for part in parts)],
         )
         add_routes(app, self.store)
         observer = Observer("rest", self.metrics, self.tracer)
@@ -240,6 +243,7 @@ def new_services(
     tracer: RequestTracer,
     drain: Drain,
     batches: Batches | None,
+    fine_tuning: FineTuning | None,
 ) -> SharedServices:
     """Make what the APIs share, on top of one pipeline."""
     catalog, embedder = pipeline.catalog, Embedder(pipeline)
@@ -261,4 +265,5 @@ def new_services(
         tracer,
         drain,
         batches,
+        fine_tuning,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from services.cli.stack.options import HOST, StackOptions
 from services.cli.stack.probes import Probe, grpc_alive, grpc_serving, http_alive, http_ready, redis_alive, redis_ready
+from services.common.gguf_files import model_name, split_choice
 from services.common.ports import free_port
 
 
@@ -63,6 +64,8 @@ def lay_out(
             },
         )
     )
+    if options.fine_tuning:
+        specs.append(_finetuner(options, next(ports), shared))
     specs.append(_gateway(options, router, shared))
     return tuple(specs)
 
@@ -106,11 +109,24 @@ def _worker(options: StackOptions, index: int, port: int, shared: dict[str, str]
     }
     if options.adapters:
         chosen["RYZANSTEIN_ADAPTERS"] = json.dumps(dict(options.adapters))
-    if options.adapter_source:
-        chosen["RYZANSTEIN_ADAPTER_SOURCES"] = json.dumps([options.adapter_source])
+    if sources := [folder for folder in (options.adapter_source, options.fine_tuning) if folder]:
+        chosen["RYZANSTEIN_ADAPTER_SOURCES"] = json.dumps(sources)
     env |= {name: str(value) for name, value in chosen.items() if value}
     name, address = f"worker-{index}", f"{HOST}:{port}"
     return _service(name, "services.worker.api", address, env, stop_s=15.0, python=options.engine_python)
+
+
+def _finetuner(options: StackOptions, port: int, shared: dict[str, str]) -> ProcessSpec:
+    model, choice = split_choice(options.model)
+    path = Path(model).expanduser().resolve()
+    name = options.served_model_name or model_name(options.model) or path.name
+    env = shared | {
+        "RYZANSTEIN_METRICS_PORT": str(port),
+        "RYZANSTEIN_FINETUNER_MODELS": json.dumps({name: f"{path}:{choice}" if choice else str(path)}),
+        "RYZANSTEIN_FINETUNER_FOLDER": options.fine_tuning,
+    }
+    url, command = f"http://{HOST}:{port}", (sys.executable, "-m", "services.finetuner")
+    return ProcessSpec("finetuner", command, url, http_ready(f"{url}/readyz"), http_alive(f"{url}/livez"), env)
 
 
 def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> ProcessSpec:
@@ -128,7 +144,7 @@ def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> Proc
         caller: dict[str, object] = {
             "name": "up",
             "key_sha256": hashlib.sha256(options.api_key.encode()).hexdigest(),
-            "admin": bool(options.adapter_source),  # loading adapters is an administrator's
+            "admin": bool(options.adapter_source or options.fine_tuning),  # loading adapters is an administrator's
         }
         env |= {"RYZANSTEIN_TENANCY": "true", "RYZANSTEIN_API_KEYS": json.dumps([caller])}
     url, command = options.url, (sys.executable, "-m", "services.gateway")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class StackOptions:
     fallback_model: str = ""
     adapters: tuple[tuple[str, str], ...] = ()  # names and folders of LoRA adapters
     adapter_source: str = ""  # folder whose adapters may be loaded while it runs; empty: none
+    fine_tuning: str = ""  # folder of fine-tuning jobs and what they train; empty: no fine-tuner
     generation_config: str = ""  # JSON of sampling parameters that outweigh the model's own; empty: none
 
     @property
@@ -103,6 +105,8 @@ def check(options: StackOptions) -> None:
     if options.adapter_source and not Path(options.adapter_source).is_dir():
         raise CommandError(f"--adapter-source {options.adapter_source}: no such folder")
     _check_certificate(options)
+    if options.fine_tuning:
+        _check_fine_tuning(options)
     _check_port(options.host, options.port)
     if options.grpc_port:
         _check_port(options.host, options.grpc_port)
@@ -122,6 +126,17 @@ def _check_model(model: str) -> None:
         return
     elif path.exists() or not _HUB_ID.match(name) or name.startswith((".", "/")) or path.suffix == SUFFIX:
         raise CommandError(f"--model {model}: no such folder or GGUF file, and not a hub id like owner/name")
+
+
+def _check_fine_tuning(options: StackOptions) -> None:
+    if missing := [name for name in ("peft", "transformers") if not find_spec(name)]:
+        lack = f"({', '.join(missing)} missing)"
+        install = f"{sys.executable} -m pip install 'ryzanstein[finetune]'"
+        raise CommandError(f"--fine-tuning needs the extra finetune {lack}: {install}")
+    if not Path(split_choice(options.model)[0]).exists():
+        raise CommandError(f"--fine-tuning: --model must be a folder or a GGUF file, and is {options.model}")
+    if options.engine != "native":
+        raise CommandError("--fine-tuning: vLLM's engine loads no adapters; use --engine native")
 
 
 def _check_engine(options: StackOptions) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from services.common.fine_tuning.records import MOST_RANK
 from services.gateway.api.fields import ADVISORY, neutral
 from services.gateway.api.options import FunctionDefinition, Session, TextOptions, TokenId
 
@@ -314,3 +315,45 @@ class BatchBody(Struct, kw_only=True, forbid_unknown_fields=True):
         | None
     ) = None
     output_expires_after: Annotated[Any, ADVISORY] = None
+
+
+class Hyperparameters(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How an adapter is trained; the last two are ours."""
+
+    n_epochs: Literal["auto"] | Annotated[int, Meta(ge=1, le=50)] | None = None
+    batch_size: Literal["auto"] | Annotated[int, Meta(ge=1, le=256)] | None = None
+    learning_rate_multiplier: Literal["auto"] | Annotated[float, Meta(gt=0, le=1000)] | None = None
+    lora_rank: Annotated[int, Meta(ge=1, le=MOST_RANK)] | None = None
+    quantization: Literal["none", "nf4"] | None = None
+
+
+class Supervised(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Training on the assistant's turns."""
+
+    hyperparameters: Hyperparameters | None = None
+
+
+class Method(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The kind of training."""
+
+    type: Literal["supervised"]
+    supervised: Supervised | None = None
+
+
+class FineTuningBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/fine_tuning/jobs."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256, description="A model that the fine-tuner has")]
+    training_file: Annotated[str, Meta(min_length=1, max_length=64)]
+    validation_file: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    suffix: Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$", description="A part of the result's name")] | None = (
+        None
+    )
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    method: Method | None = None
+    hyperparameters: Annotated[Hyperparameters, Meta(description="Use `method`")] | None = None
+    metadata: (
+        Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
+        | None
+    ) = None
+    integrations: Annotated[Any, neutral([])] = None

@@ -1,4 +1,4 @@
-"""/v1/files: the input and result files of batches."""
+"""/v1/files: the input and result files of batches and fine-tuning jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import FastAPI, Query, Response
 from fastapi.responses import StreamingResponse
 
 from services.gateway.batches.files import FileGoneError, FileStore, Upload, no_file
-from services.gateway.batches.objects import Batch, File
+from services.gateway.batches.objects import Batch, File, Purpose
 from services.gateway.errors import invalid, storage_away
 from services.gateway.generation.entrance import Entrance
 from services.gateway.http.exchange import Exchange
@@ -50,10 +50,11 @@ class UploadEndpoint:
         try:
             async for piece in pieces:
                 await upload.write(piece)
+            purpose = _purpose(form.fields)
             life_s = _life(form.fields, self._store.limits.life_s)
             if form.filename is None:
                 raise invalid("Missing required field `file`.", "file", "missing_field")
-            file = await upload.publish(form.filename, life_s)
+            file = await upload.publish(form.filename, life_s, purpose)
             published = True
         finally:
             if not published:
@@ -68,15 +69,23 @@ async def _abort(upload: Upload) -> None:
         return  # the sweep removes expired uploads
 
 
-def _life(fields: dict[str, str], most_s: int) -> int | None:
-    """Check a form's fields; returns the file's life in seconds. Raises :class:`ApiError` (400)."""
+def _purpose(fields: dict[str, str]) -> Purpose:
+    """The purpose that a form gives a file. Raises :class:`ApiError` (400), also for fields that no form has."""
     for name in fields:
         if name not in _FIELDS:
             raise invalid(f"Unknown field `{name}`. Known fields: {', '.join(_FIELDS)}.", name, "unknown_field")
-    if "purpose" not in fields:
-        raise invalid("Missing required field `purpose`.", "purpose", "missing_field")
-    if fields["purpose"] != "batch":
-        raise invalid("`purpose` must be `batch`.", "purpose", "invalid_value")
+    match fields.get("purpose"):
+        case "batch":
+            return "batch"
+        case "fine-tune":
+            return "fine-tune"
+        case None:
+            raise invalid("Missing required field `purpose`.", "purpose", "missing_field")
+    raise invalid("`purpose` must be `batch` or `fine-tune`.", "purpose", "invalid_value")
+
+
+def _life(fields: dict[str, str], most_s: int) -> int | None:
+    """The file's life in seconds that a form asks for. Raises :class:`ApiError` (400)."""
     if fields.get(_ANCHOR, "created_at") != "created_at":
         raise invalid(f"`{_ANCHOR}` must be `created_at`.", _ANCHOR)
     seconds = fields.get(_SECONDS)
@@ -98,7 +107,7 @@ def add_files(app: FastAPI, store: FileStore) -> None:
         after: Annotated[str, Query(max_length=64, description="An id: only files behind it in the order")] = "",
         limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = _MOST_LISTED,
         order: Literal["asc", "desc"] = "desc",
-        purpose: Literal["batch", "batch_output"] | None = None,
+        purpose: Purpose | None = None,
     ) -> Response:
         found = [file for file in await store.list(tenant.name) if purpose in (None, file.purpose)]
         found = _behind(found, after, order)
@@ -121,7 +130,9 @@ def add_files(app: FastAPI, store: FileStore) -> None:
         pieces = await _begun(store.pieces(tenant.name, file_id, found.bytes), file_id)
         return StreamingResponse(pieces, media_type="application/octet-stream", headers=headers)
 
-    @app.delete("/v1/files/{file_id}", summary="Remove a file; a batch that reads it fails", tags=["batches"])
+    @app.delete(
+        "/v1/files/{file_id}", summary="Remove a file; a batch or fine-tuning job that reads it fails", tags=["batches"]
+    )
     async def delete(file_id: str, tenant: CallingTenant) -> Response:
         await store.get(tenant.name, file_id)
         await store.delete(tenant.name, file_id)

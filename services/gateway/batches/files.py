@@ -13,7 +13,7 @@ import msgspec
 from services.common.keys import RedisKeys
 from services.common.redis_client import Argument
 from services.gateway.batches import scripts
-from services.gateway.batches.objects import File, new_object_id
+from services.gateway.batches.objects import File, Purpose, new_object_id
 from services.gateway.errors import ApiError, invalid
 from services.gateway.tenants.redis_guard import RedisGuard
 
@@ -158,7 +158,7 @@ class Upload:
         piece, self._waiting = bytes(self._waiting), bytearray()
         await self._store.append(self._tenant, self._id, piece)
 
-    async def publish(self, filename: str, life_s: int | None) -> File:
+    async def publish(self, filename: str, life_s: int | None, purpose: Purpose) -> File:
         """Complete the file and make it visible; raises :class:`ApiError`."""
         if not self.size:
             raise invalid("The file is empty.", "file", "empty_file")
@@ -168,7 +168,7 @@ class Upload:
         life = min(life_s or self._store.limits.life_s, self._store.limits.life_s)
         file = File(
             id=self._id, bytes=self.size, created_at=created, expires_at=created + life, filename=filename,
-            purpose="batch",
+            purpose=purpose,
         )  # fmt: skip
         await self._store.publish(self._tenant, file)
         return file

@@ -10,6 +10,7 @@ import msgspec
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 OPEN: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
+Purpose = Literal["batch", "batch_output", "fine-tune", "fine-tune-results"]
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 
 
@@ -27,7 +28,7 @@ class File(msgspec.Struct, kw_only=True):
     created_at: int
     expires_at: int
     filename: str
-    purpose: Literal["batch", "batch_output"]
+    purpose: Purpose
     status: Literal["processed"] = "processed"
     status_details: None = None
 

@@ -46,6 +46,11 @@ class Batches:
         self._woken = asyncio.Event()
 
     @property
+    def files(self) -> FileStore:
+        """The files of batches and fine-tuning jobs."""
+        return self._store.files
+
+    @property
     def documented(self) -> dict[str, Documentation]:
         """The routes that take JSON."""
         return {"/v1/batches": DOCUMENTED}

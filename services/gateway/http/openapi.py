@@ -81,7 +81,7 @@ _MESSAGES_ERROR_SCHEMA = {
 }
 _CODES = ("400", "401", "403", "404", "405", "408", "413", "415", "429", "500", "503")
 _UPLOAD = {
-    "summary": "Store a file of requests, one JSON object per line",
+    "summary": "Store a file of requests or training examples, one JSON object per line",
     "tags": ["batches"],
     "security": _SECURITY,
     "requestBody": {
@@ -93,7 +93,7 @@ _UPLOAD = {
                     "required": ["file", "purpose"],
                     "properties": {
                         "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": ["batch"]},
+                        "purpose": {"type": "string", "enum": ["batch", "fine-tune"]},
                     },
                 }
             }
@@ -142,7 +142,11 @@ def _document_errors(whole: dict[str, Any]) -> None:
 def _codes_of(path: str, tags: list[str]) -> tuple[str, ...]:
     if path == "/admin/workers":
         return ("401", "403")
-    return ("400", "401", "403", "404", "503") if tags in (["batches"], ["responses"]) else ("401", "404", "503")
+    return (
+        ("400", "401", "403", "404", "503")
+        if tags in (["batches"], ["fine-tuning"], ["responses"])
+        else ("401", "404", "503")
+    )
 
 
 def _operation(route: Documentation, schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,95 @@
+"""What gateways and fine-tuners tell each other about a job."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Status = Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
+Stage = Literal["check", "train", "publish"]  # who works on the job next: a gateway, a fine-tuner, a gateway
+OVER: tuple[Status, ...] = ("succeeded", "failed", "cancelled")
+MOST_RANK = 64
+
+
+class Record(BaseModel):
+    """A value that is kept as JSON."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Order(Record):
+    """The part of a job that never changes."""
+
+    id: str
+    tenant: str
+    model: str
+    training_file: str
+    validation_file: str | None
+    suffix: str | None
+    seed: int
+    n_epochs: int | Literal["auto"]
+    batch_size: int | Literal["auto"]
+    learning_rate_multiplier: float | Literal["auto"]
+    lora_rank: int
+    quantization: Literal["none", "nf4"]
+    metadata: dict[str, str] | None
+    credential: str  # finds the tenant that created the job; not its key
+    created_at: int
+
+    @property
+    def served_name(self) -> str:
+        """The name under which the result is served."""
+        return ":".join(("ft", self.model, *((self.suffix,) if self.suffix else ()), self.id.removeprefix("ftjob-")))
+
+
+class JobError(Record):
+    """Why a job failed."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Event(Record):
+    """An entry of a job's log, in OpenAI's shape."""
+
+    id: str
+    created_at: int
+    level: Literal["info", "warn", "error"] = "info"
+    message: str
+    type: Literal["message", "metrics"] = "message"
+    data: dict[str, Any] | None = None
+
+
+class Checkpoint(Record):
+    """An adapter that was saved while its job ran."""
+
+    id: str
+    created_at: int
+    step: int
+    folder: str
+    metrics: dict[str, float]
+
+
+class Example(Record):
+    """Tokens of a validation example, and where the trained ones begin and end (half-open ranges)."""
+
+    tokens: list[int]
+    trained: list[tuple[int, int]]
+
+
+class Result(Record):
+    """What a fine-tuner leaves for the gateway that publishes it."""
+
+    folder: str
+    train_loss: float
+    valid_loss: float | None
+    examples: list[Example]  # of the validation file, for its loss through the serving workers
+
+
+class Presence(Record):
+    """A fine-tuner's word about itself, which expires."""
+
+    models: list[str]
+    quantizations: list[str]

@@ -1,0 +1,220 @@
+"""Jobs in Redis: their state, who works on them, their events and checkpoints."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import redis.asyncio as redis
+
+from services.common.fine_tuning import scripts
+from services.common.fine_tuning.records import Checkpoint, Event, JobError, Order, Presence, Result, Stage, Status
+from services.common.keys import RedisKeys
+from services.common.redis_client import Argument
+
+T = TypeVar("T")
+_MOST_OPEN = 20  # per tenant
+_MOST_KEPT = 1000  # per tenant
+_PRESENCE_S = 30  # a fine-tuner that has said nothing for so long is no longer there
+
+
+class Run(Protocol):
+    """Runs an operation on Redis."""
+
+    def __call__(self, operation: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+        """Return the operation's result."""
+
+
+class LostClaimError(Exception):
+    """Another owner has claimed the job, or it was cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A job that this owner works on, until another owner claims it."""
+
+    member: str  # tenant, as it appears in Redis keys, and id
+    owner: str
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it stands."""
+
+    order: Order
+    status: Status
+    stage: Stage
+    numbers: Mapping[str, int]  # times in seconds since the epoch, steps, tokens
+    model: str = ""  # the name under which the result is served
+    result_file: str = ""
+    error: JobError | None = None
+    result: Result | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def new_id(prefix: str) -> str:
+    """A random id that cannot be guessed; ids sort by time of creation."""
+    return f"{prefix}{time.time_ns() // 1000:014x}{random.SystemRandom().getrandbits(40):010x}"
+
+
+def new_event(message: str, level: str = "info", data: Mapping[str, Any] | None = None) -> Event:
+    """An event of this moment; with `data`, metrics."""
+    return Event(
+        id=new_id("ftevent-"),
+        created_at=int(time.time()),
+        level=level,  # type: ignore[arg-type]  # pydantic checks it
+        message=message,
+        type="message" if data is None else "metrics",
+        data=None if data is None else dict(data),
+    )
+
+
+class JobStore:
+    """The jobs of all tenants. All methods raise what `run` raises."""
+
+    def __init__(self, client: redis.Redis, keys: RedisKeys, run: Run, life_s: int) -> None:
+        """`life_s`: how long a job is kept after its end."""
+        self._client, self._keys, self._run, self._life_s = client, keys, run, life_s
+        self._create = client.register_script(scripts.CREATE)
+        self._claim = client.register_script(scripts.CLAIM)
+        self._report = client.register_script(scripts.REPORT)
+        self._turn = client.register_script(scripts.TURN)
+
+    # --- for users -------------------------------------------------------------------------------------------------
+
+    async def create(self, order: Order) -> bool:
+        """Create a job; returns whether there was room."""
+        keys, member = self._keys, self._keys.member(order.tenant, order.id)
+        where = [keys.tuning_jobs(order.tenant), keys.tuning_queue, keys.tuning_job(member)]
+        fields: list[Argument] = ["order", order.model_dump_json(), "status", "validating_files", "stage", "check"]
+        args: list[Argument] = [order.id, member, _MOST_OPEN, _MOST_KEPT, *fields]
+        return bool(await self._run(lambda: self._create(keys=where, args=args)))
+
+    async def get(self, tenant: str, job_id: str) -> Job | None:
+        """One job."""
+        return await self.load(self._keys.member(tenant, job_id))
+
+    async def ids(self, tenant: str) -> list[str]:
+        """The ids of a tenant's jobs, the latest first; some may have expired."""
+        key = self._keys.tuning_jobs(tenant)
+        members: Any = await self._run(lambda: self._client.zrange(key, 0, -1))
+        return sorted((member.decode() for member in members), reverse=True)
+
+    async def turn(self, tenant: str, job_id: str, status: Status, allowed: Sequence[Status]) -> bool:
+        """Set the status if it is one of `allowed`; returns whether it was."""
+        keys, member = self._keys, self._keys.member(tenant, job_id)
+        where = [
+            keys.tuning_job(member), keys.tuning_queue, keys.tuning_owners, keys.tuning_events(member),
+            keys.tuning_checkpoints(member),
+        ]  # fmt: skip
+        said = {"cancelled": "The job was cancelled.", "paused": "The job was paused.", "queued": "The job goes on."}
+        args: list[Argument] = [member, status, new_event(said[status]).model_dump_json(), self._life_s, *allowed]
+        return bool(await self._run(lambda: self._turn(keys=where, args=args)))
+
+    async def events(self, tenant: str, job_id: str) -> list[Event]:
+        """A job's events, the oldest first."""
+        key = self._keys.tuning_events(self._keys.member(tenant, job_id))
+        found: Any = await self._run(lambda: self._client.lrange(key, 0, -1))  # type: ignore[arg-type]
+        return [Event.model_validate_json(text) for text in found]
+
+    async def checkpoints(self, tenant: str, job_id: str) -> list[Checkpoint]:
+        """A job's checkpoints, the oldest first."""
+        key = self._keys.tuning_checkpoints(self._keys.member(tenant, job_id))
+        found: Any = await self._run(lambda: self._client.lrange(key, 0, -1))  # type: ignore[arg-type]
+        return [Checkpoint.model_validate_json(text) for text in found]
+
+    # --- for those who work on jobs --------------------------------------------------------------------------------
+
+    async def load(self, member: str) -> Job | None:
+        """One job."""
+        found: Any = await self._run(lambda: self._client.hgetall(self._keys.tuning_job(member)))  # type: ignore[arg-type]
+        fields = {name.decode(): value for name, value in found.items()}
+        return _job_of(fields) if "order" in fields else None
+
+    async def claim(self, owner: str, lease_s: float, stages: Sequence[Stage], member: str = "") -> Claim | None:
+        """Claim a job that has no owner, with one of the stages; `member`: this one only."""
+        keys = self._keys
+        args: list[Argument] = [owner, str(lease_s), keys.tuning_job(""), member, *stages]
+        found = await self._run(lambda: self._claim(keys=[keys.tuning_queue, keys.tuning_owners], args=args))
+        if found is None:
+            return None
+        job = await self.load(found.decode())
+        return Claim(found.decode(), owner, job.stage) if job else None
+
+    async def waiting(self, stage: Stage) -> list[str]:
+        """Members of all jobs of a stage that are not paused, the one that waits longest first."""
+        members: Any = await self._run(lambda: self._client.zrange(self._keys.tuning_queue, 0, -1))
+        jobs = [(member.decode(), await self.load(member.decode())) for member in members]
+        return [member for member, job in jobs if job and job.stage == stage and job.status in ("queued", "running")]
+
+    async def report(
+        self,
+        claim: Claim,
+        lease_s: float,
+        events: Sequence[Event] = (),
+        checkpoints: Sequence[Checkpoint] = (),
+        **fields: Argument,
+    ) -> Status:
+        """Renew the claim (`lease_s` 0: give the job back), and write; returns the status.
+
+        Fields are not written when the status is no longer one in which work goes on. Raises LostClaimError.
+        """
+        keys, member = self._keys, claim.member
+        where = [
+            keys.tuning_owners, keys.tuning_job(member), keys.tuning_queue, keys.tuning_events(member),
+            keys.tuning_checkpoints(member),
+        ]  # fmt: skip
+        records = [record.model_dump_json() for record in (*events, *checkpoints)]
+        args: list[Argument] = [
+            member, claim.owner, str(lease_s), self._life_s, len(events), len(checkpoints), *records,
+            *(part for item in fields.items() for part in item),
+        ]  # fmt: skip
+        found = await self._run(lambda: self._report(keys=where, args=args))
+        if found == b"lost":
+            raise LostClaimError
+        status: Status = found.decode()
+        return status
+
+    async def end(self, claim: Claim, status: Status, events: Sequence[Event], **fields: Argument) -> None:
+        """End a job. Raises LostClaimError."""
+        await self.report(claim, -1, events, status=status, finished_at=int(time.time()), **fields)
+
+    async def appear(self, owner: str, presence: Presence) -> None:
+        """Say that a fine-tuner is there; to be said again every few seconds."""
+        key = self._keys.tuner(owner)
+        await self._run(lambda: self._client.set(key, presence.model_dump_json(), ex=_PRESENCE_S))
+
+    async def present(self) -> list[Presence]:
+        """The fine-tuners that are there."""
+
+        async def read() -> list[Any]:
+            names = [name async for name in self._client.scan_iter(match=self._keys.tuner("*"), count=1000)]
+            return [text for text in await self._client.mget(names) if text] if names else []
+
+        return [Presence.model_validate_json(text) for text in await self._run(read)]
+
+    async def file(self, tenant: str, file_id: str) -> bytes:
+        """The content of a file; empty when it is gone."""
+        key = self._keys.file_pieces(tenant, file_id)
+        found: Any = await self._run(lambda: self._client.lrange(key, 0, -1))  # type: ignore[arg-type]
+        return b"".join(found)
+
+
+def _job_of(fields: Mapping[str, bytes]) -> Job:
+    names = ("started_at", "finished_at", "estimated_finish", "trained_tokens", "step", "steps")
+    metrics = {name: float(fields[name]) for name in ("train_loss", "valid_loss", "served_loss") if name in fields}
+    return Job(
+        order=Order.model_validate_json(fields["order"]),
+        status=fields["status"].decode(),  # type: ignore[arg-type]  # only a Status is ever written
+        stage=fields["stage"].decode(),  # type: ignore[arg-type]  # only a Stage is ever written
+        numbers={name: int(fields[name]) for name in names if name in fields},
+        model=fields.get("model", b"").decode(),
+        result_file=fields.get("result_file", b"").decode(),
+        error=JobError.model_validate_json(fields["error"]) if "error" in fields else None,
+        result=Result.model_validate_json(fields["result"]) if "result" in fields else None,
+        metrics=metrics,
+    )

@@ -1,0 +1,3 @@
+from services.finetuner.main import main
+
+main()

@@ -1,0 +1,30 @@
+"""Settings of the fine-tuner: environment variables with the prefix ``RYZANSTEIN_``."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from services.common.settings import ServiceSettings
+
+
+class FinetunerSettings(ServiceSettings):
+    """Read once, at start."""
+
+    finetuner_models: dict[str, str] = Field(
+        description="JSON: names of served models, and the folder of safetensors or the GGUF file of each, which jobs "
+        "may start from"
+    )
+    finetuner_folder: str = Field(
+        min_length=1, description="Where jobs, checkpoints and adapters are kept; workers must be able to read it"
+    )
+    finetuner_lease_s: float = Field(
+        default=10.0, ge=1, description="A fine-tuner that has said nothing for so long loses its job to another one"
+    )
+    finetuner_checkpoint_s: float = Field(
+        default=300.0, ge=1, description="A checkpoint is written after every epoch, and when the last one is this old"
+    )
+    finetuner_attempts: int = Field(
+        default=3, ge=1, description="How often training that ends without progress is started before the job fails"
+    )
+    finetuner_max_tokens: int = Field(default=2048, ge=16, description="Longest example, and most tokens at once")
+    finetuner_threads: int = Field(default=0, ge=0, description="Threads that compute; 0: one for each usable core")

@@ -1,0 +1,73 @@
+"""Checkpoints of a job: an adapter as PEFT saves it, and the optimizer's state; each is whole or not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+
+_KEPT = 3
+_STATE = "training.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A state after a number of steps."""
+
+    folder: Path
+    step: int
+
+    def state(self) -> dict[str, Any]:
+        """The optimizer's state and the tokens trained."""
+        found: dict[str, Any] = torch.load(self.folder / _STATE, weights_only=True)
+        return found
+
+
+class Checkpoints:
+    """The checkpoints in a job's folder; the last few are kept, the optimizer's state with the last one only."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "checkpoints"
+
+    def last(self) -> Checkpoint | None:
+        """The one to resume from."""
+        found = [one for one in self._all() if (one.folder / _STATE).exists()]
+        return found[-1] if found else None
+
+    def save(self, model: PeftModel, step: int, state: dict[str, Any]) -> Path:
+        """Write a checkpoint; returns its folder."""
+        folder = self._folder / f"step-{step}"
+        beside = self._folder / f".step-{step}"
+        shutil.rmtree(beside, ignore_errors=True)
+        save_adapter(model, beside)
+        torch.save(state, beside / _STATE)
+        _sync(beside)
+        shutil.rmtree(folder, ignore_errors=True)
+        beside.rename(folder)
+        *older, _ = self._all()
+        for one in older:
+            (one.folder / _STATE).unlink(missing_ok=True)
+        for one in older[: 1 - _KEPT]:
+            shutil.rmtree(one.folder)
+        return folder
+
+    def _all(self) -> list[Checkpoint]:
+        found = [Checkpoint(path, int(path.name.removeprefix("step-"))) for path in self._folder.glob("step-*")]
+        return sorted(found, key=lambda one: one.step)
+
+
+def save_adapter(model: PeftModel, folder: Path) -> None:
+    """Write the adapter alone, as PEFT does."""
+    model.save_pretrained(str(folder), save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)  # a form to fill in
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())

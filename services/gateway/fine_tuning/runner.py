@@ -1,0 +1,126 @@
+"""The gateways' part in fine-tuning jobs: it checks files before the training, and serves the adapter after it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+
+from services.common.fine_tuning.records import JobError, Order
+from services.common.fine_tuning.store import Claim, Job, JobStore, LostClaimError, new_event
+from services.common.tasks import end_tasks
+from services.gateway.batches.files import FileGoneError, FileStore
+from services.gateway.batches.lines import numbered_lines
+from services.gateway.errors import ApiError
+from services.gateway.fine_tuning.lines import LEAST_EXAMPLES, FileInspector
+from services.gateway.fine_tuning.publishing import Publisher
+from services.gateway.tenants.redis_guard import RedisAwayError
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_LEASE_S = 30.0
+_AT_ONCE = 200  # lines that are checked before other tasks run
+_LATER = (429, 500, 502, 503, 504)
+
+
+class FineTuningRunner:
+    """Takes jobs from the queue, one at a time."""
+
+    def __init__(
+        self, store: JobStore, files: FileStore, publisher: Publisher, gateway_id: str, woken: asyncio.Event
+    ) -> None:
+        """`woken` is set when a job was created."""
+        self._store, self._files, self._publisher = store, files, publisher
+        self._gateway_id, self._woken = gateway_id, woken
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            self._woken.clear()
+            with contextlib.suppress(RedisAwayError):
+                while claim := await self._store.claim(self._gateway_id, _LEASE_S, ["check", "publish"]):
+                    await self._work_on(claim)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S * random.uniform(0.5, 1.0)):
+                    await self._woken.wait()
+
+    async def _work_on(self, claim: Claim) -> None:
+        keeping = asyncio.create_task(self._keep(claim))
+        try:
+            job = await self._store.load(claim.member)
+            if job is not None:
+                await (self._check(claim, job) if claim.stage == "check" else self._publish(claim, job))
+        except LostClaimError:
+            log.info("fine-tuning job %s: cancelled, or taken over", claim.member)
+        except RedisAwayError:
+            log.debug("fine-tuning job %s: Redis is away", claim.member)  # claimed again after the lease
+        except Exception:  # a bug: the job is claimed again after the lease
+            log.exception("fine-tuning job %s: given up for now", claim.member)
+        finally:
+            await end_tasks([keeping])
+
+    async def _keep(self, claim: Claim) -> None:
+        while True:
+            await asyncio.sleep(_LEASE_S / 3)
+            with contextlib.suppress(RedisAwayError, LostClaimError):
+                await self._store.report(claim, _LEASE_S)
+
+    async def _check(self, claim: Claim, job: Job) -> None:
+        order = job.order
+        for field, file_id, least in (
+            ("training_file", order.training_file, LEAST_EXAMPLES),
+            ("validation_file", order.validation_file, 1),
+        ):
+            if file_id and (reason := await self._verdict(order, file_id, least)):
+                message = f"The job failed due to an invalid {field.replace('_', ' ')} {file_id}: {reason}."
+                await self._fail(claim, JobError(code=f"invalid_{field}", message=message, param=field))
+                return
+        events = [new_event(f"Created fine-tuning job: {order.id}"), new_event("Files validated; the job is queued.")]
+        await self._store.report(claim, 0, events, status="queued", stage="train")
+
+    async def _verdict(self, order: Order, file_id: str, least: int) -> str:
+        inspector = FileInspector(least)
+        try:
+            file = await self._files.get(order.tenant, file_id)
+            async for number, data in numbered_lines(self._files, order.tenant, file_id, file.bytes):
+                inspector.look(number, data)
+                if number % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        except (FileGoneError, ApiError):
+            return "it was deleted"
+        return inspector.verdict()
+
+    async def _publish(self, claim: Claim, job: Job) -> None:
+        assert job.result is not None
+        try:
+            await self._publisher.serve(job, job.result)
+            losses = {"train_loss": job.result.train_loss}
+            if job.result.valid_loss is not None:
+                losses["valid_loss"] = job.result.valid_loss
+                losses["served_loss"] = await self._publisher.served_loss(job, job.result.examples)
+            events = await self._store.events(job.order.tenant, job.order.id)
+            result_file = await self._publisher.write_results(job, events)
+        except ApiError as error:
+            await self._fail_or_wait(claim, error)
+            return
+        said = [new_event(f"New fine-tuned model created: {job.order.served_name}", data=losses)]
+        fields = {name: repr(value) for name, value in losses.items()}
+        await self._store.end(
+            claim, "succeeded", [*said, new_event("The job has successfully completed")],
+            model=job.order.served_name, result_file=result_file, **fields,
+        )  # fmt: skip
+
+    async def _fail_or_wait(self, claim: Claim, error: ApiError) -> None:
+        if error.status not in _LATER:
+            await self._fail(
+                claim, JobError(code="not_servable", message=f"The adapter cannot be served: {error.message}")
+            )
+            return
+        log.warning("fine-tuning job %s: not served yet: %s", claim.member, error.message)
+        await asyncio.sleep(_LOOK_S)
+        await self._store.report(claim, 0)
+
+    async def _fail(self, claim: Claim, error: JobError) -> None:
+        await self._store.end(claim, "failed", [new_event(error.message, "error")], error=error.model_dump_json())
