@@ -71,15 +71,15 @@ SERVICES: tuple[tuple[str, type[ServiceSettings]], ...] = (
     ("Router", RouterSettings),
     ("KV-cache coordinator", CoordinatorSettings),
     ("Worker", WorkerSettings),
-    ("Fine-tuner", FinetunerSettings),
 )
+FINETUNER = ("Fine-tuner", FinetunerSettings)  # exports its process only
 
 
 def configuration() -> str:
     """Every environment variable of every service, with default and meaning."""
     lines = ["# Configuration", "", "Made by `make reference`. Every service reads environment variables at start."]
     lines += _settings_table("All services", ServiceSettings, frozenset())
-    for title, settings in SERVICES:
+    for title, settings in (*SERVICES, FINETUNER):
         lines += _settings_table(title, settings, frozenset(ServiceSettings.model_fields))
     return "\n".join(lines) + "\n"
 

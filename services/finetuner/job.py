@@ -24,6 +24,7 @@ from services.finetuner.training.words import REFUSED
 log = logging.getLogger(__name__)
 
 _REPORT_S = 0.5
+_MOST_EVENTS = 500  # about so many steps of a job are events
 _PAUSE_S = 1.0  # before training that ended is started again
 
 
@@ -95,15 +96,15 @@ class JobRun:
                     **self._fields,
                 )
                 return
-            if code == REFUSED or attempts >= self._settings.finetuner_attempts:
-                message = self._refusal or f"Training ended {attempts} times without progress (status {code}): {said}"
-                name = "training_file" if code == REFUSED else None
-                await self._fail(
-                    JobError(code="invalid_training_file" if name else "training_failed", message=message, param=name)
-                )
-                return
-            if status != "running" or self._stop.is_set():
+            if code != REFUSED and (status != "running" or self._stop.is_set()):
                 await self._store.report(self._claim, 0, self._events, self._checkpoints, **self._fields)
+                return
+            if code == REFUSED:
+                await self._fail(JobError(code="invalid_training_file", message=self._refusal, param="training_file"))
+                return
+            if attempts >= self._settings.finetuner_attempts:
+                message = f"Training ended {attempts} times without progress (status {code}): {said}"
+                await self._fail(JobError(code="training_failed", message=message))
                 return
             self._events.append(
                 new_event(f"Training ended (status {code}) and goes on from its last checkpoint.", "warn")
@@ -161,8 +162,9 @@ class JobRun:
                 self._step = word["step"]
                 left = int(time.time() + word["left_s"])
                 self._fields |= {"step": self._step, "trained_tokens": word["tokens"], "estimated_finish": left}
-                message = f"Step {word['step']}/{word['of']}: training loss={word['train_loss']:.4f}"
-                self._events.append(new_event(message, data=word))
+                if self._step % max(1, word["of"] // _MOST_EVENTS) == 0 or self._step == word["of"]:
+                    message = f"Step {word['step']}/{word['of']}: training loss={word['train_loss']:.4f}"
+                    self._events.append(new_event(message, data=word))
             case "validated":
                 message = f"Step {word['step']}/{word['of']}: validation loss={word['valid_loss']:.4f}"
                 self._events.append(new_event(message, data=word))

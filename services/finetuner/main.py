@@ -54,18 +54,16 @@ async def serve(settings: FinetunerSettings, stop: asyncio.Event) -> None:
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     redis = open_redis(settings.redis, _TIMEOUT_S)
     store = JobStore(redis, RedisKeys(settings.namespace), patiently, _LIFE_S)
-    with serve_metrics(settings.host, settings.metrics_port, new_registry("finetuner"), lambda: ""):
-        tasks = [
-            asyncio.create_task(work) for work in (_appear(store, settings, owner), _work(store, settings, owner, stop))
-        ]
-        try:
-            await asyncio.wait([*tasks, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(settings.finetuner_lease_s):
-                    await tasks[1]  # it gives its job back
-        finally:
-            await end_tasks(tasks)
-            await redis.aclose()
+    try:
+        with serve_metrics(settings.host, settings.metrics_port, new_registry("finetuner"), lambda: ""):
+            async with asyncio.TaskGroup() as group:
+                appearing = group.create_task(_appear(store, settings, owner))
+                working = group.create_task(_work(store, settings, owner, stop))
+                await stop.wait()
+                await asyncio.wait([working], timeout=settings.finetuner_lease_s)  # it gives its job back
+                await end_tasks([appearing, working])
+    finally:
+        await redis.aclose()
 
 
 async def _appear(store: JobStore, settings: FinetunerSettings, owner: str) -> None:

@@ -20,14 +20,17 @@ LINES = [
     {"messages": [{"role": "user", "content": f"Where is {n}?"}, {"role": "assistant", "content": ANSWER}]}
     for n in range(16)
 ]
-WAIT_S = 110.0
+WAIT_S = 240.0
+pytestmark = pytest.mark.timeout(2 * WAIT_S)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     folder = tmp_path_factory.mktemp("tuning")
-    with running_stack(tmp_path_factory.mktemp("run"), "--fine-tuning", str(folder)) as stack:
-        yield stack
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RYZANSTEIN_FINETUNER_THREADS", "1")  # so small a model gains nothing from more
+        with running_stack(tmp_path_factory.mktemp("run"), "--fine-tuning", str(folder)) as stack:
+            yield stack
 
 
 def _file(client: openai.OpenAI, lines: list[Any]) -> str:
@@ -46,9 +49,13 @@ def _wait(
     return job
 
 
-def _training(stack: RunningStack) -> list[psutil.Process]:
-    children = psutil.Process(stack.pid_of("finetuner")).children(recursive=True)
-    return [child for child in children if "services.finetuner.training" in child.cmdline()]
+def _kill_training(stack: RunningStack) -> None:
+    """Kill the training process as soon as there is one."""
+    finetuner, deadline = psutil.Process(stack.pid_of("finetuner")), time.monotonic() + WAIT_S
+    while not (children := finetuner.children()):
+        assert time.monotonic() < deadline, stack.logs()
+        time.sleep(0.05)
+    children[0].kill()
 
 
 def test_a_file_becomes_a_model_that_answers_in_its_style(served: RunningStack) -> None:
@@ -61,12 +68,11 @@ def test_a_file_becomes_a_model_that_answers_in_its_style(served: RunningStack) 
         seed=1,
         method={
             "type": "supervised",
-            "supervised": {"hyperparameters": {"n_epochs": 4, "batch_size": 4, "learning_rate_multiplier": 20}},
+            "supervised": {"hyperparameters": {"n_epochs": 3, "batch_size": 4, "learning_rate_multiplier": 20}},
         },
     )
     assert job.status == "validating_files"
-    _wait(client, job.id, lambda job: job.status == "running" and job.progress.get("step", 0) >= 1, served)
-    _training(served)[0].kill()
+    _kill_training(served)
     done = _wait(client, job.id, lambda job: job.status == "succeeded", served)
     name = f"ft:{TINY_MODEL.name}:pirate:{job.id.removeprefix('ftjob-')}"
     assert done.fine_tuned_model == name
@@ -78,7 +84,7 @@ def test_a_file_becomes_a_model_that_answers_in_its_style(served: RunningStack) 
     assert losses[0] < losses[-1] / 4  # the latest first
     metrics = done.result_metrics
     assert metrics["served_loss"] == pytest.approx(metrics["valid_loss"], rel=0.1)  # bfloat16 serves it
-    assert client.fine_tuning.jobs.checkpoints.list(job.id).data[0].step_number == 16
+    assert client.fine_tuning.jobs.checkpoints.list(job.id).data[0].step_number == 12
     assert client.files.content(done.result_files[0]).text.startswith("step,train_loss,valid_loss\n")
 
     asked: Any = {"messages": [{"role": "user", "content": "Where is 77?"}], "max_tokens": 20, "temperature": 0}

@@ -126,7 +126,9 @@ def _finetuner(options: StackOptions, port: int, shared: dict[str, str]) -> Proc
         "RYZANSTEIN_FINETUNER_FOLDER": options.fine_tuning,
     }
     url, command = f"http://{HOST}:{port}", (sys.executable, "-m", "services.finetuner")
-    return ProcessSpec("finetuner", command, url, http_ready(f"{url}/readyz"), http_alive(f"{url}/livez"), env)
+    return ProcessSpec(
+        "finetuner", command, url, http_ready(f"{url}/readyz"), http_alive(f"{url}/livez"), env, stop_s=15.0
+    )
 
 
 def _gateway(options: StackOptions, router: str, shared: dict[str, str]) -> ProcessSpec:

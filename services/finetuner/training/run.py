@@ -19,7 +19,7 @@ from services.finetuner.training.examples import TokenizedExample
 from services.finetuner.training.plan import Plan, groups
 from services.finetuner.training.words import Voice
 
-_MOST_SERVED = 64  # validation examples whose loss is computed by the serving workers, too
+_MOST_SERVED = 8192  # tokens of validation examples whose loss is computed by the serving workers, too
 _CLIP = 1.0
 
 
@@ -162,11 +162,20 @@ class Training:
         save_adapter(self._model, beside)
         shutil.rmtree(adapter, ignore_errors=True)
         beside.rename(adapter)
-        served = [Example(tokens=list(one.tokens), trained=list(one.trained)) for one in self._valid[:_MOST_SERVED]]
         result = Result(
             folder=str(adapter),
             train_loss=self._loss,
             valid_loss=self._valid_loss if self._valid else None,
-            examples=served,
+            examples=self._served(),
         )
         self._voice.say("done", **result.model_dump())
+
+    def _served(self) -> list[Example]:
+        """The first validation examples."""
+        found, room = [], _MOST_SERVED
+        for one in self._valid:
+            room -= len(one.tokens)
+            if room < 0:
+                break
+            found.append(Example(tokens=list(one.tokens), trained=list(one.trained)))
+        return found

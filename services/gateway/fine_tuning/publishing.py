@@ -20,6 +20,10 @@ from services.gateway.ids import new_id
 _COLUMNS = ("step", "train_loss", "valid_loss")
 
 
+class RefusedError(Exception):
+    """A request of the validation was refused."""
+
+
 class Publisher:
     """Makes an adapter a model name."""
 
@@ -46,7 +50,10 @@ class Publisher:
         return [one for one in list(folders.values())[-3:] if one.step < job.numbers.get("steps", 0)]
 
     async def served_loss(self, job: Job, examples: Sequence[Example]) -> float:
-        """The mean loss of the trained tokens; raises :class:`ApiError` when a request fails."""
+        """The mean loss of the trained tokens; raises :class:`ApiError` when a request fails.
+
+        Raises :class:`RefusedError` when the key that created the job may not use its result.
+        """
         total, count = 0.0, 0
         for example in examples:
             scored = await self._scored(job, example.tokens)
@@ -63,7 +70,12 @@ class Publisher:
         request = msgspec.json.encode(body)
         answer = await post(self._routes, "/v1/completions", job.order.credential, new_id("req"), request)
         if not answer.ok:
-            raise unavailable(f"The adapter was loaded, but does not answer: {answer.body.decode(errors='replace')}")
+            said = answer.body.decode(errors="replace")
+            raise (
+                unavailable(f"The adapter is loaded and does not answer: {said}")
+                if answer.later
+                else RefusedError(said)
+            )
         found: list[Any] = msgspec.json.decode(answer.body)["choices"][0]["prompt_logprobs"]
         return found
 

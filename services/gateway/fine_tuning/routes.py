@@ -26,8 +26,8 @@ from services.gateway.tenants.redis_guard import RedisAwayError
 from services.gateway.tenants.tenant import Tenant
 
 _INSTALL = (
-    "No fine-tuner runs in this installation. On one machine: pip install 'ryzanstein[finetune]', then `ryzanstein up "
-    "--fine-tuning DIR`. On Kubernetes: the chart's value `finetuner.enabled`."
+    "No fine-tuner runs in this installation: pip install 'ryzanstein[finetune]', then `ryzanstein up --fine-tuning "
+    "DIR`, or `python -m services.finetuner` beside services that were started otherwise."
 )
 _RANK = 16
 PATH = "/v1/fine_tuning/jobs"

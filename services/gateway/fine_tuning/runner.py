@@ -7,14 +7,14 @@ import contextlib
 import logging
 import random
 
-from services.common.fine_tuning.records import JobError, Order
+from services.common.fine_tuning.records import JobError, Order, Result
 from services.common.fine_tuning.store import Claim, Job, JobStore, LostClaimError, new_event
 from services.common.tasks import end_tasks
 from services.gateway.batches.files import FileGoneError, FileStore
 from services.gateway.batches.lines import numbered_lines
 from services.gateway.errors import ApiError
 from services.gateway.fine_tuning.lines import LEAST_EXAMPLES, FileInspector
-from services.gateway.fine_tuning.publishing import Publisher
+from services.gateway.fine_tuning.publishing import Publisher, RefusedError
 from services.gateway.tenants.redis_guard import RedisAwayError
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class FineTuningRunner:
             losses = {"train_loss": job.result.train_loss}
             if job.result.valid_loss is not None:
                 losses["valid_loss"] = job.result.valid_loss
-                losses["served_loss"] = await self._publisher.served_loss(job, job.result.examples)
+                losses |= await self._served_loss(claim, job, job.result)
             events = await self._store.events(job.order.tenant, job.order.id)
             result_file = await self._publisher.write_results(job, events)
         except ApiError as error:
@@ -111,6 +111,16 @@ class FineTuningRunner:
             claim, "succeeded", [*said, new_event("The job has successfully completed")],
             model=job.order.served_name, result_file=result_file, **fields,
         )  # fmt: skip
+
+    async def _served_loss(self, claim: Claim, job: Job, result: Result) -> dict[str, float]:
+        if not result.examples:
+            return {}
+        try:
+            return {"served_loss": await self._publisher.served_loss(job, result.examples)}
+        except RefusedError as error:
+            message = f"The validation loss through the serving workers was not computed: {error}"
+            await self._store.report(claim, _LEASE_S, [new_event(message, "warn")])
+            return {}
 
     async def _fail_or_wait(self, claim: Claim, error: ApiError) -> None:
         if error.status not in _LATER:

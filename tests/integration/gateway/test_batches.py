@@ -189,7 +189,7 @@ async def test_what_is_wrong_with_files_and_batches_is_named(server: RedisServer
         client = stack.client
         file = await client.files.create(file=("a.jsonl", b"x" * 1900), purpose="batch")
         refused: list[tuple[Any, str]] = [
-            (client.files.create(file=("a", b"x"), purpose="fine-tune"), "purpose"),
+            (client.files.create(file=("a", b"x"), purpose="vision"), "purpose"),
             (client.files.create(file=("a", b""), purpose="batch"), "file"),
             (client.files.create(file=("a", b"x" * 2001), purpose="batch"), "file"),
             (client.files.create(file=("a", b"x" * 1500), purpose="batch"), "file"),

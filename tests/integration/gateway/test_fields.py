@@ -11,7 +11,15 @@ import pytest
 from msgspec import inspect
 
 from services.gateway.api.fields import neutral_values
-from services.gateway.api.schema import BatchBody, ChatBody, CompletionBody, EmbeddingBody, RerankBody, ScoreBody
+from services.gateway.api.schema import (
+    BatchBody,
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    FineTuningBody,
+    RerankBody,
+    ScoreBody,
+)
 from services.gateway.http.messages.endpoint import NO_THREADS
 from services.gateway.http.messages.schema import CountBody, MessagesBody
 from services.gateway.http.responses.counting import InputTokensBody
@@ -98,7 +106,7 @@ def _takes_null(described: inspect.Type) -> bool:
 
 def test_null_is_the_default_of_what_may_be_left_out_inside_of_them() -> None:
     found: dict[type[msgspec.Struct], inspect.StructType] = {}
-    for kind in (*(kind for kind, _ in BODIES.values()), BatchBody):
+    for kind in (*(kind for kind, _ in BODIES.values()), BatchBody, FineTuningBody):
         _structs(inspect.type_info(kind), found)
     assert len(found) > 2 * len(BODIES)
     refused = [

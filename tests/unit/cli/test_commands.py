@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from services.cli.chat import _deltas, error_message, first_model
 from services.cli.errors import CommandError
+from services.cli.finetune import curve
 from services.cli.main import app
 from services.cli.stack.default_model import TINY_MODEL
 from services.cli.stack.options import StackOptions, check
@@ -62,6 +63,7 @@ def test_the_run_directory_is_private() -> None:
             "--engine-python /no/python: No such",
         ),
         ({"model": str(TINY_MODEL), "engine": "vllm"}, r"has no vLLM.* 'ryzanstein\[vllm\]'"),
+        ({"model": "owner/name", "fine_tuning": "/x"}, "--fine-tuning: --model must be a folder or a GGUF file"),
         ({"model": str(TINY_MODEL), "host": "192.0.2.1"}, "--host 192.0.2.1: not an address of this machine"),
         ({"model": str(TINY_MODEL), "host": "no.such.host.invalid"}, "--host no.such.host.invalid"),
     ],
@@ -78,6 +80,16 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
 
 def test_a_hub_id_passes_without_asking_the_hub() -> None:
     check(StackOptions(model="owner/name", port=free_port()))
+
+
+def test_a_curve_has_the_highest_loss_above_and_the_lowest_below() -> None:
+    assert curve([(1, 2.0)]) == []
+    lines = curve([(1, 4.0), (2, 3.0), (3, 1.0)])
+    assert lines[0].startswith("   4.000 ┤•")
+    assert lines[-2].startswith("   1.000 ┤")
+    assert lines[-2].endswith("•")
+    assert lines[-1].endswith("step 3")
+    assert "".join(lines).count("•") == 3
 
 
 def test_chat_reads_deltas_and_ignores_what_is_not_data() -> None:
