@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def run(
     training: Path,
     validation: Path | None,
     body: dict[str, Any],
-    hyper: dict[str, Any],
+    hyper: Mapping[str, float | str],
     *,
     watch: bool,
 ) -> None:
@@ -74,7 +74,7 @@ def run(
     body["training_file"] = gateway.upload(training)
     if validation is not None:
         body["validation_file"] = gateway.upload(validation)
-    body["method"] = {"type": "supervised", "supervised": {"hyperparameters": hyper}}
+    body["method"] = {"type": "supervised", "supervised": {"hyperparameters": dict(hyper)}}
     job = gateway.ask("POST", "fine_tuning/jobs", json=body)
     if not watch:
         print(job["id"])  # noqa: T201

@@ -442,8 +442,12 @@ def finetune(
     """Train a LoRA adapter on FILE, and serve it; prints the job's id, with --watch the name of the new model."""
     from services.cli import finetune as command
 
-    chosen = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate_multiplier": learning_rate_multiplier}
-    hyper = {name: value for name, value in chosen.items() if value}
+    chosen: dict[str, float] = {
+        "n_epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate_multiplier": learning_rate_multiplier,
+    }
+    hyper: dict[str, float | str] = {name: value for name, value in chosen.items() if value}
     hyper |= {"lora_rank": lora_rank, "quantization": quantization.value}
     body = {"model": model, **({"suffix": suffix} if suffix else {})}
     command.run(command.Gateway(url.rstrip("/"), api_key), file, validation, body, hyper, watch=watch)

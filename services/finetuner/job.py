@@ -86,18 +86,11 @@ class JobRun:
             last = self._step
             status, code, said = await self._run_process(folder, base)
             if self._result:
-                await self._store.report(
-                    self._claim,
-                    0,
-                    self._events,
-                    self._checkpoints,
-                    stage="publish",
-                    result=self._result,
-                    **self._fields,
-                )
+                self._fields |= {"stage": "publish", "result": self._result}
+                await self._store.report(self._claim, 0, self._events, self._checkpoints, self._fields)
                 return
             if code != REFUSED and (status != "running" or self._stop.is_set()):
-                await self._store.report(self._claim, 0, self._events, self._checkpoints, **self._fields)
+                await self._store.report(self._claim, 0, self._events, self._checkpoints, self._fields)
                 return
             if code == REFUSED:
                 await self._fail(JobError(code="invalid_training_file", message=self._refusal, param="training_file"))
@@ -113,7 +106,7 @@ class JobRun:
 
     async def _fail(self, error: JobError) -> None:
         events = [*self._events, new_event(error.message, "error")]
-        await self._store.end(self._claim, "failed", events, error=error.model_dump_json(), **self._fields)
+        await self._store.end(self._claim, "failed", events, {**self._fields, "error": error.model_dump_json()})
 
     async def _run_process(self, folder: Path, base: Path) -> tuple[Status, int, str]:
         """Run the training process; returns the job's status, the exit status and the last words on stderr."""
@@ -146,7 +139,7 @@ class JobRun:
         """Send what was heard; returns the job's status. Raises :class:`LostClaimError`."""
         events, checkpoints, fields = self._events, self._checkpoints, self._fields
         self._events, self._checkpoints, self._fields = [], [], {}
-        return await self._store.report(self._claim, self._settings.finetuner_lease_s, events, checkpoints, **fields)
+        return await self._store.report(self._claim, self._settings.finetuner_lease_s, events, checkpoints, fields)
 
     async def _hear(self, lines: asyncio.StreamReader) -> None:
         async for line in lines:

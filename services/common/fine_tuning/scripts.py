@@ -26,8 +26,8 @@ return 1
 """
 )
 
-# The job that has waited longest goes first. Keys: queue, owners. Arguments: owner, lease, prefix of jobs, the only
-# member wanted or an empty text, then stages.
+# The job that has waited longest goes first. Keys: queue, owners. Arguments: owner, lease, prefix of jobs, then
+# stages.
 CLAIM = (
     _NOW
     + """
@@ -37,8 +37,8 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now())) do
   if not status then
     redis.call('ZREM', KEYS[1], member)
     redis.call('HDEL', KEYS[2], member)
-  elseif status ~= 'paused' and (ARGV[4] == '' or ARGV[4] == member) then
-    for i = 5, #ARGV do
+  elseif status ~= 'paused' then
+    for i = 4, #ARGV do
       if ARGV[i] == stage then
         redis.call('ZADD', KEYS[1], now() + ARGV[2], member)
         redis.call('HSET', KEYS[2], member, ARGV[1])

@@ -118,38 +118,32 @@ class JobStore:
     async def events(self, tenant: str, job_id: str) -> list[Event]:
         """A job's events, the oldest first."""
         key = self._keys.tuning_events(self._keys.member(tenant, job_id))
-        found: Any = await self._run(lambda: self._client.lrange(key, 0, -1))  # type: ignore[arg-type]
+        found: Any = await self._run(lambda: self._client.lrange(key, 0, -1))
         return [Event.model_validate_json(text) for text in found]
 
     async def checkpoints(self, tenant: str, job_id: str) -> list[Checkpoint]:
         """A job's checkpoints, the oldest first."""
         key = self._keys.tuning_checkpoints(self._keys.member(tenant, job_id))
-        found: Any = await self._run(lambda: self._client.lrange(key, 0, -1))  # type: ignore[arg-type]
+        found: Any = await self._run(lambda: self._client.lrange(key, 0, -1))
         return [Checkpoint.model_validate_json(text) for text in found]
 
     # --- for those who work on jobs --------------------------------------------------------------------------------
 
     async def load(self, member: str) -> Job | None:
         """One job."""
-        found: Any = await self._run(lambda: self._client.hgetall(self._keys.tuning_job(member)))  # type: ignore[arg-type]
+        found: Any = await self._run(lambda: self._client.hgetall(self._keys.tuning_job(member)))
         fields = {name.decode(): value for name, value in found.items()}
         return _job_of(fields) if "order" in fields else None
 
-    async def claim(self, owner: str, lease_s: float, stages: Sequence[Stage], member: str = "") -> Claim | None:
-        """Claim a job that has no owner, with one of the stages; `member`: this one only."""
+    async def claim(self, owner: str, lease_s: float, stages: Sequence[Stage]) -> Claim | None:
+        """Claim a job that has no owner, with one of the stages."""
         keys = self._keys
-        args: list[Argument] = [owner, str(lease_s), keys.tuning_job(""), member, *stages]
+        args: list[Argument] = [owner, str(lease_s), keys.tuning_job(""), *stages]
         found = await self._run(lambda: self._claim(keys=[keys.tuning_queue, keys.tuning_owners], args=args))
         if found is None:
             return None
         job = await self.load(found.decode())
         return Claim(found.decode(), owner, job.stage) if job else None
-
-    async def waiting(self, stage: Stage) -> list[str]:
-        """Members of all jobs of a stage that are not paused, the one that waits longest first."""
-        members: Any = await self._run(lambda: self._client.zrange(self._keys.tuning_queue, 0, -1))
-        jobs = [(member.decode(), await self.load(member.decode())) for member in members]
-        return [member for member, job in jobs if job and job.stage == stage and job.status in ("queued", "running")]
 
     async def report(
         self,
@@ -157,7 +151,7 @@ class JobStore:
         lease_s: float,
         events: Sequence[Event] = (),
         checkpoints: Sequence[Checkpoint] = (),
-        **fields: Argument,
+        fields: Mapping[str, Argument] | None = None,
     ) -> Status:
         """Renew the claim (`lease_s` 0: give the job back), and write; returns the status.
 
@@ -171,7 +165,7 @@ class JobStore:
         records = [record.model_dump_json() for record in (*events, *checkpoints)]
         args: list[Argument] = [
             member, claim.owner, str(lease_s), self._life_s, len(events), len(checkpoints), *records,
-            *(part for item in fields.items() for part in item),
+            *(part for item in (fields or {}).items() for part in item),
         ]  # fmt: skip
         found = await self._run(lambda: self._report(keys=where, args=args))
         if found == b"lost":
@@ -179,9 +173,9 @@ class JobStore:
         status: Status = found.decode()
         return status
 
-    async def end(self, claim: Claim, status: Status, events: Sequence[Event], **fields: Argument) -> None:
+    async def end(self, claim: Claim, status: Status, events: Sequence[Event], fields: Mapping[str, Argument]) -> None:
         """End a job. Raises LostClaimError."""
-        await self.report(claim, -1, events, status=status, finished_at=int(time.time()), **fields)
+        await self.report(claim, -1, events, fields={"status": status, "finished_at": int(time.time()), **fields})
 
     async def appear(self, owner: str, presence: Presence) -> None:
         """Say that a fine-tuner is there; to be said again every few seconds."""
@@ -200,7 +194,7 @@ class JobStore:
     async def file(self, tenant: str, file_id: str) -> bytes:
         """The content of a file; empty when it is gone."""
         key = self._keys.file_pieces(tenant, file_id)
-        found: Any = await self._run(lambda: self._client.lrange(key, 0, -1))  # type: ignore[arg-type]
+        found: Any = await self._run(lambda: self._client.lrange(key, 0, -1))
         return b"".join(found)
 
 

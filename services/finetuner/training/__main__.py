@@ -46,9 +46,8 @@ def _open(folder: Path, base: Path, limits: Limits, voice: Voice) -> Training:
     if order.validation_file:
         valid = tokenizer.read(folder / "validation.jsonl")
     last = Checkpoints(folder).last()
-    return Training(
-        order, folder, load_model(base, order, limits.device, last and last.folder), train, valid, limits, voice
-    )
+    resumed = last.folder if last else None
+    return Training(order, folder, load_model(base, order, limits.device, resumed), train, valid, limits, voice)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def load_model(base: Path, order: Order, device: torch.device, checkpoint: Path 
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
     if order.quantization == "nf4":
-        options["quantization_config"] = BitsAndBytesConfig(
+        options["quantization_config"] = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
@@ -30,13 +30,15 @@ def load_model(base: Path, order: Order, device: torch.device, checkpoint: Path 
         )
     model = AutoModelForCausalLM.from_pretrained(base, local_files_only=True, **options)
     if order.quantization == "none":
-        model = model.to(device)
+        model = model.to(device)  # type: ignore[arg-type]  # a decorator hides the method's type
     large = sum(weight.numel() for weight in model.parameters()) >= _LARGE
     if order.quantization == "nf4":
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=large)
+        model = prepare_model_for_kbit_training(  # type: ignore[no-untyped-call]
+            model, use_gradient_checkpointing=large
+        )
     elif large:
-        model.gradient_checkpointing_enable()
-        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable()  # type: ignore[no-untyped-call]
+        model.enable_input_require_grads()  # type: ignore[no-untyped-call]
     config = LoraConfig(
         r=order.lora_rank, lora_alpha=2 * order.lora_rank, lora_dropout=0.0, target_modules="all-linear",
         task_type="CAUSAL_LM", bias="none",

@@ -94,8 +94,8 @@ class Training:
 
     def _step(self, step: int) -> float:
         """Compute one step; returns the mean loss of its trained tokens."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._plan.rate(step)
+        for parameters in self._optimizer.param_groups:
+            parameters["lr"] = self._plan.rate(step)
         batch = [self._train[index] for index in self._plan.batch(step)]
         count, total = sum(len(example.targets) for example in batch), 0.0
         self._model.train()

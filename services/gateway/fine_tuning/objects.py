@@ -40,7 +40,7 @@ class FineTuningJob(msgspec.Struct, kw_only=True):
 def as_object(job: Job) -> FineTuningJob:
     """A job as clients see it."""
     order, numbers, over = job.order, job.numbers, job.status in OVER
-    usual = {"n_epochs": order.n_epochs, "batch_size": order.batch_size}
+    usual: dict[str, Any] = {"n_epochs": order.n_epochs, "batch_size": order.batch_size}
     usual["learning_rate_multiplier"] = order.learning_rate_multiplier
     ours = {"lora_rank": order.lora_rank, "quantization": order.quantization}
     return FineTuningJob(

@@ -9,6 +9,7 @@ import random
 
 from services.common.fine_tuning.records import JobError, Order, Result
 from services.common.fine_tuning.store import Claim, Job, JobStore, LostClaimError, new_event
+from services.common.redis_client import Argument
 from services.common.tasks import end_tasks
 from services.gateway.batches.files import FileGoneError, FileStore
 from services.gateway.batches.lines import numbered_lines
@@ -78,7 +79,7 @@ class FineTuningRunner:
                 await self._fail(claim, JobError(code=f"invalid_{field}", message=message, param=field))
                 return
         events = [new_event(f"Created fine-tuning job: {order.id}"), new_event("Files validated; the job is queued.")]
-        await self._store.report(claim, 0, events, status="queued", stage="train")
+        await self._store.report(claim, 0, events, fields={"status": "queued", "stage": "train"})
 
     async def _verdict(self, order: Order, file_id: str, least: int) -> str:
         inspector = FileInspector(least)
@@ -106,11 +107,9 @@ class FineTuningRunner:
             await self._fail_or_wait(claim, error)
             return
         said = [new_event(f"New fine-tuned model created: {job.order.served_name}", data=losses)]
-        fields = {name: repr(value) for name, value in losses.items()}
-        await self._store.end(
-            claim, "succeeded", [*said, new_event("The job has successfully completed")],
-            model=job.order.served_name, result_file=result_file, **fields,
-        )  # fmt: skip
+        fields: dict[str, Argument] = {name: repr(value) for name, value in losses.items()}
+        fields |= {"model": job.order.served_name, "result_file": result_file}
+        await self._store.end(claim, "succeeded", [*said, new_event("The job has successfully completed")], fields)
 
     async def _served_loss(self, claim: Claim, job: Job, result: Result) -> dict[str, float]:
         if not result.examples:
@@ -133,4 +132,4 @@ class FineTuningRunner:
         await self._store.report(claim, 0)
 
     async def _fail(self, claim: Claim, error: JobError) -> None:
-        await self._store.end(claim, "failed", [new_event(error.message, "error")], error=error.model_dump_json())
+        await self._store.end(claim, "failed", [new_event(error.message, "error")], {"error": error.model_dump_json()})
