@@ -170,6 +170,7 @@ class RedisKeys:
         """Hash: member -> the gateway or fine-tuner that works on it."""
         return f"rz:{self.namespace}:tuning-owners"
 
-    def tuner(self, owner: str) -> str:
-        """What a fine-tuner can train, as JSON, while it is there."""
-        return f"rz:{self.namespace}:tuner:{owner}"
+    @property
+    def tuners(self) -> str:
+        """Hash: fine-tuner -> what it can train, as JSON."""
+        return f"rz:{self.namespace}:tuning-tuners"

@@ -62,6 +62,9 @@ async def serve(settings: FinetunerSettings, stop: asyncio.Event) -> None:
                 await stop.wait()
                 await asyncio.wait([working], timeout=settings.finetuner_lease_s)  # it gives its job back
                 await end_tasks([appearing, working])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TIMEOUT_S):
+                    await store.leave(owner)
     finally:
         await redis.aclose()
 

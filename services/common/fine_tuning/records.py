@@ -89,7 +89,8 @@ class Result(Record):
 
 
 class Presence(Record):
-    """A fine-tuner's word about itself, which expires."""
+    """A fine-tuner's word about itself."""
 
     models: list[str]
     quantizations: list[str]
+    seen_at: int = 0  # seconds since the epoch, by Redis's clock

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import redis.asyncio as redis
@@ -179,17 +180,26 @@ class JobStore:
 
     async def appear(self, owner: str, presence: Presence) -> None:
         """Say that a fine-tuner is there; to be said again every few seconds."""
-        key = self._keys.tuner(owner)
-        await self._run(lambda: self._client.set(key, presence.model_dump_json(), ex=_PRESENCE_S))
+        text = presence.model_copy(update={"seen_at": await self._now()}).model_dump_json()
+        await self._run(lambda: self._client.hset(self._keys.tuners, owner, text))
+
+    async def leave(self, owner: str) -> None:
+        """Say that a fine-tuner ends."""
+        await self._run(lambda: self._client.hdel(self._keys.tuners, owner))
 
     async def present(self) -> list[Presence]:
         """The fine-tuners that are there."""
+        found: Any = await self._run(lambda: self._client.hgetall(self._keys.tuners))
+        said, now = {owner: Presence.model_validate_json(text) for owner, text in found.items()}, await self._now()
+        for owner in [owner for owner, one in said.items() if one.seen_at < now - _PRESENCE_S]:
+            del said[owner]
+            await self._run(partial(self._client.hdel, self._keys.tuners, owner))
+        return list(said.values())
 
-        async def read() -> list[Any]:
-            names = [name async for name in self._client.scan_iter(match=self._keys.tuner("*"), count=1000)]
-            return [text for text in await self._client.mget(names) if text] if names else []
-
-        return [Presence.model_validate_json(text) for text in await self._run(read)]
+    async def _now(self) -> int:
+        """Seconds since the epoch, by Redis's clock."""
+        found: Any = await self._run(self._client.time)
+        return int(found[0])
 
     async def file(self, tenant: str, file_id: str) -> bytes:
         """The content of a file; empty when it is gone."""
