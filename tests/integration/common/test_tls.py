@@ -124,7 +124,7 @@ async def test_every_caller_and_method(it: Installation) -> None:
     assert {method.rpartition("/")[0] for method in CALLERS} >= {
         f"ryzanstein.v1.{name}" for name in ("Router", "KvCoordinator", "Worker")
     }
-    servers = Trusting(it.folder, it.authority, DOMAIN, it.addresses)
+    servers = Trusting(it.folder, it.authority, DOMAIN, it.addresses, apart=("router", "coordinator"))
     await assert_callers_are_kept_to_their_methods(servers)
     await assert_strangers_are_refused(servers, it.folder / "strangers")
 
