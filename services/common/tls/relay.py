@@ -67,7 +67,7 @@ async def _connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, p
     async with asyncio.timeout(_FIRST_BYTE_S):
         first = await reader.readexactly(1)
     name = ports.tls if first == _TLS_HANDSHAKE else ports.plain
-    back_reader, back_writer = await asyncio.open_unix_connection(f"\0{name}", limit=_CHUNK)
+    back_reader, back_writer = await asyncio.open_unix_connection(sock=await _connected(name), limit=_CHUNK)
     back_writer.write(first)
     copying = [asyncio.create_task(_copy(reader, back_writer)), asyncio.create_task(_copy(back_reader, writer))]
     try:
@@ -75,6 +75,18 @@ async def _connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, p
     finally:
         await end_tasks(copying)
         back_writer.close()
+
+
+async def _connected(name: str) -> socket.socket:
+    """A connection to an abstract socket, for which uvloop's own way to connect has no room."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, f"\0{name}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -9,19 +9,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import httpx
 import pytest
 import pytest_asyncio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common.lifecycle import StartupError, read_settings
-from services.common.ports import free_port
-from services.common.rpc import Health, bind, new_server, open_channel
+from services.common.rpc import open_channel
 from services.common.settings import ServiceSettings
 from services.common.tls.access import CALLERS, COMPONENTS
-from services.common.tls.credentials import Phase, Tls
+from services.common.tls.credentials import Tls
 from services.common.tls.issuing import Authority
 from tests.certificates import DAY, DOMAIN, write
 from tests.integration.gateway.process import GatewayProcess, gateway_process
@@ -29,7 +25,6 @@ from tests.integration.router.processes import RedisServer, coordinator_process,
 from tests.integration.worker_server.conftest import running_worker
 from tests.trust import (
     HEALTH,
-    SILENT_S,
     Trusting,
     assert_callers_are_kept_to_their_methods,
     assert_strangers_are_refused,
@@ -127,31 +122,6 @@ async def test_every_caller_and_method(it: Installation) -> None:
     servers = Trusting(it.folder, it.authority, DOMAIN, it.addresses, apart=("router", "coordinator"))
     await assert_callers_are_kept_to_their_methods(servers)
     await assert_strangers_are_refused(servers, it.folder / "strangers")
-
-
-@pytest.mark.parametrize("theirs", [None, *Phase])
-async def test_neighbouring_phases_can_call_each_other(tmp_path: Path, theirs: Phase | None) -> None:
-    authority = Authority.new(DAY)
-    server_side, client_side = (write(tmp_path / name, name, authority) for name in ("worker", "router"))
-    phases: list[Phase | None] = [None, *Phase]
-    for ours in phases:
-        tls = Tls(server_side, ours) if ours else None
-        server = new_server(tls=tls)
-        health = Health(server, [])
-        await health.set_serving(True)
-        port = bind(server, "127.0.0.1", free_port(), tls)
-        await server.start()
-        asking = Tls(client_side, theirs) if theirs else None
-        async with open_channel(f"127.0.0.1:{port}", to="worker", tls=asking) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            large = health_pb2.HealthCheckRequest(service="x" * 4_000_000)  # larger than every buffer on the way
-            with pytest.raises(grpc.aio.AioRpcError) as answer:
-                await stub.Check(large, timeout=SILENT_S)
-            heard = answer.value.code() is grpc.StatusCode.NOT_FOUND
-            both = abs(phases.index(ours) - phases.index(theirs)) <= 1
-            assert heard or not both, (ours, theirs)
-            assert not heard or (ours, theirs) != (Phase.REQUIRE, None)
-        await server.stop(0)
 
 
 async def test_a_folder_that_is_no_certificate_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
