@@ -108,8 +108,7 @@ def test_a_killed_engine_costs_no_stream_a_token(stack: RunningStack, capsys: py
 
 def test_its_wrong_arguments_are_refused_in_its_own_words(tmp_path: Path) -> None:
     engine = ("--engine=vllm", f"--engine-python={PYTHON}", "--engine-arg=no_such_thing=1")
-    refused = ryzanstein(
-        "up", *engine, "--model", str(TINY_MODEL), "--port", str(free_port()), runtime_dir=tmp_path, timeout_s=START_S
-    )
+    start = ("--model", str(TINY_MODEL), "--port", str(free_port()), "--start-timeout", str(START_S))
+    refused = ryzanstein("up", *engine, *start, runtime_dir=tmp_path, timeout_s=START_S)
     assert refused.returncode != 0
     assert "RYZANSTEIN_ENGINE_ARGS: unknown keyword argument 'no_such_thing'" in refused.stderr + refused.stdout
