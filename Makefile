@@ -48,7 +48,7 @@ test: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## Set up and run the 
 coverage: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## The same, and how much of services/ it runs; takes twice as long
 	$(TEST_ENV) $(BIN)/pytest --cov -n 3 $(PYTEST_ARGS)
 
-test-vllm: $(STAMPS)/vllm ## vLLM's engine, for CPUs: conformance, and a killed engine under load (makes build/vllm, 5 GB)
+test-vllm: $(STAMPS)/vllm ## vLLM's engine, for CPUs: conformance, faults under load, a mixed installation (makes build/vllm, 5 GB)
 	PYTHONDONTWRITEBYTECODE= RYZANSTEIN_TEST_ENGINE=vllm build/vllm/bin/python -m pytest $(PYTEST_ARGS) \
 	  tests/integration/worker_engine/test_conformance.py
 	RYZANSTEIN_TEST_VLLM=$(CURDIR)/build/vllm/bin/python $(BIN)/pytest $(PYTEST_ARGS) tests/vllm

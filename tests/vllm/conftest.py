@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 
-collect_ignore_glob = [] if "RYZANSTEIN_TEST_VLLM" in os.environ else ["test_*.py"]
+import pytest
+
+from tests.stack import RunningStack
+from tests.vllm.installation import PYTHON, vllm_installation
+
+collect_ignore_glob = [] if PYTHON else ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    with vllm_installation(tmp_path_factory.mktemp("vllm")) as running:
+        yield running

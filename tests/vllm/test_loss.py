@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,25 +13,11 @@ import pytest
 
 from services.cli.stack.default_model import TINY_MODEL
 from services.common.ports import free_port
-from tests.stack import RunningStack, running_stack, ryzanstein
+from tests.stack import RunningStack, ryzanstein
+from tests.vllm.installation import PYTHON, START_S, engine_pid
 
 pytestmark = pytest.mark.timeout(900)
-PYTHON = os.environ["RYZANSTEIN_TEST_VLLM"]
 STREAMS, TOKENS = 16, 200
-START_S = 600
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    engine = (
-        "--engine=vllm",
-        f"--engine-python={PYTHON}",
-        "--engine-arg=enforce_eager=true",
-        "--engine-arg=block_size=32",
-    )
-    sizes = ("--workers=2", "--dtype=float32", "--max-model-len=512", "--kv-tokens=16384", f"--start-timeout={START_S}")
-    with running_stack(tmp_path_factory.mktemp("vllm"), *engine, *sizes, start_s=START_S) as running:
-        yield running
 
 
 @dataclass
@@ -78,12 +62,6 @@ def read(stack: RunningStack, number: int) -> Stream:
 def read_all(stack: RunningStack) -> list[concurrent.futures.Future[Stream]]:
     pool = concurrent.futures.ThreadPoolExecutor(STREAMS)
     return [pool.submit(read, stack, number) for number in range(STREAMS)]
-
-
-def engine_pid(stack: RunningStack, worker: str) -> int:
-    """The process of vLLM that schedules: the parent of its ranks."""
-    children = psutil.Process(stack.pid_of(worker)).children(recursive=True)
-    return next(child.pid for child in children if any("EngineCore" in word for word in child.cmdline()))
 
 
 def test_a_killed_engine_costs_no_stream_a_token(stack: RunningStack, capsys: pytest.CaptureFixture[str]) -> None:
