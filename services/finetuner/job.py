@@ -111,7 +111,12 @@ class JobRun:
     async def _run_process(self, folder: Path, base: Path) -> tuple[Status, int, str]:
         """Run the training process; returns the job's status, the exit status and the last words on stderr."""
         settings = self._settings
-        limits = (settings.finetuner_checkpoint_s, settings.finetuner_max_tokens, settings.finetuner_threads)
+        limits = (
+            settings.finetuner_checkpoint_s,
+            settings.finetuner_max_tokens,
+            settings.finetuner_threads,
+            settings.finetuner_nice,
+        )
         command = (sys.executable, "-m", "services.finetuner.training", str(folder), str(base), *map(str, limits))
         with (folder / "training.log").open("ab") as errors:
             process = await asyncio.create_subprocess_exec(

@@ -28,3 +28,6 @@ class FinetunerSettings(ServiceSettings):
     )
     finetuner_max_tokens: int = Field(default=2048, ge=16, description="Longest example, and most tokens at once")
     finetuner_threads: int = Field(default=0, ge=0, description="Threads that compute; 0: one for each usable core")
+    finetuner_nice: int = Field(
+        default=10, ge=0, le=19, description="Priority of the training process: the higher, the more others go first"
+    )

@@ -29,6 +29,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     folder = tmp_path_factory.mktemp("tuning")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RYZANSTEIN_FINETUNER_THREADS", "1")  # so small a model gains nothing from more
+        patch.setenv("RYZANSTEIN_FINETUNER_NICE", "0")  # other tests' processes would go first
         with running_stack(tmp_path_factory.mktemp("run"), "--fine-tuning", str(folder)) as stack:
             yield stack
 

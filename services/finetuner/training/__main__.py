@@ -1,4 +1,4 @@
-"""Trains one job: `python -m services.finetuner.training FOLDER BASE CHECKPOINT_S MAX_TOKENS THREADS`."""
+"""Trains one job: `python -m services.finetuner.training FOLDER BASE CHECKPOINT_S MAX_TOKENS THREADS NICE`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ from services.finetuner.training.model import load_model
 from services.finetuner.training.run import Limits, Training
 from services.finetuner.training.words import REFUSED, RefusedError, Voice
 
-_NICE = 10  # what serves on the same machine goes first
-
 
 def main() -> int:
     """Run the command line; returns the exit status."""
-    folder, base, checkpoint_s, max_tokens, threads = sys.argv[1:]
+    folder, base, checkpoint_s, max_tokens, threads, nice = sys.argv[1:]
     voice, stop = Voice(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    os.nice(_NICE)
+    os.nice(int(nice))
     torch.set_num_threads(int(threads) or usable_cores())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
