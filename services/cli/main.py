@@ -170,6 +170,10 @@ def up(
         int, typer.Option(min=0, help="Longest sequence in tokens; 0: what the model was made for.")
     ] = 0,
     kv_tokens: Annotated[int, typer.Option(min=0, help="KV cache per worker in tokens; 0: chosen by the worker.")] = 0,
+    gpu_memory_utilization: Annotated[
+        float,
+        typer.Option(min=0.05, max=1.0, help="Share of each GPU's memory for weights, the largest step and KV cache."),
+    ] = 0.9,
     kv_dtype: Annotated[
         KvDtype, typer.Option(help="Numbers of the KV cache; int8 and fp8 (on GPUs) take half the memory of bf16.")
     ] = KvDtype.AUTO,
@@ -219,6 +223,7 @@ def up(
         quantization=quantization.value,
         max_model_len=max_model_len,
         kv_tokens=kv_tokens,
+        gpu_memory_utilization=gpu_memory_utilization,
         kv_dtype=kv_dtype.value,
         host=host,
         port=port,

@@ -44,7 +44,12 @@ class WorkerSettings(ServiceSettings):
         "and head are int8), with a scale per 32 inputs; auto and none: as they are stored",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    kv_tokens: int = Field(0, ge=0, description="KV cache size in tokens; 0: 32,768, or what memory is left for")
+    kv_tokens: int = Field(
+        0, ge=0, description="KV cache size in tokens; 0: 32,768, or what memory is left for; on GPUs all that is left"
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of a GPU's memory for weights, the largest step and the KV cache"
+    )
     kv_dtype: Literal["auto", "bf16", "int8", "fp8"] = Field(
         "auto",
         description="Numbers of the KV cache: auto (the dtype), bf16, int8 (about half the memory of bf16), "

@@ -95,6 +95,7 @@ def _worker(options: StackOptions, index: int, port: int, shared: dict[str, str]
         "RYZANSTEIN_ENGINE": options.engine,
         "RYZANSTEIN_DTYPE": options.dtype,
         "RYZANSTEIN_KV_DTYPE": options.kv_dtype,
+        "RYZANSTEIN_GPU_MEMORY_UTILIZATION": str(options.gpu_memory_utilization),
         "RYZANSTEIN_QUANTIZATION": options.quantization,
         "OMP_NUM_THREADS": str(options.threads_per_rank),
     }

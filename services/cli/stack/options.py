@@ -41,6 +41,7 @@ class StackOptions:
     quantization: str = "auto"
     max_model_len: int = 0  # 0: the model's own limit
     kv_tokens: int = 0  # 0: the worker's default
+    gpu_memory_utilization: float = 0.9
     kv_dtype: str = "auto"
     host: str = HOST  # the gateway's address; all others listen on 127.0.0.1
     port: int = 8000

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -301,6 +301,25 @@ class Memory(Protocol):
 
     def available(self, ranks: int) -> int:
         """Bytes that this rank may still allocate, with `ranks` ranks on the machine."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """The memory of a device that has its own, in bytes."""
+
+    total: int
+    free: int
+    reserved: int  # by torch for this process, tensors included
+    peak: int  # most that was reserved since the report before
+
+
+@runtime_checkable
+class DeviceMemory(Memory, Protocol):
+    """Memory whose KV cache is sized by measuring steps."""
+
+    def report(self) -> MemoryReport:
+        """Return the numbers once all computations have ended."""
         ...
 
 

@@ -226,6 +226,10 @@ class Decoder:
                 self._graphs[adapted] = self._backend.capture(self._computations(cache, adapted))
         return self._graphs[adapted]
 
+    def forget_steps(self) -> None:
+        """Free the captured steps, which hold the cache that they are of."""
+        self._graphs, self._graphs_of = {}, None
+
     def _computations(self, cache: KvCache, adapted: bool) -> Computations:
         return Computations(
             decode=self._decode,

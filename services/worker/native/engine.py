@@ -81,7 +81,8 @@ class EngineConfig:
                 "workspace": ledger.workspace,
                 "kv": ledger.kv_cache,
                 "computed": ledger.computed,
-            },
+            }
+            | ({"graphs": ledger.graphs} if ledger.graphs else {}),
             memory_free=ledger.available,
             weight_formats=started.model.weight_formats,
         )

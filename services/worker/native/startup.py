@@ -71,6 +71,8 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
     longest = settings.max_model_len or min(spec.max_positions, files.embedding.max_tokens or spec.max_positions)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, spec, device)
+    fills = device == "cuda" and spec.generates and not settings.kv_tokens
+    kv_tokens = 0 if spec.bidirectional else settings.kv_tokens or DEFAULT_KV_TOKENS
     try:
         return RankGroupConfig(
             model_path=str(folder),
@@ -79,9 +81,11 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             quantization="none" if settings.quantization == "auto" else settings.quantization,
             device=device,
             block_tokens=settings.kv_block_tokens,
-            kv_tokens=0 if spec.bidirectional else settings.kv_tokens or DEFAULT_KV_TOKENS,
+            kv_tokens=None if fills else kv_tokens,
             caches=not spec.bidirectional,
             kv_fits=not settings.kv_tokens,
+            kv_fills=fills,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
             kv_format=_kv_format(settings.kv_dtype, dtype, device),
             max_running=settings.max_running,
             max_batched_tokens=max(

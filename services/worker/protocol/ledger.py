@@ -15,8 +15,9 @@ class MemoryLedger:
     available: int  # free memory for this rank after the start
     process: int  # memory of the process before the model was loaded
     computed: int  # predicted use before the start, all of the above except `available`
+    graphs: int = 0  # captured steps, on GPUs
 
     @property
     def total(self) -> int:
         """Bytes in use by the rank."""
-        return self.process + self.weights + self.workspace + self.kv_cache
+        return self.process + self.weights + self.workspace + self.kv_cache + self.graphs

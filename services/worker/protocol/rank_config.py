@@ -23,7 +23,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class RankGroupConfig:
-    """One tensor-parallel group. The KV cache is sized by exactly one of n_blocks and kv_tokens."""
+    """One tensor-parallel group. The KV cache is sized by exactly one of n_blocks, kv_tokens and kv_fills."""
 
     model_path: str
     ranks: int = 1
@@ -36,6 +36,8 @@ class RankGroupConfig:
     kv_format: str = ""  # name of a KV format; empty: numbers of `dtype`
     caches: bool = True  # False: a bidirectional model, which has no KV cache
     kv_fits: bool = False  # when memory is short, allocate fewer blocks instead of failing
+    kv_fills: bool = False  # the cache takes what is left of `gpu_memory_utilization`
+    gpu_memory_utilization: float = 0.9  # share of a GPU's memory that a rank may take
     max_running: int = 64
     max_batched_tokens: int = 2048  # rows of a step
     max_model_len: int = 4096
@@ -60,17 +62,19 @@ class RankGroupConfig:
             raise ValueError(f"quantization {self.quantization!r} is not one of {', '.join(get_args(Quantization))}")
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"device {self.device!r} is not one of cpu, cuda")
-        if (self.n_blocks is None) == (self.kv_tokens is None):
-            raise ValueError("size the KV cache by exactly one of n_blocks, kv_tokens")
+        if (self.n_blocks is not None) + (self.kv_tokens is not None) + self.kv_fills != 1:
+            raise ValueError("size the KV cache by exactly one of n_blocks, kv_tokens, kv_fills")
+        if self.kv_fills and self.device == "cpu":
+            raise ValueError("kv_fills is for the memory of GPUs")
         for name in ("ranks", "block_tokens", "max_running", "max_batched_tokens", "max_model_len", "max_in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.caches and self.blocks_wanted < 1:
+        if self.caches and not self.kv_fills and self.blocks_wanted < 1:
             raise ValueError("a KV cache holds at least one block")
 
     @property
     def blocks_wanted(self) -> int:
-        """Configured number of KV blocks, the null block excluded."""
+        """Configured number of KV blocks, the null block excluded; 0 with `kv_fills`."""
         if not self.caches:
             return 0
         return self.n_blocks or -(-(self.kv_tokens or 0) // self.block_tokens)

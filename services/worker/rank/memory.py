@@ -54,6 +54,9 @@ class MemoryMeter:
             logger.warning("the KV cache has %d tokens instead of %d: there is no memory for more", tokens, wanted)
         return n_blocks
 
-    def ledger(self, weights: int, workspace: int, kv_cache: int, computed: int, ranks: int) -> MemoryLedger:
+    def ledger(
+        self, weights: int, workspace: int, kv_cache: int, computed: int, ranks: int, graphs: int = 0
+    ) -> MemoryLedger:
         """Return the ledger of the measured bytes; `computed` is the prediction from before the start."""
-        return MemoryLedger(weights, workspace, kv_cache, self._memory.available(ranks), self._process, computed)
+        available = self._memory.available(ranks)
+        return MemoryLedger(weights, workspace, kv_cache, available, self._process, computed, graphs)

@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from services.common.heap import freeze_started
-from services.worker.backends.base import ModelBackend
-from services.worker.backends.collectives import Communicator
+from services.worker.backends.base import Backend, DeviceMemory, ModelBackend
+from services.worker.backends.collectives import Communicator, StepCommunicator
 from services.worker.backends.kv_format import find_kv_format
 from services.worker.backends.opening import open_backend
 from services.worker.model.footprint import Footprint
@@ -31,6 +32,13 @@ from services.worker.rank.link import ServerLink
 from services.worker.rank.memory import MemoryMeter
 from services.worker.rank.rendezvous import join_group
 from services.worker.rank.runner import Model, Runner
+from services.worker.rank.worst_step import (
+    LOWER_STEP,
+    LOWER_WEIGHTS,
+    KvBudget,
+    naming_what_to_lower,
+    worst_steps,
+)
 from services.worker.sampling.grammar import Vocabulary, no_vocabulary
 
 _WARM_UP_TOKENS = 64
@@ -54,6 +62,7 @@ class LoadedModel:
     head: Head = ()  # layers over pooled states
     embeds: bool = False  # there are no logits
     load_adapter: Callable[[int, Path], None] = refuse_adapter  # into a slot; raises ModelError
+    forget_steps: Callable[[], None] = lambda: None  # frees captured steps, which hold a cache
 
 
 class Loader(Protocol):
@@ -86,14 +95,55 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
         backend = open_backend(dtype, device, find_kv_format(config.kv_format) if config.kv_format else None)
         comm = join_group(link, config, rank, backend)
     meter = MemoryMeter(backend.memory)
-    with phases.measure("weights"):
+    with phases.measure("weights"), naming_what_to_lower("the weights", LOWER_WEIGHTS):
         model = load(config, comm, backend)
         backend.memory.release()  # what was needed only while weights were packed
-    weights = meter.growth()
-    with phases.measure("kv_cache"):
-        n_blocks = meter.size_kv_cache(config, model.kv_bytes_per_token, model.footprint.workspace, comm, device)
+    weights, budget = meter.growth(), None
+    with phases.measure("kv_cache"), naming_what_to_lower("the KV cache and the largest step", LOWER_STEP):
+        if config.device == "cuda" and config.caches and not model.embeds:
+            budget = _measure_steps(config, model, comm, backend)
+            left = comm.all_gather(torch.tensor([budget.left], device=device))
+            n_blocks = budget.n_blocks(config, config.block_tokens * model.kv_bytes_per_token, int(left.min()))
+            backend.memory.release()  # what only the measured steps needed
+        else:
+            n_blocks = meter.size_kv_cache(config, model.kv_bytes_per_token, model.footprint.workspace, comm, device)
         cache = model.make_cache(n_blocks)
-    runner = Runner(
+    runner = _make_runner(config, model, cache, n_blocks, comm, device)
+    meter.growth()
+    with phases.measure("warm_up"), naming_what_to_lower("the first steps", LOWER_STEP):
+        positions = n_blocks * config.block_tokens if config.caches else config.max_model_len
+        runner.warm_up(max(1, min(_WARM_UP_TOKENS, min(positions, config.max_model_len) - 1)))
+    kv_bytes = (n_blocks + config.caches) * config.block_tokens * model.kv_bytes_per_token
+    computed = model.footprint.rank_total(n_blocks * config.block_tokens)
+    workspace, graphs = (budget.workspace, budget.graphs) if budget else (meter.growth(), 0)
+    ledger = meter.ledger(weights, workspace, kv_bytes, computed, config.ranks, graphs)
+    block_bytes = config.block_tokens * model.kv_bytes_per_token
+    started = RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
+    freeze_started()  # otherwise a full garbage collection delays the streams by 0.1 s
+    link.send(encode_event(started))
+    _execute_plans(link, runner, BlockCopier(cache.layers, link.staging), model.load_adapter)
+
+
+def _measure_steps(config: RankGroupConfig, model: LoadedModel, comm: StepCommunicator, backend: Backend) -> KvBudget:
+    """Compute the worst steps in a cache of one block, which is freed again."""
+    assert isinstance(backend.memory, DeviceMemory), "a GPU reports its memory"
+    cache_bytes = 2 * config.block_tokens * model.kv_bytes_per_token  # a block and the null block
+    runner = _make_runner(config, model, model.make_cache(1), 1, comm, backend.device)
+    steps = partial(runner.rehearse, worst_steps(config))
+    budget = KvBudget.measured(backend.memory, steps, cache_bytes, config.gpu_memory_utilization)
+    model.forget_steps()
+    return budget
+
+
+def _make_runner(
+    config: RankGroupConfig,
+    model: LoadedModel,
+    cache: Any,
+    n_blocks: int,
+    comm: StepCommunicator,
+    device: torch.device,
+) -> Runner[Any]:
+    return Runner(
         model.decoder,
         cache,
         comm,
@@ -108,18 +158,6 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
         vocabulary=model.vocabulary,
         eos_token_ids=config.eos_token_ids,
     )
-    meter.growth()
-    with phases.measure("warm_up"):
-        positions = n_blocks * config.block_tokens if config.caches else config.max_model_len
-        runner.warm_up(max(1, min(_WARM_UP_TOKENS, min(positions, config.max_model_len) - 1)))
-    kv_bytes = (n_blocks + config.caches) * config.block_tokens * model.kv_bytes_per_token
-    computed = model.footprint.rank_total(n_blocks * config.block_tokens)
-    ledger = meter.ledger(weights, meter.growth(), kv_bytes, computed, config.ranks)
-    block_bytes = config.block_tokens * model.kv_bytes_per_token
-    started = RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
-    freeze_started()  # otherwise a full garbage collection delays the streams by 0.1 s
-    link.send(encode_event(started))
-    _execute_plans(link, runner, BlockCopier(cache.layers, link.staging), model.load_adapter)
 
 
 def _execute_plans(
@@ -136,7 +174,8 @@ def _execute_plans(
         if isinstance(received.plan, AdapterOrder):
             link.send(encode_adapted(received.plan.number, _try_adapter(received.plan, load_adapter)))
             continue
-        result = runner.step(received.plan, received.wait_us)
+        with naming_what_to_lower("a step", "RYZANSTEIN_GPU_MEMORY_UTILIZATION"):
+            result = runner.step(received.plan, received.wait_us)
         if result is not None:
             link.send(encode_result(result))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -121,6 +121,11 @@ class Runner(Generic[Cache]):
             StepPlan(0, chunks=(decode,)),
             StepPlan(0, released=(0,)),
         )
+        self.rehearse(plans)
+
+    @torch.inference_mode()
+    def rehearse(self, plans: Iterable[StepPlan]) -> None:
+        """Compute steps of no request."""
         for plan in plans:
             self._compute(view_plan(plan))
 
@@ -128,8 +133,7 @@ class Runner(Generic[Cache]):
         n_blocks = -(-n_tokens // self._table.block_tokens) if self._table.n_blocks else 0
         admission = Admission(0, Sampling(), (0,) * n_tokens, n_prompt=n_tokens, embed=True)
         chunk = Chunk(0, 0, n_tokens, n_draws=1, new_blocks=tuple(range(1, n_blocks + 1)))
-        for plan in (StepPlan(0, admissions=(admission,), chunks=(chunk,)), StepPlan(0, released=(0,))):
-            self._compute(view_plan(plan))
+        self.rehearse((StepPlan(0, admissions=(admission,), chunks=(chunk,)), StepPlan(0, released=(0,))))
 
     def _compute(self, plan: PlanView, wait_us: int = 0) -> StepResult | None:
         began = time.perf_counter_ns()

@@ -10,6 +10,7 @@ from services.worker.backends.base import Attention, Computations, Memory, NoGra
 from services.worker.backends.choice import Candidate, choose_attention
 from services.worker.backends.collectives import GroupSeat, LoneRank, StepCommunicator
 from services.worker.backends.cuda.graph import CudaDecodes
+from services.worker.backends.cuda.memory import CudaMemory
 from services.worker.backends.cuda.nccl import NcclCommunicator
 from services.worker.backends.cuda.ops import CudaOps
 from services.worker.backends.cuda.paged import PagedTriton
@@ -17,26 +18,6 @@ from services.worker.backends.kv_format import KvFormat
 from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.torch.backend import TorchBackend
 from services.worker.backends.torch.gathering import PagedSdpa
-
-
-class CudaMemory:
-    """Memory allocated by torch, and free memory of the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def held(self) -> int:
-        """Bytes that this process has allocated."""
-        return torch.cuda.memory_allocated(self._device)
-
-    def release(self) -> None:
-        """Give freed memory back, which torch keeps otherwise."""
-        torch.cuda.empty_cache()
-
-    def available(self, ranks: int) -> int:
-        """Bytes that this rank may still allocate; every rank has its own device."""
-        free: int = torch.cuda.mem_get_info(self._device)[0]
-        return free
 
 
 class CudaBackend(TorchBackend):

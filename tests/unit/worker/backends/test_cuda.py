@@ -14,8 +14,9 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.worker.backends.base import Computations, StepGraphs
 from services.worker.backends.collectives import SingleRank
-from services.worker.backends.cuda.backend import CudaBackend, CudaMemory
+from services.worker.backends.cuda.backend import CudaBackend
 from services.worker.backends.cuda.graph import CudaDecodes
+from services.worker.backends.cuda.memory import CudaMemory
 from services.worker.backends.kv_format import find_kv_format
 from services.worker.backends.torch.backend import TorchBackend
 from services.worker.backends.torch.ops import TorchOps
@@ -116,6 +117,12 @@ def test_memory_is_what_torch_holds_and_the_device_has_free() -> None:
     assert memory.held() - held == size
     assert available - memory.available(1) >= size
     del block
+    reserved = memory.report().reserved
+    assert memory.report().peak == reserved, "counted from the report before"
+    memory.release()
+    after = memory.report()
+    assert reserved - after.reserved >= size
+    assert after.reserved <= after.total - after.free
 
 
 def test_tokens_are_those_that_a_cpu_draws() -> None:

@@ -1,0 +1,135 @@
+"""A GPU's KV cache takes what the worst step leaves, and what does not fit is named with what to lower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from services.worker.backends.base import DeviceMemory, MemoryReport
+from services.worker.backends.collectives import SingleRank
+from services.worker.backends.sizing import NotEnoughMemoryError
+from services.worker.protocol.rank_config import RankGroupConfig
+from services.worker.rank.runner import Runner
+from services.worker.rank.worst_step import KvBudget, naming_what_to_lower, worst_steps
+from tests.integration.worker_ranks.standin import StandinDecoder, standin_cache
+from tests.unit.worker.model.harness import lone_rank
+
+GIB = 1 << 30
+BLOCK = 2 << 20  # bytes of 16 tokens
+CONFIG = RankGroupConfig("m", device="cuda", kv_fills=True, max_model_len=8192)
+
+
+@dataclass
+class Gpu:
+    """80 GiB, of which other processes have 1; torch keeps what is freed until it is released."""
+
+    allocated: int = 0
+    reserved: int = 0
+    peak: int = 0
+
+    def allocate(self, size: int) -> None:
+        self.allocated += size
+        self.reserved = max(self.reserved, self.allocated)
+        self.peak = max(self.peak, self.reserved)
+
+    def free(self, size: int) -> None:
+        self.allocated -= size
+
+    def held(self) -> int:
+        return self.allocated
+
+    def release(self) -> None:
+        self.reserved = self.allocated
+
+    def available(self, ranks: int) -> int:
+        return 79 * GIB - self.reserved
+
+    def report(self) -> MemoryReport:
+        report = MemoryReport(80 * GIB, self.available(1), self.reserved, self.peak)
+        self.peak = self.reserved
+        return report
+
+
+def budget(utilization: float = 0.9, weights: int = 16 * GIB) -> KvBudget:
+    """Of a model whose steps take 3 GiB, of which 1 stays with captured steps."""
+    gpu = Gpu()
+    assert isinstance(gpu, DeviceMemory)
+    gpu.allocate(40 * GIB)  # loading took more than stays
+    gpu.free(40 * GIB - weights - 2 * BLOCK)
+
+    def rehearse() -> None:
+        gpu.allocate(2 * GIB)
+        gpu.allocate(1 * GIB)
+        gpu.free(2 * GIB)
+
+    return KvBudget.measured(gpu, rehearse, 2 * BLOCK, utilization)
+
+
+def test_the_cache_takes_what_weights_and_steps_leave_of_the_share() -> None:
+    found = budget()
+    parts = found.others, found.weights, found.workspace, found.graphs
+    assert parts == (1 * GIB, 16 * GIB, 2 * GIB, 1 * GIB)
+    assert found.left == int(72 * GIB) - 20 * GIB
+    assert found.n_blocks(CONFIG, BLOCK, found.left) == 52 * 512 - 1  # beside the null block
+    assert budget(0.5).left == 20 * GIB
+    assert found.n_blocks(CONFIG, BLOCK // 64, found.left) == (1 << 22) // 16, "more would only slow the server"
+    assert found.n_blocks(CONFIG, BLOCK, 10 * BLOCK * 129) == 1289, "the rank with the least decides"
+
+
+def test_a_configured_size_is_kept_or_refused() -> None:
+    asked = replace(CONFIG, kv_fills=False, kv_tokens=4096)
+    assert budget().n_blocks(asked, BLOCK, 257 * BLOCK) == 256
+    with pytest.raises(
+        NotEnoughMemoryError, match=r"cache of 4,096 tokens needs 514 MiB but 512 MiB .*RYZANSTEIN_KV_TO"
+    ):
+        budget().n_blocks(asked, BLOCK, 256 * BLOCK)
+
+
+def test_what_leaves_no_room_names_the_parts_and_what_to_lower() -> None:
+    tight = budget(0.25)
+    assert tight.left == 0
+    message = (
+        r"of 2,048 tokens needs 258 MiB but 0 MiB are left of 25% of 81,920 MiB \(weights 16,384, workspace 2,048, "
+        r"graphs 1,024, CUDA and other processes 1,024 MiB\); lower RYZANSTEIN_MAX_BATCHED_TOKENS, .*"
+        "raise RYZANSTEIN_GPU_MEMORY_UTILIZATION"
+    )
+    with pytest.raises(NotEnoughMemoryError, match=message):
+        tight.n_blocks(CONFIG, BLOCK, tight.left)
+
+
+def test_memory_that_runs_out_names_what_to_lower() -> None:
+    def run_out() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has ...")
+
+    with (
+        pytest.raises(NotEnoughMemoryError, match=r"^a step: CUDA out of memory; lower RYZANSTEIN_X$"),
+        naming_what_to_lower("a step", "RYZANSTEIN_X"),
+    ):
+        run_out()
+
+
+@pytest.mark.parametrize(("max_batched_tokens", "max_model_len"), [(64, 40), (16, 100), (400, 40)])
+def test_the_worst_steps_are_as_large_as_the_settings_allow(max_batched_tokens: int, max_model_len: int) -> None:
+    config = replace(
+        CONFIG, max_running=8, max_batched_tokens=max_batched_tokens, max_model_len=max_model_len, block_tokens=16
+    )
+    steps = worst_steps(config)
+    prompts, decodes = (step.chunks for step in steps if step.chunks)
+    assert sum(chunk.n_tokens for chunk in prompts) == min(max_batched_tokens, 8 * (max_model_len - 1))
+    assert all(chunk.start + chunk.n_tokens == max_model_len - 1 for chunk in (*prompts, *decodes))
+    assert [chunk.n_tokens for chunk in decodes] == [1] * 8
+    run: Callable[..., None] = Runner(
+        StandinDecoder(SingleRank()),
+        standin_cache(1, 16),
+        lone_rank(),
+        n_blocks=1,
+        block_tokens=16,
+        max_running=8,
+        max_model_len=max_model_len,
+        device=torch.device("cpu"),
+    ).rehearse
+    run(steps)  # one block suffices, and all slots are free again
+    run(steps)
