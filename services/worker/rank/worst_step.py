@@ -126,4 +126,4 @@ def naming_what_to_lower(during: str, lower: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         said = str(error).split(". ", 1)[0]
-        raise NotEnoughMemoryError(f"{during}: {said}; lower {lower}") from error
+        raise NotEnoughMemoryError(f"{during}: out of GPU memory; lower {lower} ({said})") from error

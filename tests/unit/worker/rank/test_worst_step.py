@@ -105,7 +105,9 @@ def test_memory_that_runs_out_names_what_to_lower() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has ...")
 
     with (
-        pytest.raises(NotEnoughMemoryError, match=r"^a step: CUDA out of memory; lower RYZANSTEIN_X$"),
+        pytest.raises(
+            NotEnoughMemoryError, match=r"^a step: out of GPU memory; lower RYZANSTEIN_X \(CUDA out of memory\)$"
+        ),
         naming_what_to_lower("a step", "RYZANSTEIN_X"),
     ):
         run_out()

@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Ten minutes on a machine with one NVIDIA GPU, from a clone: what only a GPU can show, most important first. Results, a log of
+# each part and its status are in $OUT (default: build/gpu). A part that fails or takes too long does not end the others.
+#   OUT=/tmp/gpu bench/gpu.sh            everything
+#   bench/gpu.sh kernels steps           these parts
+# PYTHON: an interpreter with torch for CUDA and Triton; default: .venv, which `make install TORCH=cuda` would make.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+out=${OUT:-$PWD/build/gpu}
+models=${MODELS:-/tmp/ryzanstein-gpu}
+mkdir -p "$out" "$models"
+export PYTHONPATH=$PWD:$PWD/generated:$PWD/clients/python HF_HUB_OFFLINE=1
+python=${PYTHON:-.venv/bin/python}
+failed=()
+
+# part NAME SECONDS COMMAND...: runs within a time limit; what it prints goes to the log of that name.
+part() {
+  local name=$1 limit=$2 began=$SECONDS status=0
+  shift 2
+  timeout --kill-after=10 "$limit" "$@" >"$out/$name.txt" 2>&1 || status=$?
+  echo "$name: status $status after $((SECONDS - began)) s" | tee -a "$out/summary.txt"
+  if [ "$status" != 0 ]; then
+    failed+=("$name")
+    tail -n 15 "$out/$name.txt"
+  fi
+}
+
+set_up() {
+  if ! nvidia-smi -L >"$out/gpus.txt" 2>&1; then
+    echo "no NVIDIA GPU is seen: nvidia-smi says $(head -n 1 "$out/gpus.txt")" >&2
+    exit 1
+  fi
+  if ! "$python" -c 'import torch, triton, ryzanstein' 2>/dev/null; then
+    echo "installing into .venv"
+    if ! make install TORCH=cuda >"$out/install.txt" 2>&1; then
+      tail -n 20 "$out/install.txt"
+      exit 1
+    fi
+  fi
+  "$python" -c 'import torch, triton; print(torch.__version__, triton.__version__, torch.cuda.get_device_name())' |
+    tee "$out/versions.txt" || exit 1
+  [ -f "$models/1b/config.json" ] || "$python" -m bench.make_checkpoint 1b "$models/1b" >"$out/checkpoints.txt" 2>&1
+  { [ -f "$models/8b/config.json" ] || "$python" -m bench.make_checkpoint 8b "$models/8b" >>"$out/checkpoints.txt" 2>&1; } &
+  making=$!
+}
+
+kernels() {
+  part kernels 120 "$python" -m pytest -q -p no:cacheprovider tests/triton tests/unit/worker/backends
+}
+
+families() {
+  part families 150 "$python" -m pytest -q -p no:cacheprovider -n 8 tests/unit/worker/model -k "cuda or half"
+}
+
+steps() {
+  local keys
+  for keys in 128 1900; do
+    part "steps-1b-$keys" 60 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,16,64 --prompt-tokens "$keys" \
+      --output-tokens 96 --rounds 1 --json "$out/steps-1b-$keys.json"
+  done
+  wait "$making"
+  for keys in 128 1900; do
+    part "steps-8b-$keys" 80 "$python" -m bench.engine "$models/8b" --device cuda --batches 1,16,64 --prompt-tokens "$keys" \
+      --output-tokens 48 --rounds 1 --json "$out/steps-8b-$keys.json"
+  done
+}
+
+trace() {
+  part trace-16 60 "$python" -m bench.gpu_trace "$models/1b" --batch 16 --keys 2000 --trace "$out/trace.json"
+}
+
+# A whole installation, and clients with short and long prompts.
+http() {
+  local model=1b url=http://127.0.0.1:8199 clients tokens up
+  "$python" -c 'from services.cli.main import app; app()' up "$models/$model" --port 8199 --start-timeout 180 \
+    >"$out/up-$model.txt" 2>&1 &
+  up=$!
+  for _ in $(seq 180); do
+    curl -sf "$url/readyz" >/dev/null && break
+    kill -0 "$up" 2>/dev/null || break
+    sleep 1
+  done
+  for tokens in 128 1024; do
+    for clients in 1 16 64 128; do
+      part "http-$model-$tokens-$clients" 40 "$python" -m bench.serve --url "$url" --concurrency "$clients" \
+        --requests $((clients * 2)) --prompt-tokens "$tokens" --output-tokens 128 --json "$out/http-$model-$tokens-$clients.json"
+    done
+  done
+  kill -INT "$up" 2>/dev/null
+  wait "$up"
+}
+
+[ $# = 0 ] && set -- kernels families steps http trace
+set_up
+for name in "$@"; do
+  case $name in
+    kernels | families | steps | http | trace) "$name" ;;
+    *) echo "unknown part $name: kernels, families, steps, http or trace" >&2 && exit 2 ;;
+  esac
+done
+wait "$making"
+if [ "${#failed[@]}" != 0 ]; then
+  echo "failed: ${failed[*]}" | tee -a "$out/summary.txt"
+  exit 1
+fi
