@@ -1,7 +1,8 @@
 """Compiles the Triton kernels of the CUDA backend without a GPU; prints registers, spills and shared memory of each.
 
 ``python -m bench.gpu_kernels [--target 80 --target 90] [--dtype bfloat16] [--heads 32/8x128 ...]``. The kernels are
-compiled as the backend launches them: its launches are recorded, not made. It ends with 1 if a kernel spills registers
+compiled as the backend launches them: its launches are recorded, not made. Triton is imported where it is used, because
+`make test-triton` alone has it. It ends with 1 if a kernel spills registers
 or needs more shared memory than a block has.
 """
 
@@ -17,20 +18,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from services.worker.backends.batch import StepBatch
-from services.worker.backends.cuda.kernels import attention
 from services.worker.backends.cuda.paged import PagedTriton
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.kv_format import plain_format
 from services.worker.backends.shapes import AttentionShape, KvShape
 from services.worker.backends.torch.ops import TorchOps
+
+if TYPE_CHECKING:
+    from triton.compiler import ASTSource
 
 CPU = torch.device("cpu")
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}  # that a block may have, by architecture
@@ -54,6 +54,8 @@ class Launch:
 
     def source(self) -> ASTSource:
         """What the compiler takes: the types of the arguments, and the values of those that are constants."""
+        from triton.compiler import ASTSource
+
         signature: dict[str, str] = {}
         constants: dict[tuple[int], Any] = {}
         attributes: dict[tuple[int], Any] = {}
@@ -80,6 +82,7 @@ class Usage:
 
 def recorder(module: Any, launches: list[Launch]) -> SimpleNamespace:
     """The kernels of `module`; a launch is put down instead of made."""
+    from triton import JITFunction
 
     def record(kernel: Any) -> Any:
         class Launcher:
@@ -88,12 +91,14 @@ def recorder(module: Any, launches: list[Launch]) -> SimpleNamespace:
 
         return Launcher()
 
-    names = [name for name, value in vars(module).items() if isinstance(value, triton.JITFunction)]
+    names = [name for name, value in vars(module).items() if isinstance(value, JITFunction)]
     return SimpleNamespace(TritonError=module.TritonError, **{name: record(getattr(module, name)) for name in names})
 
 
 def attention_launches(shape: AttentionShape, dtype: torch.dtype, block_tokens: int = 16) -> Iterator[Launch]:
     """What one mixed step launches: a short decode, a long one, and a prompt."""
+    from services.worker.backends.cuda.kernels import attention
+
     launches: list[Launch] = []
     paged = PagedTriton(shape, dtype, CPU)
     paged._kernels = recorder(attention, launches)
@@ -110,6 +115,9 @@ def attention_launches(shape: AttentionShape, dtype: torch.dtype, block_tokens: 
 
 def compiled(launch: Launch, target: int) -> Usage:
     """Compile for an architecture, and read what the machine code uses."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
     found = triton.compile(launch.source(), target=GPUTarget("cuda", target, 32), options=launch.options)
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
