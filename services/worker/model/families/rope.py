@@ -160,8 +160,8 @@ def _rotary_dim(numbers: _Numbers, kind: str, head_dim: int) -> int:
         raise error(f"{said}: a lone pair cannot be rotated by rope_type 'dynamic'")
     if kind in ("dynamic", "yarn") and (theta := numbers.one("rope_theta")) <= 1:
         raise error(f"rope_theta: expected a number above 1 for rope_type {kind!r}, found {theta:g}")
-    if kind == "llama3" and (low := numbers.one("low_freq_factor", 1.0)) >= numbers.one("high_freq_factor", 4.0):
-        raise error(f"high_freq_factor: expected a number above low_freq_factor {low:g}")
+    if kind == "llama3" and (low := numbers.one("low_freq_factor", 1.0)) > numbers.one("high_freq_factor", 4.0):
+        raise error(f"high_freq_factor: expected low_freq_factor {low:g} at least")
     for name in ("short_factor", "long_factor") if kind == "longrope" else ():
         if (found := len(numbers.several(name))) != rotary_dim // 2:
             source = f"head_dim, else hidden_size / num_attention_heads: {head_dim}"

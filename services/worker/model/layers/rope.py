@@ -87,9 +87,13 @@ def _dynamic_frequencies(spec: RopeSpec, max_positions: int) -> torch.Tensor:
 
 
 def _llama3(spec: RopeSpec, base: torch.Tensor) -> torch.Tensor:
-    """Divide slow frequencies by the factor, keep fast ones, interpolate those between (Llama 3.1)."""
+    """Divide slow frequencies by the factor, keep fast ones, interpolate those between (Llama 3.1).
+
+    Llama 4 Scout has none between: its two bounds are equal.
+    """
     turns = spec.original_max_positions * base / (2 * math.pi)  # within the original context
-    smooth = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
+    span = spec.high_freq_factor - spec.low_freq_factor
+    smooth = (turns - spec.low_freq_factor) / span if span else (turns >= spec.low_freq_factor).float()
     smooth = smooth.clamp(0.0, 1.0)
     return (1 - smooth) * base / spec.factor + smooth * base
 

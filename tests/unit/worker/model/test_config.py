@@ -84,6 +84,18 @@ def test_both_spellings_that_agree_are_accepted(variant: str, sample: Callable[[
     assert read_spec(_write(tmp_path, both)) == read_spec(sample(variant).folder)
 
 
+def test_ids_of_other_tokens_and_a_repeated_size_change_nothing(
+    sample: Callable[[str], Sample], tmp_path: Path
+) -> None:
+    """As published configurations of Hunyuan have them."""
+    config = _read(sample("hunyuan_v1_dense"))
+    ids = {"text_start_id": 6, "text_end_id": 7, "im_newline_id": 11, "mask_init_id": 12, "eod_token_id": 3}
+    repeated = _write(tmp_path, config | ids | {"attention_head_dim": config["head_dim"]})
+    assert read_spec(repeated) == read_spec(sample("hunyuan_v1_dense").folder)
+    with pytest.raises(ModelError, match="attention_head_dim"):
+        read_spec(_write(tmp_path, config | {"attention_head_dim": config["head_dim"] + 2}))
+
+
 def test_dtypes_as_torch_spells_them(sample: Callable[[str], Sample], tmp_path: Path) -> None:
     config = _as_version_4(_read(sample("llama")))
     assert read_spec(_write(tmp_path, config | {"torch_dtype": "torch.bfloat16"})).dtype == "bfloat16"
