@@ -1,11 +1,6 @@
-"""`ryzanstein models` and `check`: the options that reach the checker, its answer, and its exit status."""
+"""`ryzanstein models` and `check`: options that are refused; tests/integration/cli/test_check.py has the answer."""
 
 from __future__ import annotations
-
-import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -25,21 +20,6 @@ def test_numbers_of_ranks(text: str, counts: str) -> None:
 def test_wrong_numbers_of_ranks_are_named(text: str) -> None:
     with pytest.raises(CommandError, match=r"^--ranks .*: expected numbers from 1 to 999, such as 1,2,4$"):
         check.parse_counts(text)
-
-
-def test_the_program_answers_with_the_checkers_json_and_status() -> None:
-    """Of three numbers of ranks one does not work, on a CPU: 3."""
-    program = str(Path(sys.executable).with_name("ryzanstein"))
-    asked = [program, "check", str(TINY_MODEL), "--ranks", "1,2,7", "--device", "cpu", "--json"]
-    answered = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=False)
-    report = json.loads(answered.stdout)
-    assert (answered.returncode, report["servable"]) == (3, False), answered.stderr
-    assert [(found["ranks"], bool(found["problem"])) for found in report["ranks"]] == [
-        (1, False),
-        (2, False),
-        (7, True),
-    ]
-    assert report["nearest"] == ["--tensor-parallel 4"]
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ def test_what_can_be_served_with_its_memory(run: Any) -> None:
     assert [one["problem"], two["problem"]] == ["", ""]
     assert "cannot be divided among 7 ranks" in seven["problem"]
     assert report["nearest"] == ["--tensor-parallel 4"]
+    status, text = run("check", str(TINY_MODEL), "--device", "cuda", "--json")
+    assert (status, json.loads(text)["dtype"]) == (SERVED, "bfloat16")  # a GPU is not needed for the answer
     status, text = run("check", str(TINY_MODEL), "--device", "cpu")
     assert (status, "1 rank: can be served" in text, "generates and embeds" in text) == (SERVED, True, True)
 
