@@ -243,7 +243,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (blocks({"type": "thinking", "thinking": "x"}), "messages[0].content[0]", "may not be"),
     (blocks({"type": "tool_result", "tool_use_id": "x"}), "messages[0].content[0].tool_use_id", "no earlier"),
     (blocks({"type": "tool_use", "id": "x", "name": "f", "input": {}}, role="assistant"), "messages[0]", "results"),
-    ({"system": [{"type": "image"}]}, "system[0]", "`image`, which"),
+    ({"system": [{"type": "image"}]}, "system[0]", "the vision of multimodal ones is not loaded"),
     ({"tools": [TOOL, TOOL]}, "tools", "two functions"),
     ({"tool_choice": {"type": "any"}}, "tool_choice", "needs `tools`"),
     ({"stop_sequences": ["a"] * 99}, "stop_sequences", "`stop_sequences` may hold at most"),

@@ -264,7 +264,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"input": None}, "input", "Missing"),
     ({"input": [{"type": "web_search_call"}]}, "input[0].type", "`function_call_output`"),
     ({"input": [{"type": []}]}, "input[0].type", "`message`"),
-    ({"input": [{"role": "user", "content": IMAGE}]}, "input[0].content[1].type", "`input_text`"),
+    ({"input": [{"role": "user", "content": IMAGE}]}, "input[0].content[1].type", "the vision of multimodal"),
     ({"input": [{"role": "user"}]}, "input[0].content", "Missing"),
     ({"input": [{"role": "robot", "content": ""}]}, "input[0].role", "robot"),
     ({"input": [{"role": "user", "content": "", "colour": 1}]}, "input[0].colour", "Known fields"),

@@ -76,7 +76,7 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"messages": [{"content": "a"}]}, 400, "messages[0].role", "Missing required field"),
     ({"messages": [{"role": "wizard", "content": "a"}]}, 400, "messages[0].role", "'wizard' is none of `assistant`, "),
     ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content", "got `int`"),
-    ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "messages[0].content[0].type", "models here read text"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "messages[0].content[0].type", "the vision of"),
     ({"messages": HELLO, "top_logprobs": 2}, 400, "top_logprobs", "needs `logprobs`"),
     ({"messages": HELLO, "response_format": {"type": "xml"}}, 400, "response_format.type", "is none of `json`"),
     ({"messages": HELLO, "max_completion_tokens": 0}, 400, "max_completion_tokens", ">= 1"),
