@@ -25,14 +25,7 @@ _ALIKE = {
     *("starcoder2_unbiased", "stablelm_parallel", "exaone4_global", "gpt_bigcode_heads", "falcon_grouped_one_norm"),
     *("falcon_serial", "phimoe_longrope"),
 }
-# Every way to store and divide tensors; families that share theirs with another one are left out.
-_STORED = [
-    *("llama", "llama_tied_biased", "llama_mha_wide", "qwen2", "qwen3_moe", "mixtral", "gemma", "gemma2"),
-    *("phi3", "gpt2", "gpt_neox", "gpt_neox_serial", "olmo2", "granite", "gpt_bigcode", "gptj", "mpt", "phi"),
-    *("falcon", "falcon_grouped", "granitemoe", "qwen2_moe", "glm", "glm4_moe", "internlm2"),
-    *("bitnet", "deepseek_v3", "gpt_oss", "llama4"),
-]
-_CASES = [*((variant, 4) for variant in VARIANTS if variant not in _ALIKE), *((variant, 2) for variant in _STORED)]
+_CASES = [(variant, size) for variant in VARIANTS if variant not in _ALIKE for size in (2, 4)]
 
 
 def _load(folder: object, rank: ThreadRank) -> Decoder:
