@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from services.common.fine_tuning.records import Presence
+from services.common.tasks import end_tasks
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import running_stack
-from tests.integration.gateway.redis_server import running_redis
+from tests.integration.gateway.redis_server import RedisServer, running_redis
+from tests.integration.gateway.test_fine_tuning import finetuner
 
 # What a gateway serves at /openapi.json: a test keeps the two equal.
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "openapi.json"
@@ -31,6 +34,7 @@ async def test_no_request_is_answered_5xx_or_otherwise_than_documented(tmp_path:
     }
     with running_redis(tmp_path) as redis:
         async with running_stack([Worker("w0")], redis_url=redis.url) as stack:
+            tuner = asyncio.create_task(be_present(redis))
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "schemathesis.cli", "run", str(DOCUMENT), "--url", stack.url, "--no-color"),
                 *(f"--{name}={value}" for name, value in options.items()),
@@ -39,4 +43,13 @@ async def test_no_request_is_answered_5xx_or_otherwise_than_documented(tmp_path:
                 cwd=tmp_path,
             )
             said, _ = await process.communicate()
+            await end_tasks([tuner])
     assert process.returncode == 0, said.decode()
+
+
+async def be_present(redis: RedisServer) -> None:
+    """A fine-tuner that has the model of the document's example: without one its route answers 503."""
+    store = finetuner(redis)
+    while True:
+        await store.appear("tuner", Presence(models=["smollm2-135m-instruct"], quantizations=["none"]))
+        await asyncio.sleep(2)
