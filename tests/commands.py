@@ -90,6 +90,7 @@ NOT_TYPED = {
             *(
                 "make bench",
                 "make test-vllm",
+                "make test-triton",
                 "make soak",
                 "make soak MINUTES=30 FAULT_EVERY=20s SEED=0",
                 "make test-cluster",
