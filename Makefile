@@ -14,8 +14,8 @@ FAULT_EVERY ?= 20s
 SEED ?= 0
 NODES ?= 2
 TORCH ?= auto
-# Containers often forbid bytecode; the hundreds of processes that the tests start would compile all sources again.
-TEST_ENV := PYTHONDONTWRITEBYTECODE=
+# Containers often forbid bytecode; each of the processes that are started would compile all sources again.
+BYTECODE := PYTHONDONTWRITEBYTECODE=
 # Kernels are compiled once for the installation, the images' wheels and the tests.
 export RYZANSTEIN_KERNEL_CACHE ?= $(CURDIR)/build/kernels
 ARCH ?= $(if $(filter aarch64 arm64,$(shell uname -m)),arm64,amd64)
@@ -32,7 +32,7 @@ help: ## Show the targets
 
 # With a model of yours in ARGS the default one is not needed.
 run: $(STAMPS)/serve $(if $(findstring --model,$(ARGS)),,$(STAMPS)/model) ## Serve SmolLM2 at http://127.0.0.1:8000 (ARGS="--workers 2 ..." are passed on)
-	@exec $(BIN)/ryzanstein up $(ARGS)
+	@$(BYTECODE) exec $(BIN)/ryzanstein up $(ARGS)
 
 install: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## Set up everything for development
 
@@ -43,10 +43,10 @@ kernels: $(STAMPS)/dev ## Compile the worker's kernels
 	$(BIN)/python services/worker/kernels/build.py
 
 test: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## Set up and run the whole test suite; its slowest twenty are named
-	$(TEST_ENV) $(BIN)/pytest -n 3 $(PYTEST_ARGS)
+	$(BYTECODE) $(BIN)/pytest -n 3 $(PYTEST_ARGS)
 
 coverage: $(STAMPS)/dev $(STAMPS)/model $(STAMPS)/test-models ## The same, and how much of services/ it runs; takes twice as long
-	$(TEST_ENV) $(BIN)/pytest --cov -n 3 $(PYTEST_ARGS)
+	$(BYTECODE) $(BIN)/pytest --cov -n 3 $(PYTEST_ARGS)
 
 test-vllm: $(STAMPS)/vllm ## vLLM's engine, for CPUs: conformance, faults under load, a mixed installation (makes build/vllm, 5 GB)
 	PYTHONDONTWRITEBYTECODE= RYZANSTEIN_TEST_ENGINE=vllm build/vllm/bin/python -m pytest $(PYTEST_ARGS) \
