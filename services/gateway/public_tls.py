@@ -10,6 +10,8 @@ from pathlib import Path
 
 import grpc
 
+from services.common.tls.certificate import file_stamp
+
 _LOOK_EVERY_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ class CertificateFiles:
 
     def stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
         """What changes with the files."""
-        return tuple(_stamp(path) for path in (self.certificate, self.key))
+        return tuple(file_stamp(path) for path in (self.certificate, self.key))
 
 
 class PublicTls:
@@ -89,11 +91,3 @@ def _server_context() -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     return context
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -86,3 +86,12 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise CertificateError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file is replaced or written; None while it cannot be read."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -11,7 +11,15 @@ from pathlib import Path
 import grpc
 from prometheus_client import CollectorRegistry, Gauge
 
-from services.common.tls.certificate import AUTHORITIES, CERTIFICATE, KEY, Certificate, CertificateError, Identity
+from services.common.tls.certificate import (
+    AUTHORITIES,
+    CERTIFICATE,
+    KEY,
+    Certificate,
+    CertificateError,
+    Identity,
+    file_stamp,
+)
 
 _LOOK_EVERY_S = 1.0
 
@@ -75,7 +83,7 @@ class Tls:
         log.info("certificate renewed", extra={"ends": found.ends})
 
     def _files(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(_stamp(self._folder / name) for name in (CERTIFICATE, KEY, AUTHORITIES))
+        return tuple(file_stamp(self._folder / name) for name in (CERTIFICATE, KEY, AUTHORITIES))
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Credentials of a server that wants its clients' certificates, and shows the current one at each handshake."""
@@ -105,11 +113,3 @@ def export_end(registry: CollectorRegistry, tls: Tls | None) -> None:
 
 def _server_side(certificate: Certificate) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(certificate.key, certificate.chain)], certificate.authorities)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
