@@ -18,7 +18,8 @@ from tests.stack import RunningStack, running_stack
 KILLER = [7, 11, 13, 17, 19, 23]
 PLANTED = Path(__file__).parent / "planted"
 NEIGHBOURS, INNOCENTS = 40, 64
-MANY = 12  # so many of them a worker computes when it is struck
+MANY = 16  # so many of them a worker computes when it is struck: one of three has more
+LEFT = 4  # of those, whom the two others share, so many are still under way on one of them
 TOKENS = 250
 pytestmark = pytest.mark.timeout(400)
 
@@ -93,14 +94,14 @@ def test_innocents_through_six_deaths_two_by_two(stack: RunningStack, reference:
         running = asyncio.create_task(load.run(stack))
         try:
             # The second one while the first one's streams wait in silence, the others under those that go on.
-            for first, second, lost in (
-                (stop_server, kill_server, 0),
-                (kill_ranks, kill_ranks, 1),
-                (kill_server, kill_ranks, 1),
+            for first, second, least, lost in (
+                (stop_server, kill_server, MANY, 0),
+                (kill_ranks, kill_ranks, LEFT, 1),
+                (kill_server, kill_ranks, LEFT, 1),
             ):
                 await load.settle()
                 strikes.append(await load.strike(first, MANY))
-                strikes.append(await load.strike(second, MANY, lost))
+                strikes.append(await load.strike(second, least, lost))
         finally:
             load.over = True
             await running
@@ -114,6 +115,6 @@ def test_innocents_through_six_deaths_two_by_two(stack: RunningStack, reference:
                 os.kill(pid, signal.SIGCONT)
     load.assert_undisturbed(reference)
     assert all(strike.outlived for strike in strikes), "each one meets streams, which go on elsewhere"
-    assert sum(len(stream.workers) > 2 for _, stream in load.answers) >= MANY, "many have lost more than one worker"
+    assert sum(len(stream.workers) > 2 for _, stream in load.answers) >= 2 * LEFT, "many have lost more than one worker"
     stack.wait_serving(3)
     assert (stack.resumes() - resumed).total() > INNOCENTS
