@@ -21,7 +21,7 @@ NEIGHBOURS, INNOCENTS = 40, 64
 MANY = 16  # so many of them a worker computes when it is struck: one of three has more
 LEFT = 4  # of those, whom the two others share, so many are still under way on one of them
 TOKENS = 250
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
