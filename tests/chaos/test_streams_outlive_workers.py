@@ -19,7 +19,7 @@ STREAMS = 64
 CALLS = 9
 TOKENS = 400
 PAUSE_S = 4.0  # without a token: 2.5 s of silence, and the way to another worker
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
