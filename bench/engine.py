@@ -14,7 +14,7 @@ import random
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -163,6 +163,9 @@ def main(
     ranks: int = 1,
     dtype: str = "bfloat16",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    overlap: Annotated[
+        Literal["auto", "on", "off"], typer.Option(help="Launch a step before the tokens of the one before are read.")
+    ] = "auto",
     batches: str = "1,4,16,64",
     prompt_tokens: int = 128,
     output_tokens: int = 64,
@@ -178,6 +181,7 @@ def main(
         ranks=ranks,
         dtype=dtype,
         device=device,
+        overlap=overlap,
         kv_tokens=max(sizes) * (prompt_tokens + output_tokens + 32),
         max_running=max(*sizes, 4),
         max_model_len=prompt_tokens + output_tokens + 1,
@@ -185,6 +189,7 @@ def main(
     workload = Workload(prompt_tokens, output_tokens, Sampling(temperature=temperature, top_p=top_p))
     started, measured = asyncio.run(measure(config, sizes, workload, rounds))
     where = f"{model.name}, {ranks} ranks, {dtype}" + ("" if device == "cpu" else f", {device}")
+    where += "" if overlap == "auto" else f", overlap {overlap}"
     if json_file:
         write_readings(json_file, readings(measured, f"engine/{where}"))
     table = Table(title=f"{where}: medians; started in {started.seconds:.1f} s")

@@ -58,6 +58,8 @@ steps() {
     part "steps-1b-$keys" 60 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,16,64 --prompt-tokens "$keys" \
       --output-tokens 96 --rounds 1 --json "$out/steps-1b-$keys.json"
   done
+  part steps-1b-128-in-turn 60 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,16,64 --prompt-tokens 128 \
+    --output-tokens 96 --rounds 1 --overlap off --json "$out/steps-1b-128-in-turn.json"
   wait "$making"
   for keys in 128 1900; do
     part "steps-8b-$keys" 80 "$python" -m bench.engine "$models/8b" --device cuda --batches 1,16,64 --prompt-tokens "$keys" \

@@ -86,6 +86,10 @@ class WorkerSettings(ServiceSettings):
         description="By how much prompts may lengthen a step of decodes; at most by two such steps, less for long "
         "ones, on GPUs by 50 ms if these are shorter",
     )
+    overlap: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Whether a step is launched before the tokens of the one before are read: auto (on GPUs), on, off",
+    )
     pull_timeout_s: float = Field(
         10.0, gt=0, description="How long KV blocks of another worker are waited for at most, before they are computed"
     )

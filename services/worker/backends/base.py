@@ -21,6 +21,7 @@ from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.kv_format import KvFormat
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import AttentionShape, ExpertsShape, KvShape
+from services.worker.backends.transfers import Transfers
 from services.worker.backends.weights import Stacked, Weight
 
 PlanT = TypeVar("PlanT")
@@ -348,6 +349,7 @@ class Backend(ModelBackend, Protocol):
     """A device that ranks serve on."""
 
     memory: Memory
+    transfers: Transfers
     process_group: str | None  # torch.distributed's backend for several ranks; None: shared memory is enough
 
     def join(self, seat: GroupSeat) -> StepCommunicator:

@@ -43,23 +43,33 @@ class StepBatch:
     n_decode: int  # the first n_decode sequences have exactly one row
     token_types: torch.Tensor | None = None  # [n_tokens] int64, 1 in the second of two texts; None: 0 everywhere
     adapters: AdapterRows | None = None  # None: no row has one
+    lengths: torch.Tensor | None = None  # [n_sequences] int64, `context_lens` on the device; None: not there yet
 
     @property
     def n_sequences(self) -> int:
         """Number of sequences in the step."""
         return len(self.context_lens)
 
+    def device_lengths(self) -> torch.Tensor:
+        """Return `context_lens` on the device, [n_sequences] int64."""
+        if self.lengths is not None:
+            return self.lengths
+        return long_tensor(self.context_lens).to(self.block_tables.device, non_blocking=True)
+
+    def rows_of(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Return `numbers` as an index on the device, [n] int64; the host does not wait for it."""
+        return long_tensor(numbers).to(self.token_ids.device, non_blocking=True)
+
     def last_rows(self, sequences: Sequence[int]) -> tuple[torch.Tensor, StepBatch]:
         """Return the last row of each of `sequences`, [len(sequences)] int64, and a step of only these rows."""
-        device = self.token_ids.device
-        rows = long_tensor([self.query_starts[i + 1] - 1 for i in sequences]).to(device)
+        rows = self.rows_of([self.query_starts[i + 1] - 1 for i in sequences])
         step = StepBatch(
             token_ids=self.token_ids[rows],
             positions=self.positions[rows],
             kv_slots=self.kv_slots[rows],
             query_starts=tuple(range(len(sequences) + 1)),
             context_lens=tuple(self.context_lens[i] for i in sequences),
-            block_tables=self.block_tables[long_tensor(sequences).to(device)],
+            block_tables=self.block_tables[self.rows_of(sequences)],
             n_decode=len(sequences),
             adapters=None if self.adapters is None else AdapterRows.of(self.adapters.slots[rows]),
         )

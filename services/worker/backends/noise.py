@@ -27,7 +27,7 @@ _SPREAD, _MIX_1, _MIX_2 = _signed(0x9E3779B1), _signed(0x85EBCA6B), _signed(0xC2
 
 def scale(logits: Tensor, temperature: NDArray[np.float32]) -> Tensor:
     """Return `logits` [n, m] / `temperature` [n]; temperatures are above 0."""
-    return logits / torch.from_numpy(temperature).to(logits.device).unsqueeze(-1)
+    return logits / torch.from_numpy(temperature).to(logits.device, non_blocking=True).unsqueeze(-1)
 
 
 def row_keys(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -50,7 +50,7 @@ def gumbel(keys: NDArray[np.int32], token_ids: Tensor) -> Tensor:
     `keys` is [n, 2] from `row_keys`; `token_ids` is integer, [m] (shared by all rows) or [n, m]; the result is [n, m].
     """
     n, m = len(keys), token_ids.shape[-1]
-    words = torch.from_numpy(keys).to(token_ids.device)  # [n, 2]
+    words = torch.from_numpy(keys).to(token_ids.device, non_blocking=True)  # [n, 2]
     ids = token_ids.to(torch.int32).expand(n, m)
     if token_ids.device.type != "cpu" or n * m <= _CACHED:
         return _gumbel(words, ids)

@@ -164,7 +164,7 @@ class Decoder:
         n_tokens, graphs = len(batch.token_ids), self._graphs_in(cache, batch)
         if n_tokens == batch.n_sequences and graphs.decodes.serves(batch):
             hidden = graphs.decodes.forward(self.embed(batch.token_ids, batch.positions, batch.token_types), batch)
-            return hidden if last_of is None else hidden[list(last_of)]
+            return hidden if last_of is None else hidden[batch.rows_of(last_of)]
         step, n_rows = self.lay_out(batch, cache)
         positions = pad_rows(batch.positions, n_rows)
         types = None if batch.token_types is None else pad_rows(batch.token_types, n_rows)

@@ -47,6 +47,7 @@ class RankGroupConfig:
     normalise_embeddings: bool = True
     eos_token_ids: tuple[int, ...] = ()  # tokens that end a text where its grammar allows the end
     max_in_flight: int = 2  # plans in flight
+    overlap: Literal["auto", "on", "off"] = "auto"  # launch a step before the tokens of the one before are read
     start_timeout_s: float = 300.0
     stall_timeout_s: float = 1.0  # no heartbeat and no CPU time used, while work is pending
     busy_timeout_s: float = 60.0  # no heartbeat although CPU time is used: one very long operation, or a loop
@@ -71,6 +72,11 @@ class RankGroupConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.caches and not self.kv_fills and self.blocks_wanted < 1:
             raise ValueError("a KV cache holds at least one block")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether steps overlap; on CPUs the host computes them, and nothing is gained."""
+        return self.overlap == "on" or (self.overlap == "auto" and self.device == "cuda")
 
     @property
     def blocks_wanted(self) -> int:

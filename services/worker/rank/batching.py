@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from services.worker.backends.batch import AdapterRows, StepBatch
+from services.worker.backends.transfers import Transfers
 from services.worker.protocol.plan_codec import PlanView
 from services.worker.rank.slot_table import SlotTable
 
@@ -44,7 +44,7 @@ class BatchLayout:
         return DrawingRows(np.repeat(self.slots[sequences], counts), ends, row_ends - 1)
 
 
-def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple[StepBatch, BatchLayout]:
+def build_batch(table: SlotTable, plan: PlanView, transfers: Transfers) -> tuple[StepBatch, BatchLayout]:
     """Lay out the chunks of `plan`, which must not be empty. Raises MalformedPlanError."""
     table.require_computable(plan, plan.starts + plan.n_tokens)
     slots, starts, n_sequences = plan.slots.astype(np.int64), plan.starts.astype(np.int64), len(plan.slots)
@@ -65,24 +65,23 @@ def build_batch(table: SlotTable, plan: PlanView, device: torch.device) -> tuple
     tables = table.block_tables[slots, : needed.max()]  # a copy
     tables[np.arange(tables.shape[1]) >= needed[:, None]] = 0
     types = table.token_types(row_slots, positions)
+    numbers = [table.token_ids[row_slots, positions].astype(np.int64), positions, blocks * size + positions % size]
+    numbers += [tables, ends] if types is None else [tables, ends, types]
+    token_ids, on_device, kv_slots, block_tables, lengths, *token_types = transfers.up(numbers)
     batch = StepBatch(
-        token_ids=_tensor(table.token_ids[row_slots, positions].astype(np.int64), device),
-        positions=_tensor(positions, device),
-        kv_slots=_tensor(blocks * size + positions % size, device),
+        token_ids=token_ids,
+        positions=on_device,
+        kv_slots=kv_slots,
         query_starts=(0, *row_ends.tolist()),
         context_lens=tuple(ends.tolist()),
-        block_tables=_tensor(tables, device),
+        block_tables=block_tables,
         n_decode=n_decode,
-        token_types=None if types is None else _tensor(types, device),
-        adapters=_adapters(table.adapters[row_slots], device) if table.adapters[slots].max() >= 0 else None,
+        token_types=token_types[0] if token_types else None,
+        adapters=_adapters(table.adapters[row_slots], transfers) if table.adapters[slots].max() >= 0 else None,
+        lengths=lengths,
     )
     return batch, BatchLayout(slots, starts, ends, row_ends, n_draws)
 
 
-def _adapters(slots: Ints, device: torch.device) -> AdapterRows | None:
-    return AdapterRows.of(_tensor(slots, device))
-
-
-def _tensor(values: Ints, device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(values)
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+def _adapters(slots: Ints, transfers: Transfers) -> AdapterRows | None:
+    return AdapterRows.of(*transfers.up([slots]))

@@ -57,6 +57,10 @@ class ServerLink:
         self.line.introduce(os.getpid())
         self._doorbell.ring()
 
+    def waits(self, timeout_s: float) -> bool:
+        """Whether there is a message within `timeout_s` seconds."""
+        return self._plans.wait(timeout_s, self.patience)
+
     def receive(self) -> Received:
         """Wait for the next plan. Raises ServerGoneError, MalformedMessageError."""
         began = time.perf_counter_ns()

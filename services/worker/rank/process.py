@@ -22,13 +22,11 @@ from services.worker.model.footprint import Footprint
 from services.worker.model.layers.head import Head
 from services.worker.model.loading.pooling import Pooling
 from services.worker.model.spec import ModelError
-from services.worker.protocol.adapter_codec import AdapterOrder, encode_adapted
-from services.worker.protocol.copy_codec import CopyOrder, encode_copied
 from services.worker.protocol.event_codec import ModelFacts, RankStarted, encode_event
 from services.worker.protocol.rank_config import RankGroupConfig
-from services.worker.protocol.result_codec import encode_result
 from services.worker.rank.block_copy import BlockCopier
 from services.worker.rank.link import ServerLink
+from services.worker.rank.loop import StepLoop
 from services.worker.rank.memory import MemoryMeter
 from services.worker.rank.rendezvous import join_group
 from services.worker.rank.runner import Model, Runner
@@ -108,7 +106,7 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
         else:
             n_blocks = meter.size_kv_cache(config, model.kv_bytes_per_token, model.footprint.workspace, comm, device)
         cache = model.make_cache(n_blocks)
-    runner = _make_runner(config, model, cache, n_blocks, comm, device)
+    runner = _make_runner(config, model, cache, n_blocks, comm, backend)
     meter.growth()
     with phases.measure("warm_up"), naming_what_to_lower("the first steps", LOWER_STEP):
         positions = n_blocks * config.block_tokens if config.caches else config.max_model_len
@@ -121,14 +119,14 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
     started = RankStarted(rank, os.getpid(), phases.seconds, ledger, n_blocks, model.facts, block_bytes)
     freeze_started()  # otherwise a full garbage collection delays the streams by 0.1 s
     link.send(encode_event(started))
-    _execute_plans(link, runner, BlockCopier(cache.layers, link.staging), model.load_adapter)
+    StepLoop(link, runner, BlockCopier(cache.layers, link.staging), model.load_adapter).run()
 
 
 def _measure_steps(config: RankGroupConfig, model: LoadedModel, comm: StepCommunicator, backend: Backend) -> KvBudget:
     """Compute the worst steps in a cache of one block, which is freed again."""
     assert isinstance(backend.memory, DeviceMemory), "a GPU reports its memory"
     cache_bytes = 2 * config.block_tokens * model.kv_bytes_per_token  # a block and the null block
-    runner = _make_runner(config, model, model.make_cache(1), 1, comm, backend.device)
+    runner = _make_runner(config, model, model.make_cache(1), 1, comm, backend)
     steps = partial(runner.rehearse, worst_steps(config))
     budget = KvBudget.measured(backend.memory, steps, cache_bytes, config.gpu_memory_utilization)
     model.forget_steps()
@@ -141,7 +139,7 @@ def _make_runner(
     cache: Any,
     n_blocks: int,
     comm: StepCommunicator,
-    device: torch.device,
+    backend: Backend,
 ) -> Runner[Any]:
     return Runner(
         model.decoder,
@@ -154,36 +152,9 @@ def _make_runner(
         pooling=Pooling(config.pooling, config.normalise_embeddings),
         head=model.head,
         embeds=model.embeds,
-        device=device,
+        device=backend.device,
         vocabulary=model.vocabulary,
         eos_token_ids=config.eos_token_ids,
+        transfers=backend.transfers,
+        overlaps=config.overlaps,
     )
-
-
-def _execute_plans(
-    link: ServerLink, runner: Runner[Any], copier: BlockCopier, load_adapter: Callable[[int, Path], None]
-) -> None:
-    while True:
-        received = link.receive()
-        if received.plan is None:
-            return
-        if isinstance(received.plan, CopyOrder):
-            copier.copy(received.plan)
-            link.send(encode_copied(received.plan.number))
-            continue
-        if isinstance(received.plan, AdapterOrder):
-            link.send(encode_adapted(received.plan.number, _try_adapter(received.plan, load_adapter)))
-            continue
-        with naming_what_to_lower("a step", "RYZANSTEIN_GPU_MEMORY_UTILIZATION"):
-            result = runner.step(received.plan, received.wait_us)
-        if result is not None:
-            link.send(encode_result(result))
-
-
-def _try_adapter(order: AdapterOrder, load: Callable[[int, Path], None]) -> str:
-    """Load an adapter between two steps; returns why that failed, or an empty text."""
-    try:
-        load(order.slot, Path(order.folder))
-    except ModelError as error:
-        return str(error)
-    return ""

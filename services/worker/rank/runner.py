@@ -1,9 +1,14 @@
-"""Executes plans on one rank: applies a plan, computes its rows, draws tokens. It knows no processes or transport."""
+"""Executes plans on one rank: applies a plan, computes its rows, draws tokens. It knows no processes or transport.
+
+A step has two halves. `launch` applies the plan and starts its computations; `finish` waits for the tokens. With
+`overlaps`, a step may be launched before the tokens of the step before it are read: it finds them on the device.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -15,6 +20,7 @@ from torch import Tensor
 from services.worker.backends.base import LogitShard
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.collectives import StepCommunicator
+from services.worker.backends.transfers import DirectTransfers, Pending, Transfers
 from services.worker.engine.output import TokenLogprobs
 from services.worker.model.layers.head import Head
 from services.worker.model.loading.pooling import Pooling
@@ -27,6 +33,7 @@ from services.worker.protocol.plan import (
 )
 from services.worker.protocol.plan_codec import PlanView, view_plan
 from services.worker.rank.batching import BatchLayout, DrawingRows, build_batch
+from services.worker.rank.drawn import DrawnTokens
 from services.worker.rank.pooling import PooledSlots
 from services.worker.rank.slot_table import SlotTable
 from services.worker.sampling.grammar import Vocabulary, no_vocabulary
@@ -57,6 +64,37 @@ class Model(Protocol[CacheIn]):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """The computations of a step."""
+
+    hidden: Tensor  # of the rows that draw, or with `every_row` of all
+    layout: BatchLayout
+    drawing: DrawingRows
+    every_row: bool
+    drawn: Pending | None  # tokens; None: `finish` draws
+    times: StepTimes  # of the first half
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step that is not finished."""
+
+    step: int
+    wait_us: int
+    computing: Computing | None  # None: the step had no rows
+
+    @property
+    def awaited(self) -> bool:
+        """Whether only the reading of its tokens is left, so that another step may be launched before that."""
+        return self.computing is not None and self.computing.drawn is not None
+
+    def arrived(self) -> bool:
+        """Whether `finish` would not wait."""
+        drawn = self.computing.drawn if self.computing else None
+        return drawn is None or drawn.arrived()
+
+
 class Runner(Generic[Cache]):
     """Executes plans in order. Every rank of a group has a runner, which executes the same plans."""
 
@@ -76,11 +114,18 @@ class Runner(Generic[Cache]):
         embeds: bool = False,
         vocabulary: Vocabulary = no_vocabulary,
         eos_token_ids: Sequence[int] = (),
+        transfers: Transfers | None = None,
+        overlaps: bool = False,
     ) -> None:
-        """`head`: layers over pooled states. `embeds`: the model has no logits. `n_blocks` 0: nothing is cached."""
+        """`head`: layers over pooled states. `embeds`: the model has no logits. `n_blocks` 0: nothing is cached.
+
+        `overlaps`: draw on the device, so that another step may be launched before the tokens are read.
+        """
         self._embeds = embeds
         self._decoder, self._cache, self._comm, self._device = decoder, cache, comm, device
+        self._transfers = transfers or DirectTransfers(device)
         self._table = SlotTable(max_running, max_model_len, block_tokens, n_blocks)
+        self._drawn = DrawnTokens(self._table, self._transfers, device) if overlaps else None
         self._pools = PooledSlots(pooling or Pooling(), head)
         self._prompt_logprobs: dict[int, int] = {}  # slot -> number of top tokens
         self._sampler = Sampler(
@@ -100,8 +145,13 @@ class Runner(Generic[Cache]):
     @torch.inference_mode()
     def step(self, plan: PlanView, wait_us: int = 0) -> StepResult | None:
         """Like `execute`, for a plan in columns; `wait_us` is the time that the rank waited for the plan."""
+        return self.finish(self.launch(plan, wait_us))
+
+    @torch.inference_mode()
+    def launch(self, plan: PlanView, wait_us: int = 0) -> Launched:
+        """Apply a plan and start its computations. The step before must be finished unless it is only awaited."""
         self._comm.begin_step(plan.step)
-        return self._compute(plan, wait_us)
+        return self._launch(plan, wait_us)
 
     @torch.inference_mode()
     def warm_up(self, n_tokens: int) -> None:
@@ -127,7 +177,7 @@ class Runner(Generic[Cache]):
     def rehearse(self, plans: Iterable[StepPlan]) -> None:
         """Compute steps of no request."""
         for plan in plans:
-            self._compute(view_plan(plan))
+            self.finish(self._launch(view_plan(plan)))
 
     def _warm_up_embedding(self, n_tokens: int) -> None:
         n_blocks = -(-n_tokens // self._table.block_tokens) if self._table.n_blocks else 0
@@ -135,34 +185,48 @@ class Runner(Generic[Cache]):
         chunk = Chunk(0, 0, n_tokens, n_draws=1, new_blocks=tuple(range(1, n_blocks + 1)))
         self.rehearse((StepPlan(0, admissions=(admission,), chunks=(chunk,)), StepPlan(0, released=(0,))))
 
-    def _compute(self, plan: PlanView, wait_us: int = 0) -> StepResult | None:
+    def _launch(self, plan: PlanView, wait_us: int = 0) -> Launched:
         began = time.perf_counter_ns()
         self._apply(plan)
         if not len(plan.slots):
-            return StepResult(plan.step, times=StepTimes(wait=wait_us)) if self._comm.rank == 0 else None
-        batch, layout = build_batch(self._table, plan, self._device)
+            return Launched(plan.step, wait_us, None)
+        batch, layout = build_batch(self._table, plan, self._transfers)
+        if self._drawn is not None:
+            batch = replace(batch, token_ids=self._drawn.resolve(batch.token_ids))
         sequences = self._drawing_sequences(layout)
         drawing = layout.drawing(sequences)
         every_row = bool(self._prompt_logprobs) or self._pools.any() or len(drawing.rows) > len(sequences)
         hidden = self._decoder.forward(batch, self._cache, None if every_row else sequences.tolist())
-        computed = time.perf_counter_ns()
-        forward_comm = self._comm.take_elapsed_us()
-        scored = self._score_prompts(hidden, layout)
-        pooled = self._pool(hidden, layout)
-        if every_row:
-            hidden = hidden[torch.from_numpy(drawing.rows).to(self._device)]
-        draws = self._draw(hidden, drawing)
+        drawn = None if every_row else self._draw_on_device(hidden, drawing)
+        communication = self._comm.take_elapsed_us()
+        forward = (time.perf_counter_ns() - began) // 1000 - communication
+        times = StepTimes(wait=wait_us, forward=forward, communication=communication)
+        return Launched(plan.step, wait_us, Computing(hidden, layout, drawing, every_row, drawn, times))
+
+    @torch.inference_mode()
+    def finish(self, launched: Launched) -> StepResult | None:
+        """Wait for a step's tokens, or draw them; only rank 0 returns a result."""
+        began, step = time.perf_counter_ns(), launched.computing
+        if step is None:
+            return StepResult(launched.step, times=StepTimes(wait=launched.wait_us)) if self._comm.rank == 0 else None
+        drawing, hidden = step.drawing, step.hidden
+        scored: dict[int, tuple[TokenLogprobs, ...]] = {}
+        pooled: dict[int, tuple[float, ...]] = {}
+        if self._drawn is not None and step.drawn is not None:
+            draws = Draws(self._drawn.read(step.drawn, drawing), {})
+        else:
+            scored = self._score_prompts(hidden, step.layout)
+            pooled = self._pool(hidden, step.layout)
+            if step.every_row:
+                hidden = hidden[torch.from_numpy(drawing.rows).to(self._device)]
+            draws = self._draw(hidden, drawing)
         if self._comm.rank != 0:
             return None
-        sample_comm = self._comm.take_elapsed_us()
-        times = StepTimes(
-            wait=wait_us,
-            forward=(computed - began) // 1000 - forward_comm,
-            communication=forward_comm + sample_comm,
-            sample=(time.perf_counter_ns() - computed) // 1000 - sample_comm,
-        )
+        communication = self._comm.take_elapsed_us()
+        sample = (time.perf_counter_ns() - began) // 1000 - communication
+        times = replace(step.times, communication=step.times.communication + communication, sample=sample)
         slots, token_ids = tuple(drawing.slots.tolist()), tuple(draws.token_ids.tolist())
-        return StepResult(plan.step, slots, token_ids, draws.logprobs, scored, pooled, draws.failures, times)
+        return StepResult(launched.step, slots, token_ids, draws.logprobs, scored, pooled, draws.failures, times)
 
     def _apply(self, plan: PlanView) -> None:
         self._table.release(plan.released)
@@ -189,6 +253,13 @@ class Runner(Generic[Cache]):
         if not self._pools.any():
             return rows
         return np.array([row for row in rows if not self._pools.holds(int(layout.slots[row]))], np.int64)
+
+    def _draw_on_device(self, hidden: Tensor, drawing: DrawingRows) -> Pending | None:
+        """Draw as `_draw` does, without waiting; None if steps do not overlap or if a draw needs the host."""
+        if self._drawn is None or not len(drawing.rows) or not self._sampler.stays_on_device(drawing.slots):
+            return None
+        logits = self._decoder.logits(hidden)
+        return self._drawn.put(self._sampler.win(logits, drawing.slots, drawing.positions), drawing)
 
     def _draw(self, hidden: Tensor, drawing: DrawingRows) -> Draws:
         """Draw the tokens that follow the rows `drawing`, with hidden states `hidden`, and store them in the table."""

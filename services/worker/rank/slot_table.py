@@ -77,9 +77,13 @@ class SlotTable:
         return types.astype(np.int64) if types.any() else None
 
     def append(self, slots: Ints, positions: Ints, token_ids: Ints) -> None:
-        """Write drawn tokens at their positions."""
+        """Write drawn tokens, or references to tokens that are still on the device, at their positions."""
         self.token_ids[slots, positions] = token_ids
         self.n_known[slots] = positions + 1
+
+    def settle(self, slots: Ints, positions: Ints, token_ids: Ints) -> None:
+        """Replace references by tokens. No slot changes hands while a step that draws for it is in flight."""
+        self.token_ids[slots, positions] = token_ids
 
     def require_computable(self, plan: PlanView, ends: NDArray[np.int32]) -> None:
         """Raise MalformedPlanError unless the slots have the chunks' tokens and blocks."""

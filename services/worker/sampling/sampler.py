@@ -79,13 +79,23 @@ class Sampler:
         self._biases.release(slot)
         self._matchers.release(slot)
 
+    def stays_on_device(self, slots: Slots) -> bool:
+        """Whether no draw of `slots` needs the host: no filter, penalty, bias, grammar, and no log-probabilities."""
+        return bool(self._params.plain[slots].all())
+
+    def win(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> Tensor:
+        """Return the tokens with the best scores, [n] int64 on the device: greedy rows and rows without filters."""
+        mine = self._shard.sample(logits, self._params.temperature[slots], self._params.seed[slots], positions)
+        best = mine if self._comm.size == 1 else self._comm.all_gather(mine).amax(dim=0)
+        return keys.token_ids_of(best)
+
     def draw(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> Draws:
         """Draw one token per row of `logits` [n, vocab_local] float32, which may be overwritten.
 
         Row i belongs to `slots[i]` and draws the token of `positions[i]`.
         """
         params = self._params
-        if params.plain[slots].all():
+        if self.stays_on_device(slots):
             return Draws(self._win(logits, slots, positions), {})
         wanted = np.flatnonzero(params.logprobs[slots] >= 0)
         raw = logits[torch.from_numpy(wanted)] if len(wanted) else None  # a copy, before any change
@@ -132,10 +142,7 @@ class Sampler:
         return logits
 
     def _win(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Draw for greedy rows and rows without filters: the token with the best score of the vocabulary."""
-        mine = self._shard.sample(logits, self._params.temperature[slots], self._params.seed[slots], positions)
-        best = mine if self._comm.size == 1 else self._comm.all_gather(mine).amax(dim=0)
-        return _to_host(keys.token_ids_of(best))
+        return _to_host(self.win(logits, slots, positions))
 
     def _filter(self, logits: Tensor, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Draw for rows with top-k, top-p or min-p: the kept candidate with the best score."""

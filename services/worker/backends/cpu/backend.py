@@ -28,6 +28,7 @@ from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.sizing import available_host_memory
 from services.worker.backends.torch.bidirectional import BidirectionalAttention
 from services.worker.backends.torch.gathering import PagedSdpa
+from services.worker.backends.transfers import DirectTransfers, Transfers
 from services.worker.kernels.attention import open_attention, serves
 from services.worker.kernels.bfloat16 import (
     HEAD_MULTIPLE,
@@ -74,6 +75,7 @@ class OneDnnBackend:
         self.kv_format: KvFormat = kv_format or plain_format(dtype)
         self.ops: Ops = OneDnnOps(dtype)
         self.memory: Memory = HostMemory()
+        self.transfers: Transfers = DirectTransfers(CPU)
 
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the fastest attention that agrees with the reference. Raises RuntimeError."""

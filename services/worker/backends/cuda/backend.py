@@ -14,10 +14,12 @@ from services.worker.backends.cuda.memory import CudaMemory
 from services.worker.backends.cuda.nccl import NcclCommunicator
 from services.worker.backends.cuda.ops import CudaOps
 from services.worker.backends.cuda.paged import PagedTriton
+from services.worker.backends.cuda.transfers import PinnedTransfers
 from services.worker.backends.kv_format import KvFormat
 from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.torch.backend import TorchBackend
 from services.worker.backends.torch.gathering import PagedSdpa
+from services.worker.backends.transfers import Transfers
 
 
 class CudaBackend(TorchBackend):
@@ -31,6 +33,7 @@ class CudaBackend(TorchBackend):
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.ops = CudaOps(dtype, device)
         self.memory: Memory = CudaMemory(device)
+        self.transfers: Transfers = PinnedTransfers(device)
 
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the fastest attention that agrees with the reference."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from services.worker.backends.base import Computations, Step
-from services.worker.backends.batch import StepBatch, long_tensor
+from services.worker.backends.batch import StepBatch
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +102,7 @@ class CudaDecodes:
         torch.index_select(x, 0, rows, out=self._x[:n_rows])
         torch.index_select(batch.positions, 0, rows, out=self._positions[:n_rows])
         torch.index_select(batch.kv_slots, 0, rows, out=self._kv_slots[:n_rows])
-        lengths = long_tensor(batch.context_lens).to(self._device, non_blocking=True)
-        torch.index_select(lengths, 0, rows, out=self._lengths[:n_rows])
+        torch.index_select(batch.device_lengths(), 0, rows, out=self._lengths[:n_rows])
         width = batch.block_tables.shape[1]
         self._blocks[:n_rows, :width] = batch.block_tables.index_select(0, rows)  # later entries are never used
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from services.worker.backends.base import Expert, Experts, RmsNorm
+from services.worker.backends.base import Expert, Experts, LogitShard, RmsNorm
 from services.worker.backends.cuda.experts import CudaExperts
+from services.worker.backends.cuda.logit_shard import CudaLogitShard
 from services.worker.backends.names import Activation
 from services.worker.backends.shapes import ExpertsShape
 from services.worker.backends.torch.experts import ExpertStack, Router
@@ -52,3 +53,7 @@ class CudaOps(TorchOps):
         """Return the experts with these `weights`."""
         gate, router = self.gate(activation), Router(shape.routing, correction)
         return CudaExperts(ExpertStack.of(weights, shape, self._dtype, self._device), shape, router, gate)
+
+    def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:
+        """Return the shard of the columns from token `first_id` on."""
+        return CudaLogitShard(first_id, n_columns, self._device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from services.worker.backends.batch import StepBatch, long_tensor
+from services.worker.backends.batch import StepBatch
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.shapes import AttentionShape
 
@@ -76,13 +76,12 @@ class PagedTriton:
     def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> PagedLayout:
         """Lay out the step's work for layers with `window`."""
         device = batch.block_tables.device
-        lengths = batch.context_lens[: batch.n_decode]
         tiles = self._tiles(batch)
         return PagedLayout(
             n_rows=batch.query_starts[-1],
-            lengths=long_tensor(lengths).to(device, non_blocking=True),
+            lengths=batch.device_lengths()[: batch.n_decode],
             tables=batch.block_tables,
-            n_splits=_n_splits(max(lengths, default=0), window),
+            n_splits=_n_splits(max(batch.context_lens[: batch.n_decode], default=0), window),
             window=window or _EVERYTHING,
             tiles=None if tiles is None else torch.from_numpy(tiles).to(device, non_blocking=True),
         )

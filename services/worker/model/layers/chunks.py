@@ -35,5 +35,6 @@ def split_at(chunk: int | None, batch: StepBatch, block_tokens: int) -> StepBatc
         positions=batch.positions - long_tensor(firsts).to(batch.positions.device),
         query_starts=tuple(starts),
         context_lens=tuple(lengths),
+        lengths=None,
         block_tables=padded,
     )

@@ -17,6 +17,7 @@ from services.worker.backends.collectives import SingleRank
 from services.worker.backends.cuda.backend import CudaBackend
 from services.worker.backends.cuda.graph import CudaDecodes
 from services.worker.backends.cuda.memory import CudaMemory
+from services.worker.backends.cuda.transfers import PinnedTransfers
 from services.worker.backends.kv_format import find_kv_format
 from services.worker.backends.torch.backend import TorchBackend
 from services.worker.backends.torch.ops import TorchOps
@@ -147,3 +148,15 @@ def test_tokens_are_those_that_a_cpu_draws() -> None:
     ours, theirs = here.logprobs[9], there.logprobs[9]
     assert (ours.rank, ours.top_ids) == (theirs.rank, theirs.top_ids)
     assert theirs.top_logprobs == pytest.approx(ours.top_logprobs, abs=1e-5)
+
+
+def test_uploads_are_whole_and_aligned_and_numbers_come_back() -> None:
+    transfers = PinnedTransfers(CUDA)
+    for round_ in range(6):  # more than there are buffers, and larger ones
+        arrays = [np.arange(size, dtype=np.int64) * (round_ + 1) for size in (3, 8 << round_, 1)]
+        tables = np.arange(15, dtype=np.int64).reshape(5, 3)
+        *found, table = transfers.up([*arrays, tables])
+        assert all(tensor.data_ptr() % 16 == 0 for tensor in (*found, table))
+        assert all(np.array_equal(tensor.cpu(), array) for tensor, array in zip(found, arrays, strict=True))
+        assert np.array_equal(table.cpu(), tables)
+        assert np.array_equal(transfers.down(found[1]).values(), arrays[1])

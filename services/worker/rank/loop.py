@@ -1,0 +1,101 @@
+"""Executes the server's messages in order.
+
+A step whose tokens stay on the device is only awaited: the following one is launched before its tokens are read, so
+the device has work while the host reads, sends and plans. Messages other than plans wait for the step before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from services.worker.model.spec import ModelError
+from services.worker.protocol.adapter_codec import AdapterOrder, encode_adapted
+from services.worker.protocol.copy_codec import CopyOrder, encode_copied
+from services.worker.protocol.plan import StepResult
+from services.worker.protocol.plan_codec import PlanView
+from services.worker.protocol.result_codec import encode_result
+from services.worker.rank.block_copy import BlockCopier
+from services.worker.rank.link import Received
+from services.worker.rank.runner import Launched, Runner
+from services.worker.rank.worst_step import naming_what_to_lower
+
+_LOOK_S = 20e-6  # between two looks at the device while no plan is there
+
+
+class Link(Protocol):
+    """The server."""
+
+    def receive(self) -> Received:
+        """Wait for the next message."""
+        ...
+
+    def waits(self, timeout_s: float) -> bool:
+        """Whether there is a message within `timeout_s` seconds."""
+        ...
+
+    def send(self, message: bytes | memoryview) -> None:
+        """Send a message."""
+        ...
+
+
+class StepLoop:
+    """One rank's work from its start to the stop message."""
+
+    def __init__(
+        self, link: Link, runner: Runner[Any], copier: BlockCopier, load_adapter: Callable[[int, Path], None]
+    ) -> None:
+        self._link, self._runner, self._copier, self._load_adapter = link, runner, copier, load_adapter
+        self._awaited: Launched | None = None
+
+    def run(self) -> None:
+        """Return after the stop message."""
+        while True:
+            self._await_message()
+            received = self._link.receive()
+            if isinstance(received.plan, PlanView):
+                self._step(received.plan, received.wait_us)
+                continue
+            self._finish_awaited()
+            if received.plan is None:
+                return
+            if isinstance(received.plan, CopyOrder):
+                self._copier.copy(received.plan)
+                self._link.send(encode_copied(received.plan.number))
+            else:
+                failure = _try_adapter(received.plan, self._load_adapter)
+                self._link.send(encode_adapted(received.plan.number, failure))
+
+    def _await_message(self) -> None:
+        """Return once there is a message, or once no step is awaited: its tokens may come before the next plan."""
+        while self._awaited is not None and not self._link.waits(_LOOK_S):
+            if self._awaited.arrived():
+                self._finish_awaited()
+
+    def _step(self, plan: PlanView, wait_us: int) -> None:
+        with naming_what_to_lower("a step", "RYZANSTEIN_GPU_MEMORY_UTILIZATION"):
+            launched = self._runner.launch(plan, wait_us)
+            self._finish_awaited()
+            if launched.awaited:
+                self._awaited = launched
+            else:
+                self._send(self._runner.finish(launched))
+
+    def _finish_awaited(self) -> None:
+        awaited, self._awaited = self._awaited, None
+        if awaited is not None:
+            self._send(self._runner.finish(awaited))
+
+    def _send(self, result: StepResult | None) -> None:
+        if result is not None:
+            self._link.send(encode_result(result))
+
+
+def _try_adapter(order: AdapterOrder, load: Callable[[int, Path], None]) -> str:
+    """Load an adapter between two steps; returns why that failed, or an empty text."""
+    try:
+        load(order.slot, Path(order.folder))
+    except ModelError as error:
+        return str(error)
+    return ""
