@@ -163,6 +163,9 @@ def main(
     ranks: int = 1,
     dtype: str = "bfloat16",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    gpu_kernels: Annotated[
+        Literal["auto", "torch"], typer.Option(help="On GPUs our kernels in Triton, or only torch's.")
+    ] = "auto",
     overlap: Annotated[
         Literal["auto", "on", "off"], typer.Option(help="Launch a step before the tokens of the one before are read.")
     ] = "auto",
@@ -181,6 +184,7 @@ def main(
         ranks=ranks,
         dtype=dtype,
         device=device,
+        gpu_kernels=gpu_kernels,
         overlap=overlap,
         kv_tokens=max(sizes) * (prompt_tokens + output_tokens + 32),
         max_running=max(*sizes, 4),
@@ -190,6 +194,7 @@ def main(
     started, measured = asyncio.run(measure(config, sizes, workload, rounds))
     where = f"{model.name}, {ranks} ranks, {dtype}" + ("" if device == "cpu" else f", {device}")
     where += "" if overlap == "auto" else f", overlap {overlap}"
+    where += "" if gpu_kernels == "auto" else f", kernels of {gpu_kernels}"
     if json_file:
         write_readings(json_file, readings(measured, f"engine/{where}"))
     table = Table(title=f"{where}: medians; started in {started.seconds:.1f} s")

@@ -20,9 +20,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from services.worker.backends.batch import StepBatch
+from services.worker.backends.cuda.fused import TritonOps
 from services.worker.backends.cuda.paged import PagedTriton
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.kv_format import plain_format
@@ -113,6 +115,27 @@ def attention_launches(shape: AttentionShape, dtype: torch.dtype, block_tokens: 
     yield from launches
 
 
+def layer_launches(shape: AttentionShape, dtype: torch.dtype, hidden: int = 4096) -> Iterator[Launch]:
+    """What the small operations of a layer of that width launch, and a draw."""
+    launches: list[Launch] = []
+    ops = TritonOps(dtype, CPU)
+    ops._kernels = recorder(ops._kernels, launches)
+    x, places = torch.zeros(2, hidden, dtype=dtype), torch.zeros(2, dtype=torch.int64)
+    ops.add_norm(x, x.clone(), 1.0, ops.rms_norm(torch.ones(hidden), 1e-5))
+    n_heads, half = shape.n_heads + 2 * shape.n_kv_heads, shape.head_dim // 2
+    heads = torch.zeros(2, n_heads, shape.head_dim, dtype=dtype)
+    n_rotated = shape.n_heads + shape.n_kv_heads
+    ops.rms_norm(torch.ones(n_rotated, shape.head_dim), 1e-5).write(heads[:, :n_rotated], heads[:, :n_rotated])
+    rotation = ops.rope(torch.ones(8, half), torch.zeros(8, half))(places)
+    ops.rotate_scatter(
+        torch.zeros(4, 2 * shape.n_kv_heads * shape.head_dim, dtype=dtype), places, heads, n_rotated, rotation
+    )
+    ops.gate("silu")(torch.zeros(2, 4 * hidden, dtype=dtype))
+    zeros = np.zeros(2, np.int64)
+    ops.logit_shard(0, 8192).sample(torch.zeros(2, 8192), np.ones(2, np.float32), zeros.astype(np.uint64), zeros)
+    yield from launches
+
+
 def compiled(launch: Launch, target: int) -> Usage:
     """Compile for an architecture, and read what the machine code uses."""
     import triton
@@ -142,7 +165,8 @@ def main() -> int:
     n_wrong = 0
     for shape in given.heads or [_shape("32/8x128")]:
         heads = f"{shape.n_heads}/{shape.n_kv_heads}x{shape.head_dim}"
-        for launch in attention_launches(shape, getattr(torch, given.dtype)):
+        dtype = getattr(torch, given.dtype)
+        for launch in (*attention_launches(shape, dtype), *layer_launches(shape, dtype)):
             for target in given.target or (80, 90):
                 usage = compiled(launch, target)
                 wrong = usage.spilled > 0 or usage.shared > SHARED_BYTES.get(target, 99 << 10)

@@ -86,6 +86,9 @@ class WorkerSettings(ServiceSettings):
         description="By how much prompts may lengthen a step of decodes; at most by two such steps, less for long "
         "ones, on GPUs by 50 ms if these are shorter",
     )
+    gpu_kernels: Literal["auto", "torch"] = Field(
+        "auto", description="On GPUs: our kernels in Triton where they pass their checks at the start, or only torch's"
+    )
     overlap: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Whether a step is launched before the tokens of the one before are read: auto (on GPUs), on, off",

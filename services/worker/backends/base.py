@@ -168,6 +168,14 @@ class Ops(Protocol):
         """Write `rows` [n, width] to the rows `places` [n] of `table` [n_rows, width], of one dtype."""
         ...
 
+    def rotate_scatter(self, table: Tensor, slots: Tensor, heads: Tensor, n_rotated: int, rotation: Rotation) -> None:
+        """Rotate the first `n_rotated` of `heads` [n, n_heads, head_dim], and write the last ones to `table`.
+
+        The last heads of the first len(slots) rows are a row [width] each of `table` [n_rows, width], of one dtype, at
+        `slots`. Those of the first heads that are not written are rotated in place; the others may be.
+        """
+        ...
+
     def scatter_codes(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
         """Write `rows` [n, width] as int8 to the positions `slots` [n] of a layer of the cache in the format int8."""
         ...
@@ -199,6 +207,10 @@ class Ops(Protocol):
 
     def add(self, x: Tensor, added: Tensor, scale: float) -> Tensor:
         """Return x + scale * added, of one shape; `x` may be overwritten."""
+        ...
+
+    def add_norm(self, x: Tensor, added: Tensor, scale: float, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return x + scale * added, and its `norm`; `x` [n, size] may be overwritten."""
         ...
 
     def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:

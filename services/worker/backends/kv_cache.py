@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -34,6 +36,21 @@ class KvCache:
         """Write `rows` [n, 2 * n_kv_heads * head_dim], K then V, to `slots` [n] of a layer."""
         self.kv_format.write(self.layers[layer], self._shape, slots, rows, self._writer)
 
+    def write_rotated(
+        self, layer: int, slots: Tensor, qkv: Tensor, n_rotated: int, rotation: Callable[[Tensor], None]
+    ) -> None:
+        """Rotate the first `n_rotated` heads of `qkv` [n_rows, heads of Q, K, V]; write K and V to `slots` [n].
+
+        Queries are rotated in place; keys may be.
+        """
+        heads = qkv.view(len(qkv), -1, self._shape.head_dim)
+        if qkv.dtype is self.kv_format.numbers:
+            table = self.layers[layer].view(-1, self._shape.width)
+            self._writer.rotate_scatter(table, slots, heads, n_rotated, rotation)
+        else:
+            rotation(heads[:, :n_rotated])
+            self.write(layer, slots, qkv[: len(slots), -self._shape.width :])
+
     def gather(self, layer: int, slots: Tensor, out: Tensor | None = None) -> Tensor:
         """Read `slots` [n]: [n, 2 * n_kv_heads * head_dim], K then V; into `out` if given."""
         return self.kv_format.read(self.layers[layer], self._shape, slots, self._dtype, out)
@@ -42,10 +59,18 @@ class KvCache:
 class StepRows(KvCache):
     """In place of a cache, the keys and values of a step's rows in the layer that is computed; nothing is kept."""
 
-    def __init__(self, block_tokens: int) -> None:
-        self.n_blocks, self.block_tokens, self.layers = 0, block_tokens, []
+    def __init__(self, shape: KvShape) -> None:
+        self.n_blocks, self.block_tokens, self.layers = 0, shape.block_tokens, []
+        self._shape = shape
         self.rows = torch.empty(0)  # [n, 2 * n_kv_heads * head_dim], K then V
 
     def write(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Hold `rows` [n, 2 * n_kv_heads * head_dim] until the next layer writes its own."""
         self.rows = rows
+
+    def write_rotated(
+        self, layer: int, slots: Tensor, qkv: Tensor, n_rotated: int, rotation: Callable[[Tensor], None]
+    ) -> None:
+        """Rotate in place, and hold K and V."""
+        rotation(qkv.view(len(qkv), -1, self._shape.head_dim)[:, :n_rotated])
+        self.write(layer, slots, qkv[: len(slots), -self._shape.width :])

@@ -20,6 +20,12 @@ class RowWriter(Protocol):
         """Write `rows` [n, width] to the rows `places` [n] of `table` [n_rows, width], of one dtype."""
         ...
 
+    def rotate_scatter(
+        self, table: Tensor, slots: Tensor, heads: Tensor, n_rotated: int, rotation: Callable[[Tensor], None]
+    ) -> None:
+        """Rotate the first `n_rotated` of `heads` [n, n_heads, head_dim], and write the last ones to `table`."""
+        ...
+
     def scatter_codes(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
         """Write `rows` [n, width] as int8 to the positions `slots` [n] of a layer in the format int8."""
         ...

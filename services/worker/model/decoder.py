@@ -42,6 +42,14 @@ class LayerNorms:
     mlp_post: Norm | None
 
 
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """The residual stream, [n_rows, hidden_size], and what the next norm makes of it, if that is computed already."""
+
+    x: torch.Tensor
+    normed: torch.Tensor | None = None
+
+
 class DecoderLayer:
     """Attention and MLP around a residual stream."""
 
@@ -57,13 +65,26 @@ class DecoderLayer:
         self._parallel, self._shared_norm = spec.parallel_residual, spec.shared_norm
         self._scale, self._sum_norm = spec.residual_scale, spec.sum_norm
 
-    def __call__(self, x: torch.Tensor, step: Step, last: LastRows | None = None) -> torch.Tensor:
-        """Return the residual stream after this layer, [n_rows, hidden_size], or only that of the rows `last`.
+    @property
+    def norm(self) -> Norm | None:
+        """The norm of the layer's input."""
+        return self._norms.attn
 
-        `x` [n_rows, hidden_size] may be overwritten.
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Return the residual stream after this layer, [n_rows, hidden_size]; `x` may be overwritten."""
+        return self.advance(Residual(x), step).x
+
+    def advance(
+        self, stream: Residual, step: Step, last: LastRows | None = None, following: Norm | None = None
+    ) -> Residual:
+        """Return the residual stream after this layer, or only that of the rows `last`; it may be overwritten.
+
+        `following`: the norm that comes next, if it is to be computed with this layer's last sum.
         """
-        norms = self._norms
-        normed = norms.attn(x) if norms.attn else x
+        x, norms = stream.x, self._norms
+        normed = stream.normed
+        if normed is None:
+            normed = norms.attn(x) if norms.attn else x
         q = self._attention.project(normed, step)
         if last is not None:
             x, q, step = last.of(x), last.of(q), last.step
@@ -74,15 +95,20 @@ class DecoderLayer:
             else:
                 normed = norms.mlp(x) if norms.mlp else x
             added = attended + self._mlp(normed, step.adapters)
-            return self._add(x, step.reduce(added), None)
-        x = self._add(x, step.reduce(attended), norms.attn_post)
-        added = self._mlp(norms.mlp(x) if norms.mlp else x, step.adapters)
-        return self._add(x, step.reduce(added), norms.mlp_post)
+            return self._add(x, step.reduce(added), None, following)
+        between = self._add(x, step.reduce(attended), norms.attn_post, norms.mlp)
+        added = self._mlp(between.x if between.normed is None else between.normed, step.adapters)
+        return self._add(between.x, step.reduce(added), norms.mlp_post, following)
 
-    def _add(self, x: torch.Tensor, added: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+    def _add(self, x: torch.Tensor, added: torch.Tensor, norm: Norm | None, following: Norm | None) -> Residual:
+        """Add to the stream, whose `norm` is that of the sum or of what is added, and compute the `following` norm."""
         if norm and self._sum_norm:
-            return norm(self._ops.add(x, added, self._scale))
-        return self._ops.add(x, norm(added) if norm else added, self._scale)
+            x = norm(self._ops.add(x, added, self._scale))
+            return Residual(x, following(x) if following else None)
+        added = norm(added) if norm else added
+        if following is None:
+            return Residual(self._ops.add(x, added, self._scale))
+        return Residual(*self._ops.add_norm(x, added, self._scale, following))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +168,7 @@ class Decoder:
         Raises ModelError for blocks that cross chunks.
         """
         if self.spec.bidirectional:
-            return StepRows(block_tokens)
+            return StepRows(self._kv_shape(block_tokens))
         for reach in self._tables.reaches:
             if reach.chunk is not None and reach.chunk % block_tokens:
                 said = f"expected a multiple of the {block_tokens} tokens of a block, found {reach.chunk}"
@@ -174,9 +200,9 @@ class Decoder:
         else:
             x = self._through_layers(x, step)
         if last_of is None:
-            return self._finish(x, step)[:n_tokens]
+            return self._finish(Residual(x), step)[:n_tokens]
         rows, last = batch.last_rows(last_of or [0])  # attention needs at least one row
-        return self._finish(x, step, LastRows(rows, *self.lay_out(last, cache)))[: len(last_of)]
+        return self._finish(Residual(x), step, LastRows(rows, *self.lay_out(last, cache)))[: len(last_of)]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -199,15 +225,22 @@ class Decoder:
 
     def _through_layers(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Compute all layers but the last, which may compute fewer rows."""
-        for layer in self._layers[:-1]:
-            x = layer(x, step)
-        return x
+        return self._pass(Residual(x), step, None).x
 
-    def _finish(self, x: torch.Tensor, step: Step, last: LastRows | None = None) -> torch.Tensor:
-        return self._norm(self._layers[-1](x, step, last))
+    def _pass(self, stream: Residual, step: Step, following: Norm | None) -> Residual:
+        """Compute all layers but the last; `following` is the norm of the last one's input."""
+        norms = [layer.norm for layer in self._layers[1:-1]]
+        for layer, norm in zip(self._layers[:-1], (*norms, following), strict=False):
+            stream = layer.advance(stream, step, None, norm)
+        return stream
+
+    def _finish(self, stream: Residual, step: Step, last: LastRows | None = None) -> torch.Tensor:
+        finished = self._layers[-1].advance(stream, step, last, self._norm).normed
+        assert finished is not None
+        return finished
 
     def _decode(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        return self._finish(self._through_layers(x, step), step)
+        return self._finish(self._pass(Residual(x), step, self._layers[-1].norm), step)
 
     def _graphs_in(self, cache: KvCache, batch: StepBatch) -> StepGraphs:
         """Graphs that replay steps in this cache, with adapters or without: steps without any pay nothing for them.

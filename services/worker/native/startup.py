@@ -97,6 +97,7 @@ def group_config(settings: WorkerSettings, folder: Path, files: ModelFiles) -> R
             pooling=files.pooling.kind,
             normalise_embeddings=files.pooling.normalise,
             eos_token_ids=files.eos_token_ids,
+            gpu_kernels=settings.gpu_kernels,
             overlap=settings.overlap,
             start_timeout_s=settings.start_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,

@@ -47,6 +47,9 @@ class RankGroupConfig:
     normalise_embeddings: bool = True
     eos_token_ids: tuple[int, ...] = ()  # tokens that end a text where its grammar allows the end
     max_in_flight: int = 2  # plans in flight
+    gpu_kernels: Literal["auto", "torch"] = (
+        "auto"  # on GPUs our kernels in Triton where they pass their checks, or none
+    )
     overlap: Literal["auto", "on", "off"] = "auto"  # launch a step before the tokens of the one before are read
     start_timeout_s: float = 300.0
     stall_timeout_s: float = 1.0  # no heartbeat and no CPU time used, while work is pending

@@ -90,7 +90,8 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
     device = torch.device("cpu") if config.device == "cpu" else torch.device("cuda", rank)
     dtype: torch.dtype = getattr(torch, config.dtype)
     with phases.measure("rendezvous"):
-        backend = open_backend(dtype, device, find_kv_format(config.kv_format) if config.kv_format else None)
+        kv_format = find_kv_format(config.kv_format) if config.kv_format else None
+        backend = open_backend(dtype, device, kv_format, triton=config.gpu_kernels == "auto")
         comm = join_group(link, config, rank, backend)
     meter = MemoryMeter(backend.memory)
     with phases.measure("weights"), naming_what_to_lower("the weights", LOWER_WEIGHTS):

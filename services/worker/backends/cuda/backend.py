@@ -9,6 +9,7 @@ import torch
 from services.worker.backends.base import Attention, Computations, Memory, NoGraph, StepGraphs
 from services.worker.backends.choice import Candidate, choose_attention
 from services.worker.backends.collectives import GroupSeat, LoneRank, StepCommunicator
+from services.worker.backends.cuda.fused import open_ops
 from services.worker.backends.cuda.graph import CudaDecodes
 from services.worker.backends.cuda.memory import CudaMemory
 from services.worker.backends.cuda.nccl import NcclCommunicator
@@ -27,18 +28,22 @@ class CudaBackend(TorchBackend):
 
     process_group: str | None = "cpu:gloo,cuda:nccl"
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, kv_format: KvFormat | None = None) -> None:
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, kv_format: KvFormat | None = None, *, triton: bool = True
+    ) -> None:
+        """`triton`: use our kernels where they pass their checks; False: only torch's."""
         super().__init__(dtype, device, kv_format)
+        self._triton = triton
         # cuDNN's attention builds a plan for every shape, and prompts rarely have the same shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        self.ops = CudaOps(dtype, device)
+        self.ops = open_ops(dtype, device) if triton else CudaOps(dtype, device)
         self.memory: Memory = CudaMemory(device)
         self.transfers: Transfers = PinnedTransfers(device)
 
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the fastest attention that agrees with the reference."""
         choices: list[Candidate] = [lambda: PagedSdpa(shape, self.dtype, self.device)]
-        if self.kv_format.numbers is self.dtype:
+        if self._triton and self.kv_format.numbers is self.dtype:
             choices.insert(0, lambda: PagedTriton(shape, self.dtype, self.device))
         return choose_attention(choices, shape, self.dtype, self.device, self.kv_format)
 

@@ -151,6 +151,11 @@ class TorchOps:
         """Write `rows` to the rows `places` of `table`."""
         table.index_copy_(0, places, rows)
 
+    def rotate_scatter(self, table: Tensor, slots: Tensor, heads: Tensor, n_rotated: int, rotation: Rotation) -> None:
+        """Rotate the first `n_rotated` of `heads`, and write the last ones to the rows `slots` of `table`."""
+        rotation(heads[:, :n_rotated])
+        self.scatter(table, slots, heads.flatten(1)[: len(slots), -table.shape[1] :])
+
     def scatter_codes(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
         """Write `rows` as int8 to the positions `slots` of a layer."""
         int8.FORMAT.put(layer, shape, slots, rows)
@@ -201,6 +206,11 @@ class TorchOps:
     def add(self, x: Tensor, added: Tensor, scale: float) -> Tensor:
         """Return x + scale * added."""
         return torch.add(x, added, alpha=scale)
+
+    def add_norm(self, x: Tensor, added: Tensor, scale: float, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return x + scale * added, and its `norm`."""
+        total = self.add(x, added, scale)
+        return total, norm(total)
 
     def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:
         """Return the shard of the columns from token `first_id` on."""

@@ -129,19 +129,22 @@ class AttentionLayer:
     def project(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Write the rows' keys and values to the cache; return their queries, [n_rows, n_q * head_dim]."""
         qkv = self._qkv(x, step.adapters)  # [n_rows, (n_q + 2 n_kv) * head_dim]
-        if self._qk_norm is not None or self._rotation is not None or self._scaling is not None:
-            # The view comes before the slice, because otherwise a single row would get another stride.
-            qk = qkv.view(len(qkv), -1, self._head_dim)[:, : self._n_rotated]
-            if self._qk_norm is not None and not self._norm_last:
-                self._qk_norm.normalise_(qk)
-            if self._rotation is not None:
-                step.rotations[self._rotation](qk)
-            if self._qk_norm is not None and self._norm_last:
-                self._qk_norm.normalise_(qk)
-            if self._scaling is not None:
-                step.rotations[self._scaling](qk[:, : self._n_q])
-        slots = step.batch.kv_slots
-        step.cache.write(self._index, slots, qkv[: len(slots), self._q_size :])
+        # The view comes before the slice, because otherwise a single row would get another stride.
+        qk = qkv.view(len(qkv), -1, self._head_dim)[:, : self._n_rotated]
+        rotation = None if self._rotation is None else step.rotations[self._rotation]
+        slots, norm = step.batch.kv_slots, self._qk_norm
+        if norm is not None and not self._norm_last:
+            norm.normalise_(qk)
+        if rotation is not None and (norm is None or not self._norm_last):
+            step.cache.write_rotated(self._index, slots, qkv, self._n_rotated, rotation)
+        else:
+            if rotation is not None:
+                rotation(qk)
+            if norm is not None and self._norm_last:
+                norm.normalise_(qk)
+            step.cache.write(self._index, slots, qkv[: len(slots), self._q_size :])
+        if self._scaling is not None:
+            step.rotations[self._scaling](qk[:, : self._n_q])
         return qkv[:, : self._q_size]
 
     def attend(self, q: torch.Tensor, step: Step) -> torch.Tensor:

@@ -1,0 +1,249 @@
+"""The small operations of a layer by our Triton kernels, and the choice between them and torch's."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.backends import keys
+from services.worker.backends.base import (
+    Elementwise,
+    LogitShard,
+    Norm,
+    Ops,
+    Positions,
+    RmsNorm,
+    Rope,
+    Rotation,
+    Seeds,
+    Temperatures,
+)
+from services.worker.backends.cuda.logit_shard import CudaLogitShard
+from services.worker.backends.cuda.ops import CudaOps
+from services.worker.backends.names import Activation
+from services.worker.backends.noise import row_keys
+from services.worker.backends.torch.ops import TorchOps
+
+logger = logging.getLogger(__name__)
+
+_LARGEST_ROW = 16384  # numbers that a program keeps in registers
+_GATED = 1024  # numbers of a gate's program
+_DRAWN = 4096  # columns of a draw's program
+_GATES = ("silu", "gelu", "gelu_tanh")
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+
+
+class TritonRmsNorm:
+    """RMS norm in one launch, whatever the weight, in place, too."""
+
+    def __init__(self, kernels: Any, weight: Tensor, eps: float) -> None:
+        """`weight`: [size], or [groups, size] for x [n, groups, size]."""
+        self._kernels, self._weight, self._eps = kernels, weight.float().contiguous(), eps
+        self.adds = weight.dim() == 1  # `add` applies
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the normalised `x`."""
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        self.write(x, out)
+        return out
+
+    def write(self, x: Tensor, out: Tensor) -> None:
+        """Write the normalised `x` to `out`, which may be `x`."""
+        self._launch(x, out, None, 1.0)
+
+    def add(self, x: Tensor, added: Tensor, scale: float) -> Tensor:
+        """Add scale * added to `x` [n, size] in place; return the normalised sum."""
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        self._launch(x, out, added.contiguous(), scale)
+        return out
+
+    def _launch(self, x: Tensor, out: Tensor, added: Tensor | None, scale: float) -> None:
+        rows, outs = (tensor if tensor.dim() == 3 else tensor.unsqueeze(1) for tensor in (x, out))
+        n, groups, size = rows.shape
+        n_columns = _power_of_two(size)
+        self._kernels.norm[(n * groups,)](
+            rows,
+            rows if added is None else added,
+            self._weight,
+            outs,
+            rows.stride(0),
+            rows.stride(1),
+            outs.stride(0),
+            outs.stride(1),
+            scale,
+            self._eps,
+            groups=groups,
+            size=size,
+            n_columns=n_columns,
+            weight_stride=0 if self.adds else size,
+            adds=added is not None,
+            num_warps=1 if n_columns <= 256 else 4 if n_columns <= 4096 else 8,
+        )
+
+
+class TritonRotation:
+    """Rotates heads in place, in one launch; or queries in place and keys on their way to the cache."""
+
+    def __init__(self, kernels: Any, cos: Tensor, sin: Tensor, positions: Tensor) -> None:
+        self._kernels, self._cos, self._sin, self._positions = kernels, cos, sin, positions
+
+    def __call__(self, heads: Tensor) -> None:
+        """Rotate heads [n, n_heads, head_dim]."""
+        self._launch(heads, heads, self._positions, 0, heads.shape[1], heads.shape[1])
+
+    def scatter(self, table: Tensor, slots: Tensor, heads: Tensor, n_rotated: int) -> None:
+        """Rotate the queries of `heads` [n, n_heads, head_dim]; write rotated keys, and values, to rows of `table`."""
+        n_queries = heads.shape[1] - table.shape[1] // heads.shape[2]
+        self._launch(heads, table, slots, len(slots), n_queries, n_rotated)
+
+    def _launch(
+        self, heads: Tensor, table: Tensor, slots: Tensor, n_written: int, n_queries: int, n_rotated: int
+    ) -> None:
+        (n, n_heads, head_dim), half = heads.shape, self._cos.shape[1]
+        rest = head_dim - 2 * half
+        self._kernels.rotate[(n, n_heads)](
+            heads,
+            self._cos,
+            self._sin,
+            self._positions,
+            table,
+            slots,
+            heads.stride(0),
+            n_written,
+            n_queries=n_queries,
+            n_rotated=n_rotated,
+            n_heads=n_heads,
+            head_dim=head_dim,
+            half=half,
+            n_pairs=_power_of_two(half),
+            n_rest=_power_of_two(rest) if rest else 0,
+            num_warps=1,
+        )
+
+
+class TritonLogitShard(CudaLogitShard):
+    """Scores, noise and the best token of a part of the columns in one launch."""
+
+    def __init__(self, kernels: Any, first_id: int, n_columns: int, device: torch.device) -> None:
+        super().__init__(first_id, n_columns, device)
+        self._kernels = kernels
+
+    def sample(self, logits: Tensor, temperature: Temperatures, seeds: Seeds, positions: Positions) -> Tensor:
+        """Return the key of each row's best score."""
+        n, n_columns = logits.shape
+        words, warmth = (
+            torch.from_numpy(array).to(logits.device, non_blocking=True)
+            for array in (row_keys(seeds, positions), temperature)
+        )
+        n_parts = -(-n_columns // _DRAWN)
+        best = torch.empty((n, n_parts), dtype=torch.int64, device=logits.device)
+        self._kernels.draw[(n, n_parts)](
+            logits, warmth, words, best, logits.stride(0), self.first_id, n_columns, n_parts, part=_DRAWN, num_warps=4
+        )
+        return best.amax(dim=-1)
+
+
+class TritonOps(CudaOps):
+    """Norms, sums before norms, ropes, gates and draws in a launch each; everything else by `CudaOps`."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Raises ImportError without Triton."""
+        # Imported here, because CPUs do not have it.
+        from services.worker.backends.cuda.kernels import layer
+
+        super().__init__(dtype, device)
+        self._kernels: Any = layer
+
+    def disagreement(self) -> str | None:
+        """Return how the kernels differ from torch's on a few rows, or why they do not run; None if neither."""
+        rows = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).to(self._device, self._dtype)
+        exact = _computed(TorchOps(torch.float32, self._device), rows.float())
+        try:
+            error = (_computed(self, rows) - exact).abs().max().item()
+        except (self._kernels.TritonError, subprocess.CalledProcessError, OSError) as reason:
+            return f"Triton: {reason}"
+        return None if error <= _TOLERANCE[self._dtype] else f"they differ from the reference by {error:.2g}"
+
+    def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
+        """Return the norm with `weight`."""
+        if weight.shape[-1] > _LARGEST_ROW:
+            return super().rms_norm(weight, eps)
+        return TritonRmsNorm(self._kernels, weight, eps)
+
+    def add_norm(self, x: Tensor, added: Tensor, scale: float, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return x + scale * added, and its norm."""
+        if isinstance(norm, TritonRmsNorm) and norm.adds and x.is_contiguous():
+            return x, norm.add(x, added, scale)
+        return super().add_norm(x, added, scale, norm)
+
+    def rope(self, cos: Tensor, sin: Tensor) -> Rope:
+        """Return the rope with these angles, which the kernel looks up itself."""
+        cos, sin = cos.contiguous(), sin.contiguous()
+        return lambda positions: TritonRotation(self._kernels, cos, sin, positions)
+
+    def rotate_scatter(self, table: Tensor, slots: Tensor, heads: Tensor, n_rotated: int, rotation: Rotation) -> None:
+        """Rotate queries in place; write rotated keys, and values, to rows of `table`."""
+        if isinstance(rotation, TritonRotation):
+            rotation.scatter(table, slots, heads, n_rotated)
+        else:
+            super().rotate_scatter(table, slots, heads, n_rotated, rotation)
+
+    def gate(self, name: Activation) -> Elementwise:
+        """Return act(gate) * up."""
+        if name not in _GATES:
+            return super().gate(name)
+        kernels = self._kernels
+
+        def gated(gate_up: Tensor) -> Tensor:
+            n, size = gate_up.shape[0], gate_up.shape[1] // 2
+            out = gate_up.new_empty(n, size)
+            if n:
+                grid = (n, -(-size // _GATED))
+                kernels.gate[grid](gate_up.contiguous(), out, size, n_columns=_GATED, name=name, num_warps=4)
+            return out
+
+        return gated
+
+    def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:
+        """Return the shard of the columns from token `first_id` on."""
+        return TritonLogitShard(self._kernels, first_id, n_columns, self._device)
+
+
+def open_ops(dtype: torch.dtype, device: torch.device) -> Ops:
+    """Return our kernels if Triton compiles them here and they agree with torch's; otherwise torch's, and warn."""
+    try:
+        fused = TritonOps(dtype, device)
+        problem = fused.disagreement()
+    except (ImportError, RuntimeError) as error:  # RuntimeError: no C compiler for Triton's launchers
+        problem = str(error)
+    else:
+        if problem is None:
+            logger.info("small operations: ours in Triton")
+            return fused
+    logger.warning("small operations are torch's, with a launch for each part: %s", problem)
+    return CudaOps(dtype, device)
+
+
+def _computed(ops: Ops, x: Tensor) -> Tensor:
+    """Return the results of every operation of ours for rows `x` [n, 64], side by side in float32."""
+    weight = torch.linspace(0.5, 1.5, x.shape[1], device=x.device)
+    total, normed = ops.add_norm(x.clone(), x.flip(0).contiguous(), 0.5, ops.rms_norm(weight, 1e-5))
+    angles = torch.arange(8 * len(x), dtype=torch.float32, device=x.device).view(len(x), 8)
+    places = torch.arange(len(x), device=x.device)
+    heads, table = x.clone().view(len(x), 4, 16), torch.zeros(len(x), 32, dtype=x.dtype, device=x.device)
+    ops.rotate_scatter(table, places, heads, 3, ops.rope(angles.cos(), angles.sin())(places))
+    drawn = ops.logit_shard(0, x.shape[1]).sample(
+        x.float(), np.ones(len(x), np.float32), np.arange(len(x), dtype=np.uint64), np.arange(len(x))
+    )
+    ids = keys.token_ids_of(drawn).unsqueeze(-1)
+    parts = (total, normed, heads.view(len(x), -1)[:, :32], table, ops.gate("silu")(x), ids)
+    return torch.cat([part.float() for part in parts], dim=-1)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

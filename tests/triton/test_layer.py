@@ -1,0 +1,113 @@
+"""The small operations of a layer on GPUs against the reference, for drawn sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.worker.backends import keys
+from services.worker.backends.cuda import fused
+from services.worker.backends.cuda.fused import TritonOps
+from services.worker.backends.cuda.logit_shard import CudaLogitShard
+from services.worker.backends.torch.ops import TorchOps
+from tests.triton.test_attention import DEVICE
+
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+DTYPES = st.sampled_from([*LIMITS])
+
+
+def close(found: torch.Tensor, exact: torch.Tensor) -> bool:
+    return bool((found.float() - exact).abs().max() <= LIMITS[found.dtype] * (1 + exact.abs().max()))
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def both(dtype: torch.dtype) -> tuple[TritonOps, TorchOps]:
+    return TritonOps(dtype, DEVICE), TorchOps(torch.float32, DEVICE)
+
+
+@settings(max_examples=5)
+@given(n=st.integers(1, 4), size=st.sampled_from([8, 100, 300]), scale=st.sampled_from([1.0, 0.3]), dtype=DTYPES)
+def test_a_sum_and_its_norm(n: int, size: int, scale: float, dtype: torch.dtype) -> None:
+    ops, reference = both(dtype)
+    weight, x, added = numbers(size, seed=1), numbers(n, size).to(dtype), numbers(n, size, seed=2).to(dtype)
+    found = ops.add_norm(x.clone(), added, scale, ops.rms_norm(weight, 1e-5))
+    exact = reference.add_norm(x.float(), added.float(), scale, reference.rms_norm(weight, 1e-5))
+    assert all(close(one, other) for one, other in zip(found, exact, strict=True))
+
+
+@settings(max_examples=5)
+@given(
+    n=st.integers(1, 4),
+    heads=st.tuples(st.integers(1, 3), st.integers(1, 2)),
+    head_dim=st.sampled_from([16, 24]),
+    half=st.sampled_from([4, 8]),
+    padding=st.integers(0, 1),
+    dtype=DTYPES,
+)
+def test_heads_are_normalised_rotated_and_cached(
+    n: int, heads: tuple[int, int], head_dim: int, half: int, padding: int, dtype: torch.dtype
+) -> None:
+    """As a layer does: rows of Q, K and V side by side, of which only the first `n` have a place in the cache."""
+    (n_q, n_kv), rows = heads, n + padding
+    qkv = numbers(rows, (n_q + 2 * n_kv) * head_dim).to(dtype)
+    angles = numbers(20, half, seed=1)
+    places, positions = torch.tensor([7, 2, 9, 4], device=DEVICE)[:n], torch.arange(rows, device=DEVICE) * 3
+    weight = numbers(n_q + n_kv, head_dim, seed=2)
+    results = []
+    for ops, given_rows in zip(both(dtype), (qkv.clone(), qkv.float()), strict=True):
+        view = given_rows.view(rows, -1, head_dim)
+        norm, rotation = ops.rms_norm(weight, 1e-6), ops.rope(angles.cos(), angles.sin())(positions)
+        norm.write(view[:, : n_q + n_kv], view[:, : n_q + n_kv])
+        table = torch.zeros(12, 2 * n_kv * head_dim, device=DEVICE, dtype=given_rows.dtype)
+        ops.rotate_scatter(table, places, view, n_q + n_kv, rotation)
+        rotation(view[:, :n_q])  # a second time, in place alone
+        results.append((view[:, :n_q], table))
+    assert all(close(one, other) for one, other in zip(*results, strict=True))
+    assert not results[0][1][[0, 1, 3]].any(), "rows that no slot names"
+
+
+@settings(max_examples=6)
+@given(
+    n=st.integers(0, 3),
+    size=st.sampled_from([5, 1100]),
+    name=st.sampled_from(["silu", "gelu", "gelu_tanh"]),
+    dtype=DTYPES,
+)
+def test_gates(n: int, size: int, name: str, dtype: torch.dtype) -> None:
+    ops, reference = both(dtype)
+    x = 3 * numbers(n, 2 * size).to(dtype)
+    found, exact = ops.gate(name)(x), reference.gate(name)(x.float())  # type: ignore[arg-type]
+    assert found.shape == exact.shape
+    assert not n or close(found, exact)
+
+
+@pytest.mark.parametrize("n_columns", [48, 9008])
+def test_draws_are_those_of_torch(n_columns: int) -> None:
+    """Greedy rows and drawn ones together; noise differs in the last bits, so tokens are equal but for near ties."""
+    logits, first_id = numbers(6, n_columns), 1000
+    logits[0, 7] = logits[0, 9] = 50.0  # of equals the lowest id wins
+    temperature = np.array([0, 0, 0.7, 1, 1, 2], np.float32)
+    seeds, positions = np.arange(6, dtype=np.uint64) << np.uint64(40), np.arange(6) * 7
+    reference = TorchOps(torch.float32, DEVICE).logit_shard(first_id, n_columns)
+    exact = reference.sample(logits.clone(), temperature, seeds, positions)
+    assert int(keys.token_ids_of(exact)[0]) == first_id + 7
+    for shard in (
+        TritonOps(torch.float32, DEVICE).logit_shard(first_id, n_columns),
+        CudaLogitShard(first_id, n_columns, DEVICE),
+    ):
+        found = shard.sample(logits.clone(), temperature, seeds, positions)
+        assert torch.equal(keys.token_ids_of(found), keys.token_ids_of(exact))
+        assert torch.allclose(keys.values_of(found), keys.values_of(exact), rtol=1e-5)
+        assert torch.equal(found[:2], exact[:2]), "greedy scores are the logits"
+
+
+def test_kernels_that_disagree_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(fused.open_ops(torch.bfloat16, DEVICE), TritonOps)
+    monkeypatch.setattr(fused, "_TOLERANCE", {torch.bfloat16: 0.0})
+    assert not isinstance(fused.open_ops(torch.bfloat16, DEVICE), TritonOps)
