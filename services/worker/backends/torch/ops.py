@@ -154,7 +154,7 @@ class TorchOps:
     def rotate_scatter(self, table: Tensor, slots: Tensor, heads: Tensor, n_rotated: int, rotation: Rotation) -> None:
         """Rotate the first `n_rotated` of `heads`, and write the last ones to the rows `slots` of `table`."""
         rotation(heads[:, :n_rotated])
-        self.scatter(table, slots, heads.flatten(1)[: len(slots), -table.shape[1] :])
+        self.scatter(table, slots, heads.view(len(heads), -1)[: len(slots), -table.shape[1] :])
 
     def scatter_codes(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
         """Write `rows` as int8 to the positions `slots` of a layer."""
