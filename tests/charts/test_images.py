@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.charts.rendering import ALL_VALUES, Rendered, render
+from tests.charts.rendering import ALL_VALUES, Rendered, environment, render
 from tests.programs import CHART
 
 MIRROR = "mirror.example:5000/team"
@@ -37,6 +37,17 @@ def test_gpus_take_the_image_with_cuda() -> None:
     for values in ("{gpu: {count: 1}}", "{device: cuda, gpu: {count: 1}}"):
         (pod,) = render(inline=f"workers: {{pools: {{default: {values}}}}}").pods_of("worker")
         assert pod.containers[0]["image"] == _our_tag("worker-cuda")
+
+
+def test_what_gpus_compile_is_kept_in_a_volume_since_the_root_is_read_only() -> None:
+    pools = "{default: null, gpu: {device: cuda, compiledKernels: {sizeLimit: 3Gi}}, cpu: {}}"
+    pods = render(inline=f"workers: {{pools: {pools}}}").pods_of("worker")
+    of_gpu, of_cpu = sorted(pods, key=lambda pod: str(pod).endswith("cpu"))
+    folder = environment(of_gpu.containers[0])["TRITON_CACHE_DIR"]
+    (name,) = (mount["name"] for mount in of_gpu.containers[0]["volumeMounts"] if mount["mountPath"] == folder)
+    assert {"name": name, "emptyDir": {"sizeLimit": "3Gi"}} in of_gpu.spec["volumes"]
+    assert "TRITON_CACHE_DIR" not in environment(of_cpu.containers[0])
+    assert name not in {volume["name"] for volume in of_cpu.spec["volumes"]}
 
 
 def test_the_list_of_images_is_complete() -> None:

@@ -34,6 +34,7 @@ from services.worker.rank.worst_step import (
     LOWER_STEP,
     LOWER_WEIGHTS,
     KvBudget,
+    first_steps,
     naming_what_to_lower,
     worst_steps,
 )
@@ -112,6 +113,8 @@ def serve(link: ServerLink, config: RankGroupConfig, rank: int, phases: Phases, 
     with phases.measure("warm_up"), naming_what_to_lower("the first steps", LOWER_STEP):
         positions = n_blocks * config.block_tokens if config.caches else config.max_model_len
         runner.warm_up(max(1, min(_WARM_UP_TOKENS, min(positions, config.max_model_len) - 1)))
+        if budget is not None:  # kernels are compiled and steps captured before a request needs them
+            runner.rehearse(first_steps(config))
     kv_bytes = (n_blocks + config.caches) * config.block_tokens * model.kv_bytes_per_token
     computed = model.footprint.rank_total(n_blocks * config.block_tokens)
     workspace, graphs = (budget.workspace, budget.graphs) if budget else (meter.growth(), 0)

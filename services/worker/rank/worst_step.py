@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from ryzanstein.v1.worker_pb2 import Sampling
@@ -22,6 +22,8 @@ _MIB = 1 << 20
 _DECODED_KEYS = 1 << 19  # of all rows of the decodes that are measured; with more keys attention takes little more
 _MOST_TOKENS = 1 << 22  # in a cache that takes what is left: the server keeps a record of every block
 _SAMPLING = Sampling(temperature=1.0, top_k=50, top_p=0.9)  # what needs most memory to draw
+_DRAWN = Sampling(temperature=1.0)  # what most requests draw by
+_FEW_KEYS, _MANY_KEYS = 16, 1024
 LOWER_STEP = "RYZANSTEIN_MAX_BATCHED_TOKENS, RYZANSTEIN_MAX_RUNNING or RYZANSTEIN_MAX_MODEL_LEN"
 LOWER_WEIGHTS = "RYZANSTEIN_DTYPE, or use more ranks (RYZANSTEIN_TENSOR_PARALLEL) or a smaller model"
 
@@ -110,6 +112,24 @@ def worst_steps(config: RankGroupConfig) -> tuple[StepPlan, ...]:
         admissions, chunks = zip(*pieces, strict=True)
         steps.append(StepPlan(0, admissions=admissions, chunks=chunks))
         steps.append(StepPlan(0, released=tuple(chunk.slot for chunk in chunks)))
+    return tuple(steps)
+
+
+def first_steps(config: RankGroupConfig) -> tuple[StepPlan, ...]:
+    """Return decodes of every size that a captured step has, all in block 1, so that no request waits for a capture.
+
+    The last one has more keys than one program of the attention reads, if sequences may be as long.
+    """
+    keys, longest = min(_FEW_KEYS, config.max_model_len - 1), min(_MANY_KEYS, config.max_model_len - 1)
+    rows = [1 << power for power in range((config.max_running - 1).bit_length() + 1)]
+    steps = []
+    for n_rows, n_keys in [*((min(n, config.max_running), keys) for n in rows), (1, longest)]:
+        pieces = [_piece(config, slot, n_keys, 1) for slot in range(n_rows)]
+        admissions, chunks = zip(
+            *((replace(admission, sampling=_DRAWN), chunk) for admission, chunk in pieces), strict=True
+        )
+        steps.append(StepPlan(0, admissions=admissions, chunks=chunks))
+        steps.append(StepPlan(0, released=tuple(range(n_rows))))
     return tuple(steps)
 
 

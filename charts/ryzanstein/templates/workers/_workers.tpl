@@ -50,6 +50,10 @@ RYZANSTEIN_KV_DTYPE: {{ .kvDtype }}
 RYZANSTEIN_MAX_MODEL_LEN: {{ int64 .maxModelLen }}
 RYZANSTEIN_DRAIN_S: {{ .drainSeconds }}
 RYZANSTEIN_ENGINE: {{ .engine }}
+{{- if and (eq .engine "native") (eq (include "ryzanstein.worker.device" .) "cuda") }}
+# The root is read-only, and Triton keeps the kernels that it compiles.
+TRITON_CACHE_DIR: /var/cache/triton
+{{- end }}
 {{- if eq .engine "vllm" }}
 RYZANSTEIN_ENGINE_ARGS: {{ toJson .engineArgs | quote }}
 {{- if gt (int64 .nodes) 1 }}
@@ -76,6 +80,7 @@ USER: ryzanstein
 {{- define "ryzanstein.worker.parts" -}}
 {{- $pool := index . 2 -}}
 {{- $gpu := eq (include "ryzanstein.worker.device" $pool) "cuda" -}}
+{{- $compiles := and $gpu (eq $pool.engine "native") -}}
 {{- $fetched := eq (include "ryzanstein.model.scheme" $pool) "hf" -}}
 {{- $mounted := include "ryzanstein.model.mounted" $pool -}}
 mounts:
@@ -85,6 +90,9 @@ mounts:
 {{- if $gpu }}
   - {name: shm, mountPath: /dev/shm}
 {{- end }}
+{{- if $compiles }}
+  - {name: compiled, mountPath: /var/cache/triton}
+{{- end }}
 volumes:
 {{- if and $mounted (not (and $fetched (eq $pool.storage.type "perPod"))) }}
   - name: models
@@ -93,6 +101,9 @@ volumes:
 {{- if $gpu }}
   # NCCL needs more than the 64 MiB that a container has; counts as memory of the container.
   - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ $pool.sharedMemory.sizeLimit }}}}
+{{- end }}
+{{- if $compiles }}
+  - {name: compiled, emptyDir: {sizeLimit: {{ $pool.compiledKernels.sizeLimit }}}}
 {{- end }}
 initContainers:
 {{- if $fetched }}

@@ -13,7 +13,7 @@ from services.worker.backends.collectives import SingleRank
 from services.worker.backends.sizing import NotEnoughMemoryError
 from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.rank.runner import Runner
-from services.worker.rank.worst_step import KvBudget, naming_what_to_lower, worst_steps
+from services.worker.rank.worst_step import KvBudget, first_steps, naming_what_to_lower, worst_steps
 from tests.integration.worker_ranks.standin import StandinDecoder, standin_cache
 from tests.unit.worker.model.harness import lone_rank
 
@@ -134,4 +134,8 @@ def test_the_worst_steps_are_as_large_as_the_settings_allow(max_batched_tokens: 
         device=torch.device("cpu"),
     ).rehearse
     run(steps)  # one block suffices, and all slots are free again
+    run(steps)
+    first = first_steps(replace(config, max_running=6))
+    assert [len(step.chunks) for step in first if step.chunks] == [1, 2, 4, 6, 1]
+    run(first)
     run(steps)
