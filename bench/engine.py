@@ -163,6 +163,9 @@ def main(
     ranks: int = 1,
     dtype: str = "bfloat16",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    quantization: Annotated[
+        Literal["none", "int8", "int4"], typer.Option(help="Round weights that are stored unquantized.")
+    ] = "none",
     gpu_kernels: Annotated[
         Literal["auto", "torch"], typer.Option(help="On GPUs our kernels in Triton, or only torch's.")
     ] = "auto",
@@ -184,6 +187,7 @@ def main(
         ranks=ranks,
         dtype=dtype,
         device=device,
+        quantization=quantization,
         gpu_kernels=gpu_kernels,
         overlap=overlap,
         kv_tokens=max(sizes) * (prompt_tokens + output_tokens + 32),
@@ -193,6 +197,7 @@ def main(
     workload = Workload(prompt_tokens, output_tokens, Sampling(temperature=temperature, top_p=top_p))
     started, measured = asyncio.run(measure(config, sizes, workload, rounds))
     where = f"{model.name}, {ranks} ranks, {dtype}" + ("" if device == "cpu" else f", {device}")
+    where += "" if quantization == "none" else f", weights in {quantization}"
     where += "" if overlap == "auto" else f", overlap {overlap}"
     where += "" if gpu_kernels == "auto" else f", kernels of {gpu_kernels}"
     if json_file:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from services.worker.backends.batch import StepBatch
+from services.worker.backends.cuda.codes import CodesLinear, PackedCodes
 from services.worker.backends.cuda.fused import TritonOps
 from services.worker.backends.cuda.paged import PagedTriton
 from services.worker.backends.kv_cache import KvCache
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}  # that a block may have, by architecture
 _TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64", torch.int32: "i32"}
+_TYPES |= {torch.uint8: "u8", torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv"}
 _WARP_OPTIONS = ("num_warps", "num_stages")
 
 
@@ -136,6 +138,22 @@ def layer_launches(shape: AttentionShape, dtype: torch.dtype, hidden: int = 4096
     yield from launches
 
 
+def code_launches(dtype: torch.dtype, n_in: int = 4096) -> Iterator[Launch]:
+    """Products with codes of 4 and 8 bits, of few rows and of many."""
+    from services.worker.backends.cuda.kernels import codes
+
+    launches: list[Launch] = []
+    kernels = recorder(codes, launches)
+    ones = torch.ones(64, n_in // 32, dtype=torch.float16)
+    for width, kind in ((n_in // 2, torch.uint8), (n_in, torch.int8)):
+        packed = PackedCodes(
+            torch.zeros(64, width, dtype=kind), ones, ones.byte() if width < n_in else None, None, n_in
+        )
+        for n_rows in (1, 100):
+            CodesLinear(kernels, packed, None)(torch.zeros(n_rows, n_in, dtype=dtype))
+    yield from launches
+
+
 def compiled(launch: Launch, target: int) -> Usage:
     """Compile for an architecture, and read what the machine code uses."""
     import triton
@@ -166,7 +184,7 @@ def main() -> int:
     for shape in given.heads or [_shape("32/8x128")]:
         heads = f"{shape.n_heads}/{shape.n_kv_heads}x{shape.head_dim}"
         dtype = getattr(torch, given.dtype)
-        for launch in (*attention_launches(shape, dtype), *layer_launches(shape, dtype)):
+        for launch in (*attention_launches(shape, dtype), *layer_launches(shape, dtype), *code_launches(dtype)):
             for target in given.target or (80, 90):
                 usage = compiled(launch, target)
                 wrong = usage.spilled > 0 or usage.shared > SHARED_BYTES.get(target, 99 << 10)

@@ -128,8 +128,8 @@ class Ops(Protocol):
 
     min_rows: int  # every linear layer pads fewer rows; a caller with many layers pads them once
 
-    def form(self, weight: Weight) -> str:
-        """Return in words how `linear` keeps `weight`."""
+    def form(self, weight: Weight, *, dense: bool = False) -> str:
+        """Return in words how the device keeps `weight`; `dense`: that of a table or an expert, not of `linear`."""
         ...
 
     def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:

@@ -128,7 +128,7 @@ class KernelOps(OneDnnOps):
         self._kernels = kernels
         self.min_rows = 1
 
-    def form(self, weight: Weight) -> str:
+    def form(self, weight: Weight, *, dense: bool = False) -> str:
         """Return in words how `linear` keeps `weight`."""
         return weight.form if holds_integers(weight) else super().form(weight)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from services.worker.backends import keys
 from services.worker.backends.base import (
     Elementwise,
+    Linear,
     LogitShard,
     Norm,
     Ops,
@@ -23,11 +24,13 @@ from services.worker.backends.base import (
     Seeds,
     Temperatures,
 )
+from services.worker.backends.cuda.codes import CodesLinear, PackedCodes, converts_float8, stays_codes
 from services.worker.backends.cuda.logit_shard import CudaLogitShard
 from services.worker.backends.cuda.ops import CudaOps
 from services.worker.backends.names import Activation
 from services.worker.backends.noise import row_keys
 from services.worker.backends.torch.ops import TorchOps
+from services.worker.backends.weights import Rounded, Stacked, Weight
 
 logger = logging.getLogger(__name__)
 
@@ -149,15 +152,17 @@ class TritonLogitShard(CudaLogitShard):
 
 
 class TritonOps(CudaOps):
-    """Norms, sums before norms, ropes, gates and draws in a launch each; everything else by `CudaOps`."""
+    """Norms, sums before norms, ropes, gates and draws in a launch each, products with codes; else `CudaOps`."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         """Raises ImportError without Triton."""
         # Imported here, because CPUs do not have it.
-        from services.worker.backends.cuda.kernels import layer
+        from services.worker.backends.cuda.kernels import codes, layer
 
         super().__init__(dtype, device)
         self._kernels: Any = layer
+        self._products: Any = codes  # None: weights are dense
+        self._float8 = converts_float8(device)
 
     def disagreement(self) -> str | None:
         """Return how the kernels differ from torch's on a few rows, or why they do not run; None if neither."""
@@ -165,9 +170,36 @@ class TritonOps(CudaOps):
         exact = _computed(TorchOps(torch.float32, self._device), rows.float())
         try:
             error = (_computed(self, rows) - exact).abs().max().item()
+            if error <= _TOLERANCE[self._dtype]:
+                self._check_products(rows)
         except (self._kernels.TritonError, subprocess.CalledProcessError, OSError) as reason:
             return f"Triton: {reason}"
         return None if error <= _TOLERANCE[self._dtype] else f"they differ from the reference by {error:.2g}"
+
+    def _check_products(self, rows: Tensor) -> None:
+        """Keep weights dense if a product with codes differs from that of the dense weight."""
+        values = torch.randn(32, rows.shape[1], generator=torch.Generator().manual_seed(1)) / 8
+        weight = Stacked((Rounded(values, 0, rows.shape[1], 4, 32),))
+        exact = rows.float() @ weight.dense(torch.float32, self._device).T
+        error = (self.linear(weight, None).in_float32(rows) - exact).abs().max().item()
+        if not error <= _TOLERANCE[self._dtype]:
+            logger.warning("weights are kept dense: a product with codes differs from the reference by %.2g", error)
+            self._products = None
+
+    def form(self, weight: Weight, *, dense: bool = False) -> str:
+        """Return in words how the device keeps `weight`."""
+        return super().form(weight) if dense or not self._stays_codes(weight) else weight.form
+
+    def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
+        """Return the product with `weight`, whose codes stay codes where the kernel reads them."""
+        if all(self._stays_codes(part) for part in weight.parts):
+            packed = PackedCodes.of(weight, self._device)
+            if packed is not None:
+                return CodesLinear(self._products, packed, bias)
+        return super().linear(weight, bias)
+
+    def _stays_codes(self, weight: Weight) -> bool:
+        return self._products is not None and stays_codes(weight, float8=self._float8)
 
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
         """Return the norm with `weight`."""

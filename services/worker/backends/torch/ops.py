@@ -94,7 +94,7 @@ class TorchOps:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
 
-    def form(self, weight: Weight) -> str:
+    def form(self, weight: Weight, *, dense: bool = False) -> str:
         """Return in words how `linear` keeps `weight`: as numbers of the dtype."""
         dtype = str(self._dtype).removeprefix("torch.")
         return dtype if isinstance(weight, Dense) else f"{weight.form} as {dtype}"

@@ -72,7 +72,7 @@ class VocabHead:
 def load_embedding(load: LinearLoader, shard: VocabShard, vocab_size: int, hidden_size: int) -> VocabEmbedding:
     """Load this rank's slice of the embedding of a model without a head."""
     embed = Shard("embed", (vocab_size, hidden_size), shard.rows, Span(0, hidden_size))
-    weight = load.weight([embed], n_padding=shard.local - shard.valid)
+    weight = load.weight([embed], n_padding=shard.local - shard.valid, dense=True)
     return VocabEmbedding(load.backend.ops.embedding(weight), shard, load.comm)
 
 
@@ -83,11 +83,13 @@ def load_vocabulary(
     ops, shape, cols = load.backend.ops, (vocab_size, hidden_size), Span(0, hidden_size)
     embed, head = (Shard(key, shape, shard.rows, cols) for key in ("embed", "head"))
     n_padding = shard.local - shard.valid
-    weight, bias = load.weight([head], n_padding=n_padding), load.bias([head], n_padding=n_padding)
-    if load.source.is_one("embed", "head"):
+    tied = load.source.is_one("embed", "head")
+    weight = load.weight([head], n_padding=n_padding, dense=tied)
+    bias = load.bias([head], n_padding=n_padding)
+    if tied:
         lookup, linear = ops.tied(weight, bias)
     else:
-        lookup = ops.embedding(load.weight([embed], n_padding=n_padding))
+        lookup = ops.embedding(load.weight([embed], n_padding=n_padding, dense=True))
         linear = ops.linear(weight, bias)
     return VocabEmbedding(lookup, shard, load.comm), VocabHead(linear, shard)
 

@@ -62,11 +62,14 @@ class LinearLoader:
         """Merge `shards` by rows, without what adapters add."""
         return self.backend.ops.linear(self.weight(shards), self.bias(shards) if bias else None)
 
-    def weight(self, shards: Sequence[Shard], *, n_padding: int = 0) -> Stacked:
-        """Return the weights of `shards` concatenated by rows, followed by `n_padding` rows of zeros."""
+    def weight(self, shards: Sequence[Shard], *, n_padding: int = 0, dense: bool = False) -> Stacked:
+        """Return the weights of `shards` concatenated by rows, followed by `n_padding` rows of zeros.
+
+        `dense`: a device may keep them only so, as tables and experts.
+        """
         parts = [self._weight(shard) for shard in shards]
         for shard, part in zip(shards, parts, strict=True):
-            self.kept[kind_of(shard.key)][self.backend.ops.form(part)] += 1
+            self.kept[kind_of(shard.key)][self.backend.ops.form(part, dense=dense)] += 1
         if n_padding:
             parts.append(Dense(torch.zeros(n_padding, len(shards[0].cols), dtype=self.backend.dtype)))
         return Stacked(tuple(parts))

@@ -52,4 +52,4 @@ def _weights(shape: ExpertsShape, load: LinearLoader, key: str) -> Expert:
     hidden, ffn = shape.hidden_size, shape.ffn_size
     gate_up = [Shard.whole(key + part, (ffn, hidden)) for part in ("gate", "up")]
     down = [Shard.whole(f"{key}down", (hidden, ffn))]
-    return Expert(load.weight(gate_up), load.weight(down), load.bias(gate_up), load.bias(down))
+    return Expert(load.weight(gate_up, dense=True), load.weight(down, dense=True), load.bias(gate_up), load.bias(down))
