@@ -28,7 +28,7 @@ from services.worker.backends.cuda.codes import CodesLinear, PackedCodes
 from services.worker.backends.cuda.fused import TritonOps
 from services.worker.backends.cuda.paged import PagedTriton
 from services.worker.backends.kv_cache import KvCache
-from services.worker.backends.kv_format import plain_format
+from services.worker.backends.kv_format import find_kv_format, plain_format
 from services.worker.backends.shapes import AttentionShape, KvShape
 from services.worker.backends.torch.ops import TorchOps
 
@@ -55,6 +55,11 @@ class Launch:
         """The launch of `kernel` with these arguments."""
         options = {name: named.pop(name) for name in _WARP_OPTIONS if name in named}
         return cls(kernel, inspect.signature(kernel.fn).bind(*given, **named).arguments, options)
+
+    @property
+    def float8(self) -> bool:
+        """Whether it reads 8-bit floats, which older GPUs cannot convert."""
+        return any(isinstance(of, torch.Tensor) and of.dtype is torch.float8_e4m3fn for of in self.arguments.values())
 
     def source(self) -> ASTSource:
         """What the compiler takes: the types of the arguments, and the values of those that are constants."""
@@ -99,15 +104,17 @@ def recorder(module: Any, launches: list[Launch]) -> SimpleNamespace:
     return SimpleNamespace(TritonError=module.TritonError, **{name: record(getattr(module, name)) for name in names})
 
 
-def attention_launches(shape: AttentionShape, dtype: torch.dtype, block_tokens: int = 16) -> Iterator[Launch]:
+def attention_launches(
+    shape: AttentionShape, dtype: torch.dtype, kv_format: str = "", block_tokens: int = 16
+) -> Iterator[Launch]:
     """What one mixed step launches: a short decode, a long one, and a prompt."""
     from services.worker.backends.cuda.kernels import attention
 
     launches: list[Launch] = []
-    paged = PagedTriton(shape, dtype, CPU)
+    paged = PagedTriton(shape, dtype, CPU, coded=bool(kv_format))
     paged._kernels = recorder(attention, launches)
     kv_shape, ops = KvShape(block_tokens, shape.n_kv_heads, shape.head_dim), TorchOps(dtype, CPU)
-    cache = KvCache(plain_format(dtype), 1, 1, kv_shape, dtype, CPU, ops)
+    cache = KvCache(find_kv_format(kv_format) if kv_format else plain_format(dtype), 1, 1, kv_shape, dtype, CPU, ops)
     for n_rows, n_keys in ((1, 9), (1, 900), (40, 40)):
         table = torch.zeros(1, 64, dtype=torch.int64)
         numbers = torch.zeros(n_rows, dtype=torch.int64)
@@ -184,8 +191,12 @@ def main() -> int:
     for shape in given.heads or [_shape("32/8x128")]:
         heads = f"{shape.n_heads}/{shape.n_kv_heads}x{shape.head_dim}"
         dtype = getattr(torch, given.dtype)
-        for launch in (*attention_launches(shape, dtype), *layer_launches(shape, dtype), *code_launches(dtype)):
+        over_codes = (launch for form in ("int8", "fp8") for launch in attention_launches(shape, dtype, form))
+        others = (*layer_launches(shape, dtype), *code_launches(dtype))
+        for launch in (*attention_launches(shape, dtype), *over_codes, *others):
             for target in given.target or (80, 90):
+                if launch.float8 and target < 89:
+                    continue  # attention over gathered keys there
                 usage = compiled(launch, target)
                 wrong = usage.spilled > 0 or usage.shared > SHARED_BYTES.get(target, 99 << 10)
                 n_wrong += wrong

@@ -17,6 +17,7 @@ from services.worker.backends.cuda.ops import CudaOps
 from services.worker.backends.cuda.paged import PagedTriton
 from services.worker.backends.cuda.transfers import PinnedTransfers
 from services.worker.backends.kv_format import KvFormat
+from services.worker.backends.scaled_codes import ScaledCodes
 from services.worker.backends.shapes import AttentionShape
 from services.worker.backends.torch.backend import TorchBackend
 from services.worker.backends.torch.gathering import PagedSdpa
@@ -43,8 +44,9 @@ class CudaBackend(TorchBackend):
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the fastest attention that agrees with the reference."""
         choices: list[Candidate] = [lambda: PagedSdpa(shape, self.dtype, self.device)]
-        if self._triton and self.kv_format.numbers is self.dtype:
-            choices.insert(0, lambda: PagedTriton(shape, self.dtype, self.device))
+        coded = isinstance(self.kv_format, ScaledCodes)
+        if self._triton and (coded or self.kv_format.numbers is self.dtype):
+            choices.insert(0, lambda: PagedTriton(shape, self.dtype, self.device, coded=coded))
         return choose_attention(choices, shape, self.dtype, self.device, self.kv_format)
 
     def capture(self, computations: Computations) -> StepGraphs:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.kv_cache import KvCache
+from services.worker.backends.scaled_codes import ScaledCodes, rotated
 from services.worker.backends.shapes import AttentionShape
 
 SPLIT_KEYS = 256  # of a decode's program: enough programs for a lone row, few parts to merge for many
@@ -29,17 +30,23 @@ class Blocking:
     n_members: int  # heads of a group, padded to a power of two
     decode_members: int  # the same for `decode`, which has no other rows to fill a product with
     tile_rows: int  # of a prefill's tile
-    n_keys: int  # read at a time
+    n_keys: int  # that a prefill reads at a time
+    decode_keys: int
     warps: int  # of a prefill's program
 
     @classmethod
-    def of(cls, shape: AttentionShape, dtype: torch.dtype) -> Blocking:
-        """Return the blocking for heads of `shape` in `dtype`: what fits the shared memory of a GPU of 2020."""
+    def of(cls, shape: AttentionShape, dtype: torch.dtype, *, coded: bool) -> Blocking:
+        """Return the blocking for heads of `shape` in `dtype`: what fits the memory and registers of a GPU of 2020.
+
+        `coded`: the cache holds codes, which take registers to convert.
+        """
         n_dims, n_members = max(16, _power_of_two(shape.head_dim)), _power_of_two(shape.group)
-        large = n_dims > 128 or dtype is torch.float32
+        large = n_dims > 128 or dtype is torch.float32 or coded
         lanes = max(n_members, 32 if dtype is torch.float32 else 64 if large else 128)
         n_keys = 16 if dtype is torch.float32 and n_dims > 128 else 32 if large else 64
-        return cls(n_dims, n_members, max(_MIN_LANES, n_members), lanes // n_members, n_keys, 4 if lanes < 128 else 8)
+        decode_keys = 2 * n_keys if coded and n_keys < 64 and n_dims <= 128 else n_keys
+        warps = 4 if lanes < 128 else 8
+        return cls(n_dims, n_members, max(_MIN_LANES, n_members), lanes // n_members, n_keys, decode_keys, warps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +67,22 @@ class PagedTriton:
     A row's bits depend on its own sequence, and on whether it is alone in its chunk.
     """
 
-    def __init__(self, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> None:
-        """Raises ValueError for heads that the kernels do not support, ImportError without Triton."""
+    def __init__(self, shape: AttentionShape, dtype: torch.dtype, device: torch.device, *, coded: bool = False) -> None:
+        """`coded`: the cache holds codes of 8 bits.
+
+        Raises ValueError for heads that the kernels do not support, ImportError without Triton.
+        """
         # Imported here, because CPUs do not have it.
         from services.worker.backends.cuda.kernels import attention
 
         if shape.head_dim > _LARGEST_HEAD:
             raise ValueError(f"heads of {shape.head_dim} numbers are larger than {_LARGEST_HEAD}")
-        self._kernels, self._shape, self._blocking = attention, shape, Blocking.of(shape, dtype)
+        self._kernels, self._shape, self._blocking = attention, shape, Blocking.of(shape, dtype, coded=coded)
         self._slopes = torch.tensor(shape.slopes, dtype=torch.float32, device=device)  # [n_heads] or [0]
+        # What codes of keys are rotated by, times a factor that makes its numbers 1, -1 and 0.
+        turns = rotated(torch.eye(shape.head_dim))
+        self._turned = float(turns.abs().max())
+        self._turns = turns.sign().to(device, dtype)  # [head_dim, head_dim]
         sinks = torch.tensor(shape.sinks, dtype=torch.float32, device=device)
         # [n_layers, n_heads or a few more] or [0]: all layers begin at multiples of 16 bytes, as one kernel takes them.
         self._sinks = F.pad(sinks, (0, -shape.n_heads % 4)) if shape.sinks else sinks
@@ -106,6 +120,8 @@ class PagedTriton:
 
         Raises RuntimeError if a kernel cannot be compiled, or Triton's launcher, for which it calls a C compiler.
         """
+        if isinstance(cache.kv_format, ScaledCodes):
+            q = (q.reshape(-1, self._shape.head_dim) @ self._turns).view(q.shape)
         out = q.new_empty(q.shape)
         out[plan.n_rows :].zero_()
         sinks = self._sinks[layer] if self._shape.sinks else self._sinks
@@ -119,6 +135,7 @@ class PagedTriton:
         return out
 
     def _decode(self, q: Tensor, out: Tensor, cache: KvCache, layer: int, plan: PagedLayout, sinks: Tensor) -> None:
+        codes, scales = self._parts(cache, layer)
         shape, blocking, n = self._shape, self._blocking, len(plan.lengths)
         direct = plan.n_splits == 1
         n_parts = 0 if direct else n * shape.n_heads * plan.n_splits
@@ -129,7 +146,8 @@ class PagedTriton:
             out,
             parts,
             weights,
-            cache.layers[layer],
+            codes,
+            scales,
             plan.tables,
             plan.lengths,
             self._slopes,
@@ -138,8 +156,9 @@ class PagedTriton:
             plan.tables.stride(0),
             plan.window,
             plan.n_splits,
-            **self._common(cache.block_tokens),
+            **self._common(cache),
             n_members=blocking.decode_members,
+            n_keys=blocking.decode_keys,
             split_keys=SPLIT_KEYS,
             direct=direct,
             num_warps=4,
@@ -165,10 +184,12 @@ class PagedTriton:
     def _prefill(
         self, q: Tensor, out: Tensor, cache: KvCache, layer: int, plan: PagedLayout, tiles: Tensor, sinks: Tensor
     ) -> None:
+        codes, scales = self._parts(cache, layer)
         self._kernels.prefill[(len(tiles), self._shape.n_kv_heads)](
             q,
             out,
-            cache.layers[layer],
+            codes,
+            scales,
             plan.tables,
             tiles,
             self._slopes,
@@ -176,27 +197,36 @@ class PagedTriton:
             q.stride(0),
             plan.tables.stride(0),
             plan.window,
-            **self._common(cache.block_tokens),
+            **self._common(cache),
             n_members=self._blocking.n_members,
+            n_keys=self._blocking.n_keys,
             tile_rows=self._blocking.tile_rows,
             num_warps=self._blocking.warps,
         )
 
-    def _common(self, block_tokens: int) -> dict[str, float]:
+    def _parts(self, cache: KvCache, layer: int) -> tuple[Tensor, Tensor]:
+        """Return a layer as numbers or codes, and as the scales of codes."""
+        numbers, form = cache.layers[layer], cache.kv_format
+        if isinstance(form, ScaledCodes):
+            return numbers.view(form.codes), numbers.view(torch.bfloat16)
+        return numbers, numbers
+
+    def _common(self, cache: KvCache) -> dict[str, float]:
         """Return the arguments that both kernels have."""
+        coded = isinstance(cache.kv_format, ScaledCodes)
         shape, blocking = self._shape, self._blocking
         return {
-            "scale": shape.scale,
+            "scale": shape.scale * (self._turned if coded else 1.0),
             "softcap": shape.softcap or 1.0,
-            "block_tokens": block_tokens,
+            "block_tokens": cache.block_tokens,
             "n_kv_heads": shape.n_kv_heads,
             "group": shape.group,
             "head_dim": shape.head_dim,
             "n_dims": blocking.n_dims,
-            "n_keys": blocking.n_keys,
             "has_softcap": shape.softcap is not None,
             "has_slopes": bool(shape.slopes),
             "has_sinks": bool(shape.sinks),
+            "coded": coded,
         }
 
     def _tiles(self, batch: StepBatch) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]] | None:

@@ -4,7 +4,9 @@ The softmax is computed while keys are read (Milakov & Gimelshein, arXiv:1805.02
 into splits of a fixed number (Flash-Decoding), so a row's sums have one order, whatever the batch. Scores are in units
 of log2(e), because GPUs have exp2.
 
-A cache is [n_blocks, block_tokens, 2, n_kv_heads, head_dim]: K, then V of a token.
+A cache is [n_blocks, block_tokens, 2, n_kv_heads, head_dim]: K, then V of a token. Or it holds codes of 8 bits:
+[n_blocks, 2 * n_kv_heads, run], where a run is a head's codes [block_tokens, head_dim] and their scales [block_tokens],
+bfloat16. Scales are factors of scores and of weights, so codes are multiplied as they are.
 """
 
 import triton
@@ -23,7 +25,9 @@ def _attend_keys(
     found,  # [m, n_dims] weighted sum of the values so far
     positions,  # [m] of the rows
     slopes,  # [m]
-    cache,  # of the KV head
+    cache,
+    scales,  # of codes: the same memory as bfloat16
+    kv_head,
     table,  # the sequence's blocks
     first,  # a multiple of `n_keys`
     last,  # exclusive
@@ -31,12 +35,13 @@ def _attend_keys(
     scale,
     softcap,
     block_tokens: tl.constexpr,
-    token_stride: tl.constexpr,
+    n_kv_heads: tl.constexpr,
     head_dim: tl.constexpr,
     n_dims: tl.constexpr,
     n_keys: tl.constexpr,
     has_softcap: tl.constexpr,
     has_slopes: tl.constexpr,
+    coded: tl.constexpr,
 ):
     dims = tl.arange(0, n_dims)
     real = dims < head_dim
@@ -46,16 +51,25 @@ def _attend_keys(
         keys = start + tl.arange(0, n_keys)
         present = keys < last
         blocks = tl.load(table + keys // block_tokens, mask=present, other=0).to(tl.int64)
-        places = (blocks * block_tokens + keys % block_tokens) * token_stride
+        if coded:
+            run: tl.constexpr = block_tokens * (head_dim + 2)
+            start_of_run = (blocks * 2 * n_kv_heads + kv_head) * run
+            places, to_values = start_of_run + keys % block_tokens * head_dim, n_kv_heads * run
+        else:
+            places = ((blocks * block_tokens + keys % block_tokens) * 2 * n_kv_heads + kv_head) * head_dim
+            to_values = n_kv_heads * head_dim
         k = tl.load(cache + places[None, :] + dims[:, None], mask=present[None, :] & real[:, None], other=0.0)
         v = tl.load(
-            cache + token_stride // 2 + places[:, None] + dims[None, :],
+            cache + to_values + places[:, None] + dims[None, :],
             mask=present[:, None] & real[None, :],
             other=0.0,
         )
-        if _INTERPRETED:
-            k, v = k.to(tl.float32), v.to(tl.float32)
+        if coded or _INTERPRETED:
+            k, v = k.to(q.dtype), v.to(q.dtype)
         scores = tl.dot(q, k, input_precision="ieee") * scale
+        if coded:
+            of_keys = scales + (start_of_run + block_tokens * head_dim) // 2 + keys % block_tokens
+            scores *= tl.load(of_keys, mask=present, other=0.0).to(tl.float32)[None, :]
         if has_softcap:
             scores = softcap * (1 - 2 / (tl.exp2(scores * (2 * _LOG2_E / softcap)) + 1))  # softcap * tanh(x / softcap)
         distance = positions[:, None] - keys[None, :]
@@ -68,6 +82,8 @@ def _attend_keys(
         weights = tl.exp2(scores - finite[:, None])
         rest = tl.exp2(best - finite)
         mass = mass * rest + tl.sum(weights, 1)
+        if coded:
+            weights *= tl.load(of_keys + n_kv_heads * run // 2, mask=present, other=0.0).to(tl.float32)[None, :]
         found = found * rest[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         best = higher
     return best, mass, found
@@ -91,6 +107,7 @@ def decode(
     parts,  # [n, n_heads, n_splits, head_dim] float32, if there are several splits
     weights,  # [n, n_heads, n_splits, 2] float32: highest score and sum of the weights
     cache,
+    scales,
     tables,
     lengths,
     slopes,  # [n_heads]
@@ -113,6 +130,7 @@ def decode(
     has_softcap: tl.constexpr,
     has_slopes: tl.constexpr,
     has_sinks: tl.constexpr,
+    coded: tl.constexpr,
 ):
     """Attend with one row per sequence; a program computes one split for one KV head's group."""
     row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
@@ -133,7 +151,9 @@ def decode(
         tl.zeros([n_members, n_dims], tl.float32),
         tl.full([n_members], 0, tl.int32) + (length - 1),
         tl.load(slopes + heads, mask=ours, other=0.0) if has_slopes else tl.zeros([n_members], tl.float32),
-        cache + kv_head * head_dim,
+        cache,
+        scales,
+        kv_head,
         tables + row * table_stride,
         tl.maximum(start, oldest // n_keys * n_keys),
         tl.minimum(start + split_keys, length),
@@ -141,12 +161,13 @@ def decode(
         scale,
         softcap,
         block_tokens,
-        2 * n_kv_heads * head_dim,
+        n_kv_heads,
         head_dim,
         n_dims,
         n_keys,
         has_softcap,
         has_slopes,
+        coded,
     )
     n_heads: tl.constexpr = n_kv_heads * group
     if direct:
@@ -210,6 +231,7 @@ def prefill(
     q,
     out,  # [n, n_heads * head_dim]
     cache,
+    scales,
     tables,
     tiles,  # [n_tiles, 4] int32: sequence, first row, number of rows, position of the first row
     slopes,
@@ -230,6 +252,7 @@ def prefill(
     has_softcap: tl.constexpr,
     has_slopes: tl.constexpr,
     has_sinks: tl.constexpr,
+    coded: tl.constexpr,
 ):
     """Attend with several rows of a sequence; a program computes a tile of rows for one KV head's group."""
     tile, kv_head = tl.program_id(0) * 4, tl.program_id(1)
@@ -249,7 +272,9 @@ def prefill(
         tl.zeros([tile_rows * n_members, n_dims], tl.float32),
         position + rows,
         tl.load(slopes + heads, mask=ours, other=0.0) if has_slopes else tl.zeros([tile_rows * n_members], tl.float32),
-        cache + kv_head * head_dim,
+        cache,
+        scales,
+        kv_head,
         tables + sequence * table_stride,
         tl.maximum(position - window + 1, 0) // n_keys * n_keys,
         position + n_rows,
@@ -257,12 +282,13 @@ def prefill(
         scale,
         softcap,
         block_tokens,
-        2 * n_kv_heads * head_dim,
+        n_kv_heads,
         head_dim,
         n_dims,
         n_keys,
         has_softcap,
         has_slopes,
+        coded,
     )
     sunk = tl.load(sinks + heads, mask=ours, other=0.0) if has_sinks else mass
     result = _divided(best, mass, found, sunk, has_sinks)
