@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from services.cli.kube.diagnosis import diagnose
+from services.cli.kube.diagnosis.finding import Finding
 from services.cli.kube.diagnosis.snapshot import ClusterSnapshot, Object
 
 NAMESPACE, RELEASE = "serving", "ryzanstein"
@@ -134,3 +136,10 @@ class Broken:
     @property
     def snapshot(self) -> ClusterSnapshot:
         return snapshot(self.objects)
+
+
+def one(broken: Broken) -> Finding:
+    """The only finding that is not merely a Service whose pods are not ready."""
+    found = [each for each in diagnose(broken.snapshot) if not each.where.startswith("service/")]
+    assert len(found) == 1, found
+    return found[0]

@@ -1,0 +1,255 @@
+"""`ryzanstein kube doctor` names why a pod does not run, and a command that mends it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from services.cli.kube.diagnosis import diagnose
+from services.cli.kube.doctor import report
+from services.common.lifecycle import StartupError
+from services.worker.backends.sizing import HostRoom
+from services.worker.model.footprint import footprint
+from services.worker.native.model_files import read_model_files
+from services.worker.native.startup import group_config, require_room
+from services.worker.settings import WorkerSettings
+from tests.unit.cli.kube.objects import Broken, event, labels, one
+
+BUNDLED_MODEL = Path(__file__).resolve().parents[4] / "models" / "ryzanstein-tiny"
+
+
+@pytest.mark.parametrize(
+    ("message", "why", "do"),
+    [
+        (
+            "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. preemption: 0/1 nodes are available.",
+            "no node offers nvidia.com/gpu",
+            "device-plugin",
+        ),
+        ("0/1 nodes are available: 1 Insufficient cpu.", "nodes have as much, but not free", "requests.cpu"),
+        (
+            "0/1 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}.",
+            "taint nvidia.com/gpu",
+            "workers.pools.default.tolerations",
+        ),
+        (
+            "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",
+            "no node has the labels",
+            "--show-labels",
+        ),
+        (
+            "0/1 nodes are available: 1 node(s) didn't match pod topology spread constraints.",
+            "every node has one",
+            "topologySpread=soft",
+        ),
+        ("0/1 nodes are available: 1 node(s) were unschedulable.", "were unschedulable", "describe pod"),
+    ],
+)
+def test_pending_for_want_of_a_node(message: str, why: str, do: str) -> None:
+    broken = Broken()
+    broken.pending("worker", message)
+    found = one(broken)
+    assert (found.where, found.what) == ("pod/ryzanstein-workers-default-0", "Pending")
+    assert why in found.why
+    assert any(do in step for step in found.do)
+
+
+def test_a_pod_that_no_node_could_ever_take() -> None:
+    broken = Broken()
+    resources = broken.pending("worker", "0/1 nodes are available: 1 Insufficient memory.")["spec"]["containers"][0][
+        "resources"
+    ]
+    resources["requests"]["memory"] = "64Gi"
+    assert "asks for 64.0 GiB memory, and the largest node has 4.0 GiB" in one(broken).why
+
+
+def test_each_reason_of_the_scheduler_is_named() -> None:
+    broken = Broken()
+    broken.pending("worker", "0/3 nodes are available: 1 Insufficient cpu, 2 Insufficient memory. preemption: none")
+    found = [each.why for each in diagnose(broken.snapshot)]
+    assert len(found) == 2
+    assert "cpu" in found[0]
+    assert "memory" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("storage_class", "why"),
+    [("fast", "no StorageClass fast; there are: standard"), (None, "no default one")],
+)
+def test_a_claim_that_is_not_bound(storage_class: str | None, why: str) -> None:
+    broken = Broken()
+    pending = broken.pending("worker", "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
+    pending["spec"]["volumes"] = [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}]
+    claim = {
+        "metadata": {"name": "models"},
+        "spec": {"storageClassName": storage_class},
+        "status": {"phase": "Pending"},
+    }
+    broken.objects["persistentvolumeclaims"] = [claim]
+    found = one(broken)
+    assert found.where == "pvc/models"
+    assert why in found.why
+
+
+@pytest.mark.parametrize(
+    ("said", "why", "do"),
+    [
+        ("failed to resolve reference: ghcr.io/x: not found", "no such image", "image.tag"),
+        ("unexpected status: 401 Unauthorized", "wants a password", "imagePullSecrets"),
+        ("dial tcp: i/o timeout", "is not reached", "imageRegistry"),
+    ],
+)
+def test_an_image_that_is_not_pulled(said: str, why: str, do: str) -> None:
+    broken = Broken()
+    broken.waiting("gateway", "ImagePullBackOff", 'Back-off pulling image "x"')
+    broken.event("gateway", "Failed", f'Failed to pull image "x": {said}')
+    found = one(broken)
+    assert why in found.why
+    assert "gateway-0.1.0" in found.why
+    assert any(do in step for step in found.do)
+
+
+def test_the_secret_that_nobody_made() -> None:
+    broken = Broken()
+    broken.not_ready("router")["status"]["containerStatuses"][0] |= {
+        "started": False,
+        "state": {"waiting": {"reason": "ContainerCreating"}},
+    }
+    message = 'MountVolume.SetUp failed for volume "redis-auth" : secret "ryzanstein-redis-auth-1" not found'
+    broken.event("router", "FailedMount", message)
+    found = one(broken)
+    assert found.what == "Pending"
+    assert any("component=secrets" in step for step in found.do)
+    assert any("create secret generic ryzanstein-redis-auth-1" in step for step in found.do)
+
+
+def test_a_container_killed_for_memory() -> None:
+    broken = Broken()
+    broken.pod("worker")["status"]["containerStatuses"][0] |= {
+        "restartCount": 3,
+        "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}},
+    }
+    found = one(broken)
+    assert (found.what, found.why) == ("restarting", "killed for memory at its limit of 2Gi (3 times)")
+    assert "workers.pools.default.resources.limits.memory" in found.do[0]
+
+
+def test_a_container_that_runs_well_since_its_restarts(capsys: pytest.CaptureFixture[str]) -> None:
+    broken = Broken()
+    worker = broken.pod("worker")["status"]["containerStatuses"][0]
+    worker |= {"restartCount": 3, "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}
+    started = datetime.fromisoformat(worker["state"]["running"]["startedAt"]).timestamp()
+    assert not report(replace(broken.snapshot, now=started + 360), as_json=False)
+    said = capsys.readouterr().out
+    assert "pod/ryzanstein-workers-default-0 is well again, and was restarting" in said
+    assert "killed for memory at its limit of 2Gi (3 times)" in said
+    assert "is well: 6 pods" in said
+    assert report(replace(broken.snapshot, now=started + 60), as_json=False)
+    worker["ready"] = False
+    assert report(replace(broken.snapshot, now=started + 360), as_json=False)
+
+
+def test_a_worker_that_computed_what_it_needs() -> None:
+    """The number is what the worker itself says, in its own words."""
+    files, settings = read_model_files(BUNDLED_MODEL), WorkerSettings(model="/models/m")
+    config = replace(group_config(settings, BUNDLED_MODEL, files), device="cpu")
+    with pytest.raises(StartupError) as refused:
+        require_room(settings, files.spec, config, HostRoom(100 << 20, 2048 << 20))
+    broken = Broken()
+    waits = broken.waiting("worker", "CrashLoopBackOff", "back-off 5m0s restarting failed container")
+    waits["status"]["containerStatuses"][0] |= {
+        "restartCount": 2,
+        "lastState": {
+            "terminated": {"reason": "Error", "exitCode": 1, "message": json.dumps({"message": str(refused.value)})}
+        },
+    }
+    found = one(broken)
+    needed = footprint(files.spec, config).total(2048) / 2**20
+    assert f"workers.pools.default.resources.limits.memory={math.ceil(needed + 2048 - 100)}Mi" in found.do[0]
+
+
+@pytest.mark.parametrize(
+    ("probe", "why", "do"),
+    [
+        ("startup", "did not start within its budget", "startupBudgetSeconds"),
+        ("liveness", "did not answer its liveness probe", "--previous"),
+    ],
+)
+def test_a_container_killed_by_a_probe(probe: str, why: str, do: str) -> None:
+    broken = Broken()
+    broken.pod("worker")["status"]["containerStatuses"][0] |= {
+        "restartCount": 1,
+        "lastState": {"terminated": {"reason": "Error", "exitCode": 137}},
+    }
+    broken.event("worker", "Killing", f"Container worker failed {probe} probe, will be restarted")
+    found = one(broken)
+    assert why in found.why
+    assert do in found.do[0]
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (
+            '{"message": "starting"}\n{"level": "error", "message": "cannot start: no model in /m"}\n',
+            ": cannot start: no model in /m",
+        ),
+        ("Traceback\nMemoryError: no room\n", ": MemoryError: no room"),
+        ("", ""),
+    ],
+)
+def test_a_process_that_ends_by_itself(log: str, said: str) -> None:
+    broken = Broken()
+    waits = broken.waiting("router", "CrashLoopBackOff", "back-off 5m0s restarting failed container")
+    waits["status"]["containerStatuses"][0] |= {
+        "restartCount": 7,
+        "lastState": {"terminated": {"reason": "Error", "exitCode": 1, "message": log}},
+    }
+    found = one(broken)
+    assert found.why == f"its process ends with status 1 (7 times){said}"
+    assert "logs ryzanstein-router-0 -c router --previous" in found.do[0]
+
+
+def test_a_pod_that_runs_and_is_not_ready_waits_for_others() -> None:
+    broken = Broken()
+    broken.not_ready("gateway")
+    broken.not_ready("router")
+    broken.event("gateway", "Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 503")
+    found = {each.where: each for each in diagnose(broken.snapshot)}
+    gateway = found["pod/ryzanstein-gateway-6d5f-x"]
+    assert "a router has answered" in gateway.why
+    assert "not ready itself: router" in gateway.why
+    assert "statuscode: 503" in gateway.why
+    assert "Redis" in found["pod/ryzanstein-router-0"].why
+    assert "none of its 1 pods is ready" in found["service/ryzanstein-gateway"].why
+
+
+def test_a_model_that_is_being_fetched_is_said_to_be() -> None:
+    broken = Broken()
+    worker = broken.not_ready("worker")
+    worker["status"]["initContainerStatuses"] = [{"name": "fetch", "image": "cli", "state": {"running": {}}}]
+    worker["status"]["containerStatuses"][0] |= {"started": False, "state": {"waiting": {"reason": "PodInitializing"}}}
+    assert "being fetched" in one(broken).why
+
+
+def test_pods_that_are_refused_before_they_exist() -> None:
+    for said, why in (
+        ('pods "x" is forbidden: exceeded quota: team, requested: cpu=1', "quota is used up"),
+        ('pods "x" is forbidden: violates PodSecurity "restricted:latest"', "Pod Security refuses"),
+    ):
+        broken = Broken()
+        broken.objects["pods"].remove(broken.pod("worker"))
+        broken.objects["statefulsets"] = [
+            {
+                "metadata": {"name": "ryzanstein-workers-default", "labels": labels("worker")},
+                "spec": {"replicas": 1},
+                "status": {"replicas": 0},
+            }
+        ]
+        broken.objects["events"].append(event("StatefulSet", "ryzanstein-workers-default", "FailedCreate", said))
+        assert why in one(broken).why
