@@ -5,13 +5,10 @@ Run as a module it is a rank whose model misbehaves on chosen tokens, for the te
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
-import platform
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,10 +24,10 @@ from services.worker.protocol.event_codec import ModelFacts
 from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.rank.entry import run_rank
 from services.worker.rank.process import LoadedModel
+from tests.integration.worker_ranks.dying import end_main_thread
 
 VOCAB, HIDDEN = 96, 16
 DIE_SLOWLY, RAISE, HANG, SPIN, SKIP_COLLECTIVE, KILL_SELF, COMPUTE, EAT = range(88, 96)  # misbehave on these tokens
-_SYS_EXIT = {"x86_64": 60, "aarch64": 93, "riscv64": 93}  # of one thread
 HEAP_TOLD = "frozen objects: "
 MISBEHAVING_RANK = 1
 _EATEN_MIB = 2048
@@ -79,12 +76,6 @@ class StandinDecoder:
         return (hidden.double() @ self._head.double().T).float()
 
 
-def end_main_thread() -> None:
-    """Stop as a process with much memory does: what it ran has ended, but the kernel does not say so yet."""
-    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-    ctypes.CDLL(None).syscall(_SYS_EXIT[platform.machine()], 0)
-
-
 def _raise() -> None:
     raise RuntimeError(f"the stand-in was told to raise; {HEAP_TOLD}{gc.get_freeze_count()}")
 
@@ -103,7 +94,7 @@ def _spin() -> None:
 def _eat() -> None:
     hoard = []
     while len(hoard) < _EATEN_MIB // 16:  # a limit that does not hold must not take the machine down
-        hoard.append(os.urandom(16 << 20))
+        hoard.append(bytearray(b"\1") * (16 << 20))  # every page is written
 
 
 _DAMAGE: dict[int, Callable[[Communicator], object]] = {

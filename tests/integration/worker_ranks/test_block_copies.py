@@ -18,39 +18,29 @@ BLOCK = 16
 BLOCK_BYTES = BLOCK * HIDDEN * 4
 
 
-async def test_a_block_that_was_moved_counts_like_a_computed_one(make_group: MakeGroup) -> None:
+async def test_copies_keep_their_place_between_steps_and_count_like_computed_blocks(make_group: MakeGroup) -> None:
+    """Between two workers they move in tests/integration/worker_server/test_pulls.py."""
     ranks = 2
-    here, there = make_group(ranks), make_group(ranks)
-    started = await here.start()
+    group = make_group(ranks)
+    started = await group.start()
     assert {rank.kv_block_bytes for rank in started.ranks} == {BLOCK_BYTES}
-    await there.start()
-    (expected,) = await Conversation(here, [PROMPT]).run(1)
-    (content,) = await here.read_blocks([1], BLOCK_BYTES)
-    assert len(content) == ranks * BLOCK_BYTES
-    await there.write_blocks([9], [content])
-    assert await there.read_blocks([9], BLOCK_BYTES) == [content]
-    moved = Conversation(there, [])
-    request = Admission(0, Sampling(), tuple(PROMPT), len(PROMPT))
-    there.submit(StepPlan(0, (), (request,), (Chunk(0, BLOCK, len(PROMPT) - BLOCK, True, (9, 2)),)))
-    assert (await moved.result()).token_ids == expected
-
-
-async def test_copies_keep_their_place_between_steps_and_their_own_contents(make_group: MakeGroup) -> None:
-    group = make_group(2)
-    await group.start()
     conversation = Conversation(group, [PROMPT, PROMPT[::-1]])
     conversation.submit()
     early = asyncio.create_task(group.read_blocks([1], BLOCK_BYTES))
     others = [asyncio.create_task(group.read_blocks([block], BLOCK_BYTES)) for block in (3, 1, 3)]
-    given_up = asyncio.create_task(group.write_blocks([7], [bytes(2 * BLOCK_BYTES)]))
+    given_up = asyncio.create_task(group.write_blocks([7], [bytes(ranks * BLOCK_BYTES)]))
     await asyncio.sleep(0)
     given_up.cancel()
-    await conversation.result()
+    expected = (await conversation.result()).token_ids[0]
     first, *rest = [(await task)[0] for task in (early, *others)]
+    assert len(first) == ranks * BLOCK_BYTES
     assert rest[1] == first
     assert rest[0] == rest[2] != first
-    await group.write_blocks([1, 3], [rest[0], first])
-    assert await group.read_blocks([3, 1], BLOCK_BYTES) == [first, rest[0]]
+    await group.write_blocks([1, 3, 9], [rest[0], first, first])
+    assert await group.read_blocks([9, 3, 1], BLOCK_BYTES) == [first, first, rest[0]]
+    again = Admission(2, Sampling(), tuple(PROMPT), len(PROMPT))
+    group.submit(StepPlan(1, (), (again,), (Chunk(2, BLOCK, len(PROMPT) - BLOCK, True, (9, 10)),)))
+    assert (await conversation.result()).token_ids == (expected,)
 
 
 async def test_what_cannot_be_copied_is_refused_and_the_next_order_is_carried_out(make_group: MakeGroup) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.collectives import measure
+from bench.collectives import measure, show
 from bench.decode_share import predict_speedup
 from services.cli.stack.default_model import TINY_MODEL
 
@@ -26,22 +26,15 @@ def test_two_ranks_measure_collectives_and_decode_steps() -> None:
     assert report["share"] == pytest.approx(step["communication_us"] / whole)
     assert report["share"] > 0, "two ranks must communicate"
     assert report["speedup"] == {str(n): pytest.approx(predict_speedup(report["share"], 2, n)) for n in (2, 4, 8)}
-
-
-def collectives(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bench.collectives", *options]
-    return subprocess.run(command, check=False, capture_output=True, text=True)
-
-
-def test_a_given_share_is_predicted_from_in_words() -> None:
-    ran = collectives("--repeats", "2", "--share", "0.2")
-    assert ran.returncode == 0, ran.stderr
-    assert "communication is 20.0% of a decode step at 2 ranks" in ran.stdout
-    assert "predicted over one rank, 2 ranks: 1.60x" in ran.stdout
+    share = {"share": 0.2, "speedup": {"2": predict_speedup(0.2, 2, 2)}}
+    shown = show(report | share)
+    assert "communication is 20.0% of a decode step at 2 ranks" in shown
+    assert "predicted over one rank, 2 ranks: 1.60x" in shown
 
 
 def test_a_missing_model_is_said() -> None:
-    ran = collectives("--model", "/no/such/folder")
+    command = [sys.executable, "-m", "bench.collectives", "--model", "/no/such/folder"]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
     assert ran.returncode == 2
     assert "/no/such/folder: no config.json there" in ran.stderr
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.worker.process.failure import FailureKind
-from services.worker.process.rank_group import RankFailure, RankGroup
+from services.worker.process.rank_group import RankFailure, RankGroup, RanksFailedError
 from services.worker.protocol.plan import Chunk, StepPlan
 from tests.integration.worker_ranks import standin
 from tests.integration.worker_ranks.conftest import Conversation, MakeGroup, alive, pids_of, wait_gone
@@ -27,26 +27,27 @@ async def failure_of(group: RankGroup) -> RankFailure:
         return await group.wait_failed()
 
 
-async def test_a_killed_rank_is_named_also_when_idle_and_the_group_starts_again(make_group: MakeGroup) -> None:
+async def test_a_group_starts_again_after_a_stop_and_after_deaths(make_group: MakeGroup) -> None:
+    """Of an idle rank, which is named, and of one under load. In one: each start imports torch in three processes."""
     group = make_group()
     pids = pids_of(await group.start())
     expected = await Conversation(group, PROMPTS).run(3)
+    await group.stop()
+    await wait_gone(pids)
+    with pytest.raises(RanksFailedError):
+        group.submit(StepPlan(0))
+
+    pids = pids_of(await group.start())
+    assert await Conversation(group, PROMPTS).run(3) == expected
     os.kill(pids[1], signal.SIGKILL)
     failure = await failure_of(group)
     assert (failure.rank, failure.kind, failure.signal) == (1, FailureKind.EXITED, signal.SIGKILL)
     assert "rank 1" in await group.wait_lost()
     await wait_gone(pids)
-    await group.start()
-    assert await Conversation(group, PROMPTS).run(3) == expected
 
-
-@pytest.mark.parametrize("ranks", [1, 2])
-async def test_a_killed_rank_is_named_under_load(make_group: MakeGroup, ranks: int) -> None:
-    group = make_group(ranks)
-    pids = pids_of(await group.start())[:ranks]
+    pids = pids_of(await group.start())
     talk = Conversation(group, PROMPTS)
-    talk.submit()
-    await talk.result()
+    assert await talk.run(3) == expected
     os.kill(pids[0], signal.SIGKILL)
     talk.submit()
     failure = await failure_of(group)
@@ -64,27 +65,27 @@ async def test_ranks_do_not_outlive_their_launcher(make_group: MakeGroup) -> Non
 
 
 async def test_a_rank_without_its_main_thread_is_noticed_and_ended(make_group: MakeGroup) -> None:
-    group = make_group(model="misbehave", stall_timeout_s=60.0)
-    pids = pids_of(await group.start())
+    group = make_group(1, model="misbehave", stall_timeout_s=60.0)
+    (pid,) = pids_of(await group.start())[:1]
     Conversation(group, [[1, standin.DIE_SLOWLY]]).submit()
     async with asyncio.timeout(NOTICED_S):
-        assert await group.wait_lost() == f"rank 1: process {pids[1]} is dying"
+        assert await group.wait_lost() == f"rank 0: process {pid} is dying"
     failure = await failure_of(group)
-    assert (failure.rank, failure.kind, failure.signal) == (1, FailureKind.EXITED, signal.SIGKILL)
-    await wait_gone(pids)
+    assert (failure.rank, failure.kind, failure.signal) == (0, FailureKind.EXITED, signal.SIGKILL)
+    await wait_gone([pid])
 
 
-@pytest.mark.parametrize(("ranks", "pending"), [(1, True), (2, False)])
-async def test_a_stopped_rank_is_named_with_and_without_work(make_group: MakeGroup, ranks: int, pending: bool) -> None:
-    group = make_group(ranks)
-    pids = pids_of(await group.start())[:ranks]
+@pytest.mark.parametrize("pending", [True, False])
+async def test_a_stopped_rank_is_named_with_and_without_work(make_group: MakeGroup, pending: bool) -> None:
+    group = make_group(1)
+    pids = pids_of(await group.start())[:1]
     talk = Conversation(group, PROMPTS)
     await talk.run(2)
-    os.kill(pids[-1], signal.SIGSTOP)
+    os.kill(pids[0], signal.SIGSTOP)
     if pending:
         talk.submit()
     failure = await failure_of(group)
-    assert (failure.rank, failure.kind) == (ranks - 1, FailureKind.STALLED)
+    assert (failure.rank, failure.kind) == (0, FailureKind.STALLED)
     assert "stopped by a signal" in failure.detail
     assert ("without work" in failure.detail) is not pending
     await wait_gone(pids)
@@ -171,9 +172,9 @@ async def test_a_slow_step_is_no_failure(make_group: MakeGroup) -> None:
     assert group.in_flight == 0
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-async def test_a_killed_server_leaves_no_process(tmp_path: Path, ranks: int) -> None:
-    pid_file = tmp_path / "pids"
+async def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
+    """Of a launcher's; a single rank is in tests/e2e/test_first_light.py."""
+    ranks, pid_file = 2, tmp_path / "pids"
     server = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.integration.worker_ranks.server", str(pid_file), str(ranks)
     )
