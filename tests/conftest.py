@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
+import sys
+from collections.abc import Generator
 
 import pytest
 from httpx._transports import default as httpx_transports
@@ -19,6 +22,7 @@ STACKS = "tests/integration/"  # long, and mostly waiting: units fill the cores 
 # Speed lives in bench/. Every run draws other examples, so that many runs try many.
 settings.register_profile("short", deadline=None, max_examples=40)
 settings.load_profile("short")
+
 
 # The clients of tests speak plain HTTP. Each would read the certificates of all authorities, which takes 30 ms or more.
 for transports in (httpx_transports, httpx2_transports):
@@ -38,6 +42,19 @@ def _turn(item: pytest.Item) -> int:
         if item.nodeid.startswith(folders):
             return turn
     return 3
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported is known afterwards."""
+    gc.disable()  # for the millions of objects that imports make and that stay: no collection walks them
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)  # the processes share the cores; threads that wait for one another spin
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -46,7 +46,6 @@ def _write(folder: Path) -> transformers.PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningStack, transformers.PreTrainedModel]]:
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("longrope")
     model = _write(folder)
     with pytest.MonkeyPatch.context() as patch:

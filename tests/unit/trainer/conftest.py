@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from trainer.config import ModelShape, Recipe, Stage
@@ -11,11 +10,6 @@ from trainer.evaluate import load_model
 from trainer.model import Llama
 
 BUNDLED = Path(__file__).parents[3] / "models" / "ryzanstein-tiny"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import transformers
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from trainer.config import ModelShape
 from trainer.export import export_model, load_exported
@@ -12,8 +12,8 @@ from trainer.model import Llama, initialise
 
 
 def reference_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    assert isinstance(reference, LlamaForCausalLM)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert isinstance(reference, transformers.LlamaForCausalLM)
     with torch.inference_mode():
         logits: torch.Tensor = reference(tokens).logits
     return logits

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -26,14 +24,6 @@ PRECISION = {"fp8": 2**-4}  # of a number, beside the largest of its row; 2e-2 o
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
 computed_in = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def cache_of(name: str, dtype: torch.dtype) -> KvCache:

@@ -36,11 +36,6 @@ _RUNS = {
 }
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def need(library: Path) -> None:
     """Skip where the CPU cannot run it."""
     can, what = _RUNS[library]

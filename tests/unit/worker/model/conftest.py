@@ -46,11 +46,6 @@ def half(request: pytest.FixtureRequest) -> ModelBackend:
     return HALVES[request.param]()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sample]:
     made: dict[str, Sample] = {}
