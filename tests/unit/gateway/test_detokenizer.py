@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -14,13 +16,15 @@ EXACT = {"byte_level": byte_level, "sentencepiece": sentencepiece, "metaspace": 
 WINDOWED = {"wordpiece": wordpiece, "suffixed": suffixed, "undecorated": undecorated}
 
 
+vocabulary = functools.cache(Vocabulary)
+
+
 def pieces(tokenizer: Tokenizer, ids: list[int], *, after: list[int] | None = None, skip: bool = True) -> list[str]:
-    detokenizer = Vocabulary(tokenizer, skip_special_tokens=skip).new_detokenizer(after or [])
+    detokenizer = vocabulary(tokenizer, skip_special_tokens=skip).new_detokenizer(after or [])
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
 
 
 @pytest.mark.parametrize("family", EXACT)
-@settings(max_examples=100)
 @given(data=st.data())
 def test_any_ids_give_the_full_decoding(family: str, data: st.DataObject) -> None:
     tokenizer = EXACT[family]()
@@ -28,13 +32,12 @@ def test_any_ids_give_the_full_decoding(family: str, data: st.DataObject) -> Non
     skip = data.draw(st.booleans())
     assert "".join(pieces(tokenizer, ids, skip=skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
     cut = data.draw(st.integers(0, len(ids)))
-    several = Vocabulary(tokenizer, skip_special_tokens=skip).new_detokenizer()
+    several = vocabulary(tokenizer, skip_special_tokens=skip).new_detokenizer()
     parts = [several.push_all(ids[:cut]), several.push_all(ids[cut:]), several.flush()]
     assert "".join(parts) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
 @pytest.mark.parametrize("family", [*EXACT, *WINDOWED])
-@settings(max_examples=100)
 @given(text=st.text(max_size=60))
 def test_any_text_comes_back_in_pieces(family: str, text: str) -> None:
     tokenizer = (EXACT | WINDOWED)[family]()
@@ -68,7 +71,6 @@ def test_a_continuation_keeps_its_leading_space() -> None:
 
 
 @pytest.mark.parametrize("family", ["sentencepiece", "metaspace", *WINDOWED])
-@settings(max_examples=100)
 @given(data=st.data())
 def test_a_continuation_is_what_the_whole_adds_to_the_prompt(family: str, data: st.DataObject) -> None:
     tokenizer = (EXACT | WINDOWED)[family]()

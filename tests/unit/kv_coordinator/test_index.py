@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import random
 
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ CHAINS = [
 ]
 
 
+@functools.cache
 def hash_of(prefix: tuple[int, ...]) -> int:
     return random.Random(repr(prefix)).getrandbits(64)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import platform
 import re
@@ -18,9 +19,13 @@ from services.worker.kernels.library import FUNCTIONS
 _LIBRARY = AVX2 if build.target() == "linux-x86_64" else NEON  # every machine of the kind runs it
 PROJECT = Path(__file__).resolve().parents[4]
 needs_compiler = pytest.mark.skipif(
-    build.target() not in build.TARGETS or build.required_packages() != [],
-    reason="this machine has no C compiler that knows the target, or another architecture",
+    "not compiles()", reason="this machine has no C compiler that knows the target, or another architecture"
 )
+
+
+@functools.cache
+def compiles() -> bool:
+    return build.target() in build.TARGETS and build.required_packages() == []
 
 
 @pytest.fixture

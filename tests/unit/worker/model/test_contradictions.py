@@ -22,7 +22,7 @@ from services.worker.model.families.config import Config
 from services.worker.model.formats.registry import read_layouts
 from services.worker.model.layers.rope import check_tables
 from services.worker.model.registry import read_spec
-from services.worker.model.spec import ModelError, RopeSpec
+from services.worker.model.spec import ModelError, ModelSpec, RopeSpec
 from tests.unit.worker.model.conftest import Sample
 from tests.unit.worker.model.harness import CPU, Engine
 
@@ -56,9 +56,9 @@ def _changed(config: Json, path: tuple[str, ...], value: Any) -> Json:
     return changed
 
 
-def _compute(folder: Path, backend: ModelBackend) -> torch.Tensor:
+def _compute(folder: Path, spec: ModelSpec, backend: ModelBackend) -> torch.Tensor:
     """What a prompt, no longer than the model allows, comes to."""
-    n = min(20, read_spec(folder).max_positions)  # the server's part, before any rank starts
+    n = min(20, spec.max_positions)
     model = load_model(folder, SingleRank(), backend, max_positions=n)
     hidden = Engine(model, n_blocks=8).run([index % model.spec.vocab_size for index in range(n)], [])
     return hidden if model.spec.bidirectional else model.logits(hidden)
@@ -71,11 +71,17 @@ def test_any_value_of_any_key_is_computed_or_refused_by_name(
     folder, backend = sample(variant).folder, open_backend(torch.float32, CPU)
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
     config, refused, wrong = json.loads((folder / "config.json").read_text()), 0, []
+    computed: list[tuple[ModelSpec, Any]] = []  # what a model is loaded by
     for path in _places(config):
         for value in WRONG:
-            (tmp_path / "config.json").write_text(json.dumps(_changed(config, path, value)))
+            changed = _changed(config, path, value)
+            (tmp_path / "config.json").write_text(json.dumps(changed))
             try:
-                if not _compute(tmp_path, backend)[:, :99].isfinite().all():
+                spec = read_spec(tmp_path)  # the server's part, before any rank starts
+                if (meant := (spec, changed.get("num_nextn_predict_layers"))) in computed:
+                    continue  # most values that are not refused change nothing
+                computed.append(meant)
+                if not _compute(tmp_path, spec, backend)[:, :99].isfinite().all():
                     wrong.append((path, value, "computes no numbers"))
             except ModelError as error:
                 refused += 1

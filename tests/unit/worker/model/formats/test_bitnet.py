@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from torch import Tensor
-from transformers.integrations.bitnet import pack_weights
 
 from services.worker.model.spec import ModelError
 from tests.unit.worker.model.conftest import Sample
@@ -22,7 +22,8 @@ def _store(weight: Tensor, divides: bool) -> tuple[Stored, Tensor]:
     scale = weight.abs().mean().clamp(min=1e-5)
     codes = (weight / scale).round().clamp(-1, 1)
     kept = 1 / scale if divides else scale
-    return {"weight": pack_weights(codes.clone()), "weight_scale": kept.view(1)}, codes * scale
+    packed = transformers.integrations.bitnet.pack_weights(codes.clone())
+    return {"weight": packed, "weight_scale": kept.view(1)}, codes * scale
 
 
 @pytest.mark.parametrize(("config", "divides"), [(MULTIPLIES, False), (DIVIDES, True)])

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from services.worker.model.families.naming import TensorRef
 from services.worker.model.formats.grids import GridReader
@@ -87,7 +87,8 @@ def test_transformers_computes_the_same_weights(made: Sample) -> None:
         readers = tuple(GridReader(files, layout) for layout in read_spec(made.folder).quantization)
         source = Checkpoint(files, refs, ("*",), quantized=readers)
         weight = source.weight(Shard.whole("x", (48, 48)))
-    assert torch.equal(weight.rows(0, 48), Fp8Dequantize(None).convert(parts)["weight"])
+    theirs = transformers.integrations.finegrained_fp8.Fp8Dequantize(None).convert(parts)["weight"]
+    assert torch.equal(weight.rows(0, 48), theirs)
 
 
 def test_a_module_that_is_stored_as_it_is(made: Sample) -> None:
