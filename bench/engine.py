@@ -169,6 +169,7 @@ def main(
     gpu_kernels: Annotated[
         Literal["auto", "torch"], typer.Option(help="On GPUs our kernels in Triton, or only torch's.")
     ] = "auto",
+    gpu_graphs: Annotated[bool, typer.Option(help="On GPUs replay decodes.")] = True,
     overlap: Annotated[
         Literal["auto", "on", "off"], typer.Option(help="Launch a step before the tokens of the one before are read.")
     ] = "auto",
@@ -189,6 +190,7 @@ def main(
         device=device,
         quantization=quantization,
         gpu_kernels=gpu_kernels,
+        gpu_graphs=gpu_graphs,
         overlap=overlap,
         kv_tokens=max(sizes) * (prompt_tokens + output_tokens + 32),
         max_running=max(*sizes, 4),
@@ -199,6 +201,7 @@ def main(
     where = f"{model.name}, {ranks} ranks, {dtype}" + ("" if device == "cpu" else f", {device}")
     where += "" if quantization == "none" else f", weights in {quantization}"
     where += "" if overlap == "auto" else f", overlap {overlap}"
+    where += "" if gpu_graphs else ", no graphs"
     where += "" if gpu_kernels == "auto" else f", kernels of {gpu_kernels}"
     if json_file:
         write_readings(json_file, readings(measured, f"engine/{where}"))

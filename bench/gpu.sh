@@ -62,6 +62,10 @@ steps() {
     --output-tokens 96 --rounds 1 --overlap off --json "$out/steps-1b-128-in-turn.json"
   part steps-1b-128-int4 60 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,16,64 --prompt-tokens 128 \
     --output-tokens 96 --rounds 1 --quantization int4 --json "$out/steps-1b-128-int4.json"
+  for options in "" --no-gpu-graphs; do
+    [ "$(wc -l <"$out/gpus.txt")" -lt 2 ] || part "steps-1b-128-2-ranks$options" 90 "$python" -m bench.engine "$models/1b" \
+      --device cuda --ranks 2 --batches 1,16,64 --prompt-tokens 128 --output-tokens 96 --rounds 1 $options
+  done
   part steps-1b-128-torch 60 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,16,64 --prompt-tokens 128 \
     --output-tokens 96 --rounds 1 --gpu-kernels torch --json "$out/steps-1b-128-torch.json"
   wait "$making"

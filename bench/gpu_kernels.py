@@ -26,10 +26,12 @@ import torch
 from services.worker.backends.batch import StepBatch
 from services.worker.backends.cuda.codes import CodesLinear, PackedCodes
 from services.worker.backends.cuda.fused import TritonOps
+from services.worker.backends.cuda.grouped import GroupedExperts
 from services.worker.backends.cuda.paged import PagedTriton
 from services.worker.backends.kv_cache import KvCache
 from services.worker.backends.kv_format import find_kv_format, plain_format
-from services.worker.backends.shapes import AttentionShape, KvShape
+from services.worker.backends.shapes import AttentionShape, ExpertsShape, KvShape, Routing
+from services.worker.backends.torch.experts import ExpertStack, Router
 from services.worker.backends.torch.ops import TorchOps
 
 if TYPE_CHECKING:
@@ -161,6 +163,23 @@ def code_launches(dtype: torch.dtype, n_in: int = 4096) -> Iterator[Launch]:
     yield from launches
 
 
+def expert_launches(dtype: torch.dtype, hidden: int = 2048, ffn: int = 1024) -> Iterator[Launch]:
+    """Products of experts, of few rows and of many."""
+    from services.worker.backends.cuda.kernels import grouped
+
+    launches: list[Launch] = []
+    stack = ExpertStack(
+        torch.zeros(4, 2 * ffn, hidden, dtype=dtype), torch.zeros(4, hidden, ffn, dtype=dtype), None, None
+    )
+    shape = ExpertsShape(range(4), hidden, ffn, Routing(2, normalise=True))
+    experts = GroupedExperts(
+        recorder(grouped, launches), stack, shape, Router(shape.routing, None), TorchOps(dtype, CPU).gate("silu")
+    )
+    for n in (1, 100):
+        experts(torch.zeros(n, hidden, dtype=dtype), torch.zeros(n, 4))
+    yield from launches
+
+
 def compiled(launch: Launch, target: int) -> Usage:
     """Compile for an architecture, and read what the machine code uses."""
     import triton
@@ -192,7 +211,7 @@ def main() -> int:
         heads = f"{shape.n_heads}/{shape.n_kv_heads}x{shape.head_dim}"
         dtype = getattr(torch, given.dtype)
         over_codes = (launch for form in ("int8", "fp8") for launch in attention_launches(shape, dtype, form))
-        others = (*layer_launches(shape, dtype), *code_launches(dtype))
+        others = (*layer_launches(shape, dtype), *code_launches(dtype), *expert_launches(dtype))
         for launch in (*attention_launches(shape, dtype), *over_codes, *others):
             for target in given.target or (80, 90):
                 if launch.float8 and target < 89:

@@ -89,6 +89,10 @@ class WorkerSettings(ServiceSettings):
     gpu_kernels: Literal["auto", "torch"] = Field(
         "auto", description="On GPUs: our kernels in Triton where they pass their checks at the start, or only torch's"
     )
+    gpu_graphs: bool = Field(
+        True,
+        description="On GPUs decodes are captured as CUDA graphs, with the collectives of several ranks, and replayed",
+    )
     overlap: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Whether a step is launched before the tokens of the one before are read: auto (on GPUs), on, off",

@@ -15,13 +15,19 @@ logger = logging.getLogger(__name__)
 
 
 def open_backend(
-    dtype: torch.dtype, device: torch.device, kv_format: KvFormat | None = None, *, triton: bool = True
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_format: KvFormat | None = None,
+    *,
+    triton: bool = True,
+    graphs: bool = True,
 ) -> Backend:
     """Return the backend for `dtype` on `device`, a CPU or a GPU. Raises RuntimeError when it cannot be opened.
 
-    `kv_format` is the format of the KV cache; None for numbers of `dtype`. `triton`: on GPUs use our kernels, too.
+    `kv_format` is the format of the KV cache; None for numbers of `dtype`. `triton`: on GPUs use our kernels,
+    too; `graphs`: replay decodes there.
     """
     if device.type == "cpu":
         return open_cpu(dtype, kv_format)
     logger.info("kernels: torch's%s, because the device is %s", " and ours in Triton" if triton else "", device.type)
-    return CudaBackend(dtype, device, kv_format, triton=triton)
+    return CudaBackend(dtype, device, kv_format, triton=triton, graphs=graphs)

@@ -25,16 +25,22 @@ from services.worker.backends.transfers import Transfers
 
 
 class CudaBackend(TorchBackend):
-    """One GPU. A group of one rank replays steps with one row per sequence; other steps need no graph."""
+    """One GPU. Steps with one row per sequence are replayed; other steps need no graph."""
 
     process_group: str | None = "cpu:gloo,cuda:nccl"
 
     def __init__(
-        self, dtype: torch.dtype, device: torch.device, kv_format: KvFormat | None = None, *, triton: bool = True
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_format: KvFormat | None = None,
+        *,
+        triton: bool = True,
+        graphs: bool = True,
     ) -> None:
-        """`triton`: use our kernels where they pass their checks; False: only torch's."""
+        """`triton`: use our kernels where they pass their checks; False: only torch's. `graphs`: replay decodes."""
         super().__init__(dtype, device, kv_format)
-        self._triton = triton
+        self._triton, self._graphs = triton, graphs
         # cuDNN's attention builds a plan for every shape, and prompts rarely have the same shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.ops = open_ops(dtype, device) if triton else CudaOps(dtype, device)
@@ -50,9 +56,9 @@ class CudaBackend(TorchBackend):
         return choose_attention(choices, shape, self.dtype, self.device, self.kv_format)
 
     def capture(self, computations: Computations) -> StepGraphs:
-        """Return graphs that replay decodes without collectives and adapters."""
+        """Return graphs that replay decodes without adapters; collectives of NCCL are a part of them."""
         attention = computations.attention
-        if computations.adapted or computations.comm.size > 1 or not isinstance(attention, PagedTriton | PagedSdpa):
+        if not self._graphs or computations.adapted or not isinstance(attention, PagedTriton | PagedSdpa):
             return super().capture(computations)
         return StepGraphs(CudaDecodes(computations, attention, self.dtype, self.device), NoGraph())
 

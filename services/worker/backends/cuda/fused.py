@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from torch import Tensor
 from services.worker.backends import keys
 from services.worker.backends.base import (
     Elementwise,
+    Expert,
+    Experts,
     Linear,
     LogitShard,
     Norm,
@@ -25,12 +28,15 @@ from services.worker.backends.base import (
     Temperatures,
 )
 from services.worker.backends.cuda.codes import CodesLinear, PackedCodes, converts_float8, stays_codes
+from services.worker.backends.cuda.grouped import GroupedExperts
 from services.worker.backends.cuda.logit_shard import CudaLogitShard
 from services.worker.backends.cuda.ops import CudaOps
 from services.worker.backends.names import Activation
 from services.worker.backends.noise import row_keys
+from services.worker.backends.shapes import ExpertsShape, Routing
+from services.worker.backends.torch.experts import ExpertStack, Router
 from services.worker.backends.torch.ops import TorchOps
-from services.worker.backends.weights import Rounded, Stacked, Weight
+from services.worker.backends.weights import Dense, Rounded, Stacked, Weight
 
 logger = logging.getLogger(__name__)
 
@@ -152,16 +158,20 @@ class TritonLogitShard(CudaLogitShard):
 
 
 class TritonOps(CudaOps):
-    """Norms, sums before norms, ropes, gates and draws in a launch each, products with codes; else `CudaOps`."""
+    """Our kernels: for each small operation a launch, for products with codes and for those of experts one each.
+
+    Everything else is `CudaOps`.
+    """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         """Raises ImportError without Triton."""
         # Imported here, because CPUs do not have it.
-        from services.worker.backends.cuda.kernels import codes, layer
+        from services.worker.backends.cuda.kernels import codes, grouped, layer
 
         super().__init__(dtype, device)
         self._kernels: Any = layer
         self._products: Any = codes  # None: weights are dense
+        self._grouped: Any = grouped  # None: experts by `CudaOps`
         self._float8 = converts_float8(device)
 
     def disagreement(self) -> str | None:
@@ -172,6 +182,7 @@ class TritonOps(CudaOps):
             error = (_computed(self, rows) - exact).abs().max().item()
             if error <= _TOLERANCE[self._dtype]:
                 self._check_products(rows)
+                self._check_experts(rows)
         except (self._kernels.TritonError, subprocess.CalledProcessError, OSError) as reason:
             return f"Triton: {reason}"
         return None if error <= _TOLERANCE[self._dtype] else f"they differ from the reference by {error:.2g}"
@@ -185,6 +196,23 @@ class TritonOps(CudaOps):
         if not error <= _TOLERANCE[self._dtype]:
             logger.warning("weights are kept dense: a product with codes differs from the reference by %.2g", error)
             self._products = None
+
+    def _check_experts(self, rows: Tensor) -> None:
+        """Leave experts to `CudaOps` if the grouped product differs from the reference."""
+        generator, size = torch.Generator().manual_seed(2), rows.shape[1]
+
+        def mixture() -> Iterator[Expert]:
+            generator.manual_seed(2)
+            for _ in range(3):
+                gate_up, down = (torch.randn(n, size, generator=generator) / 8 for n in (2 * size, size))
+                yield Expert(Stacked((Dense(gate_up),)), Stacked((Dense(down),)))
+
+        shape = ExpertsShape(range(3), size, size, Routing(2, normalise=True))
+        exact = TorchOps(torch.float32, self._device).experts(mixture(), shape, "silu")(rows.float(), rows[:, :3])
+        error = (self.experts(mixture(), shape, "silu")(rows, rows[:, :3]) - exact).abs().max().item()
+        if not error <= _TOLERANCE[self._dtype]:
+            logger.warning("experts are computed by torch: grouped products differ from the reference by %.2g", error)
+            self._grouped = None
 
     def form(self, weight: Weight, *, dense: bool = False) -> str:
         """Return in words how the device keeps `weight`."""
@@ -240,6 +268,15 @@ class TritonOps(CudaOps):
             return out
 
         return gated
+
+    def experts(
+        self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation, correction: Tensor | None = None
+    ) -> Experts:
+        """Return the experts with these `weights`, in one product for all."""
+        if self._grouped is None:
+            return super().experts(weights, shape, activation, correction)
+        stack = ExpertStack.of(weights, shape, self._dtype, self._device)
+        return GroupedExperts(self._grouped, stack, shape, Router(shape.routing, correction), self.gate(activation))
 
     def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:
         """Return the shard of the columns from token `first_id` on."""

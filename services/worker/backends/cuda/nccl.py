@@ -15,7 +15,8 @@ class NcclCommunicator:
     """Implements `Communicator` on the default process group, which must be NCCL.
 
     NCCL returns the same bits on every rank, but chooses the order of the sum itself: results are reproducible for
-    one topology and message size only.
+    one topology and message size only. Collectives may be captured: every rank captures the same steps in the same
+    order, after it has computed each once.
     """
 
     def __init__(self, line: RankLine, timeout_s: float) -> None:

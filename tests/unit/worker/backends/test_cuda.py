@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 from ryzanstein.v1.worker_pb2 import Sampling
 
@@ -17,10 +18,13 @@ from services.worker.backends.collectives import SingleRank
 from services.worker.backends.cuda.backend import CudaBackend
 from services.worker.backends.cuda.graph import CudaDecodes
 from services.worker.backends.cuda.memory import CudaMemory
+from services.worker.backends.cuda.nccl import NcclCommunicator
 from services.worker.backends.cuda.transfers import PinnedTransfers
 from services.worker.backends.kv_format import find_kv_format
 from services.worker.backends.torch.backend import TorchBackend
 from services.worker.backends.torch.ops import TorchOps
+from services.worker.ipc.control import RankLine
+from services.worker.ipc.segment import Segment
 from services.worker.model.build import load_model
 from services.worker.model.decoder import Decoder
 from tests.unit.worker.model.harness import Engine
@@ -160,3 +164,20 @@ def test_uploads_are_whole_and_aligned_and_numbers_come_back() -> None:
         assert all(np.array_equal(tensor.cpu(), array) for tensor, array in zip(found, arrays, strict=True))
         assert np.array_equal(table.cpu(), tables)
         assert np.array_equal(transfers.down(found[1]).values(), arrays[1])
+
+
+def test_a_collective_of_nccl_is_replayed(tmp_path: Path) -> None:
+    """By the one rank that there is; what a group of several does, nothing here can show."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    try:
+        comm = NcclCommunicator(RankLine(Segment.create("test", 4096), 0, 0), 30.0)
+        x, graph = torch.ones(4, 8, device=CUDA), torch.cuda.CUDAGraph()
+        comm.all_reduce(x)  # opens the connection, which nothing may do in a capture
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            y = comm.all_reduce(x * 2)
+        x.fill_(3)
+        graph.replay()
+        assert torch.equal(y, torch.full_like(y, 6))
+    finally:
+        dist.destroy_process_group()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +15,10 @@ from torch.nn import functional as F
 from services.worker.backends.base import Expert, Experts, Ops
 from services.worker.backends.cpu.ops import OneDnnOps
 from services.worker.backends.cuda.graph import MAX_ROWS
+from services.worker.backends.cuda.grouped import GroupedExperts
 from services.worker.backends.cuda.ops import CudaOps
 from services.worker.backends.shapes import ExpertsShape, Routing
+from services.worker.backends.torch.experts import ExpertStack, Router
 from services.worker.backends.torch.ops import TorchOps
 from services.worker.backends.weights import Dense, Stacked
 
@@ -75,6 +79,18 @@ def test_experts_are_what_their_definition_says(ops: str, numbers: range, normal
         exact = defined(n, numbers, normalise=normalise)
         # The weights of experts are float32.
         assert (experts(*inputs(n)) - exact).abs().max() <= 1e-6 * exact.abs().max(), n
+
+
+def test_experts_in_one_product_are_never_read_by_the_host() -> None:
+    device, shape = torch.device("meta"), ExpertsShape(range(16), HIDDEN, FFN, Routing(N_ACTIVE, normalise=True))
+    gate_up, down = (table[:16].to(device) for table in tables())
+    launches = defaultdict[tuple[int, int], Callable[..., None]](lambda: lambda *_, **__: None)
+    stack, gate = ExpertStack(gate_up, down, None, None), TorchOps(torch.float64, device).gate("silu")
+    experts = GroupedExperts(SimpleNamespace(product=launches), stack, shape, Router(shape.routing, None), gate)
+    for n in ROWS:
+        x, logits = (torch.empty(n, size, dtype=torch.float64, device=device) for size in (HIDDEN, N_EXPERTS))
+        assert experts(x, logits).shape == x.shape
+    assert len(launches) > len(ROWS)
 
 
 def test_no_experts_of_a_captured_step_are_read_by_the_host() -> None:
