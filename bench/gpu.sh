@@ -53,7 +53,7 @@ families() {
 }
 
 steps() {
-  local keys
+  local keys graphs
   for keys in 128 1900; do
     part "steps-1b-$keys" 60 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,16,64 --prompt-tokens "$keys" \
       --output-tokens 96 --rounds 1 --json "$out/steps-1b-$keys.json"
@@ -62,9 +62,9 @@ steps() {
     --output-tokens 96 --rounds 1 --overlap off --json "$out/steps-1b-128-in-turn.json"
   part steps-1b-128-int4 60 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,16,64 --prompt-tokens 128 \
     --output-tokens 96 --rounds 1 --quantization int4 --json "$out/steps-1b-128-int4.json"
-  for options in "" --no-gpu-graphs; do
-    [ "$(wc -l <"$out/gpus.txt")" -lt 2 ] || part "steps-1b-128-2-ranks$options" 90 "$python" -m bench.engine "$models/1b" \
-      --device cuda --ranks 2 --batches 1,16,64 --prompt-tokens 128 --output-tokens 96 --rounds 1 $options
+  for graphs in gpu-graphs no-gpu-graphs; do
+    [ "$(wc -l <"$out/gpus.txt")" -lt 2 ] || part "steps-1b-128-2-ranks-$graphs" 90 "$python" -m bench.engine "$models/1b" \
+      --device cuda --ranks 2 --batches 1,16,64 --prompt-tokens 128 --output-tokens 96 --rounds 1 "--$graphs"
   done
   part steps-1b-128-torch 60 "$python" -m bench.engine "$models/1b" --device cuda --batches 1,16,64 --prompt-tokens 128 \
     --output-tokens 96 --rounds 1 --gpu-kernels torch --json "$out/steps-1b-128-torch.json"
