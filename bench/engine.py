@@ -1,6 +1,10 @@
 """Measures a worker's engine without gRPC and gateway: scheduler and ranks, driven offline.
 
     python -m bench.engine /tmp/llama-100m --ranks 2 --batches 1,4,16,64
+    python -m bench.engine /tmp/llama-0.5b --batches 16 --adapters 0,1,8
+
+With `--adapters`, each batch size is measured without slots for adapters, and with as many adapters as said, which the
+requests share evenly; all these are interleaved round by round, on ranks that run side by side.
 
 For each batch size: prefill tokens/s, decode tokens/s, and the parts of a decode step. `plan` is the scheduler's time
 in the server process; `forward`, `communication`, `sample` and `wait` are rank 0's times; the rest of a step is the
@@ -10,10 +14,15 @@ hand-off between the processes.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 
 import typer
@@ -21,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from ryzanstein.v1.worker_pb2 import Sampling
 
+from bench.random_adapters import write_adapter
 from bench.reading import Reading, higher, lower, write_readings
 from bench.stats import median
 from services.worker.native.offline import OfflineEngine
@@ -34,6 +44,7 @@ class Measured:
     """The result for one batch size. Times of a decode step are medians in microseconds."""
 
     batch: int
+    adapters: str  # how many the requests use; "off": the ranks have no slots for any
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
     step_us: float
@@ -58,6 +69,7 @@ class MeasuredEngine(OfflineEngine):
 
     def __init__(self, group: RankGroup, started: GroupStarted) -> None:
         super().__init__(group, started)
+        self.vocab_size = started.model.vocab_size
         self._steps: dict[int, _Step] = {}
 
     def plan(self) -> StepPlan | None:
@@ -92,14 +104,30 @@ class Workload:
     sampling: Sampling
 
 
-def make_requests(batch: int, workload: Workload, vocab: int, seed: int) -> list[Request]:
-    """Requests with random prompts that share no prefix."""
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Adapters of a run: `counts` are how many requests use at a time; () measures ranks without slots only."""
+
+    counts: tuple[int, ...] = ()
+    rank: int = 16
+
+    @property
+    def most(self) -> int:
+        """How many slots the ranks need."""
+        return max(self.counts, default=0)
+
+
+def make_requests(batch: int, workload: Workload, vocab: int, seed: int, adapters: int = 0) -> list[Request]:
+    """Requests with random prompts that share no prefix; they take the first `adapters` slots in turn."""
     rng = random.Random(seed)
     prompts = [[rng.randrange(vocab) for _ in range(workload.prompt_tokens)] for _ in range(batch)]
-    return [Request(p, len(p), workload.sampling, max_tokens=workload.output_tokens) for p in prompts]
+    requests = [Request(p, len(p), workload.sampling, max_tokens=workload.output_tokens) for p in prompts]
+    for index, request in enumerate(requests):
+        request.adapter = index % adapters if adapters else -1
+    return requests
 
 
-def summarise(batch: int, prompt_tokens: int, steps: list[_Step], started: float) -> Measured:
+def summarise(batch: int, prompt_tokens: int, steps: list[_Step], started: float, adapters: str = "off") -> Measured:
     """Split a run into prefill (steps with a chunk of several rows) and decode (all others)."""
     last_prefill = max((i for i, s in enumerate(steps) if any(c.n_tokens > 1 for c in s.plan.chunks)), default=0)
     decode = [step for step in steps[last_prefill + 2 :] if len(step.plan.chunks) == batch]
@@ -112,6 +140,7 @@ def summarise(batch: int, prompt_tokens: int, steps: list[_Step], started: float
     step_us = median(durations)
     return Measured(
         batch=batch,
+        adapters=adapters,
         prefill_tokens_per_s=batch * prompt_tokens / (steps[last_prefill].returned - started),
         decode_tokens_per_s=batch * 1e6 / step_us if step_us else 0.0,
         step_us=step_us,
@@ -124,33 +153,53 @@ def summarise(batch: int, prompt_tokens: int, steps: list[_Step], started: float
     )
 
 
-async def measure(
-    config: RankGroupConfig, batches: list[int], workload: Workload, rounds: int
-) -> tuple[GroupStarted, list[Measured]]:
-    """Start the ranks once, warm up, then measure each batch size `rounds` times; return the median rounds."""
+@asynccontextmanager
+async def open_engine(config: RankGroupConfig, workload: Workload) -> AsyncGenerator[MeasuredEngine, None]:
+    """Start ranks, with random adapters in all their slots, and warm them up."""
     group = RankGroup(config)
     started = await group.start()
-    engine = MeasuredEngine(group, started)
-    measured = []
     try:
-        await engine.measure(make_requests(4, replace(workload, output_tokens=8), started.model.vocab_size, seed=1))
-        for batch in batches:
-            runs = []
-            for turn in range(rounds):
-                requests = make_requests(batch, workload, started.model.vocab_size, 1_000 + turn)
-                began = time.perf_counter()
-                runs.append(summarise(batch, workload.prompt_tokens, await engine.measure(requests), began))
-            measured.append(sorted(runs, key=lambda run: run.decode_tokens_per_s)[len(runs) // 2])
+        with TemporaryDirectory() as folder:
+            for slot in range(config.adapter_slots):
+                write_adapter(Path(config.model_path), path := Path(folder) / str(slot), config.adapter_max_rank, slot)
+                if error := await group.load_adapter(slot, str(path)):
+                    raise SystemExit(error)
+        engine = MeasuredEngine(group, started)
+        await engine.measure(
+            make_requests(4, replace(workload, output_tokens=8), engine.vocab_size, 1, config.adapter_slots)
+        )
+        yield engine
     finally:
         await group.stop()
-    return started, measured
+
+
+async def measure(
+    config: RankGroupConfig, batches: list[int], workload: Workload, rounds: int, adapters: Adapters
+) -> list[Measured]:
+    """Measure each batch size in rounds that are interleaved over the numbers of adapters; return the median rounds."""
+    async with AsyncExitStack() as running:
+        plain = await running.enter_async_context(open_engine(config, workload))
+        runs = [("off", 0, plain)]
+        if adapters.most:
+            slots = replace(config, adapter_slots=adapters.most, adapter_max_rank=adapters.rank)
+            adapted = await running.enter_async_context(open_engine(slots, workload))
+            runs += [(str(count), count, adapted) for count in adapters.counts]
+        found = defaultdict[tuple[int, str], list[Measured]](list)
+        for batch, turn in itertools.product(batches, range(rounds)):
+            for place, (name, count, engine) in enumerate(runs, 1):
+                seed = 1_000 * place + turn  # engines keep prefixes, so no two runs have the same prompts
+                requests = make_requests(batch, workload, engine.vocab_size, seed, count)
+                began = time.perf_counter()
+                steps = await engine.measure(requests)
+                found[batch, name].append(summarise(batch, workload.prompt_tokens, steps, began, name))
+    return [sorted(runs, key=lambda run: run.decode_tokens_per_s)[len(runs) // 2] for runs in found.values()]
 
 
 def readings(measured: list[Measured], where: str) -> list[Reading]:
     """The results as readings."""
     found = []
     for m in measured:
-        name = f"{where}, {m.batch} at once"
+        name = f"{where}, {m.batch} at once" + ("" if m.adapters == "off" else f", {m.adapters} adapters")
         parts = ("step", "plan", "forward", "communication", "sample")
         found += [higher(f"{name}/{at}", getattr(m, f"{at}_tokens_per_s"), "tokens/s") for at in ("prefill", "decode")]
         found += [lower(f"{name}/{part}", getattr(m, f"{part}_us"), "us") for part in parts]
@@ -179,6 +228,8 @@ def main(
     rounds: int = 3,
     temperature: float = 0.0,
     top_p: float = 1.0,
+    adapters: Annotated[str, typer.Option(help="Numbers of adapters, beside none, such as 0,1,8.")] = "",
+    adapter_rank: int = 16,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:
     """Measure the engine on MODEL."""
@@ -197,7 +248,8 @@ def main(
         max_model_len=prompt_tokens + output_tokens + 1,
     )
     workload = Workload(prompt_tokens, output_tokens, Sampling(temperature=temperature, top_p=top_p))
-    started, measured = asyncio.run(measure(config, sizes, workload, rounds))
+    counts = tuple(int(count) for count in adapters.split(",") if count)
+    measured = asyncio.run(measure(config, sizes, workload, rounds, Adapters(counts, adapter_rank)))
     where = f"{model.name}, {ranks} ranks, {dtype}" + ("" if device == "cpu" else f", {device}")
     where += "" if quantization == "none" else f", weights in {quantization}"
     where += "" if overlap == "auto" else f", overlap {overlap}"
@@ -205,7 +257,7 @@ def main(
     where += "" if gpu_kernels == "auto" else f", kernels of {gpu_kernels}"
     if json_file:
         write_readings(json_file, readings(measured, f"engine/{where}"))
-    table = Table(title=f"{where}: medians; started in {started.seconds:.1f} s")
+    table = Table(title=f"{where}: medians")
     for column in asdict(measured[0]):
         table.add_column(column, justify="right")
     for row in measured:
