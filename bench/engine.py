@@ -35,6 +35,7 @@ from bench.reading import Reading, higher, lower, write_readings
 from bench.stats import median
 from services.worker.native.offline import OfflineEngine
 from services.worker.process.rank_group import GroupStarted, RankGroup, RankGroupConfig
+from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.request import Request
 
@@ -162,7 +163,7 @@ async def open_engine(config: RankGroupConfig, workload: Workload) -> AsyncGener
         with TemporaryDirectory() as folder:
             for slot in range(config.adapter_slots):
                 write_adapter(Path(config.model_path), path := Path(folder) / str(slot), config.adapter_max_rank, slot)
-                if error := await group.load_adapter(slot, str(path)):
+                if error := await group.load_adapter(AdapterOrder(slot, str(path))):
                     raise SystemExit(error)
         engine = MeasuredEngine(group, started)
         await engine.measure(

@@ -45,7 +45,7 @@ def explanation_message(evaluation: Evaluation, policy: Policy) -> routing_pb2.D
 
 
 def _candidate(evaluation: Evaluation, estimates: Estimates, costs: Floats, i: int) -> routing_pb2.Candidate:
-    snapshot, why_not = evaluation.snapshot, evaluation.why_not[i]
+    snapshot, why_not, adapter = evaluation.snapshot, evaluation.why_not[i], evaluation.query.adapter
     return routing_pb2.Candidate(
         worker_id=snapshot.worker_ids[i],
         eligible=not why_not,
@@ -57,6 +57,7 @@ def _candidate(evaluation: Evaluation, estimates: Estimates, costs: Floats, i: i
         cost_ms=costs[i],
         session_bound=i == evaluation.query.bound,
         pulled_tokens=int(estimates.pulled_tokens[i]),
+        adapter_ms=adapter.load_ms[i] if adapter else 0.0,
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ryzanstein.v1 import worker_pb2
 
+from services.router.adapter_book import AdapterBook
 from services.router.breaker import BreakerLimits
 from services.router.breakers import Breakers
 from services.router.load_book import LoadBook
@@ -24,6 +25,7 @@ class Pool:
         self.saturation_s = saturation_s
         self.load = LoadBook(clock())
         self.breakers = Breakers()
+        self.adapters = AdapterBook()
         self._membership = Membership()
         self._speeds = SpeedBook()
         self._clock = clock
@@ -41,6 +43,7 @@ class Pool:
         member = self._membership.join(worker_id, address)
         self.load.join(member)
         self.breakers.join(member, limits)
+        self.adapters.join(member)
         self._speeds.join()
         self._resized()
 
@@ -50,6 +53,7 @@ class Pool:
         member = self._membership.leave(worker_id)
         self.load.leave(member, index)
         self.breakers.leave(member)
+        self.adapters.leave(member, index)
         self._speeds.leave(index)
         self._resized()
 
@@ -67,6 +71,7 @@ class Pool:
         self._speeds.on_state(member, state, self._membership.last_seen(member), now)
         self._membership.on_state(member, state, now)
         self.load.on_state(member, state, now)
+        self.adapters.on_state(member, state)
         self._judge(member)
         self.load.acknowledged(member, state, router_id)
 
@@ -92,9 +97,11 @@ class Pool:
             others[member.index] = False
             self.load.catch_up(member, others)
 
-    def book(self, worker_id: str, seq: int, tokens: int) -> None:
-        """Book a request with `tokens` to prefill. `seq` grows from dispatch to dispatch."""
+    def book(self, worker_id: str, seq: int, tokens: int, adapter: str = "") -> None:
+        """Book a request with `tokens` to prefill, and an adapter's digest. `seq` grows from dispatch to dispatch."""
         member, now = self.members[worker_id], self._clock()
+        if adapter:
+            self.adapters.book(member, adapter)
         self.breakers.called(member, now)
         self.load.book(member, seq, tokens, now)
 

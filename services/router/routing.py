@@ -198,6 +198,7 @@ class Routing:
             bound=_index_of(pool, known.held.binding if known.held else None),
             bindings_known=known.bindings_known,
             matched_tokens=_matched_tokens(pool, known.depths),
+            adapter=pool.adapters.loads(request.adapter) if request.adapter else None,
             excluded=tuple(pool.members[w].index for w in request.excluded_workers if w in pool.members),
             turn=self._turn,
         )
@@ -214,7 +215,7 @@ class Routing:
         tokens = query.prompt_tokens - int(matched_at(query, choice.index))
         seq = next(self._seqs)
         self._turn += 1
-        pool.book(member.worker_id, seq, max(tokens, 0))
+        pool.book(member.worker_id, seq, max(tokens, 0), query.adapter.digest if query.adapter else "")
         return Placement(evaluation, choice, member, Binding(member.worker_id, member.incarnation), seq)
 
     async def _bind(self, request: routing_pb2.RouteRequest, placed: Placement, held: Held | None) -> Placement:

@@ -106,6 +106,14 @@ class Snapshot:
     speeds: Speeds
 
 
+class AdapterLoads(NamedTuple):
+    """What it takes to load one adapter at every worker, [n_workers]."""
+
+    digest: str
+    load_ms: Floats  # 0: it is in a slot, or on its way there
+    waits: Floats  # 1: a slot becomes free only when running requests end; 0: no wait
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Query:
     """The properties of a request that placement needs. Workers are indices into the snapshot."""
@@ -117,6 +125,7 @@ class Query:
     bound: int = -1  # the worker that holds the session; -1: none or unknown
     bindings_known: bool = True  # False: Redis is away, and routers agree by hashing
     matched_tokens: Floats | None = None  # [n_workers], prefix tokens cached there; None: not known
+    adapter: AdapterLoads | None = None  # of the request's adapter; None: it has none
     excluded: tuple[int, ...] = ()
     turn: int = 0  # number of the router's decisions so far
 

@@ -74,6 +74,14 @@ class WorkerSettings(ServiceSettings):
     adapter_slots: int = Field(
         8, ge=1, le=256, description="Adapters computed at a time, if adapters or adapter_sources name any"
     )
+    adapter_pins: list[str] = Field(
+        [],
+        description="Adapters of these names in `adapters` are loaded at the start and keep their slots: a JSON list, "
+        "shorter than adapter_slots",
+    )
+    adapter_cache_mb: int = Field(
+        256, ge=0, description="Memory of each rank, in MiB, for adapters that may lose their slots; 0: none"
+    )
     adapter_max_rank: int = Field(64, ge=1, le=512, description="Largest rank of an adapter")
     max_running: int = Field(64, ge=1, le=4096, description="Requests computed in one step")
     max_waiting: int = Field(1024, ge=1, description="Requests beyond it are handed off instead of queued")

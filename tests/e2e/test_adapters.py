@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
+import grpc
 import httpx
 import pytest
+from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 
 from services.cli.stack.default_model import TINY_MODEL
 from tests.adapters import write_adapter
@@ -42,6 +48,24 @@ class Installation:
     def load(self, name: str, folder: str, **more: Any) -> httpx.Response:
         return self.post("load_lora_adapter", lora_name=name, lora_path=str(self.folder / folder), **more)
 
+    def stream(self, model: str, n: int) -> str:
+        """The text of a stream; fails if it does not come to its end."""
+        body = {"model": model, "prompt": PROMPT, "max_tokens": n, "temperature": 0, "stream": True}
+        with httpx.stream("POST", f"{self.stack.url}/v1/completions", json=body, timeout=60) as stream:
+            lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
+        assert lines[-1] == "[DONE]", lines
+        return "".join(json.loads(line)["choices"][0]["text"] for line in lines[:-1])
+
+    def resident(self, name: str, slots_of: int = 0) -> set[str]:
+        """The workers that have the adapter in a slot, by the router's word, once there are `slots_of`."""
+        deadline = time.monotonic() + 60
+        while True:
+            views = self.stack.workers()
+            found = {v.worker_id for v in views if any(a.name == name and a.in_slot for a in v.state.adapters)}
+            if len(found) >= slots_of or time.monotonic() > deadline:
+                return found
+            time.sleep(0.02)
+
     def listed(self) -> dict[str, dict[str, Any]]:
         return {model["id"]: model for model in httpx.get(f"{self.stack.url}/v1/models").json()["data"]}
 
@@ -52,8 +76,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     for seed, name in enumerate(("fixed", "one", "two")):
         write_adapter(TINY_MODEL, folder / name, MODULES, seed=seed)
     options = ("--workers", "2", "--adapter", f"fixed={folder / 'fixed'}", "--adapter-source", str(folder))
-    with running_stack(tmp_path_factory.mktemp("run"), *options) as stack:
-        yield Installation(stack, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RYZANSTEIN_ADAPTER_SLOTS", "3")  # fewer than there are adapters
+        with running_stack(tmp_path_factory.mktemp("run"), *options) as stack:
+            yield Installation(stack, folder)
 
 
 def test_an_adapter_is_a_model_with_answers_of_its_own(served: Installation) -> None:
@@ -66,6 +92,64 @@ def test_an_adapter_is_a_model_with_answers_of_its_own(served: Installation) -> 
     assert listed["one"]["root"] == str(served.folder / "one")
     assert served.load("one", "two").status_code == httpx.codes.BAD_REQUEST  # the name is taken
     assert served.load(BASE, "two", load_inplace=True).status_code == httpx.codes.BAD_REQUEST
+
+
+def test_routers_know_where_an_adapter_is_and_what_loading_it_elsewhere_costs(served: Installation) -> None:
+    assert served.load("near", "one").status_code == OK
+    served.text("near", n=1)
+    (holder,) = served.resident("near", 1)
+    digest = next(a.digest for view in served.stack.workers() for a in view.state.adapters if a.name == "near")
+    with grpc.insecure_channel(served.stack.state["router"]) as channel:
+        request = routing_pb2.RouteRequest(request_id="r", prompt_tokens=9, max_tokens=1, adapter=digest)
+        decision = routing_pb2_grpc.RouterStub(channel).Explain(request, timeout=10)
+    loads = {candidate.worker_id: candidate.adapter_ms for candidate in decision.candidates}
+    assert loads.pop(holder) == 0
+    assert min(loads.values()) > 0
+
+
+def test_a_pinned_adapter_is_on_every_worker_before_it_is_asked_for_and_stays(served: Installation) -> None:
+    assert served.load("pinned", "two", pinned=True).status_code == OK
+    assert len(served.resident("pinned", 2)) == 2
+    assert served.load("second", "one", pinned=True).status_code == OK
+    third = served.load("third", "fixed", pinned=True)
+    assert third.status_code == httpx.codes.BAD_REQUEST
+    assert third.json()["error"]["param"] == "pinned"
+    assert "3 slots for adapters, one of which stays for others; pinned are pinned, second" in third.text
+    for number in range(4):
+        write_adapter(TINY_MODEL, served.folder / f"more {number}", MODULES, seed=20 + number)
+        assert served.load(f"more {number}", f"more {number}").status_code == OK
+        served.text(f"more {number}", n=1)
+    assert len(served.resident("pinned")) == 2
+    for name in ("pinned", "second"):
+        assert served.post("unload_lora_adapter", lora_name=name).status_code == OK
+
+
+def test_loads_and_unloads_break_no_stream_and_change_no_byte(served: Installation) -> None:
+    """Two hundred, while the base and another adapter stream; slots are few, so that adapters evict each other."""
+    whole = {model: served.stream(model, 60) for model in (BASE, "fixed")}
+    texts, over = list[tuple[str, str]](), Event()
+
+    def stream(model: str) -> None:
+        while not over.is_set():
+            texts.append((model, served.stream(model, 60)))
+
+    def churn(name: str) -> None:
+        for turn in range(50):
+            assert served.load(name, f"more {turn % 4}").status_code == OK
+            if not turn % 5:
+                served.text(name, n=1)
+            assert served.post("unload_lora_adapter", lora_name=name).status_code == OK
+
+    with ThreadPoolExecutor() as threads:
+        streams = [threads.submit(stream, model) for model in whole]
+        try:
+            list(threads.map(churn, ("a", "b", "c", "d")))
+        finally:
+            over.set()
+        for running in streams:
+            running.result()
+    assert {model for model, _ in texts} == set(whole)
+    assert [text for model, text in texts if text != whole[model]] == []
 
 
 def test_an_adapter_loaded_again_under_its_name_shares_no_kv_with_the_one_before(served: Installation) -> None:

@@ -110,6 +110,34 @@ DASHBOARD = Dashboard(
             ),
         ),
         (
+            "LoRA adapters",
+            (
+                graph(
+                    "Adapters",
+                    "short",
+                    (f"sum by (place) (ryzanstein_worker_adapters{{@,{_POOL}}})", "{{place}}"),
+                    (f"sum (ryzanstein_worker_adapter_waiting{{@,{_POOL}}})", "requests that wait for one"),
+                    about="In slots, and in memory only. " + runbook("adapters"),
+                ),
+                graph(
+                    "Loads",
+                    "ops",
+                    (
+                        rate("ryzanstein_worker_adapter_load_seconds_count", "source, result", _POOL),
+                        "from {{source}}: {{result}}",
+                    ),
+                    (rate("ryzanstein_worker_adapter_evictions_total", "", _POOL), "evictions"),
+                    about="An adapter loses its slot when another one needs it. " + runbook("adapters"),
+                ),
+                graph(
+                    "Time of a load",
+                    "s",
+                    *quantiles("ryzanstein_worker_adapter_load_seconds", 0.5, 0.99, by="source", where=_POOL),
+                    about="From the moment that a slot is free. " + runbook("adapters"),
+                ),
+            ),
+        ),
+        (
             "Their life",
             (
                 graph(

@@ -6,17 +6,9 @@ loads it. So an adapter holds on every worker, also on those that start later.
 
 from __future__ import annotations
 
-import msgspec
-
+from services.common.adapters import RegisteredAdapter, read_registered
 from services.common.keys import RedisKeys
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
-from services.gateway.text.codec import ServedAdapter
-
-
-class _Entry(msgspec.Struct):
-    base: str
-    digest: str
-    source: str
 
 
 class AdapterRegistry:
@@ -25,18 +17,18 @@ class AdapterRegistry:
     def __init__(self, guard: RedisGuard, keys: RedisKeys) -> None:
         self._guard, self._key = guard, keys.adapters
 
-    async def read(self) -> dict[str, ServedAdapter] | None:
+    async def read(self) -> dict[str, RegisteredAdapter] | None:
         """The adapters by name; None while Redis is away."""
         client = self._guard.client
         try:
             found = await self._guard.run(lambda: client.hgetall(self._key))
         except RedisAwayError:
             return None
-        return {_text(name): _adapter(_text(name), text) for name, text in found.items()}
+        return read_registered(found)
 
-    async def write(self, adapter: ServedAdapter, *, replace: bool) -> bool:
+    async def write(self, adapter: RegisteredAdapter, *, replace: bool) -> bool:
         """Add an adapter; returns False, and changes nothing, if its name is taken and not to be replaced."""
-        text = msgspec.json.encode(_Entry(adapter.base, adapter.digest, adapter.source))
+        text = adapter.to_json()
         client = self._guard.client
         if not replace:
             return bool(await self._guard.run(lambda: client.hsetnx(self._key, adapter.name, text)))
@@ -47,12 +39,3 @@ class AdapterRegistry:
         """Remove an adapter; returns whether it was there."""
         client = self._guard.client
         return bool(await self._guard.run(lambda: client.hdel(self._key, name)))
-
-
-def _adapter(name: str, text: bytes | str) -> ServedAdapter:
-    entry = msgspec.json.decode(text, type=_Entry)
-    return ServedAdapter(name, entry.base, entry.digest, entry.source)
-
-
-def _text(value: bytes | str) -> str:
-    return value if isinstance(value, str) else value.decode()

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from ryzanstein.v1 import routing_pb2, worker_pb2
 
+from services.common.adapters import RegisteredAdapter
 from services.common.blockhash import wire_chain
 from services.gateway.errors import ApiError, interrupted, invalid, overloaded, resumes_exhausted, unavailable
 from services.gateway.generation.attempt import Attempt, Cause, Interruption, Rejection
@@ -184,7 +185,7 @@ class ResumableStream:
             weight=request.caller.weight,
             pull=assignment.pull,
             trial_tokens=trial_tokens,
-            adapter=request.model.adapter.to_proto() if request.model.adapter else None,
+            adapter=_adapter_message(request.model.adapter) if request.model.adapter else None,
         )
         connection.submit(submit, attempt)
         self._resume_by = 0.0  # the search is over
@@ -208,6 +209,7 @@ class ResumableStream:
             priority=request.caller.priority,
             attempt=self._attempts + 1,
             excluded_workers=sorted(self._excluded),
+            adapter=request.model.adapter.digest if request.model.adapter else "",
         )
 
     def _prefill_tokens(self) -> int:
@@ -339,3 +341,7 @@ class ResumableStream:
                 completion_tokens=len(self._generated),
             )
         )
+
+
+def _adapter_message(adapter: RegisteredAdapter) -> worker_pb2.Adapter:
+    return worker_pb2.Adapter(name=adapter.name, digest=adapter.digest, source=adapter.source)

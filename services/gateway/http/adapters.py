@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import Struct
 
@@ -27,6 +27,7 @@ class LoadBody(Struct, kw_only=True, forbid_unknown_fields=True):
     lora_path: str
     load_inplace: bool | None = None
     base_model_name: str | None = None
+    pinned: bool | None = None
 
 
 class UnloadBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -39,7 +40,7 @@ LOAD = Documentation(
     summary="Load a LoRA adapter: it becomes a model name on all workers of its base",
     tag="administration",
     body=LoadBody,
-    example={"lora_name": "sql", "lora_path": "/adapters/sql", "load_inplace": False},
+    example={"lora_name": "sql", "lora_path": "/adapters/sql", "load_inplace": False, "pinned": False},
     answer={"message": "The adapter `sql` is served.", "id": "sql", "parent": "my-model", "digest": "0d6f8f2c9b1e4a57"},
 )
 UNLOAD = Documentation(
@@ -71,7 +72,10 @@ class AdapterAdmin:
         if self.catalog.knows(body.lora_name) and (known is None or not body.load_inplace):
             hint = "; `load_inplace` replaces it" if known else ""
             raise invalid(f"`{body.lora_name}` is the name of a model that is served already{hint}.", "lora_name")
+        if body.pinned:
+            self._require_slot(base, body.lora_name)
         adapter = await inspect(self.router.listed.views, body.lora_name, base, body.lora_path, self.tls)
+        adapter = replace(adapter, pinned=bool(body.pinned))
         if not await self.registry.write(adapter, replace=bool(body.load_inplace)):
             raise invalid(f"`{body.lora_name}` was loaded at the same time.", "lora_name")
         await self.catalog.read_adapters()
@@ -88,6 +92,15 @@ class AdapterAdmin:
             message = f"The adapter `{name}` does not exist."
             raise ApiError(404, message, "invalid_request_error", "lora_name", "model_not_found")
         return {"message": f"The adapter `{name}` is no longer served.", "id": name}
+
+    def _require_slot(self, base: str, name: str) -> None:
+        """Raise :class:`ApiError` if one more pinned adapter would leave no slot for others."""
+        slots = self.catalog.adapter_slots(base)
+        pinned = sorted(one.name for one in self.catalog.adapters().values() if one.pinned and one.base == base)
+        others = [one for one in pinned if one != name]
+        if slots and len(others) + 1 >= slots:
+            message = f"`pinned`: workers of `{base}` have {slots} slots for adapters, one of which stays for others"
+            raise invalid(f"{message}; pinned are {', '.join(others) or 'none'}.", "pinned")
 
     def _base(self, name: str) -> str:
         """The model that the adapter is for: `name`, or the only one. Raises :class:`ApiError`."""

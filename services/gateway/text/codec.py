@@ -12,6 +12,7 @@ from typing import TypeVar
 from ryzanstein.v1 import worker_pb2
 from tokenizers import Encoding, Tokenizer
 
+from services.common.adapters import RegisteredAdapter
 from services.common.blockhash import adapted_root
 from services.common.floats import as_written
 from services.gateway.errors import too_long
@@ -32,20 +33,6 @@ class ModelCardError(Exception):
     """A worker's model card is unusable; the message names the model and the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedAdapter:
-    """A LoRA adapter under the name that clients use."""
-
-    name: str
-    base: str  # name of its model
-    digest: str  # of its files: an adapter loaded again under its name is another one
-    source: str  # a folder that workers can read
-
-    def to_proto(self) -> worker_pb2.Adapter:
-        """The message for workers."""
-        return worker_pb2.Adapter(name=self.name, digest=self.digest, source=self.source)
-
-
 @dataclass(frozen=True)
 class ServedModel:
     """A served model: its card, tokenizer and template."""
@@ -54,7 +41,7 @@ class ServedModel:
     tokenizer: Tokenizer
     vocabulary: Vocabulary
     template: ChatTemplate | None
-    adapter: ServedAdapter | None = None  # what the base runs with
+    adapter: RegisteredAdapter | None = None  # what the base runs with
     # Few threads, since they share the cores with the event loop.
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "text"))
 
@@ -71,7 +58,7 @@ class ServedModel:
         tokenizer.no_padding()
         return ServedModel(card, tokenizer, Vocabulary(tokenizer), template)
 
-    def adapted(self, adapter: ServedAdapter) -> ServedModel:
+    def adapted(self, adapter: RegisteredAdapter) -> ServedModel:
         """This model with an adapter: a model with a name of its own, whose KV and answers are not the base's."""
         card = worker_pb2.ModelCard()
         card.CopyFrom(self.card)

@@ -9,17 +9,17 @@ import grpc
 import grpc.aio
 from ryzanstein.v1 import routing_pb2, worker_pb2, worker_pb2_grpc
 
+from services.common.adapters import RegisteredAdapter
 from services.common.rpc import open_channel
 from services.common.tls.credentials import Tls
 from services.gateway.errors import ApiError, invalid, unavailable
-from services.gateway.text.codec import ServedAdapter
 
 _INSPECT_S = 60.0  # a digest reads the whole file
 
 
 async def inspect(
     views: Sequence[routing_pb2.WorkerView], name: str, base: str, source: str, tls: Tls | None
-) -> ServedAdapter:
+) -> RegisteredAdapter:
     """Check an adapter on all serving workers of its base; raises :class:`ApiError` if one cannot load it."""
     serving = [view for view in views if view.model == base and view.state.phase == worker_pb2.PHASE_SERVING]
     if not serving:
@@ -28,7 +28,7 @@ async def inspect(
     digests = {adapter.digest for adapter in found}
     if len(digests) > 1:
         raise invalid(f"`lora_path`: workers see different adapters in {source}.", "lora_path")
-    return ServedAdapter(name, base, found[0].digest, source)
+    return RegisteredAdapter(name, base, found[0].digest, source)
 
 
 async def _inspect_on(view: routing_pb2.WorkerView, source: str, tls: Tls | None) -> worker_pb2.Adapter:

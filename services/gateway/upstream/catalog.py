@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable, Collection
 import grpc.aio
 from ryzanstein.v1 import routing_pb2, worker_pb2, worker_pb2_grpc
 
+from services.common.adapters import RegisteredAdapter
 from services.common.rpc import open_channel
 from services.common.tls.credentials import Tls
 from services.gateway.errors import unavailable, unknown_model
 from services.gateway.ids import new_id
-from services.gateway.text.codec import ModelCardError, ServedAdapter, ServedModel
+from services.gateway.text.codec import ModelCardError, ServedModel
 from services.gateway.upstream.connection import WorkerPool, WorkerRef
 from services.gateway.upstream.router import NoWorkerError, RouterClient
 from services.gateway.upstream.workers import WorkerList, ref_of
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 _CARD_TIMEOUT_S = 10.0
 _FIRST_REFRESH_S = 0.1
 
-ReadAdapters = Callable[[], Awaitable[dict[str, ServedAdapter] | None]]  # None: the list cannot be read now
+ReadAdapters = Callable[[], Awaitable[dict[str, RegisteredAdapter] | None]]  # None: the list cannot be read now
 
 
 class Catalog:
@@ -40,7 +41,7 @@ class Catalog:
         self._router = router
         self._pool = pool
         self._read_registered = registered
-        self._registered: dict[str, ServedAdapter] = {}  # loaded while the installation runs
+        self._registered: dict[str, RegisteredAdapter] = {}  # loaded while the installation runs
         self._adapted: dict[str, ServedModel] = {}  # models of adapters, as last made
         self._expected: frozenset[str] = frozenset()
         self._dismissed: frozenset[str] = frozenset()  # no longer expected; kept while a worker serves them
@@ -88,15 +89,20 @@ class Catalog:
         """Whether a worker has ever served the model."""
         return name in self._models or name in self.adapters()
 
-    def adapters(self) -> dict[str, ServedAdapter]:
+    def adapters(self) -> dict[str, RegisteredAdapter]:
         """All adapters by name: those of workers' settings, and those that were loaded later."""
         fixed = {
-            adapter.name: ServedAdapter(adapter.name, base, adapter.digest, adapter.source)
+            adapter.name: RegisteredAdapter(adapter.name, base, adapter.digest, adapter.source, adapter.pinned)
             for base, model in self._models.items()
             for adapter in model.card.adapters
         }
         found = self._registered | fixed
         return {name: adapter for name, adapter in found.items() if name not in self._models}
+
+    def adapter_slots(self, base: str) -> int:
+        """How many slots for adapters a worker of a model has; 0: none, or not known."""
+        model = self._models.get(base)
+        return model.card.adapter_slots if model else 0
 
     async def read_adapters(self) -> None:
         """Read the registry again; the last known list stays while Redis is away."""

@@ -97,8 +97,8 @@ class Scorer(PolicyPart):
     """Factor of its score: milliseconds per unit of the score."""
 
     @abstractmethod
-    def score(self, snapshot: Snapshot, query: Query, estimates: Estimates) -> Floats:
-        """The score of every worker."""
+    def score(self, snapshot: Snapshot, query: Query, estimates: Estimates) -> Floats | None:
+        """The score of every worker; None: 0 for all."""
 
     def scale(self, query: Query) -> float:
         """Another factor for the scores of this request, besides the weight."""

@@ -46,8 +46,9 @@ class Policy:
         estimates = estimate(snapshot, query)
         costs = self._first.costs(snapshot, query, estimates)
         for scorer in self._others:
-            costs = costs + scorer.costs(snapshot, query, estimates)
-        return estimates, costs
+            more = scorer.costs(snapshot, query, estimates)
+            costs = more if costs is None else costs if more is None else costs + more
+        return estimates, np.zeros(len(snapshot.worker_ids)) if costs is None else costs
 
     def _pick(self, candidates: Candidates) -> Pick:
         query, busy = candidates.query, candidates.snapshot.busy
@@ -70,11 +71,11 @@ class Policy:
 class _Weighted(NamedTuple):
     """A scorer's fields as a tuple: looking them up on a pydantic model takes as long as some of the products."""
 
-    score: Callable[[Snapshot, Query, Estimates], Floats]
+    score: Callable[[Snapshot, Query, Estimates], Floats | None]
     weight: float
     scale: Callable[[Query], float]
 
-    def costs(self, snapshot: Snapshot, query: Query, estimates: Estimates) -> Floats:
+    def costs(self, snapshot: Snapshot, query: Query, estimates: Estimates) -> Floats | None:
         weight = self.weight * self.scale(query)
         score = self.score(snapshot, query, estimates)
-        return score if weight == 1.0 else score * weight
+        return score if weight == 1.0 or score is None else score * weight

@@ -23,6 +23,7 @@ from services.router.policies.pickers.lowest_cost import LowestCost
 from services.router.policies.pickers.rendezvous import Rendezvous
 from services.router.policies.pickers.round_robin import RoundRobin, WeightedRoundRobin
 from services.router.policies.policy import Policy
+from services.router.policies.scorers.adapter_load import AdapterLoad
 from services.router.policies.scorers.decode_time import DecodeTime
 from services.router.policies.scorers.time_to_first_token import TimeToFirstToken
 
@@ -61,7 +62,7 @@ class Composition(BaseModel):
     """The policy's name in `Explain`, traces and `ryzanstein status`."""
     filters: tuple[AnyFilter, ...] = ()
     """Narrow the workers down, in this order."""
-    scorers: Annotated[tuple[AnyScorer, ...], Field(min_length=1)] = (TimeToFirstToken(), DecodeTime())
+    scorers: Annotated[tuple[AnyScorer, ...], Field(min_length=1)] = (TimeToFirstToken(), DecodeTime(), AdapterLoad())
     """Give each worker a cost: their weighted sum, in milliseconds."""
     picker: AnyPicker = LowestCost()
     """Takes one of the remaining workers."""
@@ -72,7 +73,7 @@ PolicyName = Literal["cost", "round_robin", "weighted", "least_loaded", "session
 
 def preset(name: PolicyName, decode_weight: float) -> Composition:
     """The composition of a preset; raises KeyError for an unknown name."""
-    scorers = (TimeToFirstToken(), DecodeTime(weight=decode_weight))
+    scorers = (TimeToFirstToken(), DecodeTime(weight=decode_weight), AdapterLoad())
     fewest = (Least(of="requests"), Least(of="queued_tokens"), Least(of="work"))
     filters: dict[PolicyName, tuple[AnyFilter, ...]] = {"cost": _sticky(), "least_loaded": fewest}
     pickers: dict[PolicyName, AnyPicker] = {

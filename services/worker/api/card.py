@@ -52,12 +52,19 @@ def model_card(identity: Identity, model: EngineModel, facts: EngineFacts) -> pb
         pulls=model.pulls,
         weight_formats=facts.weight_formats,
         adapters=[adapter_message(adapter) for adapter in model.adapters],
+        adapter_slots=model.adapter_slots,
     )
 
 
 def adapter_message(adapter: AdapterFacts) -> pb.Adapter:
     """The message about an adapter."""
-    return pb.Adapter(name=adapter.name, digest=adapter.digest, source=adapter.source, rank=adapter.rank)
+    return pb.Adapter(
+        name=adapter.name,
+        digest=adapter.digest,
+        source=adapter.source,
+        rank=adapter.rank,
+        pinned=adapter.pinned,
+    )
 
 
 def _defaults(model: EngineModel) -> pb.SamplingDefaults:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 
@@ -20,6 +21,7 @@ _COUNTERS = {
     "prefix_hit_tokens": "Known tokens whose KV was found in the prefix cache",
     "preemptions": "Requests put back into the queue because the KV cache was full",
     "discarded_tokens": "Tokens drawn after their request had ended",
+    "adapter_evictions": "LoRA adapters that lost their slots to others",
 }
 # name: (field of the state, meaning)
 _GAUGES = {
@@ -29,6 +31,7 @@ _GAUGES = {
     "kv_blocks_used": ("kv_blocks_used", "KV blocks held by requests"),
     "kv_blocks_cached": ("kv_blocks_cached", "KV blocks that are reusable and evictable"),
     "kv_blocks_capacity": ("kv_blocks_total", "KV blocks there are"),  # Prometheus keeps _total for counters
+    "adapter_waiting": ("adapter_waiting", "Requests whose LoRA adapter is loaded, or waits for a slot"),
 }
 
 
@@ -46,6 +49,12 @@ class EngineTotals(Collector):
             yield CounterMetricFamily(f"ryzanstein_worker_{name}", text, value=getattr(self._counters, name))
         for name, (field, text) in _GAUGES.items():
             yield GaugeMetricFamily(f"ryzanstein_worker_{name}", text, value=getattr(state, field))
+        resident = GaugeMetricFamily(
+            "ryzanstein_worker_adapters", "LoRA adapters in slots and in memory only", labels=["place"]
+        )
+        for place, in_slot in (("slot", True), ("memory", False)):
+            resident.add_metric([place], sum(one.in_slot is in_slot for one in state.adapters))
+        yield resident
         serving = GaugeMetricFamily("ryzanstein_worker_phase", "1 for the phase the worker is in", labels=["phase"])
         for phase in pb.Phase.values()[1:]:
             serving.add_metric([phase_name(phase)], float(phase == state.phase))
@@ -71,6 +80,15 @@ class WorkerMetrics:
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
             registry=self.registry,
         )
+        self._adapter_load = Histogram(
+            "ryzanstein_worker_adapter_load_seconds",
+            "Loads of LoRA adapters into slots, from files or memory, by result",
+            ["source", "result"],
+            buckets=_LATENCY,
+            registry=self.registry,
+        )
+        for source, result in itertools.product(("files", "memory"), ("ok", "refused", "lost")):
+            self._adapter_load.labels(source, result)
         split = Histogram(
             "ryzanstein_worker_step_part_seconds",
             "Where rank 0 spent a step",
@@ -92,6 +110,10 @@ class WorkerMetrics:
         """A request got its first output."""
         self._queue.observe(queue_s)
         self._ttft.observe(total_s)
+
+    def on_adapter_load(self, source: str, result: str, seconds: float) -> None:
+        """An adapter was loaded, or was not."""
+        self._adapter_load.labels(source, result).observe(seconds)
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"ryzanstein_worker_{name}", text, buckets=_LATENCY, registry=self.registry)

@@ -41,7 +41,11 @@ def unchecked(submit: pb.Submit) -> EngineRequest:
 
 
 def _adapter(submit: pb.Submit) -> AdapterRef | None:
-    return AdapterRef(submit.adapter.digest, submit.adapter.source) if submit.HasField("adapter") else None
+    return (
+        AdapterRef(submit.adapter.digest, submit.adapter.source, submit.adapter.name)
+        if submit.HasField("adapter")
+        else None
+    )
 
 
 def to_request(submit: pb.Submit, model: EngineModel, facts: EngineFacts) -> EngineRequest:

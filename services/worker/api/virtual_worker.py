@@ -20,6 +20,7 @@ from services.common.rpc import Health, bind, new_server
 from services.common.settings import ServiceSettings
 from services.common.tasks import end_tasks
 from services.common.tls.credentials import Tls
+from services.worker.api.adapter_pins import follow_pins
 from services.worker.api.card import Identity
 from services.worker.api.gateways import Gateways
 from services.worker.api.readiness import Readiness
@@ -57,9 +58,10 @@ class VirtualWorker:
         await server.start()
         freeze_started()
         redis, address = open_redis(settings.redis, REDIS_TIMEOUT_S), settings.advertised(port)
+        keys = RedisKeys(settings.namespace)
         lease = LeaseKeeper(
             redis,
-            RedisKeys(settings.namespace),
+            keys,
             settings.redis,
             lambda: Lease(identity.worker_id, identity.incarnation, address, identity.model, phase_name(engine.phase)),
         )
@@ -76,6 +78,9 @@ class VirtualWorker:
             asyncio.create_task(_follow_phase(engine, health, lease.written), name="health"),
             asyncio.create_task(lease.run(), name="lease"),
         ]
+        if engine.model.adapter_slots:
+            pins = follow_pins(redis, keys, settings.redis, identity.model, engine.pin_adapters)
+            beside.append(asyncio.create_task(pins, name="pins"))
         try:
             await _first(asyncio.create_task(stop.wait()), running)
             await engine.drain(self.drain_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from services.worker.engine.changes import Changes
 from services.worker.engine.errors import InvalidRequestError
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Finish, Output
-from services.worker.engine.request import EngineRequest
+from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import (
     AdapterFacts,
     EngineCounters,
@@ -127,6 +127,10 @@ class Engine(Protocol):
         """End a request that is alive; its sink gets no more outputs of it."""
         ...
 
+    def pin_adapters(self, refs: Sequence[AdapterRef]) -> None:
+        """Load these adapters, and keep them loaded; those of the last call need not stay any longer."""
+        ...
+
     async def inspect_adapter(self, source: str) -> AdapterFacts:
         """Check that an adapter fits the model. Raises InvalidRequestError, UnsupportedError without room for any."""
         ...
@@ -169,6 +173,10 @@ class StepObserver(Protocol):
 
     def on_first_output(self, queue_s: float, total_s: float) -> None:
         """A request got its first output `total_s` after its submit; `queue_s` of that it waited for admission."""
+        ...
+
+    def on_adapter_load(self, source: str, result: str, seconds: float) -> None:
+        """An adapter was loaded from `files` or `memory`; the result is ok, refused, or lost with the ranks."""
         ...
 
 

@@ -14,6 +14,7 @@ class AdapterRef:
 
     digest: str  # SHA-256 of its configuration and tensors, hex
     source: str  # a folder that this worker can read
+    name: str = ""  # that clients use
 
 
 @dataclass(frozen=True, slots=True, eq=False)

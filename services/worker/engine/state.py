@@ -27,6 +27,11 @@ class EngineState:
     computed_tokens: int = 0  # of prompts and of answers
     kv_bytes_per_token: int = 0  # on all ranks; 0: blocks cannot be transferred
     pull_bytes_per_s: float = 0.0  # bandwidth of pulls from other workers
+    adapters: tuple[pb.ResidentAdapter, ...] = ()  # by digest
+    adapter_read_ms: float = 0.0  # how long a load from files takes; 0: not measured
+    adapter_copy_ms: float = 0.0  # the same from memory
+    adapter_slots_in_use: bool = False  # all of them, by requests
+    adapter_waiting: int = 0  # requests whose adapter is being loaded or waits for a slot
 
 
 @dataclass(slots=True)
@@ -38,6 +43,7 @@ class EngineCounters:
     prefix_hit_tokens: int = 0
     preemptions: int = 0
     discarded_tokens: int = 0  # tokens drawn after the request had ended
+    adapter_evictions: int = 0  # adapters that lost their slots to others
 
 
 PULL_FAILURES = ("mismatch", "gone", "busy", "timeout", "unreachable", "evicted", "corrupt", "ranks_lost", "error")
@@ -63,6 +69,8 @@ class AdapterFacts:
     digest: str
     source: str
     rank: int
+    n_bytes: int = 0  # in a rank's memory, in float32
+    pinned: bool = False  # it is loaded before it is asked for, and keeps its slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,7 @@ class EngineModel:
     resume: str = "exact"  # or approximate: a resumed text may differ from the uninterrupted one
     pulls: bool = True  # KV blocks can be copied to and from other workers
     adapters: tuple[AdapterFacts, ...] = ()  # those of the worker's settings
+    adapter_slots: int = 0  # adapters computed at a time
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.worker.engine.base import StepObserver
 from services.worker.engine.errors import InvalidRequestError, UnsupportedError
 from services.worker.engine.request import AdapterRef
-from services.worker.engine.state import AdapterFacts
+from services.worker.engine.state import AdapterFacts, EngineCounters, EngineState
 from services.worker.model.adapters.served import read_adapter
 from services.worker.model.registry import Description
 from services.worker.model.spec import ModelError
+from services.worker.protocol.adapter_codec import AdapterOrder
+from services.worker.scheduling.adapter_slots import SlotTable, SlotUser
 
 _FIELD = "adapter"
-Load = Callable[[int, str], Awaitable[str]]  # slot and folder -> error, or an empty text
+_NEW = 0.5  # weight of a new measurement of a load
+FILES, MEMORY = "files", "memory"  # where loads read
+
+Load = Callable[[AdapterOrder], Awaitable[str]]  # returns an error, or an empty text
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +39,8 @@ class AdapterSources:
     max_rank: int
     named: tuple[str, ...]  # folders of the settings' adapters
     within: tuple[str, ...]  # folders that hold others
+    cache_bytes: int = 0  # of each rank's memory, for adapters that may lose their slots
+    n_slots: int = 0
 
     async def inspect(self, source: str, name: str = "") -> AdapterFacts:
         """Check an adapter without reading its tensors into memory. Raises InvalidRequestError."""
@@ -35,7 +49,7 @@ class AdapterSources:
             found = await asyncio.to_thread(read_adapter, folder, self.model, self.max_rank)
         except ModelError as error:
             raise InvalidRequestError(_FIELD, str(error)) from error
-        return AdapterFacts(name, found.digest, source, found.rank)
+        return AdapterFacts(name, found.digest, source, found.rank, found.n_bytes)
 
     def _allowed(self, source: str) -> Path:
         """Return the folder of a source, with links and `..` resolved. Raises InvalidRequestError."""
@@ -46,95 +60,207 @@ class AdapterSources:
         raise InvalidRequestError(_FIELD, f"{source}: adapters are loaded from these folders only: {allowed}")
 
 
-@dataclass(slots=True)
-class _Resident:
-    """An adapter in a slot."""
+class _Memory:
+    """The adapters that ranks keep beside their slots, up to a number of bytes; the ranks follow the orders."""
 
-    slot: int
-    loading: asyncio.Task[None]
-    users: int = 0  # requests that run or wait with it
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[str, tuple[str, int]] = OrderedDict()  # names and bytes; the one used last at the end
+        self._forgotten: list[str] = []
+
+    def items(self) -> dict[str, str]:
+        """The names by digest."""
+        return {digest: name for digest, (name, _) in self._kept.items()}
+
+    def used(self, digest: str) -> bool:
+        """Whether the ranks keep an adapter, which is about to be used."""
+        if digest in self._kept:
+            self._kept.move_to_end(digest)
+        return digest in self._kept
+
+    def keep(self, ref: AdapterRef, n_bytes: int) -> bool:
+        """Whether the ranks should keep an adapter that they load, in place of others."""
+        if n_bytes > self._most:
+            return False
+        self._kept[ref.digest] = ref.name, n_bytes
+        while sum(size for _, size in self._kept.values()) > self._most:
+            self._forgotten.append(self._kept.popitem(last=False)[0])
+        return True
+
+    def lost(self, digest: str) -> None:
+        """A load has failed: perhaps not on all ranks."""
+        if self._kept.pop(digest, None):
+            self._forgotten.append(digest)
+
+    def take_forgotten(self) -> tuple[str, ...]:
+        """The digests that ranks should forget with the next order."""
+        found, self._forgotten = tuple(self._forgotten), []
+        return found
 
 
 class AdapterSlots:
-    """The slots of the serving ranks. An adapter keeps its slot while requests use it; then the oldest gives way."""
+    """The slots of the serving ranks, and the adapters in memory beside them."""
 
-    def __init__(self, sources: AdapterSources | None, n_slots: int, load: Load) -> None:
-        self._sources, self._load = sources, load
-        self._free = list(range(n_slots))
-        self._resident: OrderedDict[str, _Resident] = OrderedDict()  # by digest, the one used last at the end
-        self._freed = asyncio.Event()
+    def __init__(
+        self,
+        sources: AdapterSources | None,
+        load: Load,
+        observer: StepObserver,
+        counters: EngineCounters,
+        changed: Callable[[], None],
+    ) -> None:
+        """Calls `changed` when `add_to` has something new."""
+        self._sources, self._load, self._observer = sources, load, observer
+        self._counters, self._announce = counters, changed
+        self._table = SlotTable(sources.n_slots if sources else 0, time.monotonic)
+        self._memory = _Memory(sources.cache_bytes if sources else 0)
+        self._users: dict[str, SlotUser] = {}  # by digest
+        self._coming: dict[SlotUser, asyncio.Task[None]] = {}
+        self._granted: dict[SlotUser, asyncio.Future[None]] = {}
+        self._changed = asyncio.Event()
+        self._load_ms = {FILES: 0.0, MEMORY: 0.0}
+        self._n_waiting = 0
 
-    @property
-    def digests(self) -> Sequence[str]:
-        """The adapters that the ranks hold."""
-        return tuple(digest for digest, found in self._resident.items() if found.loading.done())
+    def add_to(self, state: EngineState) -> EngineState:
+        """Add what routers and metrics should know."""
+        if self._sources is None:
+            return state
+        held = {one.digest: (one.name, True) for one in self._users.values() if one.slot >= 0}
+        held = {digest: (name, False) for digest, name in self._memory.items().items()} | held
+        return replace(
+            state,
+            adapters=tuple(
+                pb.ResidentAdapter(name=name, digest=digest, in_slot=in_slot)
+                for digest, (name, in_slot) in sorted(held.items())
+            ),
+            adapter_read_ms=self._load_ms[FILES],
+            adapter_copy_ms=self._load_ms[MEMORY],
+            adapter_slots_in_use=self._table.in_use,
+            adapter_waiting=self._n_waiting,
+        )
 
-    async def take(self, ref: AdapterRef) -> int:
+    def pin(self, refs: Sequence[AdapterRef]) -> None:
+        """Load these adapters, and never evict them; those that were pinned before may be evicted again.
+
+        One slot stays for others: `refs` beyond that are ignored, with a warning.
+        """
+        if self._sources is None:
+            return
+        pinned = refs[: self._sources.n_slots - 1]
+        for ref in refs[len(pinned) :]:
+            log.warning("adapter %s is not pinned: one of %d slots stays free", ref.name, self._sources.n_slots)
+        self._table.pinned = {ref.digest for ref in pinned}
+        for ref in pinned:
+            if ref.digest not in self._users:
+                self._begin(ref, "")
+        self._place()
+
+    async def take(self, ref: AdapterRef, tenant: str = "") -> int:
         """Return the adapter's slot, for one user more. Loads the adapter if needed; waits while all slots are in use.
 
         Raises InvalidRequestError if it cannot be loaded, or is another one now than the digest says, and
         RanksFailedError.
         """
-        found = self._resident.get(ref.digest)
-        if found is None:
-            found = await self._bring(ref)
-        found.users += 1
+        self._n_waiting += 1
         try:
-            await asyncio.shield(found.loading)
-        except BaseException:
-            found.users -= 1
-            raise
-        if ref.digest in self._resident:
-            self._resident.move_to_end(ref.digest)
-        return found.slot
+            while (user := self._users.get(ref.digest)) is not None and self._table.yields(user):
+                self._changed.clear()
+                await self._changed.wait()
+            user = user or self._begin(ref, tenant)
+            self._table.use(user, tenant)
+            try:
+                await asyncio.shield(self._coming[user])
+            except BaseException:
+                self._end(user)
+                raise
+        finally:
+            self._n_waiting -= 1
+        return user.slot
 
     def give_back(self, digest: str) -> None:
         """End one use."""
-        found = self._resident[digest]
-        found.users -= 1
-        if not found.users:
-            self._freed.set()
+        self._end(self._users[digest])
 
-    async def _bring(self, ref: AdapterRef) -> _Resident:
-        if self._sources is None:
-            raise InvalidRequestError(_FIELD, "this worker has no slots for adapters (RYZANSTEIN_ADAPTER_SOURCES)")
+    def abandon(self) -> None:
+        """End all loads: the ranks are gone."""
+        for task in self._coming.values():
+            task.cancel()
+
+    def _end(self, user: SlotUser) -> None:
+        self._table.unuse(user)
+        self._place()
+
+    def _place(self) -> None:
+        """Give the slots that are free, or may be, to adapters that wait for one."""
+        placed, evicted = self._table.place()
+        self._counters.adapter_evictions += len(evicted)
+        for user in evicted:
+            del self._users[user.digest], self._coming[user]
+        for user in placed:
+            if not self._granted[user].done():
+                self._granted[user].set_result(None)
+        self._changed.set()
+        self._announce()
+
+    def _begin(self, ref: AdapterRef, tenant: str) -> SlotUser:
+        user = self._users[ref.digest] = self._table.add(ref.digest, ref.name, tenant)
+        self._granted[user] = asyncio.get_running_loop().create_future()
+        task = self._coming[user] = asyncio.create_task(self._bring(user, ref), name="adapter")
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # all waiting may have gone
+        return user
+
+    async def _bring(self, user: SlotUser, ref: AdapterRef) -> None:
+        """Load an adapter; every request that waits for it gets the error."""
+        source, result = FILES, "lost"
+        began = time.monotonic()
+        try:
+            if self._sources is None:
+                raise InvalidRequestError(_FIELD, "this worker has no slots for adapters (RYZANSTEIN_ADAPTER_SOURCES)")
+            n_bytes = 0
+            if not self._memory.used(ref.digest):
+                n_bytes = (await self._inspect(ref)).n_bytes
+            self._table.wait(user)
+            self._place()
+            await self._granted[user]
+            began = time.monotonic()
+            source = MEMORY if self._memory.used(ref.digest) else FILES
+            if source == FILES and not n_bytes:  # it was in memory when the request came
+                n_bytes = (await self._inspect(ref)).n_bytes
+            keep = source == FILES and self._memory.keep(ref, n_bytes)
+            folder = ref.source if source == FILES else ""
+            order = AdapterOrder(user.slot, folder, ref.digest, keep, self._memory.take_forgotten())
+            if error := await self._load(order):
+                raise InvalidRequestError(_FIELD, error)
+            if source == FILES:
+                await self._inspect(ref, "changed while it was loaded")
+            user.loaded, result = True, "ok"
+            self._learn(source, (time.monotonic() - began) * 1e3)
+        except InvalidRequestError as error:
+            result = "refused"
+            log.warning("adapter %s is not loaded: %s", ref.name, error)
+            raise
+        finally:
+            del self._granted[user]
+            if not user.loaded:
+                self._memory.lost(ref.digest)
+                self._table.drop(user)
+                del self._users[user.digest], self._coming[user]
+            self._observer.on_adapter_load(source, result, time.monotonic() - began)
+            self._place()
+
+    async def _inspect(
+        self, ref: AdapterRef, what: str = "holds another adapter than the request began with"
+    ) -> AdapterFacts:
+        """Check that the files are those of the digest. Raises InvalidRequestError."""
+        assert self._sources is not None
         facts = await self._sources.inspect(ref.source)
         if facts.digest != ref.digest:
-            raise InvalidRequestError(
-                _FIELD, f"{ref.source}: holds another adapter than the request began with (digest {facts.digest[:12]})"
-            )
-        while ref.digest not in self._resident:
-            if (slot := self._vacate()) is None:
-                self._freed.clear()
-                await self._freed.wait()
-                continue
-            task = asyncio.create_task(self._bring_into(slot, ref), name="adapter")
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # all waiting may have gone
-            self._resident[ref.digest] = _Resident(slot, task)
-        return self._resident[ref.digest]
+            raise InvalidRequestError(_FIELD, f"{ref.source}: {what} (digest {facts.digest[:12]})")
+        return facts
 
-    async def _bring_into(self, slot: int, ref: AdapterRef) -> None:
-        """Load an adapter; every request that waits for it gets the error."""
-        assert self._sources is not None
-        loaded = False
-        try:
-            if error := await self._load(slot, ref.source):
-                raise InvalidRequestError(_FIELD, error)
-            if (await self._sources.inspect(ref.source)).digest != ref.digest:
-                raise InvalidRequestError(_FIELD, f"{ref.source}: changed while it was loaded")
-            loaded = True
-        finally:
-            if not loaded:
-                del self._resident[ref.digest]
-                self._free.append(slot)
-                self._freed.set()
-
-    def _vacate(self) -> int | None:
-        """Return a free slot, perhaps that of the adapter that was used longest ago; None if all are in use."""
-        if self._free:
-            return self._free.pop()
-        idle = next((digest for digest, one in self._resident.items() if not one.users and one.loading.done()), None)
-        return None if idle is None else self._resident.pop(idle).slot
+    def _learn(self, source: str, ms: float) -> None:
+        old = self._load_ms[source]
+        self._load_ms[source] = old + _NEW * (ms - old) if old else ms
 
 
 async def inspect(sources: AdapterSources | None, source: str) -> AdapterFacts:

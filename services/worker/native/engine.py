@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
 from ryzanstein.v1 import worker_pb2 as pb
@@ -64,6 +64,7 @@ class EngineConfig:
     recovery_limit_s: float = 0.0  # longest time of repeated attempts to restart lost ranks; 0: no limit
     tls: Tls | None = None  # of pulls from other workers
     adapters: AdapterSources | None = None  # None: no room for adapters
+    pinned: tuple[AdapterRef, ...] = ()  # adapters of the settings that keep their slots
 
     def facts(self, started: GroupStarted) -> EngineFacts:
         """Facts for observers after the ranks have started."""
@@ -138,6 +139,7 @@ class NativeEngine:
         self._pump: StepPump | None = None  # pump of the serving ranks
         self._store: KvStore | None = None  # KV cache of the serving ranks
         self._adapters: AdapterSlots | None = None  # adapters of the serving ranks
+        self._pinned: Sequence[AdapterRef] = ()  # beside those of the settings
         self._equipping: set[asyncio.Task[None]] = set()
         self._live: dict[EngineRequest, LiveRequest] = {}
 
@@ -157,7 +159,7 @@ class NativeEngine:
             return state
         scheduler, running = pump.scheduler, sum(request.slot >= 0 for request in self._live.values())
         return replace(
-            state,
+            self._adapters.add_to(state) if self._adapters else state,
             running=running,
             waiting=len(self._live) - running,
             queued_prefill_tokens=scheduler.queued_prefill_tokens,
@@ -210,7 +212,10 @@ class NativeEngine:
             self.changes.announce,
         )
         self._store = KvStore(pump, self._ranks, kv_layout(self.model.hash_root, self._config.ranks, started))
-        self._adapters = AdapterSlots(self._config.adapters, self._config.ranks.adapter_slots, self._ranks.load_adapter)
+        self._adapters = AdapterSlots(
+            self._config.adapters, self._ranks.load_adapter, self._steps, self.counters, self.changes.announce
+        )
+        self._adapters.pin((*self._config.pinned, *self._pinned))
         self.facts, self._ranks.on_result = self._config.facts(started), pump.on_result
         self._life.on_started(self.facts)
         self._enter(pb.PHASE_SERVING, "")
@@ -230,6 +235,10 @@ class NativeEngine:
             reason = pump.broken.result() if internal else lost.result()
         finally:
             lost.cancel()
+        if self._adapters is not None:
+            self._adapters.abandon()
+        for task in self._equipping:
+            task.cancel()
         self._ranks.on_result = self._pump = self._store = self._adapters = None
         pump.stop(reason)
         alive, self._live = self._live, {}
@@ -312,7 +321,7 @@ class NativeEngine:
         assert pump is not None
         assert store is not None
         try:
-            slot = await slots.take(ref)
+            slot = await slots.take(ref, request.tenant)
         except InvalidRequestError as error:
             if self._live.get(request) is live:
                 self._forget(request)
@@ -330,6 +339,13 @@ class NativeEngine:
             self._puller.start(store, live, request.pull, self._step_timer.prefill_tokens_per_s)
         else:
             pump.requeue([live])
+
+    def pin_adapters(self, refs: Sequence[AdapterRef]) -> None:
+        """Load these adapters, and keep them in their slots, beside those of the settings."""
+        if refs != self._pinned:
+            self._pinned = refs
+            if self._adapters is not None:
+                self._adapters.pin((*self._config.pinned, *refs))
 
     async def inspect_adapter(self, source: str) -> AdapterFacts:
         """Check that an adapter fits the model. Raises InvalidRequestError, UnsupportedError."""

@@ -14,6 +14,7 @@ from services.common.tls.credentials import Tls
 from services.worker.backends.sizing import host_room
 from services.worker.engine.base import LifeObserver, StepObserver
 from services.worker.engine.errors import InvalidRequestError
+from services.worker.engine.request import AdapterRef
 from services.worker.engine.state import AdapterFacts, EngineModel
 from services.worker.model.loading.sampling import named, override_sampling
 from services.worker.model.registry import describe
@@ -56,30 +57,49 @@ async def open_native(
         tls,
         adapters=await _adapter_sources(settings, folder) if ranks.adapter_slots else None,
     )
+    adapters = await _named_adapters(settings, config.adapters)
     model = replace(
         served_model(files, ranks),
         sampling_defaults=_sampling_defaults(files, settings),
-        adapters=await _named_adapters(settings, config.adapters),
+        adapters=adapters,
+        adapter_slots=ranks.adapter_slots,
     )
+    pinned = tuple(AdapterRef(one.digest, one.source, one.name) for one in adapters if one.pinned)
+    config = replace(config, pinned=pinned)
     return NativeEngine(config, model, make_ranks(ranks), steps, life)
 
 
 async def _adapter_sources(settings: WorkerSettings, folder: Path) -> AdapterSources:
     model = await asyncio.to_thread(describe, folder)
     named, within = tuple(settings.adapters.values()), tuple(settings.adapter_sources)
-    return AdapterSources(model, settings.adapter_max_rank, named, within)
+    cache_bytes = settings.adapter_cache_mb << 20
+    return AdapterSources(model, settings.adapter_max_rank, named, within, cache_bytes, settings.adapter_slots)
 
 
 async def _named_adapters(settings: WorkerSettings, sources: AdapterSources | None) -> tuple[AdapterFacts, ...]:
     """The adapters of the settings. Raises StartupError."""
+    _check_pins(settings)
     found = []
     for name, source in settings.adapters.items():
         assert sources is not None, "settings with adapters have slots"
         try:
-            found.append(await sources.inspect(source, name))
+            facts = await sources.inspect(source, name)
+            found.append(replace(facts, pinned=name in settings.adapter_pins))
         except InvalidRequestError as error:
             raise StartupError(f"RYZANSTEIN_ADAPTERS {name}: {error}") from error
     return tuple(found)
+
+
+def _check_pins(settings: WorkerSettings) -> None:
+    """Raise StartupError for pins that are unknown or too many."""
+    pins = frozenset(settings.adapter_pins)
+    if unknown := pins - settings.adapters.keys():
+        raise StartupError(f"RYZANSTEIN_ADAPTER_PINS {min(unknown)}: not a name in RYZANSTEIN_ADAPTERS")
+    if len(pins) >= settings.adapter_slots:
+        raise StartupError(
+            f"RYZANSTEIN_ADAPTER_PINS: {len(pins)} adapters; at most {settings.adapter_slots - 1} of the "
+            f"{settings.adapter_slots} slots (RYZANSTEIN_ADAPTER_SLOTS), since one stays for others"
+        )
 
 
 def _sampling_defaults(files: ModelFiles, settings: WorkerSettings) -> dict[str, float]:

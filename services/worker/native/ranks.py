@@ -8,6 +8,7 @@ from typing import Protocol
 from services.worker.kv_transfer.store import BlockRanks
 from services.worker.process.failure import RankFailure
 from services.worker.process.rank_group import GroupStarted
+from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.plan import StepPlan, StepResult
 
 
@@ -24,7 +25,7 @@ class Ranks(BlockRanks, Protocol):
         """Send a plan; raises RanksFailedError."""
         ...
 
-    async def load_adapter(self, slot: int, folder: str) -> str:
+    async def load_adapter(self, order: AdapterOrder) -> str:
         """Load an adapter into a slot; returns an error, or an empty text. Raises RanksFailedError."""
         ...
 

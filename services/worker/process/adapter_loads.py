@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.worker.protocol.adapter_codec import AdapterOrder, encode_adapter
 
@@ -30,13 +30,13 @@ class AdapterLoads:
         self._number = 0
         self._lost: Exception | None = None
 
-    async def load(self, slot: int, folder: str) -> str:
+    async def load(self, order: AdapterOrder) -> str:
         """Load an adapter; returns a rank's error, or an empty text. Raises RanksFailedError without ranks."""
         if self._lost is not None:
             raise self._lost
         self._number = (self._number + 1) % _NUMBERS
         load = self._loads[self._number] = _Load(set(range(self._n_ranks)))
-        self._send(encode_adapter(AdapterOrder(self._number, slot, folder)))
+        self._send(encode_adapter(replace(order, number=self._number)))
         return await asyncio.shield(load.done)
 
     def answered(self, rank: int, number: int, error: str) -> None:

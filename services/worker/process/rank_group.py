@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
 from services.worker.process.rank_group_run import RankGroupRun
+from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.event_codec import ModelFacts, RankStarted
 from services.worker.protocol.ledger import MemoryLedger
 from services.worker.protocol.plan import StepPlan, StepResult
@@ -91,12 +92,12 @@ class RankGroup:
         """Write contents that `read_blocks` of an equal group returned. Raises RanksFailedError without ranks."""
         await self._living().copies.write(blocks, contents)
 
-    async def load_adapter(self, slot: int, folder: str) -> str:
-        """Load the adapter in `folder` into a slot of all ranks; returns a rank's error, or an empty text.
+    async def load_adapter(self, order: AdapterOrder) -> str:
+        """Load an adapter into a slot of all ranks; returns a rank's error, or an empty text.
 
         Plans submitted later find it there. Raises RanksFailedError when the ranks are gone.
         """
-        return await self._living().adapters.load(slot, folder)
+        return await self._living().adapters.load(order)
 
     async def results(self) -> AsyncGenerator[StepResult, None]:
         """Yield results in step order until the group fails or is stopped. Yields none when `on_result` is set."""

@@ -10,11 +10,12 @@ from services.worker.backends.collectives import Communicator
 from services.worker.model.adapters.served import read_adapter
 from services.worker.model.build import load_model
 from services.worker.model.footprint import footprint
-from services.worker.model.layers.adapters import AdapterLayers
+from services.worker.model.layers.adapters import AdapterLayers, AdapterTensors
 from services.worker.model.layers.head import load_dense
 from services.worker.model.loading.pooling import read_pooling
 from services.worker.model.loading.vocabulary import read_vocabulary
 from services.worker.model.registry import describe
+from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.event_codec import ModelFacts
 from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.rank.process import LoadedModel, refuse_adapter
@@ -27,8 +28,18 @@ def load(config: RankGroupConfig, comm: Communicator, backend: ModelBackend) -> 
     spec = decoder.spec
     described = cache(partial(describe, path))
 
-    def load_adapter(slot: int, folder: Path) -> None:
-        layers.load(slot, read_adapter(folder, described(), config.adapter_max_rank))
+    kept = dict[str, AdapterTensors]()  # by digest
+
+    def load_adapter(order: AdapterOrder) -> None:
+        for digest in order.forget:
+            kept.pop(digest, None)
+        if not order.folder:
+            layers.put(order.slot, kept[order.digest])
+            return
+        tensors = layers.read(read_adapter(Path(order.folder), described(), config.adapter_max_rank))
+        layers.put(order.slot, tensors)
+        if order.keep:
+            kept[order.digest] = tensors
 
     head = decoder.classifier
     if not head and path.is_dir():

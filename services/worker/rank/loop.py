@@ -7,7 +7,6 @@ the device has work while the host reads, sends and plans. Messages other than p
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 from services.worker.model.spec import ModelError
@@ -44,7 +43,7 @@ class StepLoop:
     """One rank's work from its start to the stop message."""
 
     def __init__(
-        self, link: Link, runner: Runner[Any], copier: BlockCopier, load_adapter: Callable[[int, Path], None]
+        self, link: Link, runner: Runner[Any], copier: BlockCopier, load_adapter: Callable[[AdapterOrder], None]
     ) -> None:
         self._link, self._runner, self._copier, self._load_adapter = link, runner, copier, load_adapter
         self._awaited: Launched | None = None
@@ -92,10 +91,10 @@ class StepLoop:
             self._link.send(encode_result(result))
 
 
-def _try_adapter(order: AdapterOrder, load: Callable[[int, Path], None]) -> str:
+def _try_adapter(order: AdapterOrder, load: Callable[[AdapterOrder], None]) -> str:
     """Load an adapter between two steps; returns why that failed, or an empty text."""
     try:
-        load(order.slot, Path(order.folder))
+        load(order)
     except ModelError as error:
         return str(error)
     return ""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +21,7 @@ from services.worker.model.footprint import Footprint
 from services.worker.model.layers.head import Head
 from services.worker.model.loading.pooling import Pooling
 from services.worker.model.spec import ModelError
+from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.event_codec import ModelFacts, RankStarted, encode_event
 from services.worker.protocol.rank_config import RankGroupConfig
 from services.worker.rank.block_copy import BlockCopier
@@ -43,9 +43,9 @@ from services.worker.sampling.grammar import Vocabulary, no_vocabulary
 _WARM_UP_TOKENS = 64
 
 
-def refuse_adapter(slot: int, folder: Path) -> None:
+def refuse_adapter(order: AdapterOrder) -> None:
     """Raise ModelError: this model has no room for adapters."""
-    raise ModelError(f"{folder}: no slots for adapters")
+    raise ModelError(f"{order.folder}: no slots for adapters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class LoadedModel:
     vocabulary: Vocabulary = no_vocabulary  # for grammars
     head: Head = ()  # layers over pooled states
     embeds: bool = False  # there are no logits
-    load_adapter: Callable[[int, Path], None] = refuse_adapter  # into a slot; raises ModelError
+    load_adapter: Callable[[AdapterOrder], None] = refuse_adapter  # into a slot; raises ModelError
     forget_steps: Callable[[], None] = lambda: None  # frees captured steps, which hold a cache
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,7 +26,7 @@ from services.worker.engine.errors import (
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Finish, Output
 from services.worker.engine.refusals import DRAINING, REFUSALS
-from services.worker.engine.request import EngineRequest
+from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import (
     AdapterFacts,
     EngineCounters,
@@ -186,6 +186,9 @@ class VllmEngine:
         self.phase, self.detail = phase, detail
         log.info("phase %s", phase_name(phase), extra={"detail": detail})
         self.changes.announce()
+
+    def pin_adapters(self, refs: Sequence[AdapterRef]) -> None:
+        """Do nothing: this engine refuses adapters."""
 
     async def inspect_adapter(self, source: str) -> AdapterFacts:
         """Raises UnsupportedError."""

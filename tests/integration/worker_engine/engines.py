@@ -24,6 +24,9 @@ SETTINGS = WorkerSettings(model=str(BUNDLED_MODEL), dtype="float32", kv_tokens=4
 class NoObserver:
     def on_step(self, report: StepReport) -> None: ...
 
+    def on_adapter_load(self, source: str, result: str, seconds: float) -> None:
+        pass
+
     def on_first_output(self, queue_s: float, total_s: float) -> None: ...
 
     def on_started(self, facts: EngineFacts) -> None: ...

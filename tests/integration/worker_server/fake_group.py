@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from services.worker.process.failure import FailureKind, RankFailure, RanksFailedError
 from services.worker.process.rank_group import GroupStarted, RankGroupConfig
+from services.worker.protocol.adapter_codec import AdapterOrder
 from services.worker.protocol.event_codec import ModelFacts, RankStarted
 from services.worker.protocol.ledger import MemoryLedger
 from services.worker.protocol.plan import StepPlan, StepResult
@@ -65,7 +66,7 @@ class FakeGroup:
             self._ranks.kv[block] = array("Q", content).tolist()
         await asyncio.sleep(self.step_s)
 
-    async def load_adapter(self, slot: int, folder: str) -> str:
+    async def load_adapter(self, order: AdapterOrder) -> str:
         return ""
 
     async def wait_lost(self) -> str:

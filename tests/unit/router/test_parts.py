@@ -224,7 +224,7 @@ def test_a_composition_is_read_from_the_environment(monkeypatch: pytest.MonkeyPa
         ('{"picker":', "it should be JSON, but"),
         ('{"filter": []}', "filter: is not known; allowed are name, filters, scorers, picker"),
         ('{"scorers": []}', "scorers: .*at least 1"),
-        ('{"scorers": [{"weight": 1}]}', "scorers.0: needs a type, one of decode_time, load, prefix"),
+        ('{"scorers": [{"weight": 1}]}', "scorers.0: needs a type, one of adapter_load, decode_time, load"),
         ('{"picker": {"type": "x"}}', "picker.type: 'x' is not one of 'lowest_cost', 'rendezvous'"),
         ('{"picker": {"type": "turn", "ms": 1}}', "picker.ms: is not known; allowed are type"),
         ('{"filters": [{"type": "least"}]}', "filters.0.of: Field required"),

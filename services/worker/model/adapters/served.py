@@ -20,6 +20,7 @@ from services.worker.model.spec import ModelError
 ADAPTED = ("q", "k", "v", "o", "gate", "up", "down")  # linear layers, by the last part of their keys
 _EMBEDDINGS = ("embed", "head")
 _PIECE = 1 << 20
+_FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,11 @@ class ServedAdapter:
     digest: str
     rank: int  # the largest
     targets: tuple[Target, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all factors in float32, as a rank without others keeps them."""
+        return sum(_FLOAT * one.factors.rank * (one.factors.n_in + one.n_out) for one in self.targets)
 
 
 def read_adapter(folder: Path, model: Description, max_rank: int) -> ServedAdapter:

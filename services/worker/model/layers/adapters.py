@@ -6,7 +6,7 @@ of A and all of B, and what they add is a summand like the layer's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +20,8 @@ from services.worker.model.adapters.served import ADAPTED, ServedAdapter, Target
 from services.worker.model.loading.checkpoint import stored_rows
 from services.worker.model.shard import Shard
 from services.worker.model.spec import ModelError
+
+AdapterTensors = Mapping[str, tuple[torch.Tensor, torch.Tensor]]  # A and B of each layer, by logical key
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +69,34 @@ class AdapterLayers:
         self._parts.update({part.shard.key: part for part in found})
         return tuple(found)
 
-    @torch.inference_mode()
     def load(self, slot: int, adapter: ServedAdapter) -> None:
         """Put this rank's share of an adapter into a slot. Raises ModelError naming the tensor."""
-        self.clear(slot)
-        file = adapter.folder / TENSORS
+        self.put(slot, self.read(adapter))
+
+    @torch.inference_mode()
+    def read(self, adapter: ServedAdapter) -> AdapterTensors:
+        """Return this rank's share of an adapter, in float32. Raises ModelError naming the tensor."""
+        file, found = adapter.folder / TENSORS, dict[str, tuple[torch.Tensor, torch.Tensor]]()
         try:
             with safe_open(file, framework="pt") as stored:
                 for target in adapter.targets:
-                    part = self._parts[target.key]
-                    a = stored.get_slice(target.factors.a)[:, part.shard.cols.start : part.shard.cols.stop]
-                    b = _rows(stored.get_slice(target.factors.b), target, part.shard).float() * target.factors.scale
+                    shard = self._parts[target.key].shard
+                    a = stored.get_slice(target.factors.a)[:, shard.cols.start : shard.cols.stop]
+                    a = a.to(torch.float32, copy=True)  # it must not change with the file
+                    b = _rows(stored.get_slice(target.factors.b), target, shard).float() * target.factors.scale
                     if not (a.isfinite().all() and b.isfinite().all()):
                         raise ModelError(f"{file}: {target.factors.a}: not all numbers are finite")
-                    part.low_rank.put(slot, a, b)
+                    found[target.key] = a, b
         except (OSError, SafetensorError) as error:
-            self.clear(slot)
             raise ModelError(f"{file}: {error}") from error
-        except ModelError:
-            self.clear(slot)
-            raise
+        return found
+
+    @torch.inference_mode()
+    def put(self, slot: int, tensors: AdapterTensors) -> None:
+        """Put an adapter into a slot, in place of another one."""
+        self.clear(slot)
+        for key, (a, b) in tensors.items():
+            self._parts[key].low_rank.put(slot, a, b)
 
     @torch.inference_mode()
     def clear(self, slot: int) -> None:

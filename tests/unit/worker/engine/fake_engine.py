@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from ryzanstein.v1 import worker_pb2 as pb
@@ -22,7 +22,7 @@ from services.worker.engine.errors import (
 )
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.output import Finish, Output, Prefill, TokenLogprobs
-from services.worker.engine.request import EngineRequest
+from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import (
     AdapterFacts,
     EngineCounters,
@@ -110,6 +110,9 @@ class FakeEngine:
 
     def cancel(self, request: EngineRequest) -> None:
         self._live.pop(request, None)
+
+    def pin_adapters(self, refs: Sequence[AdapterRef]) -> None:
+        """There is no room for any."""
 
     async def inspect_adapter(self, source: str) -> AdapterFacts:
         raise UnsupportedError("no adapters here")

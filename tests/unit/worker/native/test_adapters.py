@@ -1,0 +1,88 @@
+"""Adapters that lose their slots stay in memory up to a bound, and what failed is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ryzanstein.v1 import worker_pb2 as pb
+
+from services.worker.engine.base import StepObserver
+from services.worker.engine.errors import InvalidRequestError
+from services.worker.engine.request import AdapterRef
+from services.worker.engine.state import AdapterFacts, EngineCounters, EngineState
+from services.worker.native.adapters import AdapterSlots, AdapterSources
+from services.worker.protocol.adapter_codec import AdapterOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Sources(AdapterSources):
+    """Every folder holds an adapter of ten bytes, whose digest is the folder's name."""
+
+    async def inspect(self, source: str, name: str = "") -> AdapterFacts:
+        if "broken" in source:
+            raise InvalidRequestError("adapter", "broken")
+        return AdapterFacts(name, Path(source).name, source, 8, n_bytes=10)
+
+
+@dataclass
+class Ranks:
+    """Keeps adapters as ranks do, and counts loads by where they read and how they end."""
+
+    error: str = ""
+    kept: set[str] = field(default_factory=set)
+    loads: list[tuple[str, str, str]] = field(default_factory=list)
+    loading: str = ""
+
+    async def load(self, order: AdapterOrder) -> str:
+        self.loading = order.digest
+        self.kept -= set(order.forget)
+        await asyncio.sleep(0)
+        if self.error:
+            return self.error
+        assert order.folder or order.digest in self.kept
+        self.kept |= {order.digest} if order.keep else set()
+        return ""
+
+    def on_adapter_load(self, source: str, result: str, seconds: float) -> None:
+        self.loads.append((self.loading, source, result))
+
+
+async def test_an_adapter_that_lost_its_slot_comes_from_memory() -> None:
+    ranks, counters, changes = Ranks(), EngineCounters(), []
+    sources: Any = Sources(None, 64, (), (), cache_bytes=35, n_slots=2)  # type: ignore[arg-type]
+    observer: StepObserver = ranks  # type: ignore[assignment]
+    slots = AdapterSlots(sources, ranks.load, observer, counters, lambda: changes.append(1))
+
+    async def use(name: str) -> int:
+        slot = await slots.take(AdapterRef(name, f"/{name}", name))
+        slots.give_back(name)
+        return slot
+
+    assert [await use(name) for name in ("a", "b", "a")] == [1, 0, 1]
+    assert await use("c") == 0
+    assert await use("b") == 1
+    assert ranks.loads == [("a", "files", "ok"), ("b", "files", "ok"), ("c", "files", "ok"), ("b", "memory", "ok")]
+    await use("d")
+    assert ranks.kept == {"b", "c", "d"}, "35 bytes hold three; a was used longest ago"
+    found = slots.add_to(EngineState(pb.PHASE_SERVING, "")).adapters
+    assert [(one.name, one.in_slot) for one in found] == [("b", True), ("c", False), ("d", True)]
+    assert counters.adapter_evictions == 3
+    assert changes
+    slots.pin([AdapterRef("a", "/a", "a"), AdapterRef("b", "/b", "b")])  # two of two slots: one stays for others
+    for name in ("c", "d", "e"):
+        await use(name)
+    in_slots = {one.name for one in slots.add_to(EngineState(pb.PHASE_SERVING, "")).adapters if one.in_slot}
+    assert in_slots == {"a", "e"}
+
+    ranks.error = "disk is gone"
+    waiting = [asyncio.create_task(use("f")) for _ in range(2)]
+    assert [str(error) for error in await asyncio.gather(*waiting, return_exceptions=True)] == ["disk is gone"] * 2
+    with pytest.raises(InvalidRequestError, match="broken"):
+        await use("broken")
+    ranks.error = ""
+    assert await use("f") >= 0
+    assert [result for _, _, result in ranks.loads[-3:]] == ["refused", "refused", "ok"]

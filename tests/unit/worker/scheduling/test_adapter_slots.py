@@ -1,0 +1,134 @@
+"""Slots of adapters: who gets one, who gives way, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.worker.scheduling.adapter_slots import PATIENCE_S, PROTECTED_S, SlotTable, SlotUser
+
+
+@dataclass
+class Bench:
+    """Slots under a clock that tests move."""
+
+    n_slots: int = 4
+    now: float = 100.0
+    table: SlotTable = field(init=False)
+    users: dict[str, SlotUser] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.table = SlotTable(self.n_slots, lambda: self.now)
+
+    def want(self, digest: str, tenant: str = "") -> bool:
+        """Begin to use an adapter; returns whether it has a slot."""
+        self.now += 0.01
+        if digest not in self.users:
+            self.users[digest] = self.table.add(digest, digest, tenant)
+            self.table.wait(self.users[digest])
+        self.table.use(self.users[digest], tenant)
+        self.settle()
+        return self.users[digest].slot >= 0
+
+    def end(self, digest: str) -> None:
+        self.now += 0.01
+        self.table.unuse(self.users[digest])
+        self.settle()
+
+    def settle(self) -> None:
+        placed, evicted = self.table.place()
+        for user in placed:
+            user.loaded = True
+        for user in evicted:
+            del self.users[user.digest]
+
+    def placed(self) -> set[str]:
+        slots = [user.slot for user in self.users.values() if user.slot >= 0]
+        assert len(slots) == len(set(slots))
+        return {digest for digest, user in self.users.items() if user.slot >= 0}
+
+
+def test_the_adapter_used_longest_ago_gives_way_but_none_in_use_and_none_pinned() -> None:
+    bench = Bench()
+    bench.table.pinned = {"a"}
+    for digest in "abcd":
+        assert bench.want(digest)
+    for digest in "acd":
+        bench.end(digest)
+    bench.want("c")
+    bench.end("c")
+    assert bench.want("e")
+    assert bench.placed() == {"a", "b", "c", "e"}
+    assert bench.want("f")
+    assert bench.placed() == {"a", "b", "e", "f"}
+    assert not bench.want("g")
+    assert not bench.table.in_use, "the pinned one is idle"
+    bench.table.pinned = frozenset()
+    bench.settle()
+    assert bench.placed() == {"b", "e", "f", "g"}
+    assert bench.table.in_use
+
+
+def test_a_tenant_replaces_no_more_than_its_share_of_others_adapters() -> None:
+    bench = Bench()
+    for digest in ("ours 1", "ours 2"):
+        bench.want(digest, "we")
+        bench.end(digest)
+    for number in range(20):
+        assert bench.want(f"theirs {number}", "they")
+        bench.end(f"theirs {number}")
+    assert bench.placed() == {"ours 1", "ours 2", "theirs 18", "theirs 19"}
+    bench.now += PROTECTED_S
+    bench.want("theirs 20", "they")
+    bench.end("theirs 20")
+    assert bench.placed() == {"ours 2", "theirs 18", "theirs 19", "theirs 20"}, "slots that nobody uses are lent"
+    bench.want("ours 1", "we")
+    assert bench.placed() == {"ours 1", "ours 2", "theirs 19", "theirs 20"}, "and taken back"
+
+
+def test_a_tenant_with_few_slots_is_first_when_one_becomes_free() -> None:
+    bench = Bench()
+    for digest in "abcd":
+        bench.want(digest, "they")
+    assert not bench.want("e", "they")
+    assert not bench.want("f", "we")
+    bench.end("a")
+    assert "f" in bench.placed()
+    bench.end("b")
+    assert "e" in bench.placed()
+
+
+def test_an_adapter_whose_requests_overlap_for_ever_yields_after_a_while() -> None:
+    bench = Bench(n_slots=2)
+    bench.want("a")
+    bench.want("b")
+    bench.want("a")
+    assert not bench.want("c")
+    assert not any(bench.table.yields(bench.users[digest]) for digest in "ab")
+    bench.now += 1.1 * PATIENCE_S
+    assert bench.table.yields(bench.users["b"])
+    assert not bench.table.yields(bench.users["a"])
+    bench.end("b")
+    assert bench.placed() == {"a", "c"}
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("xyz"), st.booleans()), max_size=60), st.data())
+def test_whatever_happens_slots_are_held_once_and_everybody_gets_one(
+    events: list[tuple[str, str, bool]], data: st.DataObject
+) -> None:
+    bench = Bench(n_slots=3)
+    bench.table.pinned = {"a"}
+    for digest, tenant, ends in events:
+        user = bench.users.get(digest)
+        if ends and user is not None and user.users and user.slot >= 0:
+            bench.end(digest)
+        else:
+            bench.want(digest, tenant)
+        assert len(bench.placed()) <= 3
+    while any(user.users for user in bench.users.values()):
+        busy = [digest for digest, user in bench.users.items() if user.users and user.slot >= 0]
+        assert busy, "somebody waits although no slot is in use"
+        bench.end(data.draw(st.sampled_from(busy)))
+        bench.now += PROTECTED_S
