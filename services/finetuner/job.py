@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 from services.common.fine_tuning.records import Checkpoint, Event, JobError, Order, Status
 from services.common.fine_tuning.store import Claim, JobStore, new_event, new_id
+from services.common.lifeline import PARENT_VARIABLE
 from services.common.redis_client import Argument
 from services.common.tasks import end_tasks
 from services.finetuner.base import BaseError, base_folder
@@ -120,7 +122,11 @@ class JobRun:
         command = (sys.executable, "-m", "services.finetuner.training", str(folder), str(base), *map(str, limits))
         with (folder / "training.log").open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=errors
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
             )
         assert process.stdout is not None
         hearing = asyncio.create_task(self._hear(process.stdout))

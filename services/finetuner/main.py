@@ -22,6 +22,7 @@ from services.common.lifecycle import StartupError, run_service
 from services.common.metrics import new_registry, serve_metrics
 from services.common.redis_client import open_redis
 from services.common.tasks import end_tasks
+from services.finetuner.folders import keep_tidy
 from services.finetuner.job import JobRun
 from services.finetuner.settings import FinetunerSettings
 
@@ -59,9 +60,11 @@ async def serve(settings: FinetunerSettings, stop: asyncio.Event) -> None:
             async with asyncio.TaskGroup() as group:
                 appearing = group.create_task(_appear(store, settings, owner))
                 working = group.create_task(_work(store, settings, owner, stop))
+                keep_s = settings.finetuner_keep_days * 24 * 3600
+                tidying = group.create_task(keep_tidy(Path(settings.finetuner_folder) / "jobs", store, keep_s))
                 await stop.wait()
                 await asyncio.wait([working], timeout=settings.finetuner_lease_s)  # it gives its job back
-                await end_tasks([appearing, working])
+                await end_tasks([appearing, working, tidying])
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TIMEOUT_S):
                     await store.leave(owner)
@@ -90,6 +93,10 @@ async def _work(store: JobStore, settings: FinetunerSettings, owner: str, stop: 
             await JobRun(claim, store, settings, stop).run()
         except LostClaimError:
             log.info("%s: cancelled, or taken over", claim.member)
+        except Exception as error:  # a bug
+            log.exception("%s: given up for now", claim.member)
+            with contextlib.suppress(LostClaimError):
+                await store.fault(claim, error, settings.finetuner_lease_s)
 
 
 def main() -> None:

@@ -26,6 +26,12 @@ class FinetunerSettings(ServiceSettings):
     finetuner_attempts: int = Field(
         default=3, ge=1, description="How often training that ends without progress is started before the job fails"
     )
+    finetuner_keep_days: float = Field(
+        default=30.0,
+        gt=0,
+        description="How long the folder of a job is kept after its end if no adapter in it is served; its training "
+        "data is removed within minutes",
+    )
     finetuner_max_tokens: int = Field(default=2048, ge=16, description="Longest example, and most tokens at once")
     finetuner_threads: int = Field(default=0, ge=0, description="Threads that compute; 0: one for each usable core")
     finetuner_nice: int = Field(

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import redis.asyncio as redis
 
+from services.common.adapters import read_registered
 from services.common.fine_tuning import scripts
 from services.common.fine_tuning.records import Checkpoint, Event, JobError, Order, Presence, Result, Stage, Status
 from services.common.keys import RedisKeys
@@ -19,6 +20,7 @@ from services.common.redis_client import Argument
 T = TypeVar("T")
 _MOST_OPEN = 20  # per tenant
 _MOST_KEPT = 1000  # per tenant
+_MOST_FAULTS = 3  # errors in our own code, before a job fails
 _PRESENCE_S = 30  # a fine-tuner that has said nothing for so long is no longer there
 
 
@@ -178,6 +180,25 @@ class JobStore:
         """End a job. Raises LostClaimError."""
         await self.report(claim, -1, events, fields={"status": status, "finished_at": int(time.time()), **fields})
 
+    async def fault(self, claim: Claim, error: Exception, lease_s: float) -> None:
+        """Count an error in our own code: the job is tried again after the lease, and fails with the third one.
+
+        Raises LostClaimError.
+        """
+        job = await self.load(claim.member)
+        faults = 1 + (job.numbers.get("faults", 0) if job else 0)
+        message = f"Internal error in the stage `{claim.stage}`: {type(error).__name__}: {error}"
+        if faults < _MOST_FAULTS:
+            await self.report(claim, lease_s, [new_event(message, "warn")], fields={"faults": faults})
+            return
+        failure = JobError(code="internal_error", message=f"{message} ({faults} times)")
+        await self.end(claim, "failed", [new_event(failure.message, "error")], {"error": failure.model_dump_json()})
+
+    async def served_folders(self) -> frozenset[str]:
+        """The folders of all adapters that were loaded while the installation ran."""
+        found: Any = await self._run(lambda: self._client.hgetall(self._keys.adapters))
+        return frozenset(adapter.source for adapter in read_registered(found).values())
+
     async def appear(self, owner: str, presence: Presence) -> None:
         """Say that a fine-tuner is there; to be said again every few seconds."""
         text = presence.model_copy(update={"seen_at": await self._now()}).model_dump_json()
@@ -209,7 +230,7 @@ class JobStore:
 
 
 def _job_of(fields: Mapping[str, bytes]) -> Job:
-    names = ("started_at", "finished_at", "estimated_finish", "trained_tokens", "step", "steps")
+    names = ("started_at", "finished_at", "estimated_finish", "trained_tokens", "step", "steps", "faults")
     metrics = {name: float(fields[name]) for name in ("train_loss", "valid_loss", "served_loss") if name in fields}
     return Job(
         order=Order.model_validate_json(fields["order"]),

@@ -2,51 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
-from pathlib import Path
 
-import torch
-from transformers import AutoTokenizer
-
-from services.common.cores import usable_cores
-from services.common.fine_tuning.records import Order
-from services.finetuner.training.checkpoints import Checkpoints
-from services.finetuner.training.examples import TokenizedExample, Tokenizer
-from services.finetuner.training.model import load_model
-from services.finetuner.training.run import Limits, Training
-from services.finetuner.training.words import REFUSED, RefusedError, Voice
-
-
-def main() -> int:
-    """Run the command line; returns the exit status."""
-    folder, base, checkpoint_s, max_tokens, threads, nice = sys.argv[1:]
-    voice, stop = Voice(), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    os.nice(int(nice))
-    torch.set_num_threads(int(threads) or usable_cores())
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        training = _open(Path(folder), Path(base), Limits(device, float(checkpoint_s), int(max_tokens)), voice)
-    except RefusedError as error:
-        voice.say("refused", message=str(error))
-        return REFUSED
-    training.run(stop)
-    return 0
-
-
-def _open(folder: Path, base: Path, limits: Limits, voice: Voice) -> Training:
-    order = Order.model_validate_json((folder / "job.json").read_text())
-    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(base, local_files_only=True), limits.max_tokens)
-    train, valid = tokenizer.read(folder / "training.jsonl"), list[TokenizedExample]()
-    if order.validation_file:
-        valid = tokenizer.read(folder / "validation.jsonl")
-    last = Checkpoints(folder).last()
-    resumed = last.folder if last else None
-    return Training(order, folder, load_model(base, order, limits.device, resumed), train, valid, limits, voice)
-
+from services.common.lifeline import die_with_parent
 
 if __name__ == "__main__":
+    die_with_parent()  # a fine-tuner that takes the job over must not find it trained by two
+    from services.finetuner.training.process import main  # torch only after that
+
     sys.exit(main())

@@ -57,8 +57,10 @@ class FineTuningRunner:
             log.info("fine-tuning job %s: cancelled, or taken over", claim.member)
         except RedisAwayError:
             log.debug("fine-tuning job %s: Redis is away", claim.member)  # claimed again after the lease
-        except Exception:  # a bug: the job is claimed again after the lease
+        except Exception as error:  # a bug
             log.exception("fine-tuning job %s: given up for now", claim.member)
+            with contextlib.suppress(RedisAwayError, LostClaimError):
+                await self._store.fault(claim, error, _LEASE_S)
         finally:
             await end_tasks([keeping])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 
-from services.worker.ipc.lifeline import die_with_parent
+from services.common.lifeline import die_with_parent
 from services.worker.model.loading.hub import Download, HubSettings, resolve_model
 from services.worker.model.spec import ModelError
 

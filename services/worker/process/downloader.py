@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from services.worker.ipc.lifeline import PARENT_VARIABLE
+from services.common.lifeline import PARENT_VARIABLE
 from services.worker.model.loading.hub import Download
 from services.worker.model.spec import ModelError
 

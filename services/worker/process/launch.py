@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from services.worker.ipc.lifeline import PARENT_VARIABLE, die_with_parent
+from services.common.lifeline import PARENT_VARIABLE, die_with_parent
 
 
 def main() -> None:

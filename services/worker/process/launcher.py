@@ -8,7 +8,7 @@ import signal
 import sys
 
 from services.common.cores import usable_cores
-from services.worker.ipc.lifeline import PARENT_VARIABLE
+from services.common.lifeline import PARENT_VARIABLE
 from services.worker.process.output import RankOutput
 from services.worker.protocol.rank_config import SETTINGS_VARIABLE, RankSettings
 

@@ -8,8 +8,8 @@ import os
 import time
 import traceback
 
+from services.common.lifeline import die_with_parent
 from services.common.logs import configure_logging
-from services.worker.ipc.lifeline import die_with_parent
 from services.worker.protocol.event_codec import RankError, encode_event
 from services.worker.protocol.rank_config import SETTINGS_VARIABLE, RankSettings
 from services.worker.rank.link import ServerGoneError, ServerLink

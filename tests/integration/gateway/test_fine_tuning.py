@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,15 @@ import openai
 import pytest
 from openai.types.fine_tuning import FineTuningJob
 
-from services.common.fine_tuning.records import Presence
-from services.common.fine_tuning.store import Claim, JobStore, LostClaimError, new_event
+from services.common.adapters import RegisteredAdapter
+from services.common.fine_tuning.records import Order, Presence, Result
+from services.common.fine_tuning.store import Claim, Job, JobStore, LostClaimError, new_event
 from services.common.keys import RedisKeys
+from services.common.lifeline import PARENT_VARIABLE
 from services.common.redis_client import RedisAccess, open_redis
+from services.finetuner.folders import sweep
 from services.finetuner.main import patiently
+from services.gateway.fine_tuning.publishing import Publisher
 from tests.integration.gateway.gateways import Stack
 from tests.integration.gateway.redis_server import RedisServer, running_redis
 from tests.integration.gateway.test_batches import gateway
@@ -121,3 +128,75 @@ async def test_all_gateways_see_a_job_and_its_owner_hears_what_users_ask_for(ser
         with pytest.raises(LostClaimError):
             await store.report(again, 10.0)
         assert (await jobs.retrieve(first)).status == "cancelled"
+
+
+async def test_a_bug_with_a_job_ends_it_after_three_times(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a gateway that serves the result; the fine-tuner counts its own in the same way."""
+    served = []
+
+    async def serve(self: Publisher, job: Job, result: Result) -> None:
+        served.append(job.order.id)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Publisher, "serve", serve)
+    monkeypatch.setattr("services.gateway.fine_tuning.runner._LEASE_S", 0.1)
+    async with gateway(server) as stack:
+        store = finetuner(server)
+        await store.appear("tuner", Presence(models=[MODEL], quantizations=["none"]))
+        training = await file(stack, *[LINE] * 10)
+        job = await stack.client.fine_tuning.jobs.create(model=MODEL, training_file=training)
+        await until(stack, job.id, "queued")
+        result = Result(folder="/adapter", train_loss=1.0, valid_loss=None, examples=[]).model_dump_json()
+        await store.report(await claimed(store), 0, fields={"stage": "publish", "result": result})
+        failed = await until(stack, job.id, "failed")
+        assert failed.error is not None
+        assert failed.error.code == "internal_error"
+        assert failed.error.message == "Internal error in the stage `publish`: RuntimeError: a bug (3 times)"
+        assert served == [job.id] * 3
+
+
+async def test_what_jobs_leave_is_removed_but_no_adapter_that_is_served(server: RedisServer, tmp_path: Path) -> None:
+    store, client = finetuner(server), open_redis(RedisAccess(server.url), 5.0)
+    order = Order(
+        id="", tenant="", model=MODEL, training_file="file-a", validation_file=None, suffix=None, seed=1, n_epochs=1,
+        batch_size=1, learning_rate_multiplier=1.0, lora_rank=8, quantization="none", metadata=None, credential="",
+        created_at=1,
+    )  # fmt: skip
+    for name in ("running", "failed", "forgotten", "served", "recent"):
+        named = order.model_copy(update={"id": f"ftjob-{name}"})
+        folder = tmp_path / named.id
+        (folder / "adapter").mkdir(parents=True)
+        (folder / "job.json").write_text(named.model_dump_json())
+        (folder / "training.jsonl").write_text("{}")
+        if name in ("running", "failed"):
+            await store.create(named)
+            claim = await store.claim("tuner", 10.0, ["check"])
+            assert claim is not None
+            if name == "failed":
+                await store.end(claim, "failed", [], {})
+        if name != "recent":
+            for path in folder.iterdir():
+                os.utime(path, (1, 1))
+    source = str(tmp_path / "ftjob-served" / "adapter")
+    adapter = RegisteredAdapter("ft", MODEL, "digest", source)
+    await client.hset(RedisKeys("default").adapters, adapter.name, adapter.to_json())
+    await sweep(tmp_path, store, 3600.0)
+    assert _below(tmp_path) == {
+        "ftjob-running": {"job.json", "training.jsonl", "adapter"},
+        "ftjob-served": {"job.json", "adapter"},
+        "ftjob-recent": {"job.json", "adapter"},
+    }
+    await client.aclose()
+
+
+def _below(folder: Path) -> dict[str, set[str]]:
+    return {path.name: {below.name for below in path.iterdir()} for path in folder.iterdir()}
+
+
+def test_training_whose_fine_tuner_has_died_does_not_begin(tmp_path: Path) -> None:
+    """The kernel ends it later on; what it can't see is a death before training has asked for that."""
+    command = [sys.executable, "-m", "services.finetuner.training", str(tmp_path), "base", "1", "16", "1", "0"]
+    environment = {**os.environ, PARENT_VARIABLE: "1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "the parent died before this process was ready" in ended.stderr
