@@ -22,8 +22,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
+from services.cli.stack.default_model import TINY_MODEL
 from services.gateway.http.playground import PLAYGROUND
 from services.gateway.tenants.keys import digest_of
+from tests.adapters import write_adapter
 from tests.e2e.page import Page
 from tests.stack import RunningStack, running_stack
 
@@ -101,8 +103,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
         tenants = [{"key_sha256": digest_of(KEY), "name": "us"}]
         environment.setenv("RYZANSTEIN_TENANCY", "true")
         environment.setenv("RYZANSTEIN_API_KEYS", json.dumps(tenants))
-        folder = tmp_path_factory.mktemp("run")
-        with running_stack(folder, "--workers", "2", "--tensor-parallel", "1") as running:
+        folder, adapter = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("adapter")
+        write_adapter(TINY_MODEL, adapter, {"q_proj": 4, "v_proj": 4, "o_proj": 4, "up_proj": 4})
+        options = ("--workers", "2", "--tensor-parallel", "1", "--adapter", f"a-pirate={adapter}")
+        with running_stack(folder, *options) as running:
             yield running
 
 
@@ -172,6 +176,16 @@ def test_a_chat_streams_and_says_how_fast(page: Page) -> None:
     page.find("#new").click()
     assert page.ask("What does os.path.join do?") == first
     assert page.ask("And os.path.split?") != first  # the conversation so far is part of the prompt
+
+
+def test_an_adapter_is_a_model_to_choose_after_all_bases(page: Page) -> None:
+    page.set("max_tokens", 20)
+    page.set("temperature", 0)
+    of_base, models = page.ask("Where is it?"), Select(page.find("#model"))
+    assert [option.text for option in models.options] == [TINY_MODEL.name, f"a-pirate (adapter of {TINY_MODEL.name})"]
+    models.select_by_value("a-pirate")
+    page.find("#new").click()
+    assert page.ask("Where is it?") != of_base
 
 
 def test_a_schema_gives_json_that_follows_it(page: Page) -> None:

@@ -154,6 +154,20 @@ document.addEventListener("keydown", (event) => {
 
 // --- settings -------------------------------------------------------------------------------------------------------
 
+// An adapter is a model that stands after all bases, with the name of its own.
+function modelOptions(models) {
+  const bases = models.filter(({ parent }) => !parent);
+  const adapters = models.filter(({ parent }) => parent);
+  return [
+    ...bases.map(({ id }) => element("option", "", id)),
+    ...adapters.map(({ id, parent }) => {
+      const option = element("option", "", `${id} (adapter of ${parent})`);
+      option.value = id;
+      return option;
+    }),
+  ];
+}
+
 async function loadModels() {
   const select = $("model");
   const chosen = select.value;
@@ -161,7 +175,7 @@ async function loadModels() {
   try {
     const models = await listModels(key);
     if (key !== $("key").value) return; // it was asked again meanwhile
-    select.replaceChildren(...models.map(({ id }) => element("option", "", id)));
+    select.replaceChildren(...modelOptions(models));
     if (models.some(({ id }) => id === chosen)) select.value = chosen;
     select.title = models.length ? "" : "No model is served yet";
     $("model-error")?.remove();

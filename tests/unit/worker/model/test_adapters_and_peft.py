@@ -1,0 +1,103 @@
+"""Adapters against PEFT itself: on bases whose weights are rounded to integers, and merged into their base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from peft import PeftModel
+from safetensors.torch import load_file
+
+from services.worker.backends.base import ModelBackend
+from services.worker.backends.collectives import Communicator, SingleRank
+from services.worker.backends.opening import open_backend
+from services.worker.backends.torch.backend import TorchBackend
+from services.worker.backends.weights import Rounded
+from services.worker.cpu import has_vectors
+from services.worker.merger.run import merge
+from services.worker.model.adapters.served import read_adapter
+from services.worker.model.build import load_model
+from services.worker.model.layers.adapters import AdapterLayers
+from services.worker.model.registry import describe
+from services.worker.protocol.rank_config import Quantization
+from tests.adapters import write_adapter
+from tests.unit.worker.model.harness import CPU, run_ranks
+from tests.unit.worker.model.test_adapters import LINEAR, AdaptedEngine
+from tests.unit.worker.model.zoo import prompt, write_checkpoint
+
+VOCABULARY = 203
+IDS = prompt(23, VOCABULARY, 1)
+GROUP = 32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base in `base`, and in `adapter` an adapter of all its linear layers."""
+    path = tmp_path_factory.mktemp("peft")
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+    write_checkpoint(config, path / "base").float().save_pretrained(path / "base")
+    write_adapter(path / "base", path / "adapter", dict.fromkeys(LINEAR, 8), size=0.2, target_modules=list(LINEAR))
+    return path
+
+
+def with_peft(base: transformers.PreTrainedModel, folder: Path) -> PeftModel:
+    return PeftModel.from_pretrained(base, str(folder / "adapter")).eval()
+
+
+def rounded(base: transformers.PreTrainedModel, bits: int) -> None:
+    """Replace the weights by the numbers that their codes stand for; tables and heads have 8 bits."""
+    for name, weight in base.named_parameters():
+        if weight.dim() == 2:
+            here = bits if ".layers." in name else 8
+            codes = Rounded(weight.detach(), 0, weight.shape[1], here, GROUP)  # type: ignore[arg-type]
+            weight.data = codes.rows(0, len(weight)).float()
+
+
+def logits(folder: Path, comm: Communicator, backend: ModelBackend, quantization: Quantization) -> torch.Tensor:
+    model = load_model(folder / "base", comm, backend, quantization=quantization, adapters=AdapterLayers(1, 8))
+    model.adapters.load(0, read_adapter(folder / "adapter", describe(folder / "base"), 8))
+    return model.logits(AdaptedEngine(model, comm, 0).run(IDS, [5])).float()
+
+
+@pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("int4", 4)])
+def test_on_rounded_weights_an_adapter_computes_what_peft_does_on_their_numbers(
+    folder: Path, quantization: Quantization, bits: int
+) -> None:
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
+    rounded(base, bits)
+    with torch.no_grad():
+        plain = base(torch.tensor([IDS])).logits[0]
+        expected = with_peft(base, folder)(torch.tensor([IDS])).logits[0]
+
+    def exact(comm: Communicator) -> torch.Tensor:
+        torch.set_num_threads(1)
+        return logits(folder, comm, TorchBackend(torch.float32, CPU), quantization)
+
+    for found in (exact(SingleRank()), torch.cat(run_ranks(2, exact), dim=-1)):
+        assert (found[:, :VOCABULARY] - expected).abs().max() <= 1e-4
+    change = (plain - expected).abs().mean()
+    if has_vectors():  # our kernels round activations, too
+        found = logits(folder, SingleRank(), open_backend(torch.bfloat16, CPU), quantization)
+        assert (found[:, :VOCABULARY] - expected).abs().mean() < 0.1 * change
+
+
+def test_a_merged_checkpoint_is_what_peft_merges(folder: Path, tmp_path: Path) -> None:
+    load: Callable[[Path], transformers.PreTrainedModel] = transformers.AutoModelForCausalLM.from_pretrained
+    expected = with_peft(load(folder / "base"), folder).merge_and_unload().state_dict()  # type: ignore[operator]
+    merge(folder / "base", folder / "adapter", tmp_path / "merged", lambda done, of: None)
+    found, before = load_file(tmp_path / "merged" / "model.safetensors"), load_file(folder / "base/model.safetensors")
+    assert found.keys() == before.keys()
+    changed = {name for name, tensor in found.items() if not torch.equal(tensor, before[name])}
+    assert len(changed) == 2 * len(LINEAR)
+    for name, tensor in found.items():
+        assert torch.allclose(tensor, expected[name], atol=1e-6, rtol=1e-5), name
