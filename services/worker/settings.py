@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from services.common.settings import ServiceSettings
+from services.common.settings import CommaList, ServiceSettings
 
 
 class WorkerSettings(ServiceSettings):
@@ -68,16 +68,16 @@ class WorkerSettings(ServiceSettings):
     adapters: dict[str, str] = Field(
         {}, description='LoRA adapters that are served from the start: a JSON object such as {"sql": "/adapters/sql"}'
     )
-    adapter_sources: list[str] = Field(
-        [], description="Folders whose adapters may be loaded while the worker runs: a JSON list; empty: none"
+    adapter_sources: CommaList = Field(
+        (), description="Folders whose adapters may be loaded while the worker runs, separated by commas; empty: none"
     )
     adapter_slots: int = Field(
         8, ge=1, le=256, description="Adapters computed at a time, if adapters or adapter_sources name any"
     )
-    adapter_pins: list[str] = Field(
-        [],
-        description="Adapters of these names in `adapters` are loaded at the start and keep their slots: a JSON list, "
-        "shorter than adapter_slots",
+    adapter_pins: CommaList = Field(
+        (),
+        description="Adapters of these names in `adapters` are loaded at the start and keep their slots: fewer than "
+        "adapter_slots, separated by commas",
     )
     adapter_cache_mb: int = Field(
         256, ge=0, description="Memory of each rank, in MiB, for adapters that may lose their slots; 0: none"

@@ -107,7 +107,7 @@ coordinator: {settings: {hotPrefixes: 64}}
 workers:
   pools:
     default:
-      {settings: {maxRunning: 8}, kvTokens: 1048576, kvDtype: int8, maxModelLen: 4096, dtype: bfloat16, device: cpu,
+      {settings: {maxRunning: 8, adapters: {sql: /a/sql}, adapterPins: [sql], adapterSources: [/a, /b]}, kvTokens: 1048576, kvDtype: int8, maxModelLen: 4096, dtype: bfloat16, device: cpu,
        tensorParallel: 3, servedName: mine}
 logLevel: debug
 redis: {keyPrefix: shared}
@@ -126,6 +126,9 @@ REACHES: dict[str, dict[str, Any]] = {
     "coordinator": {"hot_prefixes": 64},
     "worker": {
         "max_running": 8,
+        "adapters": {"sql": "/a/sql"},
+        "adapter_pins": ("sql",),
+        "adapter_sources": ("/a", "/b"),
         "kv_tokens": 1048576,
         "kv_dtype": "int8",
         "max_model_len": 4096,

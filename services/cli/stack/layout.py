@@ -111,7 +111,7 @@ def _worker(options: StackOptions, index: int, port: int, shared: dict[str, str]
     if options.adapters:
         chosen["RYZANSTEIN_ADAPTERS"] = json.dumps(dict(options.adapters))
     if sources := [folder for folder in (options.adapter_source, options.fine_tuning) if folder]:
-        chosen["RYZANSTEIN_ADAPTER_SOURCES"] = json.dumps(sources)
+        chosen["RYZANSTEIN_ADAPTER_SOURCES"] = ",".join(sources)
     env |= {name: str(value) for name, value in chosen.items() if value}
     name, address = f"worker-{index}", f"{HOST}:{port}"
     return _service(name, "services.worker.api", address, env, stop_s=15.0, python=options.engine_python)
