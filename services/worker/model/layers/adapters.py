@@ -69,10 +69,6 @@ class AdapterLayers:
         self._parts.update({part.shard.key: part for part in found})
         return tuple(found)
 
-    def load(self, slot: int, adapter: ServedAdapter) -> None:
-        """Put this rank's share of an adapter into a slot. Raises ModelError naming the tensor."""
-        self.put(slot, self.read(adapter))
-
     @torch.inference_mode()
     def read(self, adapter: ServedAdapter) -> AdapterTensors:
         """Return this rank's share of an adapter, in float32. Raises ModelError naming the tensor."""

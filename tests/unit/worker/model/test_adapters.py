@@ -84,7 +84,7 @@ def test_logits_are_those_of_merged_weights(
     def logits(comm: Communicator) -> torch.Tensor:
         torch.set_num_threads(1)
         model = load_model(base, comm, backend, adapters=AdapterLayers(2, 64))
-        model.adapters.load(1, adapter)
+        model.adapters.put(1, model.adapters.read(adapter))
         return model.logits(AdaptedEngine(model, comm, 1).run(ids, [7, 1, 20, 1]))
 
     assert (logits(SingleRank())[:, : expected.shape[1]] - expected).abs().max() <= 1e-4
@@ -119,10 +119,10 @@ def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(
         return [rows[-1] for rows in engine.step([(request, chunks[-1]) for request in work])]
 
     plain = run([-1], [40, 1, 1, 1, 1])[0]
-    model.adapters.load(0, adapters[1])
-    model.adapters.load(1, adapters[1])
+    model.adapters.put(0, model.adapters.read(adapters[1]))
+    model.adapters.put(1, model.adapters.read(adapters[1]))
     second = run([1], [40, 1, 1, 1, 1])[0]
-    model.adapters.load(0, adapters[0])
+    model.adapters.put(0, model.adapters.read(adapters[0]))
     first = run([0], [40, 1, 1, 1, 1])[0]
     together = run([1, -1, 0, -1, 0], [37, 4, 1, 1, 1])
     for found, expected in zip(together, (second, plain, first, plain, first), strict=True):
@@ -212,7 +212,7 @@ def test_a_merged_checkpoint_computes_what_base_and_adapter_do(sample: Callable[
     write_adapter(base, tmp_path / "a", dict.fromkeys(LINEAR, 4), size=0.3)
     backend = open_backend(torch.float32, CPU)
     model = load_model(base, SingleRank(), backend, adapters=AdapterLayers(1, 8))
-    model.adapters.load(0, read_adapter(tmp_path / "a", describe(base), 8))
+    model.adapters.put(0, model.adapters.read(read_adapter(tmp_path / "a", describe(base), 8)))
     merge(base, tmp_path / "a", tmp_path / "m", lambda done, of: None)
     merged = load_model(tmp_path / "m", SingleRank(), backend)
     expected = model.logits(AdaptedEngine(model, default=0).run(ids, []))[:, : model.spec.vocab_size]

@@ -65,7 +65,7 @@ def rounded(base: transformers.PreTrainedModel, bits: int) -> None:
 
 def logits(folder: Path, comm: Communicator, backend: ModelBackend, quantization: Quantization) -> torch.Tensor:
     model = load_model(folder / "base", comm, backend, quantization=quantization, adapters=AdapterLayers(1, 8))
-    model.adapters.load(0, read_adapter(folder / "adapter", describe(folder / "base"), 8))
+    model.adapters.put(0, model.adapters.read(read_adapter(folder / "adapter", describe(folder / "base"), 8)))
     return model.logits(AdaptedEngine(model, comm, 0).run(IDS, [5])).float()
 
 
