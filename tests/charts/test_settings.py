@@ -107,7 +107,8 @@ coordinator: {settings: {hotPrefixes: 64}}
 workers:
   pools:
     default:
-      {settings: {maxRunning: 8, adapters: {sql: /a/sql}, adapterPins: [sql], adapterSources: [/a, /b]}, kvTokens: 1048576, kvDtype: int8, maxModelLen: 4096, dtype: bfloat16, device: cpu,
+      {settings: {maxRunning: 8, adapters: {sql: /a/sql}, adapterPins: [sql], adapterSources: [/a, /b]},
+       kvTokens: 1048576, kvDtype: int8, maxModelLen: 4096, dtype: bfloat16, device: cpu,
        tensorParallel: 3, servedName: mine}
 logLevel: debug
 redis: {keyPrefix: shared}

@@ -84,29 +84,29 @@ class SlotTable:
         return placed, evicted
 
     def yields(self, user: SlotUser) -> bool:
-        """Whether an adapter should take no more requests, because another one has waited for long.
+        """Whether an adapter should take no more requests, because another one has waited for its slot for long.
 
-        This is the adapter of the tenant with most slots that has not been used for longest. Its requests end some
-        time; without this rule, a slot whose requests overlap would never become free.
+        Its requests end some time; without this rule, a slot whose requests overlap would never become free.
         """
         oldest = next((one for one in self._waiting if self._clock() - one.waits_since > PATIENCE_S), None)
-        if oldest is None or user.slot < 0:
-            return False
-        places = [one for one in self._placed if one.digest not in self.pinned]
-        return user is min(places, key=lambda one: (-self._held(one.tenant), one.used_at), default=None)
+        return oldest is not None and user is next(iter(self._replaceable(oldest)), None)
 
     @property
     def in_use(self) -> bool:
-        """Whether every slot is in use by requests."""
-        return not self._free and all(one.users or not one.loaded for one in self._placed)
+        """Whether every slot is in use by requests, or pinned."""
+        return not self._free and all(one.users or not one.loaded or one.digest in self.pinned for one in self._placed)
 
     def _victim(self, user: SlotUser) -> SlotUser | None:
         """The adapter that gives way to `user`; None if none may."""
-        idle = [one for one in self._placed if not one.users and one.loaded and one.digest not in self.pinned]
+        return next((one for one in self._replaceable(user) if not one.users and one.loaded), None)
+
+    def _replaceable(self, user: SlotUser) -> list[SlotUser]:
+        """The adapters that may give way to `user` once nobody uses them, the first one first."""
+        found = [one for one in self._placed if one.digest not in self.pinned]
         if self._held(user.tenant) >= self._share:
             unused = self._clock() - PROTECTED_S
-            idle = [one for one in idle if one.tenant == user.tenant or one.used_at <= unused]
-        return min(idle, key=lambda one: (self._held(one.tenant) <= self._share, one.used_at), default=None)
+            found = [one for one in found if one.tenant == user.tenant or (not one.users and one.used_at <= unused)]
+        return sorted(found, key=lambda one: (self._held(one.tenant) <= self._share, one.used_at))
 
     def _held(self, tenant: str) -> int:
         return sum(one.tenant == tenant and one.digest not in self.pinned for one in self._placed)

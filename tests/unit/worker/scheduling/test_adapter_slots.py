@@ -64,7 +64,7 @@ def test_the_adapter_used_longest_ago_gives_way_but_none_in_use_and_none_pinned(
     assert bench.want("f")
     assert bench.placed() == {"a", "b", "e", "f"}
     assert not bench.want("g")
-    assert not bench.table.in_use, "the pinned one is idle"
+    assert bench.table.in_use, "the pinned one is idle, but stays"
     bench.table.pinned = frozenset()
     bench.settle()
     assert bench.placed() == {"b", "e", "f", "g"}
@@ -112,6 +112,12 @@ def test_an_adapter_whose_requests_overlap_for_ever_yields_after_a_while() -> No
     assert not bench.table.yields(bench.users["a"])
     bench.end("b")
     assert bench.placed() == {"a", "c"}
+    bench = Bench()
+    for digest, tenant in (("x", "we"), ("y", "we"), ("1", "they"), ("2", "they")):
+        bench.want(digest, tenant)
+    assert not bench.want("3", "they")
+    bench.now += 1.1 * PATIENCE_S
+    assert [digest for digest in "xy123" if bench.table.yields(bench.users[digest])] == ["1"], "its own tenant's"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("xyz"), st.booleans()), max_size=60), st.data())
