@@ -156,6 +156,7 @@ async def test_a_bug_with_a_job_ends_it_after_three_times(server: RedisServer, m
 
 
 async def test_what_jobs_leave_is_removed_but_no_adapter_that_is_served(server: RedisServer, tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs"
     store, client = finetuner(server), open_redis(RedisAccess(server.url), 5.0)
     order = Order(
         id="", tenant="", model=MODEL, training_file="file-a", validation_file=None, suffix=None, seed=1, n_epochs=1,
@@ -164,7 +165,7 @@ async def test_what_jobs_leave_is_removed_but_no_adapter_that_is_served(server: 
     )  # fmt: skip
     for name in ("running", "failed", "forgotten", "served", "recent"):
         named = order.model_copy(update={"id": f"ftjob-{name}"})
-        folder = tmp_path / named.id
+        folder = jobs / named.id
         (folder / "adapter").mkdir(parents=True)
         (folder / "job.json").write_text(named.model_dump_json())
         (folder / "training.jsonl").write_text("{}")
@@ -177,11 +178,11 @@ async def test_what_jobs_leave_is_removed_but_no_adapter_that_is_served(server: 
         if name != "recent":
             for path in folder.iterdir():
                 os.utime(path, (1, 1))
-    source = str(tmp_path / "ftjob-served" / "adapter")
+    source = str(jobs / "ftjob-served" / "adapter")
     adapter = RegisteredAdapter("ft", MODEL, "digest", source)
     await client.hset(RedisKeys("default").adapters, adapter.name, adapter.to_json())
-    await sweep(tmp_path, store, 3600.0)
-    assert _below(tmp_path) == {
+    await sweep(jobs, store, 3600.0)
+    assert _below(jobs) == {
         "ftjob-running": {"job.json", "training.jsonl", "adapter"},
         "ftjob-served": {"job.json", "adapter"},
         "ftjob-recent": {"job.json", "adapter"},
