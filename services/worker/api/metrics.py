@@ -31,7 +31,7 @@ _GAUGES = {
     "kv_blocks_used": ("kv_blocks_used", "KV blocks held by requests"),
     "kv_blocks_cached": ("kv_blocks_cached", "KV blocks that are reusable and evictable"),
     "kv_blocks_capacity": ("kv_blocks_total", "KV blocks there are"),  # Prometheus keeps _total for counters
-    "adapter_waiting": ("adapter_waiting", "Requests whose LoRA adapter is loaded, or waits for a slot"),
+    "adapter_waiting": ("adapter_waiting", "Requests whose LoRA adapter is being loaded, or waits for a slot"),
 }
 
 
