@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -12,10 +13,14 @@ import pytest_asyncio
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from services.common.adapters import RegisteredAdapter
 from services.common.keys import RedisKeys
 from services.common.leases import Lease, LeaseTable, LeaseWatcher
 from services.common.redis_client import RedisAccess, open_redis
+from services.common.tasks import end_tasks
 from services.router.sessions import Binding, Sessions
+from services.worker.api.adapter_pins import follow_pins
+from services.worker.engine.request import AdapterRef
 from tests.integration.router.processes import until
 from tests.redis_users import COMPONENTS, modern_server, rules
 
@@ -56,6 +61,7 @@ OTHERS: dict[str, tuple[tuple[object, ...], ...]] = {
         ("SET", KEYS.quota("t", "202601"), 0),
         ("HSET", KEYS.batch("t:b"), "status", "done"),
         ("HGET", KEYS.issued_keys, "id"),
+        ("HSET", KEYS.adapters, "a", "{}"),
     ),
 }
 NOBODYS = (
@@ -129,6 +135,12 @@ async def test_each_does_its_own_work(users: dict[str, Redis]) -> None:
         assert seen == {"w": LEASE}
         await leases.aclose()
     await table.remove("w")
+    adapter = RegisteredAdapter("a", "tiny", "digest", "/a", pinned=True)
+    await users["gateway"].hset(KEYS.adapters, adapter.name, adapter.to_json())
+    pinned = asyncio.Queue[Sequence[AdapterRef]]()
+    following = asyncio.create_task(follow_pins(users["worker"], KEYS, access, "tiny", pinned.put_nowait))
+    assert await pinned.get() == (AdapterRef("digest", "/a", "a"),)
+    await end_tasks([following])
     sessions = Sessions(users["router"], KEYS, access, 5, lambda _: None)
     bound = Binding("w", "incarnation")
     assert (await sessions.bind("t", "s", None, bound)).binding == bound
