@@ -154,7 +154,7 @@ def code_launches(dtype: torch.dtype, n_in: int = 4096) -> Iterator[Launch]:
     launches: list[Launch] = []
     kernels = recorder(codes, launches)
     ones = torch.ones(64, n_in // 32, dtype=torch.float16)
-    for width, kind in ((n_in // 2, torch.uint8), (n_in, torch.int8)):
+    for width, kind in ((n_in // 2, torch.uint8), (n_in, torch.int8), (n_in, torch.float8_e4m3fn)):
         packed = PackedCodes(
             torch.zeros(64, width, dtype=kind), ones, ones.byte() if width < n_in else None, None, n_in
         )

@@ -41,6 +41,8 @@ class CudaBackend(TorchBackend):
         """`triton`: use our kernels where they pass their checks; False: only torch's. `graphs`: replay decodes."""
         super().__init__(dtype, device, kv_format)
         self._triton, self._graphs = triton, graphs
+        if device.index is not None:
+            torch.cuda.set_device(device)  # Triton launches on the current device
         # cuDNN's attention builds a plan for every shape, and prompts rarely have the same shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.ops = open_ops(dtype, device) if triton else CudaOps(dtype, device)
@@ -66,5 +68,4 @@ class CudaBackend(TorchBackend):
         """Return collectives over NCCL."""
         if seat.size == 1:
             return LoneRank(seat.line)
-        torch.cuda.set_device(self.device)
         return NcclCommunicator(seat.line, seat.timeout_s)

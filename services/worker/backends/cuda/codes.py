@@ -61,7 +61,8 @@ class PackedCodes:
         if len(kinds) > 1:
             return None
         small = bands[0].codes.dtype is torch.uint8 and all(int(band.codes.max()) < 16 for band in bands)
-        codes = torch.cat([(_in_halves(band.codes) if small else band.codes).to(device) for band in bands])
+        bytes_ = torch.cat([_in_halves(band.codes) if small else band.codes.view(torch.uint8) for band in bands])
+        codes = bytes_.to(device).view(bands[0].codes.dtype)
         scale = _exact(torch.cat([band.scale for band in bands])).to(device)
         zeros = [band.zero for band in bands if band.zero is not None]
         offsets = [band.offset for band in bands if band.offset is not None]

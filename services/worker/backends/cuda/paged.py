@@ -130,7 +130,7 @@ class PagedTriton:
                 self._decode(q, out, cache, layer, plan, sinks)
             if plan.tiles is not None:
                 self._prefill(q, out, cache, layer, plan, plan.tiles, sinks)
-        except (self._kernels.TritonError, subprocess.CalledProcessError, OSError) as error:
+        except (self._kernels.TritonError, subprocess.CalledProcessError, OSError, AssertionError) as error:
             raise RuntimeError(f"Triton: {error}") from error
         return out
 
