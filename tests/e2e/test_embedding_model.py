@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from transformers import AutoTokenizer, BertModel
+import transformers
 
 from services.cli.stack.default_model import TINY_MODEL
 from tests.stack import START_S, RunningStack
@@ -81,7 +81,8 @@ def embed(url: str, texts: list[str], **options: Any) -> torch.Tensor:
 def test_vectors_equal_the_library_and_pairs_rank_right(embedder: str, folder: Path) -> None:
     """sentence-transformers computes the mean of BertModel's states, scaled to length 1."""
     texts = [text for pair in PAIRS for text in pair]
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), BertModel.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.BertModel.from_pretrained(folder).eval()
     encoded = tokenizer(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
         states, mask = model(**encoded).last_hidden_state, encoded["attention_mask"].unsqueeze(-1)

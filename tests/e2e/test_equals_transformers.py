@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import httpx
@@ -65,9 +66,9 @@ def test_greedy_tokens_equal_transformers(tmp_path: Path, float32_stack: Running
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     options = ("--tensor-parallel", str(ranks), "--dtype", "float32")
     with nullcontext(float32_stack) if ranks == 1 else running_stack(tmp_path, *options) as stack:
-        for prompt, expected in zip(PROMPTS, reference(), strict=True):
-            answer = stack.complete(
-                prompt=prompt, max_tokens=N_TOKENS, min_tokens=N_TOKENS, temperature=0, return_token_ids=True
-            )
+        ask = partial(stack.complete, max_tokens=N_TOKENS, min_tokens=N_TOKENS, temperature=0, return_token_ids=True)
+        with ThreadPoolExecutor(len(PROMPTS)) as clients:
+            answers = list(clients.map(lambda prompt: ask(prompt=prompt), PROMPTS))
+        for answer, expected in zip(answers, reference(), strict=True):
             assert answer.status_code == httpx.codes.OK, answer.text
             assert answer.json()["choices"][0]["token_ids"] == expected, tokenizer.decode(expected)

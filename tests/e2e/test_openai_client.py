@@ -6,14 +6,13 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from operator import mul
-from pathlib import Path
 from typing import Any
 
 import openai
 import psutil
 import pytest
 
-from tests.stack import RunningStack, running_stack
+from tests.stack import RunningStack
 
 MODEL = "ryzanstein-tiny"
 PROMPT = "def read(path):\n    with open("
@@ -83,15 +82,15 @@ async def test_errors_are_the_clients_own_and_name_the_field(client: openai.Asyn
     assert unknown.value.code == "model_not_found"
 
 
-async def test_retries_outlast_the_gateways_death(tmp_path: Path) -> None:
-    with running_stack(tmp_path, "--tensor-parallel", "1") as stack:
-        async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=20) as client:
-            ask = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
-            before = await client.completions.create(**ask)
-            gateway = psutil.Process(stack.pid_of("gateway"))
-            gateway.kill()
-            gateway.wait(10)
-            with pytest.raises(openai.APIConnectionError):
-                await client.with_options(max_retries=0).completions.create(**ask)
-            after = await client.completions.create(**ask)
-            assert after.choices[0].text == before.choices[0].text
+async def test_retries_outlast_the_gateways_death(stack: RunningStack) -> None:
+    """The supervisor starts another one: what others ask of the same installation is answered."""
+    async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=20) as client:
+        ask = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+        before = await client.completions.create(**ask)
+        gateway = psutil.Process(stack.pid_of("gateway"))
+        gateway.kill()
+        gateway.wait(10)
+        with pytest.raises(openai.APIConnectionError):
+            await client.with_options(max_retries=0).completions.create(**ask)
+        after = await client.completions.create(**ask)
+        assert after.choices[0].text == before.choices[0].text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import http.client
 import json
 import time
@@ -21,78 +22,88 @@ from tests.integration.gateway.fleet import MAX_LEN, Worker
 from tests.integration.gateway.gateways import Stack, running_stack
 
 LONGEST_S = 1.5  # on a busy machine; before, most of these took seconds
-_ID_LIST = b"[1]," * 3_500_000 + b"[1]"
-_ID_LISTS = b'{"prompt": [' + _ID_LIST + b"]}"
-_MESSAGE = b'{"role": "user", "content": []},'
-_BLOCK = b'{"type": "text", "text": "x x"},'
-LARGE = {
-    "text": ("/v1/completions", b'{"prompt": "' + b"x " * 7_000_000 + b'"}', "prompt"),
-    "ids": ("/v1/completions", b'{"prompt": [' + b"5," * 7_000_000 + b"5]}", "prompt"),
-    "lists of ids": ("/v1/completions", _ID_LISTS, "prompt"),
-    "a batch of texts": ("/v1/completions", b'{"prompt": [' + b'"x",' * 3_500_000 + b'"x"]}', "prompt"),
-    "text to embed": ("/v1/embeddings", b'{"input": ["' + b"x " * 7_000_000 + b'"]}', "input"),
-    "ids to embed": ("/v1/embeddings", _ID_LISTS.replace(b"prompt", b"input"), "input"),
-    "one message": (
-        "/v1/chat/completions",
-        b'{"messages": [{"role": "user", "content": "' + b"x " * 7_000_000 + b'"}]}',
-        "messages",
-    ),
-    "messages": ("/v1/chat/completions", b'{"messages": [' + _MESSAGE * 450_000 + _MESSAGE[:-1] + b"]}", "messages"),
-    "fewer messages": (
-        "/v1/chat/completions",
-        b'{"messages": [' + _MESSAGE * 100_000 + _MESSAGE[:-1] + b"]}",
-        "messages",
-    ),
-    "template variables": (
-        "/v1/chat/completions",
-        b'{"messages": [{"role": "user"}], "chat_template_kwargs": {"a": [' + _ID_LIST + b"]}}",
-        "chat_template_kwargs",
-    ),
-    "biases": (
-        "/v1/completions",
-        b'{"prompt": "a", "logit_bias": {' + b",".join(b'"%d": 1' % i for i in range(1_000_000)) + b"}}",
-        "logit_bias",
-    ),
-    "some biases": (
-        "/v1/completions",
-        b'{"prompt": "a", "logit_bias": {' + b",".join(b'"%d": 1' % i for i in range(1_025)) + b"}}",
-        "logit_bias",
-    ),
-    "a stop string": ("/v1/completions", b'{"prompt": "a", "stop": "' + b"x" * 200_000 + b'"}', "stop"),
-    "blocks": (
-        "/v1/messages",
-        b'{"max_tokens": 1, "messages": [{"role": "user", "content": [' + _BLOCK * 130_000 + _BLOCK[:-1] + b"]}]}",
-        "messages",
-    ),
-    "blocks of the system": (
-        "/v1/messages/count_tokens",
-        b'{"messages": [{"role": "user", "content": "a"}], "system": [' + _BLOCK * 130_000 + _BLOCK[:-1] + b"]}",
-        "system",
-    ),
-    "turns": (
-        "/v1/messages",
-        b'{"max_tokens": 1, "messages": [' + _MESSAGE * 100_000 + _MESSAGE[:-1] + b"]}",
-        "messages",
-    ),
-    "items": ("/v1/responses", b'{"input": [' + _MESSAGE * 100_000 + _MESSAGE[:-1] + b"]}", "input"),
-    "parts of an item": (
-        "/v1/responses",
-        b'{"input": [{"role": "user", "content": ['
-        + b'{"type": "input_text", "text": "x"},' * 130_000
-        + b'{"type": "input_text", "text": "x"}]}]}',
-        "input",
-    ),
-    "a text that is answered": ("/v1/responses", b'{"input": "' + b"x " * 7_000_000 + b'"}', "input"),
-    "a document": ("/v1/rerank", b'{"query": "a", "documents": ["' + b"x " * 7_000_000 + b'"]}', "documents[0]"),
-    "documents": ("/v1/rerank", b'{"query": "a", "documents": [' + b'"x",' * 3_500_000 + b'"x"]}', "documents"),
-    "text to tokenize": ("/tokenize", b'{"prompt": "' + b"x " * 7_000_000 + b'"}', "prompt"),
-    "ids to detokenize": ("/detokenize", b'{"tokens": [' + b"5," * 7_000_000 + b"5]}", "tokens"),
-    "unknown fields": (
-        "/v1/completions",
-        b'{"prompt": "a", ' + b",".join(b'"%d": 1' % i for i in range(1_000_000)) + b"}",
-        "0",
-    ),
-}
+
+
+@functools.cache
+def bodies() -> dict[str, tuple[str, bytes, str]]:
+    """By what is large in each: the path, the body, and the field that the refusal names."""
+    id_list = b"[1]," * 3_500_000 + b"[1]"
+    id_lists = b'{"prompt": [' + id_list + b"]}"
+    message = b'{"role": "user", "content": []},'
+    block = b'{"type": "text", "text": "x x"},'
+    return {
+        "text": ("/v1/completions", b'{"prompt": "' + b"x " * 7_000_000 + b'"}', "prompt"),
+        "ids": ("/v1/completions", b'{"prompt": [' + b"5," * 7_000_000 + b"5]}", "prompt"),
+        "lists of ids": ("/v1/completions", id_lists, "prompt"),
+        "a batch of texts": ("/v1/completions", b'{"prompt": [' + b'"x",' * 3_500_000 + b'"x"]}', "prompt"),
+        "text to embed": ("/v1/embeddings", b'{"input": ["' + b"x " * 7_000_000 + b'"]}', "input"),
+        "ids to embed": ("/v1/embeddings", id_lists.replace(b"prompt", b"input"), "input"),
+        "one message": (
+            "/v1/chat/completions",
+            b'{"messages": [{"role": "user", "content": "' + b"x " * 7_000_000 + b'"}]}',
+            "messages",
+        ),
+        "messages": ("/v1/chat/completions", b'{"messages": [' + message * 450_000 + message[:-1] + b"]}", "messages"),
+        "fewer messages": (
+            "/v1/chat/completions",
+            b'{"messages": [' + message * 100_000 + message[:-1] + b"]}",
+            "messages",
+        ),
+        "template variables": (
+            "/v1/chat/completions",
+            b'{"messages": [{"role": "user"}], "chat_template_kwargs": {"a": [' + id_list + b"]}}",
+            "chat_template_kwargs",
+        ),
+        "biases": (
+            "/v1/completions",
+            b'{"prompt": "a", "logit_bias": {' + b",".join(b'"%d": 1' % i for i in range(1_000_000)) + b"}}",
+            "logit_bias",
+        ),
+        "some biases": (
+            "/v1/completions",
+            b'{"prompt": "a", "logit_bias": {' + b",".join(b'"%d": 1' % i for i in range(1_025)) + b"}}",
+            "logit_bias",
+        ),
+        "a stop string": ("/v1/completions", b'{"prompt": "a", "stop": "' + b"x" * 200_000 + b'"}', "stop"),
+        "blocks": (
+            "/v1/messages",
+            b'{"max_tokens": 1, "messages": [{"role": "user", "content": [' + block * 130_000 + block[:-1] + b"]}]}",
+            "messages",
+        ),
+        "blocks of the system": (
+            "/v1/messages/count_tokens",
+            b'{"messages": [{"role": "user", "content": "a"}], "system": [' + block * 130_000 + block[:-1] + b"]}",
+            "system",
+        ),
+        "turns": (
+            "/v1/messages",
+            b'{"max_tokens": 1, "messages": [' + message * 100_000 + message[:-1] + b"]}",
+            "messages",
+        ),
+        "items": ("/v1/responses", b'{"input": [' + message * 100_000 + message[:-1] + b"]}", "input"),
+        "parts of an item": (
+            "/v1/responses",
+            b'{"input": [{"role": "user", "content": ['
+            + b'{"type": "input_text", "text": "x"},' * 130_000
+            + b'{"type": "input_text", "text": "x"}]}]}',
+            "input",
+        ),
+        "a text that is answered": ("/v1/responses", b'{"input": "' + b"x " * 7_000_000 + b'"}', "input"),
+        "a document": ("/v1/rerank", b'{"query": "a", "documents": ["' + b"x " * 7_000_000 + b'"]}', "documents[0]"),
+        "documents": ("/v1/rerank", b'{"query": "a", "documents": [' + b'"x",' * 3_500_000 + b'"x"]}', "documents"),
+        "text to tokenize": ("/tokenize", b'{"prompt": "' + b"x " * 7_000_000 + b'"}', "prompt"),
+        "ids to detokenize": ("/detokenize", b'{"tokens": [' + b"5," * 7_000_000 + b"5]}", "tokens"),
+        "unknown fields": (
+            "/v1/completions",
+            b'{"prompt": "a", ' + b",".join(b'"%d": 1' % i for i in range(1_000_000)) + b"}",
+            "0",
+        ),
+    }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _made() -> None:
+    bodies()  # takes a second, before any event loop runs
 
 
 class Gaps:
@@ -135,7 +146,7 @@ async def refusal(stack: Stack, path: str, body: bytes, key: str = "") -> tuple[
 
 async def test_the_largest_bodies_are_refused_by_name_and_stop_nobody():
     async with running_stack([Worker("w0")]) as stack:
-        for name, (path, body, param) in LARGE.items():
+        for name, (path, body, param) in bodies().items():
             async with no_gap():
                 began = time.perf_counter()
                 status, error = await refusal(stack, path, body)
@@ -194,7 +205,7 @@ def start(url: str, kind: str, body: bytes) -> dict:
 async def test_the_same_over_a_websocket():
     async with running_stack([Worker("w0")]) as stack:
         for name in ("text", "lists of ids", "one message"):
-            path, body, param = LARGE[name]
+            path, body, param = bodies()[name]
             async with no_gap():
                 kind = "chat" if "chat" in path else "completion"
                 answer = await asyncio.to_thread(start, stack.url, kind, body)
@@ -205,7 +216,7 @@ async def test_who_is_over_his_limit_hears_429_before_his_prompt_is_read(tmp_pat
     keys = [{"key_sha256": digest_of("k"), "name": "acme", "requests_per_minute": 1}]
     url = f"unix://{tmp_path}/none.sock"
     async with running_stack([Worker("w0")], tenancy=True, api_keys=json.dumps(keys), redis_url=url) as stack:
-        seen = [await refusal(stack, *LARGE["text"][:2], "k") for _ in range(2)]
+        seen = [await refusal(stack, *bodies()["text"][:2], "k") for _ in range(2)]
         assert [(status, error["code"]) for status, error in seen] == [
             (400, "context_length_exceeded"),
             (429, "rate_limit_exceeded"),

@@ -109,11 +109,11 @@ class Gateway:
                     return state
         raise AssertionError("the stream ended")
 
-    async def wait_serving(self, seconds: float = 60) -> None:
+    async def wait_serving(self, seconds: float = 120) -> None:
         async with asyncio.timeout(seconds):
             while True:
                 try:
-                    await self.wait_state(lambda state: state.phase == pb.PHASE_SERVING)
+                    await self.wait_state(lambda state: state.phase == pb.PHASE_SERVING, seconds)
                 except grpc.aio.AioRpcError:
                     await asyncio.sleep(0.05)
                 else:

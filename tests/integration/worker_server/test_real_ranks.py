@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from tests.integration.worker_server.conftest import BUNDLED_MODEL
-from tests.integration.worker_server.gateway import Gateway, until
+from tests.integration.worker_server.gateway import Answer, Gateway, until
 from tests.integration.worker_server.processes import ServerProcess, server_process
 
 PROMPTS = ["The capital of France is", "Once upon a time there was a", "<|user|>\nHello<|end|>\n<|assistant|>\n"]
@@ -40,7 +40,6 @@ def server(
 @pytest.fixture(scope="module")
 def greedy() -> dict[str, tuple[list[int], list[int]]]:
     """Prompt ids and transformers' greedy continuation."""
-    torch.set_num_threads(1)  # spinning threads stall one another on a busy machine
     model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
     tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
     answers = {}
@@ -117,6 +116,23 @@ async def test_malformed_neighbours_and_cancels_change_no_token(
         await asyncio.gather(*(other.end.wait() for other in [answer, *bad]))
         assert answer.ids == expected
         assert all(other.last.error.code == pb.RequestError.CODE_INVALID_ARGUMENT for other in bad)
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Answer]:
+    """What each number of ranks has drawn."""
+    return []
+
+
+async def test_any_number_of_ranks_draws_the_same(server: ServerProcess, drawn: list[Answer]) -> None:
+    async with Gateway(server.address) as gateway:
+        await gateway.wait_serving()
+        sampling = pb.Sampling(max_tokens=16, temperature=0.8, top_p=0.95, seed=5, logprobs=2, ignore_eos=True)
+        drawn.append(await gateway.complete(list(range(2, 20)), sampling=sampling))
+    first, *others = ([row for output in answer.outputs for row in output.logprobs] for answer in drawn)
+    for rows in others:
+        assert [row.token_id for row in rows] == [row.token_id for row in first]
+        assert [row.logprob for row in rows] == pytest.approx([row.logprob for row in first], abs=1e-4)
 
 
 async def test_logprobs_and_embeddings_come_back(server: ServerProcess) -> None:

@@ -94,7 +94,11 @@ def test_a_gpu_or_the_variable_takes_cuda(index: str) -> None:
         assert "2,700 MB" in wheel.about
 
 
-def test_what_is_installed_stays_unless_the_variable_says_otherwise(index: str) -> None:
+def test_what_is_installed_stays_unless_the_variable_says_otherwise(
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wheel(tmp_path / "wheels", "9.9.0+cpu")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))  # where pip looks first
     for installed in ("9.9.0", "9.9.0+cpu", "9.9.0+cu130"):
         assert ask(index, installed=installed).options == ()
     assert ask(index, installed="9.8.0").options[-1] == CPU
