@@ -145,13 +145,19 @@ class Runner(Generic[Cache]):
     @torch.inference_mode()
     def step(self, plan: PlanView, wait_us: int = 0) -> StepResult | None:
         """Like `execute`, for a plan in columns; `wait_us` is the time that the rank waited for the plan."""
-        return self.finish(self.launch(plan, wait_us))
+        self._comm.begin_step(plan.step)
+        return self._finish(self._launch(plan, wait_us))
 
     @torch.inference_mode()
     def launch(self, plan: PlanView, wait_us: int = 0) -> Launched:
         """Apply a plan and start its computations. The step before must be finished unless it is only awaited."""
         self._comm.begin_step(plan.step)
         return self._launch(plan, wait_us)
+
+    @torch.inference_mode()
+    def finish(self, launched: Launched) -> StepResult | None:
+        """Wait for a step's tokens, or draw them; only rank 0 returns a result."""
+        return self._finish(launched)
 
     @torch.inference_mode()
     def warm_up(self, n_tokens: int) -> None:
@@ -177,7 +183,7 @@ class Runner(Generic[Cache]):
     def rehearse(self, plans: Iterable[StepPlan]) -> None:
         """Compute steps of no request."""
         for plan in plans:
-            self.finish(self._launch(view_plan(plan)))
+            self._finish(self._launch(view_plan(plan)))
 
     def _warm_up_embedding(self, n_tokens: int) -> None:
         n_blocks = -(-n_tokens // self._table.block_tokens) if self._table.n_blocks else 0
@@ -203,9 +209,7 @@ class Runner(Generic[Cache]):
         times = StepTimes(wait=wait_us, forward=forward, communication=communication)
         return Launched(plan.step, wait_us, Computing(hidden, layout, drawing, every_row, drawn, times))
 
-    @torch.inference_mode()
-    def finish(self, launched: Launched) -> StepResult | None:
-        """Wait for a step's tokens, or draw them; only rank 0 returns a result."""
+    def _finish(self, launched: Launched) -> StepResult | None:
         began, step = time.perf_counter_ns(), launched.computing
         if step is None:
             return StepResult(launched.step, times=StepTimes(wait=launched.wait_us)) if self._comm.rank == 0 else None
@@ -222,9 +226,9 @@ class Runner(Generic[Cache]):
             draws = self._draw(hidden, drawing)
         if self._comm.rank != 0:
             return None
-        communication = self._comm.take_elapsed_us()
+        communication, forward = self._comm.take_elapsed_us(), step.times
         sample = (time.perf_counter_ns() - began) // 1000 - communication
-        times = replace(step.times, communication=step.times.communication + communication, sample=sample)
+        times = StepTimes(forward.wait, forward.forward, forward.communication + communication, sample)
         slots, token_ids = tuple(drawing.slots.tolist()), tuple(draws.token_ids.tolist())
         return StepResult(launched.step, slots, token_ids, draws.logprobs, scored, pooled, draws.failures, times)
 
