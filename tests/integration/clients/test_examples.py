@@ -106,9 +106,10 @@ def test_the_readme_installs_it_from_a_clone_and_runs(installation: Installation
 def _typed(text: str, folder: Path, programs: Path) -> subprocess.CompletedProcess[str]:
     """What a shell makes of `text` in `folder`, with `programs` first on its path."""
     path = os.pathsep.join([str(programs), os.environ["PATH"]])
+    once = {"PIP_NO_COMPILE": "1"}  # what is installed is used once
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
-        cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=280, check=False,
+        cwd=folder, env={**os.environ, "PATH": path, **once}, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
 
 
