@@ -49,7 +49,7 @@ def start(hub: Hub, to: Path, *options: str, model: str = "org/tiny", **env: str
 
 def fetch(hub: Hub, to: Path, *options: str, model: str = "org/tiny", **env: str) -> tuple[int, str, str]:
     process = start(hub, to, *options, model=model, **env)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=110)
     return process.returncode, out, err
 
 
@@ -113,7 +113,7 @@ def test_two_at_once_download_once(hub: Hub, tmp_path: Path) -> None:
     assert "another process fetches it; waiting" in second.stderr.readline()
     hub.open_gate.set()
     for process, name in ((first, "org--tiny"), (second, "other")):
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=110)
         assert (process.returncode, out) == (0, f"{tmp_path}/{name}\n"), err
     assert hub.sent["model.safetensors"] == 1
 

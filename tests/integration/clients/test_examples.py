@@ -125,5 +125,5 @@ def _example(name: str, target: str, typed: str) -> subprocess.CompletedProcess[
     }
     return subprocess.run(
         [sys.executable, str(Path(CLIENT, "examples", f"{name}.py")), target],
-        env=environment, input=typed, capture_output=True, text=True, timeout=60, check=False,
+        env=environment, input=typed, capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip

@@ -115,7 +115,7 @@ def test_a_rank_that_meets_the_memory_limit_says_so() -> None:
     with groups_v1() as groups:
         (groups["memory"] / "memory.limit_in_bytes").write_text(str(900 << 20))
         command = [sys.executable, "-m", "tests.integration.worker_ranks.hungry", str(groups["memory"])]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        told = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True).stdout
     assert "rank 0 exited: process " in told
     assert "was killed by SIGKILL: the container's memory limit of 900 MiB was reached; lower RYZANSTEIN_KV" in told
 
